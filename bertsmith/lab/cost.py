@@ -1,10 +1,9 @@
-"""Estimates how many seconds stages take on this machine, from a short probe per model shape."""
+"""Estimates the duration of stages on this machine from short measurements of training steps."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,36 @@ from bertsmith.lab.sources import estimate_characters, read_squad
 from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.pretraining.recipes import default_interval
 
-#: Characters per second for learning a vocabulary or building a store, without and with a
-#: morpheme segmenter (Korean), which runs again in each stage.
-_CHARACTERS_PER_SECOND, _SEGMENTED_CHARACTERS_PER_SECOND = 1.5e6, 5e4
-#: Bytes per token of task files: 2.7 to 3.5 with a vocabulary of 4,000 (measured 2026-11-23).
+#: Speed of sampling text, learning a vocabulary or building a store, in characters per second.
+_CHARACTERS_PER_SECOND = 1.5e6
+#: The same speed with a morpheme segmenter (Korean), which runs again in each stage.
+_SEGMENTED_CHARACTERS_PER_SECOND = 5e4
+#: Bytes per token of task files (2.7 to 3.5 with a vocabulary of 4,000, measured 2026-11-23).
 _BYTES_PER_TOKEN = 3.1
-#: Cost of a forward pass relative to a training step.
+#: Duration of a forward pass relative to a training step.
 _FORWARD_SHARE = 1 / 3
-#: Sequence lengths of fine-tuning batches are rounded up to this multiple, to share probes.
+#: Fine-tuning lengths are rounded up to a multiple of this, so that tasks with similar lengths
+#: share a measurement.
 _LENGTH_MULTIPLE = 16
-#: Batch settings that fine-tuning probes start from.
+#: Batch settings of fine-tuning measurements; batch size and length are replaced.
 _PROBE_DATA = DataSettings(batch=32, length=128)
 
 
 @dataclass
 class CostEstimator:
-    """Estimates stage costs and probes each model shape only once."""
+    """Estimates the duration of stages; steps of equal shape are measured only once."""
 
-    #: Seconds per training step, by a text key of the probed shape.
+    #: Seconds per training step, by a text with the settings that affect them.
     _step_seconds: dict[str, float] = field(default_factory=dict)
-    #: Model settings of external model directories.
+    #: Model settings by model directory.
     _external_models: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     def estimate_seconds(self, stage: Stage) -> float | None:
-        """Return roughly how many seconds a stage takes, None for kinds without an estimate."""
+        """Return the estimated duration of a stage in seconds, None for kinds without estimate."""
         if stage.kind in ("text", "vocabulary", "store"):
-            text = stage if stage.kind == "text" else stage.dependencies["text"]
-            available = sum(map(estimate_characters, text.files.values()))
-            num_characters = min(text.settings["max_characters"], available)
-            vocabulary = stage.dependencies.get("vocabulary", stage)
-            is_segmented = vocabulary.settings.get("segment")
-            speed = _SEGMENTED_CHARACTERS_PER_SECOND if is_segmented else _CHARACTERS_PER_SECOND
-            return float(num_characters / speed)
+            return _estimate_text_processing(stage)
         if stage.kind == "pretrain":
             return self._estimate_pretraining(stage)
         if stage.kind == "finetune":
@@ -55,50 +51,56 @@ class CostEstimator:
         return None
 
     def _estimate_pretraining(self, stage: Stage) -> float:
-        """Return the seconds of a pre-training run's steps and evaluations."""
-        steps, run, data = (stage.settings[name] for name in ("steps", "run", "data"))
-        eval_every = run.get("eval_every") or max(min(10, steps), steps // 20)
-        eval_batches = steps // eval_every * run["eval_sequences"] / data["batch"]
-        short = self._measure_pretraining_step(stage)
-        schedule = ScheduleSettings.parse(stage.settings["schedule"], "the probe")
+        """Return the duration of a pre-training run's steps and evaluations, in seconds."""
+        num_steps, run = stage.settings["steps"], stage.settings["run"]
+        num_evaluations = num_steps // (run.get("eval_every") or default_interval(num_steps))
+        num_eval_batches = num_evaluations * run["eval_sequences"] / stage.settings["data"]["batch"]
+        step_seconds = self._measure_pretraining_step(stage)
+        eval_seconds = _FORWARD_SHARE * num_eval_batches * step_seconds
+        schedule = ScheduleSettings.parse(stage.settings["schedule"], "the settings of a stage")
         if schedule.long_length is None:
-            return float((steps + _FORWARD_SHARE * eval_batches) * short)
-        long = self._measure_pretraining_step(stage, schedule.long_length)
-        long_share = schedule.long_share
-        training = steps * (long_share * long + (1 - long_share) * short)
-        return float(training + _FORWARD_SHARE * eval_batches * short)
+            return float(num_steps * step_seconds + eval_seconds)
+        long_step_seconds = self._measure_pretraining_step(stage, schedule.long_length)
+        num_long_steps = num_steps * schedule.long_share
+        train_seconds = (
+            num_long_steps * long_step_seconds + (num_steps - num_long_steps) * step_seconds
+        )
+        return float(train_seconds + eval_seconds)
 
     def _measure_pretraining_step(self, stage: Stage, length: int | None = None) -> float:
-        """Return the seconds per pre-training step.
+        """Return the seconds per training step of a pre-training run.
 
         Args:
             stage: The pre-training run.
-            length: Sequence length of the second phase, None for the first phase.
+            length: The sequence length of the second phase, None for the first phase.
         """
         settings = stage.settings["data"] | ({"length": length} if length else {})
-        data = DataSettings.parse(settings, "the probe")
-        return self._probe_step(_get_model_settings(stage) | {"nsp": data.nsp}, data)
+        data = DataSettings.parse(settings, "the settings of a stage")
+        return self._measure_step(_get_model_settings(stage) | {"nsp": data.nsp}, data)
 
-    def _probe_step(
+    def _measure_step(
         self,
         model: Mapping[str, Any],
         data: DataSettings,
         features: Mapping[str, Any] | None = None,
     ) -> float:
-        """Return the seconds per step of a shape, measured on the first call."""
+        """Return the seconds per training step, measured on the first call for a shape.
+
+        Args:
+            model: The model settings.
+            data: Batch size and sequence length.
+            features: The settings of a BiLSTM on top of the model.
+        """
         sorted_features = sorted((features or {}).items())
         key = (f"{sorted(model.items())} {data.batch} {data.length} {data.objective} "
                f"{sorted_features}")  # fmt: skip
         if key not in self._step_seconds:
-            config = ModelConfig.parse(model, "the probe")
+            config = ModelConfig.parse(model, "the settings of a stage")
             self._step_seconds[key] = measure_step_seconds(config, data, features)
         return self._step_seconds[key]
 
     def _estimate_finetuning(self, stage: Stage) -> float:
-        """Return the seconds of fine-tuning, assuming sequences of the average length.
-
-        A frozen encoder has no backward pass, but a BiLSTM on top of it does.
-        """
+        """Return the duration of fine-tuning in seconds, if all examples had the average length."""
         batch_size = stage.settings["values"]["task"]["batch"]
         num_tokens, num_examples = _count_task_file(stage.files["train"])
         num_dev_tokens, _ = _count_task_file(stage.files["dev"])
@@ -107,12 +109,12 @@ class CostEstimator:
         length = min(max(length, _LENGTH_MULTIPLE), max_positions)
         data = _PROBE_DATA.model_copy(update={"batch": batch_size, "length": length})
         features = stage.settings["values"].get("features")
-        step_seconds = self._probe_step(config, data, features)
+        step_seconds = self._measure_step(config, data, features)
         dev_batches = num_dev_tokens / (data.batch * data.length)
         return (count_training_steps(stage) + _FORWARD_SHARE * dev_batches) * step_seconds
 
     def _get_finetuned_model(self, stage: Stage) -> tuple[dict[str, Any], int]:
-        """Return the model settings of the fine-tuned model and its maximum positions."""
+        """Return the settings of the model that is fine-tuned, and its maximum positions."""
         source = stage.dependencies.get("model")
         while source is not None and source.kind not in ("pretrain", "initialized-model"):
             source = source.dependencies.get("run")
@@ -127,8 +129,22 @@ class CostEstimator:
         return model, int(model["max_positions"])
 
 
+def _estimate_text_processing(stage: Stage) -> float:
+    """Return the seconds of sampling text, learning a vocabulary or building a store."""
+    text = stage if stage.kind == "text" else stage.dependencies["text"]
+    num_available = sum(estimate_characters(file) for file in text.files.values())
+    num_characters = min(text.settings["max_characters"], num_available)
+    vocabulary = stage.dependencies.get("vocabulary", stage)
+    is_segmented = vocabulary.settings.get("segment")
+    speed = _SEGMENTED_CHARACTERS_PER_SECOND if is_segmented else _CHARACTERS_PER_SECOND
+    return float(num_characters / speed)
+
+
 def count_training_steps(stage: Stage) -> int:
-    """Return a stage's training steps: approximate for fine-tuning, 0 without training."""
+    """Return the number of training steps of a stage.
+
+    The number is approximate for fine-tuning, and 0 for stages without training.
+    """
     if stage.kind != "finetune":
         return int(stage.settings.get("steps", 0))
     values = stage.settings["values"]
@@ -136,7 +152,8 @@ def count_training_steps(stage: Stage) -> int:
     num_examples = _count_task_file(stage.files["train"])[1]
     if max_examples is not None:
         num_examples = min(int(max_examples), num_examples)
-    return max(1, round(float(values["schedule"]["epochs"]) * math.ceil(num_examples / batch_size)))
+    steps_per_epoch = math.ceil(num_examples / batch_size)
+    return max(1, round(float(values["schedule"]["epochs"]) * steps_per_epoch))
 
 
 def _get_model_settings(run: Stage) -> dict[str, Any]:
@@ -153,25 +170,40 @@ def _count_task_file(path: Path) -> tuple[float, int]:
 
 @cache
 def _count_cached(path: Path, file_hash: str) -> tuple[float, int]:  # noqa: ARG001 - cache key
-    """Count tokens and examples once per file content.
-
-    SQuAD: one example per question, read with its context. CoNLL: one example per sentence, ended
-    by an empty line, of which only the word column counts. Other files: one example per line.
-    """
+    """Return the counts of ``_count_task_file``, computed once per file content."""
     if path.suffix == ".json":
-        articles = read_squad(path)["data"]
-        questions = [(question["question"], paragraph["context"]) for article in articles
-                     for paragraph in article["paragraphs"]
-                     for question in paragraph["qas"]]  # fmt: skip
-        num_bytes = sum(len("".join(pair).encode()) for pair in questions)
-        return num_bytes / _BYTES_PER_TOKEN, len(questions)
-    content = path.read_bytes()
-    lines = content.splitlines()
-    if path.suffix == ".txt":
-        lines = [b"" if line.startswith(b"-DOCSTART-") else line for line in lines]
-        words = [line.split(maxsplit=1)[0] for line in lines if line.strip()]
-        num_sentences = sum(not line.strip() and bool(previous.strip())
-                            for previous, line in pairwise([b"", *lines, b""]))  # fmt: skip
-        return sum(len(word) + 1 for word in words) / _BYTES_PER_TOKEN, num_sentences
-    # The first line is the header.
-    return len(content) / _BYTES_PER_TOKEN, len(lines) - 1
+        num_bytes, num_examples = _count_squad(path)
+    elif path.suffix == ".txt":
+        num_bytes, num_examples = _count_conll(path)
+    else:
+        content = path.read_bytes()
+        # The first line of a TSV file is the header.
+        num_bytes, num_examples = len(content), len(content.splitlines()) - 1
+    return num_bytes / _BYTES_PER_TOKEN, num_examples
+
+
+def _count_squad(path: Path) -> tuple[int, int]:
+    """Return the bytes of all questions with their contexts, and the number of questions."""
+    num_bytes = num_questions = 0
+    for article in read_squad(path)["data"]:
+        for paragraph in article["paragraphs"]:
+            num_context_bytes = len(paragraph["context"].encode())
+            for question in paragraph["qas"]:
+                num_bytes += num_context_bytes + len(question["question"].encode())
+                num_questions += 1
+    return num_bytes, num_questions
+
+
+def _count_conll(path: Path) -> tuple[int, int]:
+    """Return the bytes of all words with a space each, and the number of sentences."""
+    num_bytes = num_sentences = 0
+    is_in_sentence = False
+    for line in path.read_bytes().splitlines():
+        if not line.strip() or line.startswith(b"-DOCSTART-"):
+            is_in_sentence = False
+            continue
+        word, *_ = line.split(maxsplit=1)
+        num_bytes += len(word) + 1
+        num_sentences += not is_in_sentence
+        is_in_sentence = True
+    return num_bytes, num_sentences

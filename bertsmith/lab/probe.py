@@ -1,4 +1,4 @@
-"""Measures the time of a training step on this machine, with random token ids."""
+"""Measures the duration of a training step on this machine, with random token ids."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,21 +23,23 @@ from bertsmith.train.engine.step import LossFunction, take_step
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
-#: Tokens per micro-batch on a CPU, where larger ones are not faster.
+#: Tokens per micro-batch on a CPU, where larger micro-batches are not faster.
 _CPU_MICRO_TOKENS = 4096
-#: Seconds spent on timed steps; at least one step is timed.
+#: Total duration of the timed steps in seconds; at least one step is timed.
 _PROBE_SECONDS = 1.0
 
 
 def measure_step_seconds(
     config: ModelConfig, data: DataSettings, features: Mapping[str, Any] | None = None
 ) -> float:
-    """Return the median seconds per training step, extrapolated from its first micro-batch.
+    """Return the median duration of a training step in seconds.
+
+    Only the first micro-batch is timed; the duration of the batch is proportional to its tokens.
 
     Args:
-        config: The model's sizes.
-        data: Batch size in sequences, their length and the objective.
-        features: Settings of a BiLSTM that is trained instead of the pre-training heads.
+        config: The model settings.
+        data: Batch size, sequence length and objective.
+        features: The settings of a BiLSTM that replaces the pre-training heads.
     """
     machine = device.resolve_machine(
         "auto", "auto", "auto", attention_dropout=config.attention_dropout, threads=None
@@ -53,7 +55,7 @@ def measure_step_seconds(
         model = BertForPreTraining(config, machine.kernel)
         loss_fn = partial(compute_mean_losses, model)
     else:
-        settings = BiLSTMSettings.parse(features, "the probe")
+        settings = BiLSTMSettings.parse(features, "the settings of a stage")
         model = BertWithBiLSTM(config, 2, settings, is_sequence_level=True, kernel=machine.kernel)
         loss_fn = partial(_bilstm_loss, model)
     model = model.to(machine.device).train()
@@ -65,15 +67,17 @@ def measure_step_seconds(
         device.synchronize(machine)
 
     seconds, _ = median_step_seconds(repeat(micro_batches), run_step, _PROBE_SECONDS)
-    # This counts the optimizer update once per micro-batch instead of once per batch; it is cheap.
+    # The optimizer update is counted once per micro-batch instead of once per batch. The error is
+    # small, because the update is short.
     return seconds * len(batch.ids) / len(first.ids)
 
 
 def _random_batch(data: DataSettings) -> ExampleBatch:
-    """Return a batch of random ids; left to right, every token is predicted."""
+    """Return a batch of random token ids with masked-LM or left-to-right predictions."""
     batch = compile_warmup.warmup_batches(data, data.length, data.batch * data.length)[0]
     if data.objective != "left-to-right":
         return batch
+    # A left-to-right model predicts every token.
     positions = np.arange(len(batch.ids))
     return replace(batch, masked_positions=positions, masked_labels=np.zeros_like(positions))
 
@@ -84,6 +88,6 @@ def _bilstm_loss(
     micro_batches: list[PretrainingMicroBatch],
     seed: DropoutSeed,
 ) -> dict[str, Tensor]:
-    """Return a loss over all BiLSTM outputs; its target does not affect the cost of a step."""
+    """Return the mean square of the BiLSTM's outputs, an arbitrary loss with gradients."""
     outputs: Tensor = model(micro_batch.packed, None, seed)
-    return {"made_up": outputs.square().mean() / len(micro_batches)}
+    return {"mean_square": outputs.square().mean() / len(micro_batches)}

@@ -1,4 +1,4 @@
-"""Functions that run each kind of stage, with the library calls behind the command line."""
+"""Functions that run the stages of each kind."""
 
 import json
 import os
@@ -36,19 +36,19 @@ from bertsmith.text.corpus import (
 from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint, metrics_log
-from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
 from bertsmith.train.pretraining.pretrain import pretrain, write_initial_model
 from bertsmith.train.pretraining.snapshot import write_snapshot
 
 
 @dataclass(frozen=True)
 class Job:
-    """A stage to run.
+    """A stage to run, with its paths.
 
     Attributes:
         stage: The stage.
-        output: The file or directory to write. It exists if an earlier call was interrupted.
-        inputs: Paths to the outputs of the stage's dependencies, by their role.
+        output: The file or directory to write. It exists if an earlier run was interrupted.
+        inputs: The outputs of the stage's dependencies, by their role.
         progress: Receives progress bars.
     """
 
@@ -59,34 +59,36 @@ class Job:
 
     @property
     def model(self) -> Path:
-        """The model to evaluate or fine-tune: another stage's output, or the user's model."""
+        """The model that the stage reads: the output of a dependency, or the user's model."""
         return self.inputs["model"] if "model" in self.inputs else self.stage.files["model"]
 
 
-#: Runs a stage and returns its result as plain values.
+#: A function that runs a stage and returns its result as JSON values.
 StageFunction = Callable[[Job], dict[str, Any]]
 
-#: Name of a stage's output, a file or directory, in the stage's directory.
+#: Name of the output file or directory in a stage's directory.
 OUTPUT = "output"
-#: Files of the sampled text: documents as they are, or with one sentence per line.
+#: Names of the sampled text: whole documents, or documents with one sentence per line.
 TEXT_FILE, SENTENCES_FILE = "text.jsonl", "sentences.jsonl"
-#: Result field with the number of a signal that arrived when the stage had already finished.
-LATE_SIGNAL = "late"
-#: Maximum points of a training curve in a result.
+#: Field that functions return in addition to the result: the number of a signal that arrived when
+#: the stage had already finished, otherwise None.
+LATE_SIGNAL = "late_signal"
+#: Training curves in results are sampled to about this number of points.
 _CURVE_POINTS = 100
 
 
 class StoppedError(BertsmithError):
     """A signal stopped a stage after its progress was saved."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, signal_number: int) -> None:
         super().__init__("stopped, progress is saved; run the same command to resume")
-        self.signal = number
+        self.signal = signal_number
 
 
 def sample_text(job: Job) -> dict[str, Any]:
-    """Write the first documents of a corpus, up to a number of characters, as JSON lines."""
-    max_characters, report = job.stage.settings["max_characters"], CorpusReport()
+    """Write the first documents of a corpus as JSON lines, up to a number of characters."""
+    max_characters = job.stage.settings["max_characters"]
+    report = CorpusReport()
     text_sources = find_sources([str(file) for file in job.stage.files.values()])
     num_documents = num_characters = 0
     is_presplit = True
@@ -107,18 +109,18 @@ def sample_text(job: Job) -> dict[str, Any]:
 
 @contextmanager
 def _explain_corpus_errors() -> Iterator[None]:
-    """Add to corpus errors which command converts text that the lab cannot read."""
+    """Add a hint to corpus errors: the command that converts text to a readable format."""
     try:
         yield
     except CorpusError as error:
         raise CorpusError(
-            f"{error} (the lab has no options for text formats: convert the text to JSON lines "
-            "with `bertsmith corpus convert` first)"
+            f"{error} (the lab has no options for text formats; convert the text with `bertsmith "
+            "corpus convert` first)"
         ) from error
 
 
 def _find_text(job: Job) -> tuple[list[Source], CorpusOptions]:
-    """Return the sampled text that a stage reads, and the options to read it with."""
+    """Return the sampled text that a stage reads, and the options for reading it."""
     folder = job.inputs["text"]
     is_presplit = (folder / SENTENCES_FILE).exists()
     file = folder / (SENTENCES_FILE if is_presplit else TEXT_FILE)
@@ -155,9 +157,10 @@ def build_store(job: Job) -> dict[str, Any]:
 
 
 def pretrain_model(job: Job) -> dict[str, Any]:
-    """Pre-train a model on a store; a run that diverges is a result, not an error."""
+    """Pre-train a model on a store. If the run diverges, the result has the key "diverged"."""
     settings, run = dict(job.stage.settings), job.output
-    steps, recipe = settings.pop("steps"), settings.pop("recipe")
+    steps = settings.pop("steps")
+    recipe = settings.pop("recipe")
     try:
         pretrained = pretrain(job.inputs["store"], run, steps=steps, recipe=recipe,
                               values=settings, progress=job.progress)  # fmt: skip
@@ -168,7 +171,7 @@ def pretrain_model(job: Job) -> dict[str, Any]:
     assert pretrained.model is not None
     checkpoint_every = settings["checkpoint"]["every"]
     for step, path in checkpoint.list_checkpoints(run):
-        # The last checkpoint stays, because a later call for the finished run resumes from it.
+        # The last checkpoint is kept, because a later call for the finished run loads it.
         if step % checkpoint_every and step != pretrained.outcome.state.step:
             shutil.rmtree(path)
     num_parameters = count_parameters(load(pretrained.model).model)
@@ -178,7 +181,7 @@ def pretrain_model(job: Job) -> dict[str, Any]:
 
 
 def _read_curves(run: Path) -> dict[str, Any]:
-    """Return the loss curves of a run, and its gradient norms if they were logged."""
+    """Return the loss curves of a run, and the gradient norms if they were logged."""
     records = metrics_log.read_metrics(run)
     train_records = [record for record in records if record["kind"] == "train"]
     sample_step = max(1, len(train_records) // _CURVE_POINTS)
@@ -207,27 +210,27 @@ def export_snapshot(job: Job) -> dict[str, Any]:
 
 
 def finetune_model(job: Job) -> dict[str, Any]:
-    """Fine-tune a model on a task and return its metrics; the model is not kept."""
-    settings = dict(job.stage.settings)
-    task, values = settings["task"], settings["values"]
-    files = {"train": str(job.stage.files["train"].resolve()),
-             "heldout": {"dev": str(job.stage.files["dev"].resolve())}}  # fmt: skip
-    # These two settings are not part of the stage's key. Only the last step is evaluated. The
-    # first examples are used, as they were before this setting existed.
-    task_values = {**files, "examples_draw": "first"}
-    values = merge_settings(values, {"task": task_values, "run": {"evaluate": "end"}})
-    run = job.output
-    data, is_resumed = job.stage.files["train"].parent, run.exists()
-    start = partial(finetune, task, job.model, run, data=data, values=values, progress=job.progress)
+    """Fine-tune a model on a task and return its held-out metrics."""
+    task = job.stage.settings["task"]
+    train, dev = (job.stage.files[role].resolve() for role in ("train", "dev"))
+    fixed_settings = {
+        "task": {
+            "train": str(train),
+            "heldout": {"dev": str(dev)},
+            # As before the setting was introduced.
+            "examples_draw": "first",
+        },
+        # The model is evaluated after the last step only.
+        "run": {"evaluate": "end"},
+    }
+    # The fixed settings are not part of the stage's key.
+    values = merge_settings(job.stage.settings["values"], fixed_settings)
+    data = job.stage.files["train"].parent
+    start = partial(
+        finetune, task, job.model, job.output, data=data, values=values, progress=job.progress
+    )
     try:
-        try:
-            finetuned = start()
-        except RunError as error:
-            if not is_resumed or isinstance(error, DivergedError):
-                raise
-            # A run that was interrupted refuses to resume if its input files have moved since.
-            shutil.rmtree(run)
-            finetuned = start()
+        finetuned = _resume_or_restart(start, job.output)
     except DivergedError as error:
         return {"diverged": str(error)}
     except TaskError as error:
@@ -240,9 +243,26 @@ def finetune_model(job: Job) -> dict[str, Any]:
             LATE_SIGNAL: finetuned.late}  # fmt: skip
 
 
-#: Kinds whose output is deleted once the result is stored, because no other stage reads it.
+def _resume_or_restart(start: Callable[[], FinetuneResult], run: Path) -> FinetuneResult:
+    """Call ``start``; if it cannot resume an interrupted run, delete the run and call it again.
+
+    An interrupted run cannot be resumed if its input files have moved.
+    """
+    is_resumed = run.exists()
+    try:
+        return start()
+    except DivergedError:
+        raise
+    except RunError:
+        if not is_resumed:
+            raise
+    shutil.rmtree(run)
+    return start()
+
+
+#: Kinds of stages whose output is deleted when the result is stored. No other stage reads it.
 RESULT_ONLY_KINDS = ("finetune",)
-#: The functions of the kinds that experiments share.
+#: The functions of all kinds of stages that several experiments use.
 STAGE_FUNCTIONS: dict[str, StageFunction] = {
     "text": sample_text,
     "vocabulary": train_vocabulary,

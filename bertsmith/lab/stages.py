@@ -1,6 +1,7 @@
-"""Creates the stages that experiments consist of, with the settings of a scale.
+"""Creates the stages of experiments, with the settings of a scale.
 
-Experiments that create equal stages share their results, because stages are identified by a hash.
+Stages are identified by a hash of their settings, so experiments that create equal stages share
+their results.
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from bertsmith.settings import merge_settings
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import recipe_defaults
 
-#: Kinds of stages that train; for these, divergence is a result.
+#: Kinds of stages that train. If training diverges, this is a result and not a failure.
 TRAINING_KINDS = ("pretrain", "finetune")
-#: Evenly spaced checkpoints of a pre-training run.
+#: Number of evenly spaced checkpoints of a pre-training run.
 NUM_SNAPSHOTS = 5
-#: Checkpoints that a run may keep while it trains, which includes those of the best evaluations.
+#: Maximum checkpoints of a run during training, including those of the best evaluations.
 _MAX_CHECKPOINTS = 30
 #: Learning rate for fine-tuning an external model, the middle of the paper's range (appendix A.3).
 _EXTERNAL_MODEL_LR = 3e-5
@@ -29,9 +30,9 @@ class StageFactory:
     """Creates stages for a scale and its sources.
 
     Attributes:
-        scale: The scale.
+        scale: The sizes of models, training runs and evaluations.
         sources: The input files.
-        work_dir: The directory for subsampled task files.
+        work_dir: The directory of subsampled task files.
     """
 
     scale: Scale
@@ -40,13 +41,13 @@ class StageFactory:
 
     @property
     def learning_rate(self) -> float:
-        """The recipe's peak learning rate for the baseline model."""
+        """The peak learning rate of the recipe for the baseline model."""
         model = self.scale.build_model_settings()
         settings = recipe_defaults(self.scale.recipe, model).get("optim", {})
         return OptimSettings.parse(settings, "the recipe").lr
 
     def create_text_stage(self, language: str = "en") -> Stage:
-        """Return the stage that samples the text of a language."""
+        """Return the stage that samples the text of a language, "en" or "ko"."""
         return Stage("text", {"max_characters": self.scale.max_characters}, {},
                      self.sources.find_text_files(language))  # fmt: skip
 
@@ -58,7 +59,7 @@ class StageFactory:
         Args:
             language: The language of the text, "en" or "ko".
             size: The vocabulary size, by default that of the scale.
-            segment: A morpheme segmenter that runs before WordPiece.
+            segment: The name of a morpheme segmenter that runs before WordPiece, None without.
         """
         settings = {"size": size or self.scale.vocab_size, "segment": segment}
         return Stage("vocabulary", settings, {"text": self.create_text_stage(language)})
@@ -66,7 +67,7 @@ class StageFactory:
     def create_store_stage(
         self, language: str = "en", size: int | None = None, segment: str | None = None
     ) -> Stage:
-        """Return the stage that tokenizes a text; see ``create_vocabulary_stage``."""
+        """Return the stage that builds a token store; see ``create_vocabulary_stage``."""
         dependencies = {
             "text": self.create_text_stage(language),
             "vocabulary": self.create_vocabulary_stage(language, size, segment),
@@ -89,7 +90,7 @@ class StageFactory:
             store: The store stage, by default the English one.
             steps: The number of steps, by default that of the scale.
             model: Model settings that differ from the baseline model.
-            overrides: Sections of other settings that differ.
+            overrides: Other settings that differ from the baseline, by section.
         """
         scale, num_steps = self.scale, steps or self.scale.num_steps
         model_settings = scale.build_model_settings(**(model or {}))
@@ -100,47 +101,48 @@ class StageFactory:
             "run": {"seed": seed, "eval_sequences": scale.num_eval_sequences},
             "checkpoint": {"every": max(1, num_steps // NUM_SNAPSHOTS), "keep": _MAX_CHECKPOINTS},
         }
-        # The recipe's settings are part of the stage's key, so that a changed recipe runs again.
+        # The settings of the recipe are part of the stage's key, so that a run with a changed
+        # recipe is another stage.
         settings = merge_settings(recipe_defaults(scale.recipe, model_settings), settings)
         dependencies = {"store": store or self.create_store_stage()}
         return Stage("pretrain", merge_settings(settings, overrides), dependencies)
 
     def create_baseline_run(self, seed: int = 0, **overrides: Any) -> Stage:
-        """Return the run that most experiments start from; see ``create_pretraining_run``.
+        """Return the pre-training run that most experiments compare with or fine-tune.
 
-        It includes next-sentence prediction only at scales that reliably learn it. Initialization
-        and learning rate are the same with and without.
+        It has next-sentence prediction only at scales that reliably learn it. Initialization and
+        learning rate do not depend on next-sentence prediction. See ``create_pretraining_run``.
         """
         create_run = self.create_pretraining_run if self.scale.nsp else self.create_mlm_only_run
         return create_run(seed, **overrides)
 
     def create_mlm_only_run(self, seed: int = 0, **overrides: Any) -> Stage:
-        """Return a run without next-sentence prediction; see ``create_pretraining_run``.
+        """Return a pre-training run with masked LM only; see ``create_pretraining_run``.
 
-        Experiments that compare MLM losses use it. Learning next-sentence prediction increases the
-        MLM loss, and in short runs it depends on small differences whether it is learned.
+        Experiments that compare MLM losses use such runs. Next-sentence prediction increases the
+        MLM loss if it is learned, and small differences decide whether a short run learns it.
         """
         return self.create_pretraining_run(
             seed, **merge_settings({"data": {"nsp": False}}, overrides)
         )
 
     def create_left_to_right_run(self, seed: int = 0, **overrides: Any) -> Stage:
-        """Return a run with causal attention that predicts the next token."""
+        """Return a pre-training run with causal attention that predicts the next token."""
         data = {"nsp": False, "objective": "left-to-right"}
         return self.create_pretraining_run(
             seed, model={"attention": "causal"}, **merge_settings({"data": data}, overrides)
         )
 
     def create_initialized_model(self, run: Stage) -> Stage:
-        """Return the model that a run starts from, to measure tasks without pre-training."""
+        """Return the stage that initializes the model of a run, without pre-training it."""
         settings = {name: run.settings[name] for name in ("recipe", "model", "data", "run")}
         return Stage("initialized-model", settings, {"store": run.dependencies["store"]})
 
     def create_snapshots(self, run: Stage) -> dict[int, Stage]:
         """Return the models of a run's evenly spaced checkpoints, by step.
 
-        The last one is the run itself. Every run keeps these checkpoints, so that experiments with
-        and without snapshots share it.
+        The model of the last step is the run itself. All runs keep these checkpoints, so that
+        experiments with and without snapshots can share a run.
         """
         interval, last = run.settings["checkpoint"]["every"], run.settings["steps"]
         stages = {step: Stage("snapshot", {"step": step}, {"run": run})
@@ -154,9 +156,9 @@ class StageFactory:
 
         Args:
             model: The stage whose model is fine-tuned, None for the user's model.
-            task: The name of a public task.
+            task: The name of a public task, such as "mrpc".
             seed: The random seed.
-            overrides: Sections of fine-tuning settings that differ.
+            overrides: Fine-tuning settings that differ from those of the scale, by section.
         """
         scale = self.scale
         max_examples = scale.max_squad_examples if task == "squad" else scale.max_train_examples
@@ -165,7 +167,7 @@ class StageFactory:
             "optim": {"lr": scale.finetune_lr},
             "schedule": {"epochs": scale.epochs},
             "run": {"seed": seed},
-            # No checkpoints: a run takes minutes and starts over after an interruption.
+            # Fine-tuning takes minutes, so an interrupted run starts again without checkpoints.
             "checkpoint": {"every": 10**9},
         }
         if scale.name == "smoke":
@@ -173,7 +175,7 @@ class StageFactory:
             if task == "squad":
                 settings["task"] |= {"stride": 16, "max_question_length": 16}
         if model is None and "features" not in overrides:
-            # The scale's learning rate is too high for larger models.
+            # The scale's learning rate is for its small model and too high for larger ones.
             settings["optim"] = {"lr": _EXTERNAL_MODEL_LR}
         train, dev = self._find_task_files(task)
         files = {"train": train, "dev": dev}
@@ -183,22 +185,25 @@ class StageFactory:
         return Stage("finetune", settings, {} if model is None else {"model": model}, files)
 
     def _find_task_files(self, task: str) -> tuple[Path, Path]:
-        """Return the training file and the validation file of a task, SQuAD's subsampled."""
+        """Return the training file and the validation file of a task.
+
+        The files of SQuAD are subsampled if the scale requires it.
+        """
         train, dev = self.sources.find_task_files(task)
         if task == "squad" and self.scale.squad_article_step > 1:
             train, dev = (self._ensure_subsampled_squad(file) for file in (train, dev))
         return train, dev
 
     def _ensure_subsampled_squad(self, file: Path) -> Path:
-        """Return the file with every n-th article of a SQuAD file, written if it is missing."""
+        """Return a file with every n-th article of a SQuAD file; write it if it does not exist."""
         step = self.scale.squad_article_step
         name = f"{file.stem}-{hash_content(file)[:8]}-every-{step}.json"
         path = self.work_dir / "tasks" / name
         return path if path.exists() else subsample_squad(file, step, path)
 
 
-#: The metric of each task, and its column title. For MRPC, the paper's tables 5 and 6 have
-#: accuracy, while GLUE also has F1.
+#: The metric of each task, and its column title. MRPC has accuracy, as in tables 5 and 6 of the
+#: paper.
 TASK_METRICS = {
     "mrpc": ("accuracy", "MRPC, accuracy"), "sts-b": ("spearman", "STS-B, Spearman"),
     "sst-2": ("accuracy", "SST-2, accuracy"), "squad": ("f1", "SQuAD, F1"),
@@ -207,10 +212,10 @@ TASK_METRICS = {
 
 
 def get_task_score(result: dict[str, Any] | None, task: str) -> float | None:
-    """Return a fine-tuning run's metric.
+    """Return the metric of a fine-tuning run's result.
 
     Returns:
-        None without a result, NaN if the run diverged or the metric is undefined.
+        None without a result. NaN if the run diverged or the metric is undefined.
     """
     if result is None:
         return None
@@ -219,13 +224,13 @@ def get_task_score(result: dict[str, Any] | None, task: str) -> float | None:
 
 
 def get_heldout_metric(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
-    """Return a held-out metric of a pre-training run.
+    """Return a held-out metric of a pre-training run's result, by default the MLM loss.
 
     Returns:
-        None without a result, NaN if the run diverged or the value is not finite.
+        None without a result. NaN if the run diverged or the value is not finite.
     """
     if result is None:
         return None
-    # JSON has null for values that are not finite.
+    # Values that are not finite are null in JSON.
     value = None if "diverged" in result else result["heldout_metrics"].get(name)
     return float("nan") if value is None else float(value)
