@@ -216,8 +216,8 @@ def render_task_results() -> str:
 
 def render_trainer_comparison(machine: str) -> str:
     """Return the table comparing fine-tuning with transformers' Trainer, one row for each task."""
-    columns = ("Bertsmith", "Trainer, defaults", "Trainer, group_by_length",
-               "time ratio to defaults", "time ratio to group_by_length")  # fmt: skip
+    columns = ("Bertsmith", "Trainer, defaults", "Trainer, grouped",
+               "time ratio to defaults", "time ratio to grouped")  # fmt: skip
     table = [f"| task | settings | {' | '.join(columns)} |", "| --- " * (2 + len(columns)) + "|"]
     for file in sorted((ROOT / "benchmarks" / "results" / "finetune" / machine).glob("*.jsonl")):
         runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -25,25 +25,37 @@ SIZES: dict[str, tuple[int, int, int]] = {
 class ModelConfig(Settings):
     """Sizes and architecture of the encoder and its pre-training heads."""
 
+    #: Number of entries of the vocabulary.
     vocab_size: Positive
+    #: Number of Transformer layers.
     layers: Positive = 12
+    #: Size of the hidden states (``hidden_size``).
     width: Positive = 768
+    #: Attention heads per layer.
     heads: Positive = 12
+    #: Inner size of the feed-forward layers (``intermediate_size``).
     feed_forward: Positive = 3072
+    #: Number of position embeddings, which limits the sequence length.
     max_positions: Positive = 512
     #: Number of segment (token type) embeddings.
     segments: Positive = 2
     #: ``gelu`` is the erf form (Hugging Face's default), ``gelu_tanh`` that of the original code.
     activation: Activation = "gelu_tanh"
+    #: Dropout rate of the hidden states.
     dropout: Probability = 0.1
+    #: Dropout rate of the attention probabilities.
     attention_dropout: Probability = 0.1
+    #: Epsilon of LayerNorm.
     norm_eps: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-12
+    #: Standard deviation of the initial weights.
     init_range: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 0.02
     #: ``post``: LayerNorm after each residual sum, as in the paper. ``pre``: LayerNorm before each
     #: sub-layer, after the embeddings and after the last layer, as in RoBERTa-PreLayerNorm.
     #: ``batch``: as ``post``, with batch norm over the tokens. ``none``: no normalization.
     norm: Literal["post", "pre", "batch", "none"] = "post"
+    #: ``causal`` restricts each token to itself and the tokens before it.
     attention: Literal["bidirectional", "causal"] = "bidirectional"
+    #: Whether position embeddings are learned, or fixed sinusoids.
     positions: Literal["learned", "sinusoidal"] = "learned"
     #: Whether the model has a pooler and a next-sentence head.
     nsp: bool = True
@@ -86,6 +98,7 @@ class BiLSTMSettings(Settings):
     "+ BiLSTM" ablation of section 5.1.
     """
 
+    #: Hidden states that the BiLSTM reads, as in Table 7 of the paper.
     layers: Literal[
         "embeddings",
         "second-to-last",
@@ -96,7 +109,9 @@ class BiLSTMSettings(Settings):
     ] = "concat-last-four"
     #: Hidden width of each LSTM direction; 768 in the paper.
     width: Positive = 768
+    #: Dropout rate before and after the BiLSTM.
     dropout: Probability = 0.1
+    #: Whether the encoder is frozen; otherwise it is trained too.
     frozen: bool = True
 
 

@@ -48,9 +48,11 @@ class TaskSettings(SettingsTable):
 
     #: A public task, or a family for custom files.
     name: str = "classify"
+    #: Type of the targets, which determines the head and the metrics.
     kind: TaskKind = "single"
     #: Labels in the order of the outputs; collected from the training file if empty.
     labels: list[str] = Field(default_factory=list)
+    #: Path of the training file.
     train: str = ""
     #: Held-out files by name; the first one selects the best checkpoint.
     heldout: dict[str, str] = Field(default_factory=dict)
@@ -58,25 +60,28 @@ class TaskSettings(SettingsTable):
     fingerprint: str = ""
     #: Maximum number of training examples, None for all.
     examples: Annotated[int, Field(ge=2)] | None = None
-    #: Which training examples: a random subset that depends on ``run.seed``, or the first ones of
-    #: the file. With document context, whole documents are drawn; the last one may be cut.
+    #: Which examples ``examples`` selects: a random subset, or the first ones of the file. With
+    #: document context, whole documents are drawn, and the last one may be truncated.
     examples_draw: Literal["random", "first"] = "random"
+    #: Random seed of the subset.
     examples_seed: Annotated[int, Field(ge=0)] = 0
-    #: Without a held-out file: the share of the training file that is held out, and the number of
-    #: the cross-validation fold, from 0.
+    #: Share of the training file that is held out if there is no held-out file.
     heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    #: Number of the cross-validation fold that is held out, from 0.
     heldout_fold: Annotated[int, Field(ge=0)] = 0
-    #: Columns of the text (answer: question; choose: prompt), of a second text (answer: context;
-    #: choose: the start of each ending), and of the label (answer: the answers; choose: the correct
-    #: ending). Columns of CoNLL files are numbers.
+    #: Column of the text (answer: question; choose: prompt). Columns of CoNLL files are numbers.
     text: Column = "text"
+    #: Column of the second text (answer: context; choose: the start of each ending).
     pair: Column | None = None
+    #: Column of the label (answer: the answers; choose: the correct ending).
     label: Column = "label"
     #: Column of the row ids, which must be unique; "" for no such column.
     id: Column = "id"
+    #: Whether tables start with a row of column names.
     header: bool = True
-    #: Text encoding of the files, and the delimiter of CSV ("": detected).
+    #: Text encoding of the files.
     encoding: str = "utf-8"
+    #: Column separator of CSV files; "": detected.
     delimiter: str = ""
     #: choose: one column for each ending, or a single column of lists.
     endings: list[Column] = Field(default_factory=list)
@@ -90,22 +95,26 @@ class TaskSettings(SettingsTable):
     context: Literal["sentence", "document"] = "sentence"
     #: The first metric selects the best checkpoint. Empty: the defaults of the kind.
     metrics: list[str] = Field(default_factory=list)
-    #: Maximum tokens per input, including [CLS] and [SEP]. Longer texts are truncated, or split
-    #: into windows (answer). None: the default of the family, limited by the model.
+    #: Maximum number of tokens per input, including [CLS] and [SEP]. Longer texts are truncated, or
+    #: split into windows (answer). None: the default of the family, limited by the model.
     length: Annotated[int, Field(ge=8)] | None = None
-    #: answer: tokens between the starts of consecutive windows, and the maximum tokens of a
-    #: question and of an answer. Defaults of the original run_squad.py.
+    #: answer: tokens between the starts of consecutive windows. The default of this setting and of
+    #: the next lengths is that of the original run_squad.py.
     stride: Annotated[int, Field(ge=1)] = 128
     #: answer: tokens shared by consecutive windows (``doc_stride`` or ``stride`` in transformers).
     #: If set, ``stride`` is ignored, and a span may come from any window, not only from the one
     #: with the most context around its first token.
     overlap: Annotated[int, Field(ge=0)] | None = None
+    #: answer: maximum number of tokens in a question.
     max_question_length: Annotated[int, Field(ge=1)] = 64
+    #: answer: maximum number of tokens in an answer.
     max_answer_length: Annotated[int, Field(ge=1)] = 30
     #: answer: no answer is predicted if its score exceeds that of the best span by more than this.
     #: None: tuned on the held-out file, or infinite if all its questions have answers.
     null_threshold: float | None = None
+    #: Training examples per step.
     batch: Annotated[int, Field(ge=1)] = 32
+    #: Whether invalid examples are skipped and counted instead of stopping the run.
     skip_bad: bool = False
     #: "balanced": examples are weighted inversely to the frequency of their label.
     class_weights: Literal["none", "balanced"] = "none"

@@ -18,19 +18,24 @@ class ScheduleSettings(SettingsTable):
 
     table: ClassVar[str] = "schedule"
 
+    #: Number of optimizer steps.
     steps: Annotated[int, Field(gt=0)] | None = None
+    #: Passes over the training data.
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    #: Time budget in minutes.
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     #: Minimum number of steps of a run with a time budget.
     min_steps: Annotated[int, Field(ge=1)] = 1
-    #: Set if the number of steps was revised to meet the time budget: after how many steps, and
-    #: the number of steps before the revision.
+    #: Written by a run that revised its number of steps to meet the time budget: the step of the
+    #: revision.
     replanned_at: Annotated[int, Field(ge=1)] | None = None
+    #: Written together with ``replanned_at``: the number of steps before the revision.
     planned_steps: Annotated[int, Field(gt=0)] | None = None
-    #: Steps over which the learning rate rises from 0, at most a tenth of the run.
+    #: Number of steps in which the learning rate rises from 0, at most a tenth of the run.
     warmup_steps: Annotated[int, Field(ge=0)] = 10_000
-    #: Sequence length of the last phase, and its fraction of the steps; None: a single phase.
+    #: Sequence length of the last phase; None: the run has a single phase.
     long_length: Annotated[int, Field(ge=8)] | None = None
+    #: Fraction of the steps in the last phase.
     long_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
 
     @model_validator(mode="after")

@@ -14,10 +14,15 @@ class OptimSettings(SettingsTable):
 
     table: ClassVar[str] = "optim"
 
+    #: Peak learning rate.
     lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
+    #: Decay rate of Adam's first moment.
     beta1: Fraction = 0.9
+    #: Decay rate of Adam's second moment.
     beta2: Fraction = 0.999
+    #: Epsilon of Adam.
     eps: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-6
+    #: Decoupled weight decay; biases and LayerNorm have none.
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
     #: Maximum global gradient norm (clip_by_global_norm in the original code).
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0

@@ -37,12 +37,19 @@ class FinetuneRunSettings(SettingsTable):
 
     #: Model directory that the run starts from.
     start_from: str = ""
+    #: Random seed of the head's initialization, data order and dropout.
     seed: compute_settings.Seed = 0
+    #: ``auto``, ``cpu``, ``cuda`` or a device such as ``cuda:1``.
     device: str = "auto"
+    #: ``auto`` is bf16 on CUDA and on CPUs with bf16 instructions, otherwise fp32.
     precision: compute_settings.Precision = "auto"
+    #: Attention kernel; ``auto`` selects the fastest one that supports the settings.
     kernel: compute_settings.Kernel = "auto"
+    #: Number of CPU threads; None: PyTorch's default.
     threads: compute_settings.Threads = None
+    #: Maximum number of tokens in a micro-batch; gradients of larger batches are accumulated.
     micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
+    #: Steps between two lines of training metrics in metrics.jsonl.
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
     #: Evaluate on the held-out files after each epoch, or only after the last step.
     evaluate: Literal["epoch", "end"] = "epoch"

@@ -22,32 +22,42 @@ class RunSettings(SettingsTable):
 
     table: ClassVar[str] = "run"
 
+    #: Name of the set of defaults: ``fast`` or ``paper``.
     recipe: RecipeName = "fast"
-    #: The store's path and id.
+    #: Path of the token store.
     data: str = ""
+    #: Hash that identifies the content of the store; written by the run.
     store: str = ""
     #: Model directory for continued pre-training; None: newly initialized weights.
     start_from: str | None = None
-    #: Initialization, each including the one before.
+    #: Initialization of the weights; each value includes the previous ones.
     #: "random": as published.
     #: "unigram": output biases from unigram frequencies, and sinusoidal position embeddings.
     #: "neighbor-heads": two heads that attend to neighboring tokens.
     #: "cross-segment-heads": also a head that attends to equal tokens in the other segment,
     #: and one that counts them.
     initialization: Literal["random", "unigram", "neighbor-heads", "cross-segment-heads"] = "random"
+    #: Random seed of initialization, data order, masks and dropout.
     seed: compute_settings.Seed = 0
+    #: ``auto``, ``cpu``, ``cuda`` or a device such as ``cuda:1``.
     device: str = "auto"
+    #: ``auto`` is bf16 on CUDA and on CPUs with bf16 instructions, otherwise fp32.
     precision: compute_settings.Precision = "auto"
+    #: Attention kernel; ``auto`` selects the fastest one that supports the settings.
     kernel: compute_settings.Kernel = "auto"
     #: Whether to use torch.compile.
     compile: bool = False
+    #: Number of CPU threads; None: PyTorch's default.
     threads: compute_settings.Threads = None
+    #: Maximum number of tokens in a micro-batch; gradients of larger batches are accumulated.
     micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
+    #: Steps between two lines of training metrics in metrics.jsonl.
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Held-out sequences per evaluation, always the same ones with the same masks.
     eval_sequences: Annotated[int, Field(ge=1)] = 512
+    #: Whether to write metrics for TensorBoard too.
     tensorboard: bool = False
     #: Whether to log the gradient norms of the embeddings, each layer and the heads.
     log_gradients: bool = False
