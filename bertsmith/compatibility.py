@@ -5,7 +5,8 @@ old name raises a FutureWarning with the new one. New files always have the new 
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -120,6 +121,42 @@ RENAMED_STAGE_RESULTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "softmax": {"words": "vocab_size", "whole": "full", "parts": "chunked"},
     }
 )
+#: Old key of a model's bertsmith.json -> new key.
+RENAMED_MODEL_INFO: Mapping[str, str] = MappingProxyType(
+    {"heldout": "heldout_metrics", "extended": "vocab_extensions", "new": "newly_initialized"}
+)
+#: Old key of an entry of ``vocab_extensions`` in bertsmith.json -> new key.
+RENAMED_VOCAB_EXTENSION: Mapping[str, str] = MappingProxyType(
+    {"words": "num_words", "first": "first_id"}
+)
+#: Old key of ``imported`` in bertsmith.json, which describes a TensorFlow checkpoint -> new key.
+RENAMED_IMPORT_REPORT: Mapping[str, str] = MappingProxyType(
+    {
+        "from": "source",
+        "new": "newly_initialized",
+        "left": "unused",
+        "left_of_training": "num_training_state_tensors",
+    }
+)
+#: Old key of the settings of embedded lines, in index.json and in state.json -> new key.
+RENAMED_EMBEDDING_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {"path": "model_path", "model": "model_sha256", "special": "include_special_tokens"}
+)
+#: Old key of state.json, the state of an unfinished ``embed --out`` -> new key.
+RENAMED_EMBEDDING_STATE: Mapping[str, str] = MappingProxyType(
+    {
+        "lines": "num_lines",
+        "read": "lines_sha256",
+        "place": "position",
+        "cut_off": "num_truncated",
+    }
+)
+#: File of an index -> its name in version 0.1.
+OLD_INDEX_FILES: Mapping[str, str] = MappingProxyType({"offsets.npy": "places.npy"})
+#: Flags of ``embed --special-tokens`` and ``--no-special-tokens`` in version 0.1.
+OLD_SPECIAL_TOKENS_FLAGS = "--special/--no-special"
+#: Old field of a request to the server -> new field.
+RENAMED_REQUEST_FIELDS: Mapping[str, str] = MappingProxyType({"special": "include_special_tokens"})
 #: Name of a stage's output in its directory, as version 0.1 wrote it.
 OLD_STAGE_OUTPUT = "outcome"
 #: Prefix of the lab's report files on a model of the user, as version 0.1 wrote it.
@@ -175,6 +212,55 @@ def downgrade_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
 def upgrade_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of metrics.jsonl under its current names."""
     return {RENAMED_METRICS.get(key, key): value for key, value in record.items()}
+
+
+def upgrade_model_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a model's bertsmith.json under its current keys."""
+    upgraded = _rename_keys(info, RENAMED_MODEL_INFO)
+    if isinstance(upgraded.get("vocab_extensions"), list):
+        upgraded["vocab_extensions"] = [
+            _rename_keys(extension, RENAMED_VOCAB_EXTENSION)
+            for extension in upgraded["vocab_extensions"]
+            if isinstance(extension, Mapping)
+        ]
+    if isinstance(upgraded.get("imported"), Mapping):
+        upgraded["imported"] = _rename_keys(upgraded["imported"], RENAMED_IMPORT_REPORT)
+    return upgraded
+
+
+def upgrade_embedding_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of embedded lines under their current keys."""
+    return _rename_keys(settings, RENAMED_EMBEDDING_SETTINGS)
+
+
+def upgrade_embedding_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an unfinished ``embed --out`` under its current keys."""
+    upgraded = _rename_keys(state, RENAMED_EMBEDDING_STATE)
+    if isinstance(upgraded.get("settings"), Mapping):
+        upgraded["settings"] = upgrade_embedding_settings(upgraded["settings"])
+    return upgraded
+
+
+def find_index_file(index: Path, name: str) -> Path:
+    """Return the path of a file in an index, whose name is another one in version 0.1.
+
+    The path has the current name if neither file exists.
+    """
+    old_path = index / OLD_INDEX_FILES.get(name, name)
+    return old_path if old_path.is_file() and not (index / name).exists() else index / name
+
+
+def upgrade_request(body: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
+    """Return the body of a request to the server under its current fields.
+
+    Args:
+        body: The body.
+        fields: The current fields of the endpoint. An old field is kept, and then rejected as
+            unknown, if the endpoint does not have the new one or the body has both.
+    """
+    names = {old: new for old, new in RENAMED_REQUEST_FIELDS.items()
+             if new in fields and new not in body}  # fmt: skip
+    return _rename_keys(body, names) if not names.keys().isdisjoint(body) else dict(body)
 
 
 def upgrade_finetuning_result(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,28 @@
 """Settings and metrics under the names of version 0.1."""
 
+import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bertsmith.bundle import load_fine_tuned
 from bertsmith.compatibility import (
     RENAMED_SETTINGS,
     downgrade_settings,
     upgrade_finetuning_result,
     upgrade_lab_record,
     upgrade_metrics,
+    upgrade_model_info,
     upgrade_settings,
 )
 from bertsmith.data.settings import DataSettings  # noqa: F401 (a subclass)
 from bertsmith.errors import SettingsError
-from bertsmith.serve.settings import ServeSettings  # noqa: F401 (a subclass)
+from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import SettingsTable, user_settings
+from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.settings import TaskSettings  # noqa: F401 (a subclass)
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import PretrainSettings
@@ -122,3 +127,42 @@ def test_lab_records_of_version_0_1_are_read() -> None:
         "result": {"metric_names": ["f1"], "metrics": {"f1": 0.5}},
         "reruns": [{"date": "2026-01-01", "metrics": {"f1": 0.6}}],
     }
+
+
+def test_model_info_of_version_0_1_is_read() -> None:
+    """Keys of bertsmith.json get their current names; settings in the provenance stay."""
+    old = {
+        "heldout": {"f1": 0.5},
+        "extended": [{"words": 2, "first": 66, "source": "terms.txt"}],
+        "new": ["output.bias"],
+        "imported": {"from": "a checkpoint", "case": "cased", "new": [], "left": ["x"],
+                     "left_of_training": 3},
+        "provenance": {"task": {"heldout": {"dev": "dev.csv"}}},
+    }  # fmt: skip
+    current = {
+        "heldout_metrics": {"f1": 0.5},
+        "vocab_extensions": [{"num_words": 2, "first_id": 66, "source": "terms.txt"}],
+        "newly_initialized": ["output.bias"],
+        "imported": {"source": "a checkpoint", "case": "cased", "newly_initialized": [],
+                     "unused": ["x"], "num_training_state_tensors": 3},
+        "provenance": {"task": {"heldout": {"dev": "dev.csv"}}},
+    }  # fmt: skip
+    assert upgrade_model_info(old) == current
+    assert upgrade_model_info(current) == current
+
+
+def test_null_threshold_of_a_model_of_version_0_1(tmp_path: Path) -> None:
+    """The threshold tuned by version 0.1 is used for predictions."""
+    model = Path(__file__).parent / "cli" / "fixtures" / "v0.1" / "answer" / "model"
+    copy = shutil.copytree(model, tmp_path / "model")
+    info = json.loads((copy / "bertsmith.json").read_text())
+    info["heldout"]["null_threshold"] = -7.5
+    (copy / "bertsmith.json").write_text(json.dumps(info))
+    assert get_task_settings(load_fine_tuned(copy)).null_threshold == -7.5
+
+
+def test_server_settings_of_version_0_1_are_read() -> None:
+    """Old limits of the server set the renamed ones, with a warning."""
+    with pytest.warns(FutureWarning, match=r"serve\.texts is now serve\.max_texts"):
+        settings = ServeSettings.parse({"texts": 7, "seconds": 1.5}, "--set serve")
+    assert (settings.max_texts, settings.request_timeout_seconds) == (7, 1.5)

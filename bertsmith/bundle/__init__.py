@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         load_for_fine_tuning,
         save_fine_tuned,
     )
-    from bertsmith.bundle.metadata import INFO_FILE
+    from bertsmith.bundle.metadata import INFO_FILE, read_info
     from bertsmith.bundle.model_hash import hash_model_files
     from bertsmith.bundle.pretrained import PretrainedBundle, load, save
     from bertsmith.bundle.tensor_files import (
@@ -54,6 +54,7 @@ _MODULES = {
     "load_for_fine_tuning": "fine_tuned",
     "save_fine_tuned": "fine_tuned",
     "INFO_FILE": "metadata",
+    "read_info": "metadata",
     "hash_model_files": "model_hash",
     "PretrainedBundle": "pretrained",
     "load": "pretrained",
@@ -92,6 +93,7 @@ __all__ = [
     "open_weights",
     "pin_model_path",
     "read_config",
+    "read_info",
     "save",
     "save_fine_tuned",
     "save_model",

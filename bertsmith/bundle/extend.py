@@ -18,7 +18,7 @@ from bertsmith.text.vocabulary_extension import VocabularyExtension
 #: Weights with one row or entry per vocabulary entry. The decoder shares the embedding weight.
 _VOCABULARY_WEIGHTS = ("bert.embeddings.words.weight", "mlm.decoder.weight", "mlm.decoder.bias")
 #: The key of bertsmith.json that lists the extensions.
-EXTENSIONS_KEY = "extended"
+EXTENSIONS_KEY = "vocab_extensions"
 
 
 def extend_vocabulary(
@@ -47,7 +47,7 @@ def extend_vocabulary(
         name: _extend_rows(value.cpu(), extension, size) if name in _VOCABULARY_WEIGHTS else value
         for name, value in bundle.model.state_dict().items()
     }
-    record = {"words": num_words, "first": extension.first_id, "source": source}
+    record = {"num_words": num_words, "first_id": extension.first_id, "source": source}
     info: dict[str, Any] = {
         **bundle.info,
         EXTENSIONS_KEY: [*bundle.info.get(EXTENSIONS_KEY, []), record],

@@ -205,7 +205,7 @@ def load_for_fine_tuning(
 ) -> FineTunedBundle:
     """Load the encoder of any BERT and add a newly initialized head.
 
-    A missing pooler is newly initialized too. ``info["new"]`` lists the new weights.
+    A missing pooler is newly initialized too. ``info["newly_initialized"]`` lists the new weights.
 
     Args:
         path: A model directory, a run directory, a file of a model directory, or a hub id.
@@ -235,7 +235,7 @@ def load_for_fine_tuning(
         for module_name in sorted({name.rpartition(".")[0] for name in new_names}):
             initialize_weights(model.get_submodule(module_name), config.init_range)
     unused = copy_weights(model, stored, weights)
-    info = {**info, "new": new_names}
+    info = {**info, "newly_initialized": new_names}
     return FineTunedBundle(model, tokenizer, config, head, directory, info, unused)
 
 

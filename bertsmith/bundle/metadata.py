@@ -4,11 +4,22 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle.config import read_config, read_json
+from bertsmith.compatibility import upgrade_model_info
 from bertsmith.errors import ModelError
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
 INFO_FILE = "bertsmith.json"
+
+
+def read_info(directory: Path) -> dict[str, Any]:
+    """Return the content of bertsmith.json, empty if there is none.
+
+    Raises:
+        ModelError: The file is damaged.
+    """
+    path = directory / INFO_FILE
+    return upgrade_model_info(read_json(path)) if path.exists() else {}
 
 
 def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
@@ -17,7 +28,7 @@ def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokeniz
     Raises:
         ModelError: A file is missing or damaged, or the tokenizer has more tokens than the model.
     """
-    info = read_json(directory / INFO_FILE) if (directory / INFO_FILE).exists() else {}
+    info = read_info(directory)
     config = read_config(directory, info)
     tokenizer = Tokenizer.load(directory)
     if tokenizer.vocab_size > config.vocab_size:

@@ -144,7 +144,7 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
 
 def _result_lines(info: Mapping[str, Any]) -> list[str]:
     """Return a table of the held-out metrics."""
-    metrics = info.get("heldout")
+    metrics = info.get("heldout_metrics")
     if not isinstance(metrics, Mapping):
         return []
     rows = [f"| {_to_line(name)} | {value:,.6g} |" for name, value in metrics.items()

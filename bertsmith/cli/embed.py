@@ -30,6 +30,7 @@ from bertsmith.cli.model_options import (
     resolve_device,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.compatibility import OLD_SPECIAL_TOKENS_FLAGS
 from bertsmith.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
@@ -124,10 +125,16 @@ def embed(
             "to sentence-transformers: else yes).",
         ),
     ] = None,
-    special: Annotated[
+    special_tokens: Annotated[
         bool,
-        typer.Option("--special/--no-special", help="Include [CLS] and [SEP] in the pooling."),
+        typer.Option(
+            "--special-tokens/--no-special-tokens",
+            help="Include [CLS] and [SEP] in the pooling.",
+        ),
     ] = True,
+    old_special_tokens: Annotated[
+        bool | None, typer.Option(OLD_SPECIAL_TOKENS_FLAGS, hidden=True)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -169,7 +176,10 @@ def embed(
         raise InputError("--resume needs the file to continue: add --out")
     settings = parse_vector_settings(
         layer, combine=combine, weights=parse_numbers("weights", weights), pooling=pooling,
-        normalize=normalize, special=special,
+        normalize=normalize,
+        include_special_tokens=(
+            special_tokens if old_special_tokens is None else old_special_tokens
+        ),
     )  # fmt: skip
     check_device(device)
     check_readable(file)

@@ -86,14 +86,17 @@ def import_(
 
 def _log_report(report: dict[str, Any]) -> None:
     """Log the checkpoint format, the casing, and missing and unused weights."""
-    log(f"read {report['from']}")
+    log(f"read {report['source']}")
     log(report["case"])
-    if report["new"]:
-        log(f"newly initialized: {', '.join(report['new'])}")
-    if report["left"]:
-        log(f"not used: {', '.join(report['left'])}")
-    if report["left_of_training"]:
-        log(f"not used: {report['left_of_training']} tensors of the optimizer and the training")
+    if report["newly_initialized"]:
+        log(f"newly initialized: {', '.join(report['newly_initialized'])}")
+    if report["unused"]:
+        log(f"not used: {', '.join(report['unused'])}")
+    if report["num_training_state_tensors"]:
+        log(
+            f"not used: {report['num_training_state_tensors']} tensors of the optimizer and the "
+            "training"
+        )
 
 
 def _is_hub_id(source: str) -> bool:

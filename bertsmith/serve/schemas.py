@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from bertsmith.compatibility import upgrade_request
 from bertsmith.serve.limits import MAX_TOP, check_limit
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 
@@ -86,10 +87,11 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_one_unknown_key(cls, value: Any) -> Any:
+    def _upgrade_and_keep_one_unknown_key(cls, value: Any) -> Any:
         # pydantic would report every unknown key, of which a body can have hundreds of thousands.
         if not isinstance(value, dict):
             return value
+        value = upgrade_request(value, cls.model_fields)
         fields = {name: value[name] for name in cls.model_fields if name in value}
         if len(fields) < len(value):
             unknown = next(name for name in value if name not in cls.model_fields)
@@ -122,7 +124,7 @@ class VectorsBody(Body):
     ) = None
     combine: Literal["concat", "mean", "weighted"] = "concat"
     weights: Annotated[list[Weight], FailFastList(), Field(max_length=MAX_LAYERS)] = []
-    special: bool = True
+    include_special_tokens: bool = True
     truncate: Annotated[
         bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
     ] = True
@@ -137,7 +139,7 @@ class VectorsBody(Body):
             self.layer,
             combine=self.combine,
             weights=self.weights,
-            special=self.special,
+            include_special_tokens=self.include_special_tokens,
             **overrides,
         )
 

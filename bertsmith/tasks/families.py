@@ -134,7 +134,7 @@ def get_task_settings(
         )
     recorded = bundle.info.get("provenance", {}).get("task", {})
     # The threshold was tuned on the held-out file, so it is among its metrics.
-    tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()
+    tuned = {name: value for name, value in bundle.info.get("heldout_metrics", {}).items()
              if name == "null_threshold"}  # fmt: skip
     family_defaults = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {})
     defaults = {**family_defaults, "length": bundle.config.max_positions}

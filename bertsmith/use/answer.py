@@ -121,8 +121,8 @@ def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedB
         ModelError: The model does not predict spans.
     """
     resolve_task_model(bundle, "span")
-    heldout = {**bundle.info.get("heldout", {}), "null_threshold": threshold}
-    return replace(bundle, info={**bundle.info, "heldout": heldout})
+    metrics = {**bundle.info.get("heldout_metrics", {}), "null_threshold": threshold}
+    return replace(bundle, info={**bundle.info, "heldout_metrics": metrics})
 
 
 def iter_answers(

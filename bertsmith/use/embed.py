@@ -142,7 +142,7 @@ class Embedder:
         layer: int | Sequence[int] | None = None,
         pooling: str | None = None,
         normalize: bool | None = None,
-        special: bool = True,
+        include_special_tokens: bool = True,
         combine: str = "concat",
         weights: Sequence[float] = (),
         batch_tokens: int | None = None,
@@ -157,7 +157,7 @@ class Embedder:
             layer: Layer number or numbers; -1 is the last layer, 0 the embeddings.
             pooling: "mean", "max", "mean-max", "first", "last" or "pooled".
             normalize: Scale vectors to length 1.
-            special: Include [CLS] and [SEP] in pooling.
+            include_special_tokens: Include [CLS] and [SEP] in pooling.
             combine: How several layers are combined: "concat", "mean" or "weighted".
             weights: One weight per layer, for "weighted".
             batch_tokens: Maximum number of tokens per batch. On CPU, up to four batches are
@@ -170,7 +170,8 @@ class Embedder:
             SettingsError: The settings are invalid for this model.
         """
         spec = self.resolve_settings(
-            build_vector_settings(layer, pooling=pooling, normalize=normalize, special=special,
+            build_vector_settings(layer, pooling=pooling, normalize=normalize,
+                                  include_special_tokens=include_special_tokens,
                                   combine=combine, weights=weights)
         )  # fmt: skip
         if spec.pooling == "none":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.bundle import hash_model_files
+from bertsmith.compatibility import upgrade_embedding_state
 from bertsmith.errors import InputError
 from bertsmith.files import hold_lock, parse_json, sync, write_json
 from bertsmith.progress import NullProgress, Progress
@@ -83,17 +84,17 @@ class _State:
 
     Attributes:
         settings: Settings that must not change when the run is resumed.
-        lines: Number of lines written.
-        read: SHA-256 of these lines, in hexadecimal.
-        place: Position of the writer, as returned by ``VectorWriter.commit``.
-        cut_off: How many of the lines were truncated.
+        num_lines: Number of lines written.
+        lines_sha256: SHA-256 of these lines, in hexadecimal.
+        position: Position of the writer, as returned by ``VectorWriter.commit``.
+        num_truncated: How many of the lines were truncated.
     """
 
     settings: dict[str, Any]
-    lines: int = 0
-    read: str = hashlib.sha256().hexdigest()
-    place: int = 0
-    cut_off: int = 0
+    num_lines: int = 0
+    lines_sha256: str = hashlib.sha256().hexdigest()
+    position: int = 0
+    num_truncated: int = 0
 
 
 def embed_windows(
@@ -196,23 +197,25 @@ def embed_lines(
         remaining_lines, lines_hash = iter(lines), hashlib.sha256()
         _skip_finished_lines(remaining_lines, lines_hash, state, partial)
         progress.start("embedding", total, "lines")
-        progress.advance(state.lines)
+        progress.advance(state.num_lines)
         windows = embed_windows(
             embedder, remaining_lines, spec, batch_tokens=batch_tokens, progress=progress
         )
         with _explain_write_errors(partial):
-            with closing(open_writer(partial / DATA_FILE, state.place)) as writer:
+            with closing(open_writer(partial / DATA_FILE, state.position)) as writer:
                 try:
                     state = _write_windows(windows, writer, lines_hash, state, partial)
                 finally:
                     progress.finish()
-                if not state.lines:
+                if not state.num_lines:
                     raise InputError("there is no line to embed")
                 writer.finish(progress)
             (partial / DATA_FILE).replace(out)
             sync(out.parent)
         shutil.rmtree(partial)
-    return EmbeddingSummary(out, state.lines, spec.width, state.cut_off, counts.unknown_share)
+    return EmbeddingSummary(
+        out, state.num_lines, spec.width, state.num_truncated, counts.unknown_share
+    )
 
 
 def _write_windows(
@@ -230,10 +233,10 @@ def _write_windows(
         )
         state = replace(
             state,
-            lines=state.lines + len(window.texts),
-            read=lines_hash.hexdigest(),
-            place=writer.commit(),
-            cut_off=state.cut_off + window.num_truncated,
+            num_lines=state.num_lines + len(window.texts),
+            lines_sha256=lines_hash.hexdigest(),
+            position=writer.commit(),
+            num_truncated=state.num_truncated + window.num_truncated,
         )
         write_json(partial / STATE_FILE, asdict(state))
     return state
@@ -268,7 +271,8 @@ def _writer_factory(
 
 def _run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
     """Return the settings that must not change on resume, and the model's current path."""
-    model = {"path": str(embedder.path.resolve()), "model": hash_model_files(embedder.path)}
+    path = str(embedder.path.resolve())
+    model = {"model_path": path, "model_sha256": hash_model_files(embedder.path)}
     return model | {"fast": embedder.fast} | settings.model_dump(mode="json")
 
 
@@ -296,7 +300,7 @@ def _remove_if_empty(partial: Path) -> None:
         if state is None:
             # rmdir only removes an empty directory.
             partial.rmdir()
-        elif not state.lines:
+        elif not state.num_lines:
             shutil.rmtree(partial)
 
 
@@ -307,7 +311,8 @@ def _read_state(partial: Path) -> _State | None:
         InputError: The file is damaged.
     """
     try:
-        return _State(**parse_json((partial / STATE_FILE).read_text(encoding="utf-8")))
+        fields = dict(parse_json((partial / STATE_FILE).read_text(encoding="utf-8")))
+        return _State(**upgrade_embedding_state(fields))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
@@ -327,7 +332,7 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
         with _explain_write_errors(partial):
             write_json(partial / STATE_FILE, asdict(_State(settings)))
         return _State(settings)
-    if not state.lines:
+    if not state.num_lines:
         return _State(settings)
     if not resume:
         raise InputError(
@@ -336,12 +341,13 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
     changed = [
         name
         for name, value in settings.items()
-        if name != "path" and state.settings.get(name) != value
+        if name != "model_path" and state.settings.get(name) != value
     ]
     if changed:
+        names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in changed)
         raise InputError(
-            f"{partial}: the run was started with a different {', '.join(changed)}; use the same, "
-            "or remove the directory"
+            f"{partial}: the run was started with a different {names}; use the same, or remove the "
+            "directory"
         )
     return replace(state, settings=settings)
 
@@ -371,9 +377,9 @@ def _skip_finished_lines(
     lines: Iterator[str | Record], lines_hash: "hashlib._Hash", state: _State, partial: Path
 ) -> None:
     """Read the lines that are already written, and check that they are the same."""
-    count = _hash_lines(lines_hash, islice(lines, state.lines))
-    if count < state.lines or lines_hash.hexdigest() != state.read:
+    count = _hash_lines(lines_hash, islice(lines, state.num_lines))
+    if count < state.num_lines or lines_hash.hexdigest() != state.lines_sha256:
         raise InputError(
-            f"{partial}: the first {state.lines:,} lines differ from those already embedded; give "
-            "the same file, or remove the directory"
+            f"{partial}: the first {state.num_lines:,} lines differ from those already embedded; "
+            "give the same file, or remove the directory"
         )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from bertsmith.bundle import hash_model_files
+from bertsmith.compatibility import find_index_file, upgrade_embedding_settings
 from bertsmith.errors import InputError, ModelError
 from bertsmith.files import parse_json
 from bertsmith.text.unknown import TokenCounts
@@ -60,7 +61,7 @@ class Searcher:
         settings = {name: manifest[name] for name in VectorSettings.model_fields}
         self._settings = build_vector_settings(settings.pop("layers"), **settings)
         self._vector_index = VectorIndex(self.path)
-        self._line_offsets = open_mapped_array(self.path / OFFSETS_FILE)
+        self._line_offsets = open_mapped_array(find_index_file(self.path, OFFSETS_FILE))
 
     def __len__(self) -> int:
         return len(self._line_offsets) - 1
@@ -128,17 +129,18 @@ def read_index_manifest(index: Path) -> dict[str, Any]:
             f"{index}: no such directory; create an index with: bertsmith embed MODEL FILE --out "
             "NAME.index"
         )
-    missing = sorted(name for name in names if not (index / name).is_file())
+    missing = sorted(name for name in names if not find_index_file(index, name).is_file())
     if missing:
         raise InputError(
             f"{index}: not an index (it has no {missing[0]}); create one with: bertsmith embed "
             "MODEL FILE --out NAME.index"
         )
     try:
-        manifest = dict(parse_json((index / MANIFEST_FILE).read_text(encoding="utf-8")))
+        content = parse_json((index / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest = upgrade_embedding_settings(dict(content))
     except (ValueError, TypeError):
         manifest = {}
-    if not {"path", "model", "fast", *VectorSettings.model_fields} <= set(manifest):
+    if not {"model_path", "model_sha256", "fast", *VectorSettings.model_fields} <= set(manifest):
         raise InputError(f"{index / MANIFEST_FILE}: damaged; recreate the index")
     return manifest
 
@@ -147,14 +149,14 @@ def _load_embedder(
     index: Path, manifest: dict[str, Any], model: Path | str | None, device: torch.device | str
 ) -> Embedder:
     """Load the model that embedded the lines; raise ModelError if it is missing or has changed."""
-    path = Path(str(model or manifest["path"]))
+    path = Path(str(model or manifest["model_path"]))
     if model is None and not path.is_dir():
         raise ModelError(
             f"{index}: its model {path} no longer exists; restore it, or give its current path "
             "with --model (in Python, model=)"
         )
     embedder = Embedder.load(path, device=device, fast=bool(manifest["fast"]))
-    if hash_model_files(embedder.path) != manifest["model"]:
+    if hash_model_files(embedder.path) != manifest["model_sha256"]:
         raise ModelError(
             f"{index}: the model at {path} is not the one that made this index: its files have "
             "changed; embed the lines again, or give the path of the same model with --model"

@@ -26,7 +26,7 @@ class VectorSettings(Settings):
     #: Whether vectors are scaled to length 1.
     normalize: bool | None = None
     #: Whether [CLS] and [SEP] are included in pooling, or in the vectors per token.
-    special: bool = True
+    include_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:

@@ -30,7 +30,7 @@ from bertsmith.use.table_output import (
 #: Vectors of several texts: float32 [n, W], or token vectors of each.
 Vectors = Floats | Sequence[TokenVectors]
 #: Files of an index, besides the vectors and their graph.
-LINES_FILE, OFFSETS_FILE, MANIFEST_FILE = "lines.txt", "places.npy", "index.json"
+LINES_FILE, OFFSETS_FILE, MANIFEST_FILE = "lines.txt", "offsets.npy", "index.json"
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,13 @@ def resolve_settings(
     pooling_steps = PoolingConfig(modes=modes or ("mean",), post_modules=postprocessing)
     width = pooling_steps.output_width(hidden_width)
     return VectorSpec(
-        layer_indices, layer_weights, pooling, modes, postprocessing, settings.special, width
+        layer_indices,
+        layer_weights,
+        pooling,
+        modes,
+        postprocessing,
+        settings.include_special_tokens,
+        width,
     )
 
 

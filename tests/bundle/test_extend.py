@@ -168,9 +168,9 @@ def test_extensions_are_recorded(tmp_path: Path) -> None:
     bundle.save_model(tmp_path / "newest", newest)
     info = bundle.load(tmp_path / "newest").info
     assert info["recipe"] == "fast"
-    assert info["extended"] == [
-        {"words": 4, "first": len(WORDS), "source": "words.txt"},
-        {"words": 1, "first": len(WORDS) + 4, "source": "more.txt"},
+    assert info["vocab_extensions"] == [
+        {"num_words": 4, "first_id": len(WORDS), "source": "words.txt"},
+        {"num_words": 1, "first_id": len(WORDS) + 4, "source": "more.txt"},
     ]
     assert info["tokenizer"]["hash"] == newest.tokenizer.hash
 

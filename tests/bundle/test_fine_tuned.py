@@ -97,7 +97,7 @@ def test_fine_tuning_keeps_encoder_and_initializes_head(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model" / bundle.WEIGHTS_FILE)
     torch.manual_seed(1)
     loaded = load_for_fine_tuning(tmp_path / "model", HEADS[1])
-    assert loaded.info["new"] == ["output.bias", "output.weight"]
+    assert loaded.info["newly_initialized"] == ["output.bias", "output.weight"]
     assert len(loaded.model.state_dict()["output.bias"]) == 5
     state = bundle.to_hf_state_dict(loaded.model.state_dict())
     for name, value in stored.items():
@@ -116,7 +116,9 @@ def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, pooler: bool) -> None:
     hf_model.save_pretrained(tmp_path)
     make_tokenizer(config.vocab_size).save(tmp_path)
     loaded = load_for_fine_tuning(tmp_path, HEADS[0])
-    new_pooler_weights = {name for name in loaded.info["new"] if name.startswith("pooler.")}
+    new_pooler_weights = {
+        name for name in loaded.info["newly_initialized"] if name.startswith("pooler.")
+    }
     assert new_pooler_weights == (set() if pooler else {"pooler.dense.bias", "pooler.dense.weight"})
     ids, segments = (torch.tensor([values]) for values in SEQUENCES[0])
     with torch.no_grad():

@@ -90,14 +90,17 @@ def test_embed_options_equal_those_of_encode(run: Run, model: Path, lines_file: 
     out = lines_file.with_name("v.npy")
     completed = run(
         "embed", model, lines_file, "--out", out, "--layer", "-2,-1", "--combine", "weighted",
-        "--weights", "0.25,2", "--no-special", "--no-normalize", "--batch-tokens", 30,
+        "--weights", "0.25,2", "--no-special-tokens", "--no-normalize", "--batch-tokens", 30,
     )  # fmt: skip
     assert completed.status == 0, completed.err
     expected = Embedder.load(model).encode(
         lines_file.read_text().split("\n"), layer=[-2, -1], combine="weighted", weights=[0.25, 2],
-        special=False,
+        include_special_tokens=False,
     )  # fmt: skip
     np.testing.assert_allclose(np.load(out), expected, rtol=0, atol=1e-5)
+    old_flag = run("embed", model, lines_file, "--no-special").out
+    assert old_flag == run("embed", model, lines_file, "--no-special-tokens").out
+    assert old_flag != run("embed", model, lines_file).out
     tokens = run("embed", model, lines_file, "--pooling", "none")
     first_row = json.loads(tokens.out.splitlines()[0])
     assert len(first_row["tokens"]) == len(first_row["ids"]) == len(first_row["offsets"])
@@ -126,7 +129,7 @@ def test_interrupted_embed_continues_with_resume(model: Path, tmp_path: Path) ->
         writer.flush()
         state = tmp_path / "v.npy.partial" / "state.json"
         for _ in range(600):
-            if state.exists() and json.loads(state.read_text())["lines"]:
+            if state.exists() and json.loads(state.read_text())["num_lines"]:
                 break
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)

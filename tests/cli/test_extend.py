@@ -56,7 +56,7 @@ def test_frequent_words_of_a_corpus_are_added(run: Run, model: Path, tmp_path: P
     assert "after: " in completed.err
     extended = bundle.load(tmp_path / "out")
     assert extended.tokenizer.vocab[-2:] == ("ferrymen", "riverboats")
-    assert extended.info["extended"][0]["source"] == f"{tmp_path / 'a.txt'}, {second_file}"
+    assert extended.info["vocab_extensions"][0]["source"] == f"{tmp_path / 'a.txt'}, {second_file}"
 
 
 @pytest.mark.parametrize(

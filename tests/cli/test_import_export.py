@@ -27,7 +27,7 @@ def test_tensorflow_export_can_be_imported(run: Run, model: Path, tmp_path: Path
     completed = run("import", tmp_path / "release", "--out", tmp_path / "imported", "--json")
     assert completed.status == 0, completed.err
     report = json.loads(completed.out)
-    assert report["new"] == report["left"] == []
+    assert report["newly_initialized"] == report["unused"] == []
     assert report["out"] == str(tmp_path / "imported")
     assert "read a TensorFlow checkpoint" in completed.err
     weights = load(model).model.state_dict()

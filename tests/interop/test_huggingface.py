@@ -163,7 +163,7 @@ def test_unexpected_tensors_are_reported(tmp_path: Path) -> None:
     assert unused == {"bert.extra", "classifier.weight", "classifier.bias"} | pooler
     started = bundle.load_for_fine_tuning(tmp_path, HeadConfig("regression"))
     assert set(started.unused_weights) == {"bert.extra", "classifier.weight", "classifier.bias"}
-    assert started.info["new"] == ["output.bias", "output.weight"]
+    assert started.info["newly_initialized"] == ["output.bias", "output.weight"]
     process = CliRunner().invoke(app, ["predict", str(tmp_path), "word3"])
     assert process.exit_code == 0, process.stderr
     assert ": bert.extra" in process.stderr
@@ -175,7 +175,7 @@ def test_bare_encoder_can_be_fine_tuned(tmp_path: Path) -> None:
     write_model_directory(reference, tmp_path)
     change(tmp_path, lambda state: {k: v for k, v in state.items() if "pooler" not in k})
     loaded = bundle.load_for_fine_tuning(tmp_path, HeadConfig("single", ("a", "b")))
-    assert {name for name in loaded.info["new"] if name.startswith("pooler")} == {
+    assert {name for name in loaded.info["newly_initialized"] if name.startswith("pooler")} == {
         "pooler.dense.weight",
         "pooler.dense.bias",
     }
@@ -386,7 +386,7 @@ def test_model_card_has_the_provenance(tmp_path: Path) -> None:
     """The hub's parser reads the metadata; local folders are not named."""
     info = {
         "recipe": "fast",
-        "heldout": {"masked_lm": 2.5, "steps": 7},
+        "heldout_metrics": {"masked_lm": 2.5, "steps": 7},
         "provenance": {
             "sources": ["/home/somebody/secret/corpus.jsonl.xz"],
             "documents": 1234,
@@ -423,7 +423,7 @@ def test_model_card_of_a_task_has_labels_and_results(tmp_path: Path) -> None:
     head = HeadConfig("single", ("bad", "a|b"))
     info = {
         "task": "sst-2",
-        "heldout": {"accuracy": 0.925},
+        "heldout_metrics": {"accuracy": 0.925},
         "provenance": {
             "task": {"train": "/home/somebody/SST-2/train.tsv"},
             "run": {"start_from": "/home/somebody/my-run/model", "seed": 3},

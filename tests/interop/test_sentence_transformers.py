@@ -193,7 +193,7 @@ def test_model_in_its_own_folder_is_read(
     assert_close(embed(old, TEXTS), expected)
     assert_close(embed(old / "0_Transformer", TEXTS), expected)
     fine_tuned = load_for_fine_tuning(old, HeadConfig("single", ("a", "b")))
-    assert fine_tuned.info["new"] == ["output.bias", "output.weight"]
+    assert fine_tuned.info["newly_initialized"] == ["output.bias", "output.weight"]
     pretrained_state = load(pretrained_dir).model.bert.state_dict()
     for name, value in fine_tuned.model.bert.state_dict().items():
         assert torch.equal(value, pretrained_state[name]), name

@@ -62,10 +62,10 @@ def test_all_formats_give_the_same_weights(
     assert imported.model.mlm.decoder.weight is imported.model.bert.embeddings.words.weight
     assert not imported.model.training
     report = imported.info["imported"]
-    assert (report["new"], report["left"]) == ([], [])
+    assert (report["newly_initialized"], report["unused"]) == ([], [])
     num_training_tensors = 2 * len(checkpoints.variable_shapes()) + 1
     num_ignored = {"v2": num_training_tensors, "v1": num_training_tensors, "object": 1, "parts": 0}
-    assert report["left_of_training"] == num_ignored[checkpoint_format]
+    assert report["num_training_state_tensors"] == num_ignored[checkpoint_format]
     assert (imported.config.activation, imported.config.norm_eps) == ("gelu_tanh", 1e-12)
     assert (imported.config.dropout, imported.config.init_range) == (0.17, 0.03)
     assert (imported.config.segments, imported.config.nsp) == (3, True)
@@ -88,7 +88,7 @@ def test_official_tf2_encoder_is_read(checkpoint_dir: Path, config_dir: Path) ->
     """Other names and kernels with a head axis give the same encoder; heads are initialized."""
     imported = read_pretrained(checkpoint_dir / "official", files_from=config_dir)
     state, expected = imported.model.state_dict(), expected_state_dict(checkpoints.make_variables())
-    new = imported.info["imported"]["new"]
+    new = imported.info["imported"]["newly_initialized"]
     assert set(new) == {name for name in expected if name.startswith(("mlm.", "nsp."))} - {
         "mlm.decoder.weight"
     }
@@ -99,7 +99,7 @@ def test_official_tf2_encoder_is_read(checkpoint_dir: Path, config_dir: Path) ->
     assert_same_weights(
         read_pretrained(checkpoint_dir / "official", files_from=config_dir).model, state
     )
-    assert imported.info["imported"]["left"] == []
+    assert imported.info["imported"]["unused"] == []
 
 
 def test_official_names_of_heads_are_read(tmp_path: Path) -> None:
@@ -160,7 +160,9 @@ def test_round_trip_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert imported.config == model.config
     assert imported.tokenizer.hash == make_tokenizer(101).hash
     assert imported.info["recipe"] == "none"
-    assert imported.info["imported"]["left"] == imported.info["imported"]["new"] == []
+    assert (
+        imported.info["imported"]["unused"] == imported.info["imported"]["newly_initialized"] == []
+    )
 
 
 def test_tensorflow_reads_exported_checkpoints(tmp_path: Path, run_tensorflow: Script) -> None:
@@ -197,7 +199,9 @@ def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> Non
     sizes = {key: getattr(config, key) for key in CONFIG if key != "hidden_act"}
     write_config_and_vocab(tmp_path, **sizes)
     imported = read_pretrained(tmp_path)
-    assert imported.info["imported"]["left"] == imported.info["imported"]["new"] == []
+    assert (
+        imported.info["imported"]["unused"] == imported.info["imported"]["newly_initialized"] == []
+    )
     batch = draw_batch(imported.config, (17,))
     with torch.no_grad():
         output = reference(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
@@ -267,9 +271,9 @@ def test_encoder_is_read_without_heads(tmp_path: Path) -> None:
     values["another/head/kernel"] = np.ones((2, 2), dtype=np.float32)
     write_checkpoint(tmp_path / "bert_model.ckpt", values.items())
     imported = read_pretrained(write_config_and_vocab(tmp_path))
-    assert imported.info["imported"]["left"] == ["another/head/kernel"]
-    assert "mlm.decoder.bias" in imported.info["imported"]["new"]
-    assert "nsp.classifier.weight" in imported.info["imported"]["new"]
+    assert imported.info["imported"]["unused"] == ["another/head/kernel"]
+    assert "mlm.decoder.bias" in imported.info["imported"]["newly_initialized"]
+    assert "nsp.classifier.weight" in imported.info["imported"]["newly_initialized"]
     words = torch.tensor(values["bert/embeddings/word_embeddings"])
     assert torch.equal(imported.model.bert.embeddings.words.weight, words)
     assert torch.equal(imported.model.mlm.decoder.weight, words)
@@ -285,7 +289,7 @@ def test_checkpoint_without_nsp_is_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "bert_model.ckpt", values.items())
     imported = read_pretrained(write_config_and_vocab(tmp_path))
     assert imported.config.nsp is False
-    assert imported.info["imported"]["new"] == []
+    assert imported.info["imported"]["newly_initialized"] == []
 
 
 @pytest.mark.parametrize(
@@ -397,4 +401,4 @@ def test_imported_model_can_be_saved(tmp_path: Path, config_dir: Path) -> None:
     with torch.no_grad():
         expected = imported.model.mlm(imported.model.bert(packed))
         assert torch.equal(reloaded.model.mlm(reloaded.model.bert(packed)), expected)
-    assert reloaded.info["imported"]["from"] == "a TensorFlow checkpoint in V1 format"
+    assert reloaded.info["imported"]["source"] == "a TensorFlow checkpoint in V1 format"

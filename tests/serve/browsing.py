@@ -98,7 +98,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> CountingService:
         if bias is not None:
             with torch.no_grad():
                 list(model.parameters())[-1].copy_(torch.tensor(bias))
-        info = {"heldout": {"null_threshold": -1e9}} if name == "silent" else {}
+        info = {"heldout_metrics": {"null_threshold": -1e9}} if name == "silent" else {}
         save_fine_tuned(root / name, model, tokenizer, head, info)
         models.append(load_served_model(name, root / name))
     return CountingService(models)

@@ -86,11 +86,22 @@ def test_embed_all(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     """/embed_all returns a vector per token, with or without special tokens."""
     embedder = Embedder.load(model_dirs["plain"])
     for special in (True, False):
-        body = {"inputs": SENTENCES[:2], "special": special}
+        body = {"inputs": SENTENCES[:2], "include_special_tokens": special}
         actual = server.post("/embed_all", body).json()
-        expected = embedder.encode_tokens(SENTENCES[:2], special=special)
+        expected = embedder.encode_tokens(SENTENCES[:2], include_special_tokens=special)
         for vectors, expected_text in zip(actual, expected, strict=True):
             assert_close(vectors, expected_text.vectors)
+
+
+def test_request_field_of_version_0_1(server: RunningServer) -> None:
+    """``special`` is read as ``include_special_tokens``; both at once, or elsewhere, are errors."""
+    body = {"inputs": SENTENCES[:2]}
+    old = server.post("/embed_all", body | {"special": False}).json()
+    assert old == server.post("/embed_all", body | {"include_special_tokens": False}).json()
+    assert old != server.post("/embed_all", body).json()
+    both = server.post("/embed_all", body | {"special": False, "include_special_tokens": False})
+    assert both.status_code == 422
+    assert server.post("/fill", body | {"special": False}).status_code == 422
 
 
 def test_long_texts_are_truncated_or_rejected(

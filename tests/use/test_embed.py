@@ -100,9 +100,9 @@ def test_pooling_without_special_tokens(
     inner_states = [
         states[2][1:-1] if len(states[2]) > 2 else states[2] for states in hidden_states
     ]
-    mean = embedder.encode(TEXTS, special=False)
+    mean = embedder.encode(TEXTS, include_special_tokens=False)
     assert_close(mean, [states.mean(0) for states in inner_states])
-    maximum = embedder.encode(TEXTS, special=False, pooling="max")
+    maximum = embedder.encode(TEXTS, include_special_tokens=False, pooling="max")
     assert_close(maximum, [states.max(0) for states in inner_states])
 
 
@@ -231,7 +231,7 @@ def test_token_offsets(embedder: Embedder) -> None:
     assert not text.is_truncated
     assert long_text.is_truncated
     assert len(long_text.vectors) == 61
-    without_special = embedder.encode_tokens([TEXTS[1]], special=False)[0]
+    without_special = embedder.encode_tokens([TEXTS[1]], include_special_tokens=False)[0]
     assert without_special.ids == text.ids[1:-1]
     np.testing.assert_allclose(without_special.vectors, text.vectors[1:-1], rtol=0, atol=1e-5)
 

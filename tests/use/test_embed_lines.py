@@ -239,7 +239,41 @@ def start_and_interrupt(embedder: Embedder, out: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         embed_lines(embedder, interrupted_lines(), out, TEXT_SETTINGS)
     state_file = out.with_name(f"{out.name}.partial") / "state.json"
-    assert json.loads(state_file.read_text())["lines"]
+    assert json.loads(state_file.read_text())["num_lines"]
+
+
+def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> None:
+    """An unfinished run whose state has the keys of version 0.1 ends with the same bytes."""
+    out = tmp_path / "v.npy"
+    start_and_interrupt(embedder, out)
+    state_file = tmp_path / "v.npy.partial" / "state.json"
+    state = json.loads(state_file.read_text())
+    settings = state["settings"]
+    old_settings = {
+        "path": settings["model_path"],
+        "model": settings["model_sha256"],
+        "fast": False,
+        "layers": [-1],
+        "combine": "concat",
+        "weights": [],
+        "pooling": settings["pooling"],
+        "normalize": settings["normalize"],
+        "special": True,
+    }
+    old_state = {
+        "settings": old_settings,
+        "lines": state["num_lines"],
+        "read": state["lines_sha256"],
+        "place": state["position"],
+        "cut_off": state["num_truncated"],
+    }
+    assert len(old_settings) == len(settings)
+    assert len(old_state) == len(state)
+    state_file.write_text(json.dumps(old_state))
+    embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=True)
+    uninterrupted = tmp_path / "uninterrupted.npy"
+    embed_lines(embedder, LINES, uninterrupted, TEXT_SETTINGS)
+    assert out.read_bytes() == uninterrupted.read_bytes()
 
 
 def test_resume_requires_the_same_input(
@@ -364,7 +398,7 @@ def test_run_can_be_resumed_after_a_full_disk(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, previous_limit)
     state = json.loads((tmp_path / f"{name}.partial" / "state.json").read_text())
-    assert 0 < state["lines"] < len(lines)
+    assert 0 < state["num_lines"] < len(lines)
     embed_lines(embedder, lines, tmp_path / name, TEXT_SETTINGS, resume=True)
     uninterrupted = tmp_path / f"uninterrupted.{name}"
     embed_lines(embedder, lines, uninterrupted, TEXT_SETTINGS)
@@ -425,7 +459,12 @@ def test_memory_does_not_grow_with_the_input(
 
 def test_all_settings_are_used(embedder: Embedder, tmp_path: Path) -> None:
     """Layers, pooling, normalization and special tokens have the same effect as in ``encode``."""
-    settings = {"pooling": "mean-max", "normalize": True, "special": False, "combine": "mean"}
+    settings = {
+        "pooling": "mean-max",
+        "normalize": True,
+        "include_special_tokens": False,
+        "combine": "mean",
+    }
     vector_settings = build_vector_settings([-1, 0], **settings)
     summary = embed_lines(embedder, LINES, tmp_path / "v.npy", vector_settings)
     encode: Callable[..., np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = embedder.encode

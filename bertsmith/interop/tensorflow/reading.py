@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertsmith.bundle import INFO_FILE, FineTunedBundle, HeadConfig, PretrainedBundle
-from bertsmith.bundle.config import read_json
+from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle, read_info
 from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import names as variable_names
@@ -52,7 +51,7 @@ def read_tensorflow(
     checkpoint = open_checkpoint(Path(path))
     folder = checkpoint.path.parent if files_from is None else Path(files_from)
     stored_names = _stored_names(checkpoint)
-    info = read_json(folder / INFO_FILE) if (folder / INFO_FILE).is_file() else {}
+    info = read_info(folder)
     has_nsp = any(name.startswith("bert/pooler/") for name in stored_names)
     positions = info.get("positions", "learned")
     config = read_config(folder / CONFIG_FILE, nsp=has_nsp, positions=positions)
@@ -65,7 +64,7 @@ def read_tensorflow(
         )
     head = _read_head(checkpoint, stored_names, info)
     source = f"a TensorFlow checkpoint in {checkpoint.format_name} format"
-    imported = {"from": source, "case": case_note}
+    imported = {"source": source, "case": case_note}
     if head is None:
         model, report = _build_model(lambda: BertForPreTraining(config), checkpoint, stored_names)
         info = info | {"imported": imported | report}
@@ -190,8 +189,11 @@ def _build_model(
             _copy_tensor(chunk, checkpoint, stored_names[original_name])
     unused = [name for name in checkpoint.shapes if name not in used]
     training_state = [name for name in unused if variable_names.is_training_state(name)]
-    report = {"new": new, "left": [name for name in unused if name not in training_state]}
-    return model.eval(), report | {"left_of_training": len(training_state)}
+    report = {
+        "newly_initialized": new,
+        "unused": [name for name in unused if name not in training_state],
+    }
+    return model.eval(), report | {"num_training_state_tensors": len(training_state)}
 
 
 def _match_weights(

@@ -196,7 +196,7 @@ def _train(
         return result
     warn_below_majority_class(progress, task, data, metrics)
     info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
-            "heldout": metrics}  # fmt: skip
+            "heldout_metrics": metrics}  # fmt: skip
     save_fine_tuned(run / MODEL_DIR, model, start.tokenizer, head, info)
     write_json(run / RESULT_FILE, {key: value for key, value in asdict(result).items()
                                    if key not in ("run", "model", "late")})  # fmt: skip

@@ -32,8 +32,8 @@ def log_run_summary(
         f"{run}: {start.path} on {len(data.train):,} training examples, held-out examples: "
         f"{heldout_sizes} ({device.describe_machine(machine)})"
     )
-    if start.info["new"]:
-        progress.log(f"newly initialized: {', '.join(start.info['new'])}")
+    if start.info["newly_initialized"]:
+        progress.log(f"newly initialized: {', '.join(start.info['newly_initialized'])}")
     for note in start.notes():
         progress.log(note)
     for name, counts in data.counts.items():

@@ -263,5 +263,5 @@ def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, A
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "heldout": heldout,
+        "heldout_metrics": heldout,
     }

@@ -6,6 +6,7 @@ Files are identified mostly by name. Importing this module does not load torch.
 from pathlib import Path
 from typing import Literal
 
+from bertsmith.compatibility import OLD_INDEX_FILES
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.errors import InputError
 from bertsmith.text.tokenizer_files import TOKENIZER_FILE, VOCAB_FILE
@@ -30,7 +31,7 @@ _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     "checkpoint": (("weights.safetensors", "state.json"),),
     "model": tuple(("config.json", weights) for weights in _WEIGHT_FILES),
     "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
-    "index": (("index.json", "places.npy"),),
+    "index": (("index.json", "offsets.npy"), ("index.json", OLD_INDEX_FILES["offsets.npy"])),
 }
 #: Files that stand for the directory that contains them.
 _FILES_OF_DIRECTORIES = (

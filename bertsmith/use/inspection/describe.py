@@ -91,8 +91,7 @@ def describe_tensors(path: Path) -> Description:
 def describe_model(path: Path) -> Description:
     """Describe a model directory: config, size, tensors, vocabulary and provenance."""
     directory = bundle.locate_model(path)
-    info_file = directory / bundle.INFO_FILE
-    info: dict[str, Any] = read_json_object(info_file) if info_file.exists() else {}
+    info = bundle.read_info(directory)
     config = bundle.read_config(directory, info)
     weights = bundle.open_weights(directory, config)
     summaries = _summarize_stored(bundle.list_tensors(directory))

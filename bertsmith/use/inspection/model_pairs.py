@@ -75,7 +75,9 @@ def load_compared_model(path: Path | str, device: str) -> ComparedModel:
     bundle: Any = (
         load_for_fine_tuning(directory, HeadConfig("single")) if is_bare else load_model(directory)
     )
-    initialized = frozenset(bundle.info["new"] if is_bare else getattr(bundle, "new_weights", ()))
+    initialized = frozenset(
+        bundle.info["newly_initialized"] if is_bare else getattr(bundle, "new_weights", ())
+    )
     # Outputs of newly initialized heads are meaningless, so they are not compared.
     is_bare = bool(initialized)
     facts = bundle.config.model_dump()
