@@ -76,7 +76,7 @@ def find_model(model: Path) -> Path:
     if not is_unfinished_run(model):
         locate_model(model)
         return model
-    from bertsmith.train.pretraining.snapshot import write_latest_snapshot
+    from bertsmith.train.latest_snapshot import write_latest_snapshot
 
     directory = Path(tempfile.mkdtemp(prefix="bertsmith-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)

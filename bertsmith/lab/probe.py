@@ -16,10 +16,11 @@ from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
-from bertsmith.train.engine import compile_warmup, compute_settings, optimizer
+from bertsmith.train.engine import compute_settings, optimizer
 from bertsmith.train.engine.probe import median_step_seconds
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import LossFunction, take_step
+from bertsmith.train.pretraining.compile_warmup import warmup_batches
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
@@ -74,7 +75,7 @@ def measure_step_seconds(
 
 def _random_batch(data: DataSettings) -> ExampleBatch:
     """Return a batch of random token ids with masked-LM or left-to-right predictions."""
-    batch = compile_warmup.warmup_batches(data, data.length, data.batch * data.length)[0]
+    batch = warmup_batches(data, data.length, data.batch * data.length)[0]
     if data.objective != "left-to-right":
         return batch
     # A left-to-right model predicts every token.

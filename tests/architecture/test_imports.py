@@ -74,6 +74,22 @@ def test_imports_point_to_lower_layers(modules: dict[str, Any]) -> None:
     assert not violations, "\n".join(violations)
 
 
+def test_packages_of_train_import_only_the_engine(modules: dict[str, Any]) -> None:
+    """Pre-training and fine-tuning do not import each other, and the engine imports neither."""
+    packages = {f"bertsmith.train.{name}" for name in ("engine", "pretraining", "finetuning")}
+    violations = []
+    for module in modules.values():
+        source = ".".join(module.name.split(".")[:3])
+        for name, line, _ in module.imports():
+            target = ".".join(name.split(".")[:3])
+            forbidden = packages - {source, "bertsmith.train.engine"}
+            if source in packages and target in forbidden:
+                violations.append(f"{module.path}:{line}: {source} imports {target}")
+            if source == "bertsmith.train.engine" and target.startswith("bertsmith.data"):
+                violations.append(f"{module.path}:{line}: the engine imports {target}")
+    assert not violations, "\n".join(violations)
+
+
 def test_there_are_no_import_cycles(modules: dict[str, Any]) -> None:
     """Modules do not import each other, including imports in functions and ``import_module``."""
     graph = {

@@ -21,7 +21,7 @@ from bertsmith.model.init.unigram import init_from_unigrams
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
-from bertsmith.train.engine import compile_warmup, optimizer, probe, schedule
+from bertsmith.train.engine import optimizer, probe, schedule
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
@@ -30,6 +30,7 @@ from bertsmith.train.engine.threads import (
     candidate_thread_counts,
     choose_thread_count,
 )
+from bertsmith.train.pretraining.compile_warmup import warmup_batches
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
@@ -75,7 +76,7 @@ class Session:
         """Compile all graphs, from the same batches at every start."""
         settings = self.settings
         self.model.train()
-        for batch in compile_warmup.warmup_batches(
+        for batch in warmup_batches(
             settings.data, _max_length(settings), settings.run.micro_batch_tokens
         ):
             micro_batch = to_device(batch, self.machine.device)

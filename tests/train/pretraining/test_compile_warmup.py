@@ -11,7 +11,7 @@ from bertsmith.data.packing import ExampleBatch, concat_batches
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
 from bertsmith.model.ops.dropout import DropoutSeed
-from bertsmith.train.engine.compile_warmup import warmup_batches
+from bertsmith.train.pretraining.compile_warmup import warmup_batches
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses

@@ -1,0 +1,45 @@
+"""Writes the latest checkpoint of a pre-training or fine-tuning run as a model directory."""
+
+from pathlib import Path
+
+from bertsmith import bundle
+from bertsmith.bundle.metadata import read_metadata
+from bertsmith.errors import RunError
+from bertsmith.settings import read_toml
+from bertsmith.train.engine import checkpoint
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.finetuning.settings import FinetuneSettings
+from bertsmith.train.pretraining.snapshot import write_snapshot
+
+
+def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
+    """Write the model of the newest intact checkpoint of a pre-training or fine-tuning run.
+
+    Returns:
+        The step of the checkpoint and the total number of steps of the run.
+
+    Raises:
+        RunError: If no checkpoint can be read.
+    """
+    is_finetuning = "task" in read_toml(run / SETTINGS_FILE)
+    write = _write_fine_tuned_snapshot if is_finetuning else write_snapshot
+    reasons = []
+    for step, _ in reversed(checkpoint.list_checkpoints(run)):
+        try:
+            write(run, step, out)
+        except RunError as error:
+            reasons.append(f"\n  {error}")
+            continue
+        return step, int(read_toml(run / SETTINGS_FILE)["schedule"]["steps"])
+    raise RunError(f"{run}: no checkpoint of this run can be read:{''.join(reasons)}")
+
+
+def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:
+    settings = FinetuneSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE))
+    task = settings.task
+    head = bundle.HeadConfig(task.kind, tuple(task.labels))
+    model = head.build_model(settings.model, settings.features)
+    checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], model)
+    _, _, tokenizer = read_metadata(bundle.locate_model(settings.run.start_from))
+    info = {"task": task.name, "provenance": settings.model_dump(mode="json"), "step": step}
+    bundle.save_fine_tuned(out, model, tokenizer, head, info)
