@@ -1,11 +1,14 @@
 """Exceptions for errors that users can correct.
 
-The command line prints their message without a traceback and exits with status 2.
+The command line prints the message of such an error without a traceback, and exits with status 2.
 """
 
 
 class BertsmithError(Exception):
-    """Base class; the message says what is wrong, what was found and what to do."""
+    """Base class of all errors that users can correct.
+
+    The message contains what is wrong, what was found and what to do about it.
+    """
 
 
 class SettingsError(BertsmithError):

@@ -14,18 +14,20 @@ from typing import Any, BinaryIO
 
 from bertsmith.errors import InputError, ModelError
 
-#: A list of numbers and nulls in indented JSON. Strings cannot match: JSON escapes line breaks.
+#: Matches a list of numbers and nulls in indented JSON. The content of a string cannot match,
+#: because JSON escapes line breaks.
 _NUMBER_LIST = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE]+))\s+\]")
 
 
 def check_new_directory(path: Path) -> None:
-    """Raise ModelError unless ``path`` does not exist or is an empty directory."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    """Raise ModelError if ``path`` exists, except if it is an empty directory."""
+    is_empty_directory = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not is_empty_directory:
         raise ModelError(f"{path}: already exists and is not an empty folder; choose a new folder")
 
 
 def check_new_file(path: Path) -> None:
-    """Raise InputError unless ``path`` can be created."""
+    """Raise InputError if ``path`` exists or its folder does not exist."""
     if path.exists() or path.is_symlink():
         raise InputError(f"{path}: this file exists already; choose another name, or remove it")
     if not path.parent.is_dir():
@@ -80,7 +82,7 @@ def hold_lock(
 
 @contextmanager
 def add_error_filename(path: Path) -> Iterator[None]:
-    """Add ``path`` to an OSError without a file name; those of failed writes have none."""
+    """Set the file name of an OSError that has none, such as one raised by a failed write."""
     try:
         yield
     except OSError as error:
@@ -90,7 +92,7 @@ def add_error_filename(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a file under a temporary name, fsync it, and rename it to ``path``."""
+    """Write a file atomically: write a temporary file, fsync it, and rename it to ``path``."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -119,6 +121,7 @@ def dump_json(value: Any, indent: int | None = None) -> str:
 
 
 def _replace_nonfinite(value: Any) -> Any:
+    """Return a JSON value in which NaN and infinities are replaced by None."""
     if isinstance(value, dict):
         return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -127,14 +130,17 @@ def _replace_nonfinite(value: Any) -> Any:
 
 
 def restore_nan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with None replaced by NaN, the inverse of ``dump_json`` for metrics."""
+    """Replace None by NaN in metrics that were written by ``dump_json``."""
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def write_json(path: Path, value: Any, *, inline_numbers: bool = False) -> None:
     """Write ``value`` atomically as indented JSON.
 
-    inline_numbers: write each list of numbers on one line.
+    Args:
+        path: The file to write.
+        value: A JSON value.
+        inline_numbers: Whether to write each list of numbers on one line.
     """
     text = dump_json(value, indent=2)
     if inline_numbers:

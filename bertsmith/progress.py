@@ -1,26 +1,32 @@
-"""The progress protocol: library code reports progress and messages, the caller displays them."""
+"""The protocol with which library code reports progress and messages to its caller."""
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """Displays one progress bar at a time, and messages."""
+    """Receives progress and messages, and may display them, with one progress bar at a time."""
 
     def start(self, description: str, total: float | None, unit: str) -> None:
-        """Start a bar and finish the previous one; ``total`` is None if unknown."""
+        """Start a progress bar, and finish the previous one.
+
+        Args:
+            description: Name of the work in progress.
+            total: Number of units of the work; None if unknown.
+            unit: Name of a unit, such as "lines".
+        """
 
     def advance(self, amount: float, **fields: str) -> None:
-        """Advance the bar by ``amount`` units; ``fields`` are short values to display."""
+        """Advance the progress bar by ``amount`` units; ``fields`` are shown next to it."""
 
     def log(self, text: str) -> None:
         """Display a message of one line."""
 
     def finish(self) -> None:
-        """Finish the bar, if there is one."""
+        """Finish the progress bar, if there is one."""
 
 
 class NullProgress:
-    """A progress that displays nothing."""
+    """Ignores progress and messages."""
 
     def start(self, description: str, total: float | None, unit: str) -> None:
         """Do nothing."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from bertsmith.bundle.weight_names import to_hf_state_dict
     from bertsmith.bundle.weights import StoredWeights, open_weights
 
-#: Public name -> its module. The imports above repeat this for type checkers.
-_MODULES = {
+#: The module of each public name. Keep in sync with the imports for type checkers above.
+_MODULE_OF_NAME = {
     "load_model": "any_model",
     "save_model": "any_model",
     "CONFIG_FILE": "config",
@@ -105,8 +105,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, because most modules load torch, which takes seconds."""
-    if name not in _MODULES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'bertsmith.bundle' has no attribute {name!r}")
-    value = getattr(import_module(f"bertsmith.bundle.{_MODULES[name]}"), name)
+    value = getattr(import_module(f"bertsmith.bundle.{_MODULE_OF_NAME[name]}"), name)
     globals()[name] = value
     return value

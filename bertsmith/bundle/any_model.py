@@ -1,4 +1,4 @@
-"""Loading and saving model directories, pre-trained or fine-tuned."""
+"""Loading and saving of model directories of pre-trained and fine-tuned models."""
 
 from pathlib import Path
 
@@ -44,12 +44,12 @@ def save_model(directory: Path, bundle: PretrainedBundle | FineTunedBundle) -> N
     if isinstance(bundle, FineTunedBundle):
         save_fine_tuned(directory, bundle.model, bundle.tokenizer, bundle.head, bundle.info)
     else:
-        # The file format cannot mark a head as untrained.
+        # A model directory cannot record that a head is not trained.
         bundle.require_head("mlm.")
         save(directory, bundle.model, bundle.tokenizer, bundle.info)
 
 
 def is_bare_encoder(directory: Path) -> bool:
-    """Return whether the model directory's config names no class with a head."""
+    """Return whether config.json of a model directory contains no class with a head."""
     hf_config = read_json(directory / CONFIG_FILE)
     return not any("For" in name for name in get_architectures(hf_config))

@@ -27,23 +27,24 @@ _HF_FIELD_NAMES = {
     "norm_eps": "layer_norm_eps",
     "init_range": "initializer_range",
 }
-#: In Hugging Face's configs `gelu` is the erf form; `gelu_new` and `gelu_pytorch_tanh` are the tanh
-#: form.
+#: ``ModelConfig.activation`` -> ``hidden_act`` in config.json. In both, `gelu` is the erf form of
+#: GELU. The tanh form is `gelu_new` or `gelu_pytorch_tanh` in config.json.
 _HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "elu": "elu"}
-_ACTIVATION_BY_HF_NAME = {v: k for k, v in _HF_ACTIVATIONS.items()} | {
+_ACTIVATION_BY_HF_NAME = {hf_name: name for name, hf_name in _HF_ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-#: Fields that ``model_type: bert`` cannot express, with plain BERT's values. Any other value is
-#: written with ``model_type: bertsmith``.
+#: Fields that a config.json with ``model_type: bert`` cannot express, and their values in the
+#: original BERT. A model with another value is written with ``model_type: bertsmith``.
 _PLAIN_BERT_VALUES: dict[str, Any] = {"norm": "post", "attention": "bidirectional"}
-#: config.json keys that are fixed in this implementation; other values are rejected.
+#: config.json keys with only one supported value; models with another value are rejected.
 _SUPPORTED_VALUES: dict[str, Any] = {
     "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
     "position_embedding_type": "absolute",
 }
-#: ``model_type`` of other architectures -> name. Their class names start with the same letters.
+#: ``model_type`` of other architectures -> name of the architecture. In lower case, the names of
+#: their classes start with the ``model_type``.
 _OTHER_ARCHITECTURES = {
     "roberta": "RoBERTa", "xlmroberta": "XLM-RoBERTa", "xlm-roberta": "XLM-RoBERTa",
     "camembert": "CamemBERT", "distilbert": "DistilBERT", "albert": "ALBERT",
@@ -51,7 +52,7 @@ _OTHER_ARCHITECTURES = {
     "mobilebert": "MobileBERT", "modernbert": "ModernBERT", "nomic_bert": "NomicBERT",
     "megatron-bert": "Megatron-BERT", "squeezebert": "SqueezeBERT", "convbert": "ConvBERT",
 }  # fmt: skip
-#: Maximum size of config.json or a weight index; enough for several hundred thousand labels.
+#: Maximum size of config.json or a weight index, enough for several hundred thousand labels.
 _MAX_JSON_BYTES = 16 * 2**20
 #: Maximum nesting depth. Python's JSON encoder fails at about 1,000 levels.
 _MAX_JSON_DEPTH = 64
@@ -60,7 +61,7 @@ _MAX_JSON_DEPTH = 64
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     """Return the content of config.json.
 
-    ``model_type`` is ``bertsmith`` if plain BERT cannot express the model.
+    ``model_type`` is ``bertsmith`` for models that transformers' BERT cannot compute.
     """
     values = config.model_dump()
     hf_config: dict[str, Any] = {
@@ -89,18 +90,23 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         info: Content of bertsmith.json, with the fields that config.json cannot express.
 
     Raises:
-        ModelError: The file is unreadable, incomplete, or describes another architecture.
+        ModelError: config.json is unreadable or incomplete, or describes another architecture.
     """
     path = directory / CONFIG_FILE
     hf_config = read_json(path)
     _check_architecture(hf_config, path)
     missing = [key for key in ("vocab_size", "hidden_size") if key not in hf_config]
     if missing:
-        raise ModelError(f"{path}: {', '.join(missing)} is missing")
+        raise ModelError(
+            f"{path}: these keys are missing: {', '.join(missing)}; add the model's values"
+        )
     for key, supported in _SUPPORTED_VALUES.items():
         value = hf_config.get(key, supported)
         if value != supported:
-            raise ModelError(f"{path}: {key} is {value!r}; only {supported!r} is supported")
+            raise ModelError(
+                f"{path}: {key} is {value!r}, but only {supported!r} is supported; use another "
+                "model"
+            )
     values = {
         field: hf_config[hf_name]
         for field, hf_name in _HF_FIELD_NAMES.items()
@@ -116,7 +122,9 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
     values["nsp"] = bool(nsp_classes & set(get_architectures(hf_config))) or info.get("nsp", False)
     extra_fields = hf_config.get("bertsmith", {})
     if not isinstance(extra_fields, dict):
-        raise ModelError(f"{path}: bertsmith is {extra_fields!r}; expected an object")
+        raise ModelError(
+            f"{path}: the value of the key bertsmith is {extra_fields!r}; expected an object"
+        )
     try:
         return ModelConfig.parse(values | extra_fields, str(path))
     except SettingsError as error:
@@ -124,7 +132,7 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
 
 
 def get_architectures(hf_config: Mapping[str, Any]) -> list[str]:
-    """Return the class names under ``architectures``, empty if that is not a list."""
+    """Return the class names in ``architectures`` of config.json; empty if it is not a list."""
     names = hf_config.get("architectures")
     return [str(name) for name in names] if isinstance(names, list) else []
 
@@ -135,14 +143,17 @@ def _check_architecture(hf_config: Mapping[str, Any], path: Path) -> None:
     model_type = hf_config.get("model_type", "bert")
     name = _OTHER_ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if model_type not in ("bert", "bertsmith"):
-        hint = f" ({name}, another architecture)" if name else ""
+        found = f"{model_type!r} ({name})" if name else repr(model_type)
         raise ModelError(
-            f"{path}: model_type is {model_type!r}; expected 'bert' (or 'bertsmith'){hint}",
+            f"{path}: model_type is {found}; expected 'bert' or 'bertsmith'; use a BERT model",
         )
     for class_name in get_architectures(hf_config):
         is_other = class_name.lower().startswith(tuple(_OTHER_ARCHITECTURES))
         if is_other and not class_name.startswith("Bert"):
-            raise ModelError(f"{path}: architectures contains {class_name}, which is not a BERT")
+            raise ModelError(
+                f"{path}: architectures contains {class_name}, which is not a BERT class; use a "
+                "BERT model"
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -154,7 +165,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ModelError(
-                f"{path}: {path.stat().st_size:,} bytes; the maximum is {_MAX_JSON_BYTES:,}",
+                f"{path}: the file is too large: {path.stat().st_size:,} bytes; the maximum is "
+                f"{_MAX_JSON_BYTES:,} bytes",
             )
         value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -162,17 +174,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, found a {type(value).__name__}")
     if _is_too_deep(value):
-        raise ModelError(f"{path}: nested more than {_MAX_JSON_DEPTH} levels deep")
+        raise ModelError(f"{path}: the JSON is nested more than {_MAX_JSON_DEPTH} levels deep")
     return value
 
 
 def _is_too_deep(value: dict[str, Any]) -> bool:
-    """Return whether containers are nested more than ``_MAX_JSON_DEPTH`` levels deep."""
-    # Iterative, because a recursive check would itself overflow the stack.
-    level: list[Any] = [value]
+    """Return whether objects and arrays are nested more than ``_MAX_JSON_DEPTH`` levels deep."""
+    # A loop, because recursion could overflow the stack.
+    containers: list[Any] = [value]
     for _ in range(_MAX_JSON_DEPTH):
-        children = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [child for items in children for child in items if isinstance(child, dict | list)]
-        if not level:
+        children: list[Any] = []
+        for container in containers:
+            children += container.values() if isinstance(container, dict) else container
+        containers = [child for child in children if isinstance(child, dict | list)]
+        if not containers:
             return False
     return True

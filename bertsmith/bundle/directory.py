@@ -1,4 +1,4 @@
-"""Finding model directories: local paths, run directories and ids on the Hugging Face hub."""
+"""Locating model directories: local paths, run directories and ids on the Hugging Face hub."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ from bertsmith.errors import ModelError
 
 WEIGHTS_FILE, PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
 INDEX_FILE, PICKLE_INDEX_FILE = f"{WEIGHTS_FILE}.index.json", f"{PICKLE_FILE}.index.json"
-#: Files that weights are read from, in order of preference. An index lists several shards.
+#: Names of weight files, in order of preference. An index lists the shards of sharded weights.
 WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
 #: OWNER/NAME, optionally followed by @ and a branch, tag or commit.
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -23,12 +23,12 @@ def locate_model(model: Path | str) -> Path:
     """Return the directory of a model; models on the hub are downloaded.
 
     Args:
-        model: A model directory, a run directory, a file of a model directory, or OWNER/NAME on
-            the hub, such as "google-bert/bert-base-uncased", optionally with "@" and a revision.
-            For a sentence-transformers model it may be the folder of its Transformer module.
+        model: A model directory, a run directory, a file in a model directory, or OWNER/NAME on
+            the hub, such as "google-bert/bert-base-uncased", optionally with "@" and a revision. A
+            sentence-transformers model may contain the model in the folder 0_Transformer.
 
     Raises:
-        ModelError: There is no model.
+        ModelError: There is no model at this path, or it cannot be downloaded.
     """
     path = Path(model)
     is_model_file = path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file()
@@ -45,9 +45,9 @@ def locate_model(model: Path | str) -> Path:
         )
     if (path / "checkpoints").is_dir():
         raise ModelError(
-            f"{path}: this run has not written its model yet; repeat its command to finish it, or "
-            f"export its last checkpoint: bertsmith export {shlex.quote(str(path))} --to hf "
-            "--out DIR",
+            f"{path}: this run has not written its model yet; repeat the run's command to finish "
+            "it, or export its last checkpoint with: "
+            f"bertsmith export {shlex.quote(str(path))} --to hf --out DIR",
         )
     raise ModelError(
         f"{path}: not a model directory (no {CONFIG_FILE} with {WEIGHTS_FILE} in it) and not a run "
@@ -67,8 +67,8 @@ def is_unfinished_run(path: Path) -> bool:
 def locate_tokenizer(path: Path) -> Path:
     """Return the path to read a tokenizer from.
 
-    For a run directory or a hub id this is the model directory. Any other path is returned
-    unchanged, and the tokenizer's reader reports problems with it.
+    For a run directory or a hub id, the model directory is returned. Any other path is returned
+    unchanged, without checking that it contains a tokenizer.
 
     Raises:
         ModelError: The run has no model yet, or the hub model is not available.
@@ -78,24 +78,28 @@ def locate_tokenizer(path: Path) -> Path:
 
 
 def pin_model_path(model: Path | str) -> Path:
-    """Return an absolute path to a model that does not depend on the working directory.
+    """Return an absolute path to a model.
 
-    A hub id becomes the cached directory of its current commit.
+    A model on the hub is downloaded, and the path of its current commit in the cache is returned.
     """
     path = Path(model)
     return locate_model(path) if is_hub_id(path) else path.resolve()
 
 
 def find_weights_file(directory: Path) -> str | None:
-    """Return the name of the file that a directory's weights are read from, None if absent."""
-    return next((name for name in WEIGHT_FILES if (directory / name).is_file()), None)
+    """Return the name of the preferred weight file in a directory; None if there is none."""
+    for name in WEIGHT_FILES:
+        if (directory / name).is_file():
+            return name
+    return None
 
 
 def is_hub_id(path: Path) -> bool:
     """Return whether a path can only be a hub id.
 
     A misspelled local path must not cause a network request. A path is therefore not a hub id if
-    its first component exists, or if it ends like a file of a model or in a run's "model" folder.
+    its first folder exists, if its suffix is that of a model file, or if its last part is "model",
+    as in a run directory.
     """
     owner = Path(path.parts[0]) if path.parts else path
     if path.name == "model" or path.suffix in (".json", ".txt", ".safetensors", ".bin"):
@@ -104,7 +108,10 @@ def is_hub_id(path: Path) -> bool:
 
 
 def get_hub_id(directory: Path) -> str | None:
-    """Return the hub id of a directory in the hub's cache (…/models--OWNER--NAME/snapshots/…)."""
+    """Return the hub id of a directory in the local cache of the hub; None for other directories.
+
+    Directories in the cache have the form …/models--OWNER--NAME/snapshots/COMMIT.
+    """
     parts = directory.parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
         return None
@@ -119,17 +126,18 @@ def download_from_hub(
 ) -> Path:
     """Download a model from the hub, unless it is cached, and return the local directory.
 
-    Token, cache and offline mode are those of ``huggingface_hub``.
+    The environment variables of ``huggingface_hub`` for the token, the cache and the offline mode
+    apply.
 
     Args:
         name: OWNER/NAME or OWNER/NAME@REVISION.
-        endpoint: Overrides the URL of the hub.
-        cache_dir: Overrides the cache directory.
+        endpoint: URL of the hub; None for the default of ``huggingface_hub``.
+        cache_dir: Cache directory; None for the default of ``huggingface_hub``.
 
     Raises:
-        ModelError: The download failed, or the repository holds no BERT weights.
+        ModelError: The download failed, or the repository contains no BERT weights.
     """
-    # Imported here because it takes 0.1 s and most models are local.
+    # Imported here because the import takes 0.1 s and most models are local.
     from huggingface_hub import snapshot_download
 
     match = _HUB_ID.fullmatch(name)
@@ -150,29 +158,31 @@ def download_from_hub(
             )
             if find_weights_file(directory) is not None:
                 break
-    except Exception as error:  # noqa: BLE001 - reported below
-        # Errors of the HTTP library, the hub library and the disk have no common base class.
+    except Exception as error:  # noqa: BLE001 - the error is reported
+        # Errors of the HTTP library, the hub library and the file system have no common base class.
         reason = _describe_download_error(error)
         raise ModelError(f"{name}: no such file or directory here, and {reason}") from None
     if not (directory / CONFIG_FILE).is_file() or find_weights_file(directory) is None:
         raise ModelError(
-            f"{name}: the hub repository has no {CONFIG_FILE} with {WEIGHTS_FILE} or {PICKLE_FILE}",
+            f"{name}: this repository on the hub is not a model: it needs {CONFIG_FILE} and "
+            f"{WEIGHTS_FILE} or {PICKLE_FILE}; use another repository",
         )
     return directory
 
 
 def _describe_download_error(error: Exception) -> str:
-    """Return one line on why a download failed."""
-    kind = type(error).__name__
+    """Return the reason for a failed download and what to do about it, as one line."""
+    error_name = type(error).__name__
     reasons = {
         "RepositoryNotFoundError": "the hub has no such model, or it is private",
         "RevisionNotFoundError": "the hub's model has no such revision",
         "GatedRepoError": "the hub's model is gated and needs approved access",
     }
-    if kind in reasons:
-        return f"{reasons[kind]}; check the name, or log in with: hf auth login"
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else kind
+    if error_name in reasons:
+        return f"{reasons[error_name]}; check the name, or log in with: hf auth login"
+    message = str(error).strip()
+    first_line = message.splitlines()[0] if message else error_name
     return (
         "the hub cannot be reached and the local cache is incomplete "
-        f"({kind}: {first_line}); check the network, or HF_HUB_OFFLINE"
+        f"({error_name}: {first_line}); check the network connection and HF_HUB_OFFLINE"
     )

@@ -1,4 +1,4 @@
-"""Loading the encoder or the pooler of any model directory, without the other heads."""
+"""Loading of the encoder or the pooler of any model directory, without other weights."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,12 @@ from bertsmith.text.wordpiece import Tokenizer
 
 @dataclass(frozen=True)
 class EncoderBundle:
-    """An encoder in memory. ``info`` is the content of bertsmith.json."""
+    """An encoder in memory.
+
+    Attributes:
+        path: The model directory.
+        info: The content of bertsmith.json.
+    """
 
     model: BertModel
     tokenizer: Tokenizer
@@ -29,7 +34,7 @@ class EncoderBundle:
 
 
 def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> EncoderBundle:
-    """Load the encoder of a pre-trained, fine-tuned or headless BERT in eval mode.
+    """Load the encoder of a BERT in eval mode; its heads are ignored.
 
     Args:
         path: A model directory, a run directory, a file of a model directory, or a hub id.
@@ -40,7 +45,7 @@ def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> Enc
     """
     directory = locate_model(path)
     info, config, tokenizer = read_metadata(directory)
-    # The key "bert" gives the weights the names that they have in a model with heads.
+    # The container has the key "bert", so that its weights have the names of a model with heads.
     container, _ = build_with_weights(
         lambda: nn.ModuleDict({"bert": BertModel(config)}),
         open_weights(directory, config),
@@ -58,7 +63,10 @@ def load_pooler(directory: Path, config: ModelConfig) -> Pooler:
     """
     weights = open_weights(directory, config)
     if not weights.has_pooler:
-        raise ModelError(f"{directory}: this model has no pooler (the tanh layer over [CLS])")
+        raise ModelError(
+            f"{directory}: this model has no pooler (the tanh layer on [CLS]); use another model "
+            "or another pooling"
+        )
     container, _ = build_with_weights(lambda: nn.ModuleDict({"pooler": Pooler(config)}), weights)
     pooler = container["pooler"]
     assert isinstance(pooler, Pooler)

@@ -1,6 +1,9 @@
-"""Extending a model's vocabulary: each new token's weights are the mean of its old subtokens'."""
+"""Extension of a model's vocabulary.
 
-from collections.abc import Sequence
+The embedding of a new token is the mean of the embeddings of the subtokens into which the old
+vocabulary splits the token.
+"""
+
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +18,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.text.vocabulary_extension import VocabularyExtension
 
-#: Weights with one row or entry per vocabulary entry. The decoder shares the embedding weight.
+#: Names of weights with a row or an entry for each vocabulary entry.
 _VOCABULARY_WEIGHTS = ("bert.embeddings.words.weight", "mlm.decoder.weight", "mlm.decoder.bias")
 #: The key of bertsmith.json that lists the extensions.
 EXTENSIONS_KEY = "vocab_extensions"
@@ -26,28 +29,37 @@ def extend_vocabulary(
     extension: VocabularyExtension,
     source: str = "",
 ) -> PretrainedBundle | FineTunedBundle:
-    """Return a copy of the model with an extended vocabulary, on the CPU.
+    """Return a copy of a model on the CPU, with an extended vocabulary.
 
-    Embedding rows beyond the old vocabulary are used first. All other weights are unchanged.
+    New tokens get the unused rows of the word embeddings first, and then new rows. All other
+    weights are unchanged.
 
     Args:
         bundle: The model to extend.
         extension: The new tokenizer and the old subtokens of each new token.
-        source: Where the new words come from, recorded in bertsmith.json.
+        source: File or corpus of the new words, which is recorded in bertsmith.json.
 
     Raises:
-        ModelError: The extension was made for another tokenizer.
+        ModelError: The extension belongs to another tokenizer.
     """
-    num_words = len(extension.words)
     if bundle.tokenizer.vocab != extension.tokenizer.vocab[: extension.first_id]:
-        raise ModelError(f"{bundle.path}: the words to add were chosen for another vocabulary")
-    size = max(bundle.config.vocab_size, extension.tokenizer.vocab_size)
-    config = ModelConfig.parse(bundle.config.model_dump() | {"vocab_size": size}, str(bundle.path))
+        raise ModelError(
+            f"{bundle.path}: the words to add were chosen for another vocabulary; choose them with "
+            "this model's tokenizer"
+        )
+    vocab_size = max(bundle.config.vocab_size, extension.tokenizer.vocab_size)
+    config = ModelConfig.parse(
+        bundle.config.model_dump() | {"vocab_size": vocab_size}, str(bundle.path)
+    )
     state = {
-        name: _extend_rows(value.cpu(), extension, size) if name in _VOCABULARY_WEIGHTS else value
-        for name, value in bundle.model.state_dict().items()
+        name: (
+            _extend_rows(weight.cpu(), extension, vocab_size)
+            if name in _VOCABULARY_WEIGHTS
+            else weight
+        )
+        for name, weight in bundle.model.state_dict().items()
     }
-    record = {"num_words": num_words, "first_id": extension.first_id, "source": source}
+    record = {"num_words": len(extension.words), "first_id": extension.first_id, "source": source}
     info: dict[str, Any] = {
         **bundle.info,
         EXTENSIONS_KEY: [*bundle.info.get(EXTENSIONS_KEY, []), record],
@@ -64,13 +76,13 @@ def extend_vocabulary(
     return replace(bundle, model=model.eval(), **changes)
 
 
-def _extend_rows(rows: Tensor, extension: VocabularyExtension, size: int) -> Tensor:
-    """Extend [V, ...] to [size, ...]; new rows are means over the rows of their subtokens."""
-    extended = torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
+def _extend_rows(rows: Tensor, extension: VocabularyExtension, vocab_size: int) -> Tensor:
+    """Append rows for new tokens: [V, ...] -> [vocab_size, ...].
+
+    The row of a new token is the mean of the rows of its subtokens.
+    """
+    num_new_rows = vocab_size - len(rows)
+    extended = torch.cat([rows, rows.new_zeros(num_new_rows, *rows.shape[1:])])
     for token_id, subtoken_ids in enumerate(extension.piece_ids, extension.first_id):
-        extended[token_id] = rows[_to_index_tensor(subtoken_ids)].mean(0)
+        extended[token_id] = rows[torch.tensor(subtoken_ids, dtype=torch.int64)].mean(0)
     return extended
-
-
-def _to_index_tensor(token_ids: Sequence[int]) -> Tensor:
-    return torch.tensor(token_ids, dtype=torch.int64)

@@ -41,7 +41,7 @@ from bertsmith.model.task_models import (
 )
 from bertsmith.text.wordpiece import Tokenizer
 
-#: ``problem_type`` in config.json.
+#: Task kind -> ``problem_type`` in config.json.
 _PROBLEM_TYPES: dict[TaskKind, str] = {
     "single": "single_label_classification",
     "multi": "multi_label_classification",
@@ -50,28 +50,46 @@ _PROBLEM_TYPES: dict[TaskKind, str] = {
 _TaskModelClass = type[
     BertForSequenceClassification | BertForTokenClassification | BertForQuestionAnswering
 ]
-_SEQUENCE = ("SequenceClassification", BertForSequenceClassification)
-_TOKENS = ("TokenClassification", BertForTokenClassification)
-#: Kind -> name of the class in transformers without "BertFor", and the model class.
-_CLASSES: dict[TaskKind, tuple[str, _TaskModelClass]] = {
-    "single": _SEQUENCE, "multi": _SEQUENCE, "regression": _SEQUENCE,
-    "choice": ("MultipleChoice", BertForSequenceClassification),
-    "span": ("QuestionAnswering", BertForQuestionAnswering),
-    "entities": _TOKENS, "tags": _TOKENS,
-}  # fmt: skip
+#: Task kind -> name of the class in transformers, without "BertFor".
+_HF_CLASS_SUFFIXES: dict[TaskKind, str] = {
+    "single": "SequenceClassification",
+    "multi": "SequenceClassification",
+    "regression": "SequenceClassification",
+    "choice": "MultipleChoice",
+    "span": "QuestionAnswering",
+    "entities": "TokenClassification",
+    "tags": "TokenClassification",
+}
+#: Task kind -> Bertsmith's class.
+_MODEL_CLASSES: dict[TaskKind, _TaskModelClass] = {
+    "single": BertForSequenceClassification,
+    "multi": BertForSequenceClassification,
+    "regression": BertForSequenceClassification,
+    "choice": BertForSequenceClassification,
+    "span": BertForQuestionAnswering,
+    "entities": BertForTokenClassification,
+    "tags": BertForTokenClassification,
+}
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Kind and labels of a task head. ``labels`` are in the order of the outputs."""
+    """The task kind and the labels of a task head.
+
+    Attributes:
+        kind: The task kind.
+        labels: The label of each output; empty for kinds without labels.
+    """
 
     kind: TaskKind
     labels: tuple[str, ...] = ()
 
     @property
     def num_outputs(self) -> int:
-        """C: 2 for spans (start and end), else the number of labels, or 1 without labels."""
-        return 2 if self.kind == "span" else len(self.labels) or 1
+        """C, the number of outputs: 2 for spans (start and end), 1 without labels."""
+        if self.kind == "span":
+            return 2
+        return max(len(self.labels), 1)
 
     def build_model(
         self,
@@ -82,17 +100,19 @@ class HeadConfig:
 
         Args:
             config: The encoder's config.
-            features: If set, a BiLSTM on the hidden states of the encoder replaces the linear
-                output layer.
+            features: Settings of a BiLSTM between the encoder and the output layer; None for no
+                BiLSTM.
 
         Raises:
-            ModelError: The kind or the encoder does not support ``features``.
+            ModelError: The task kind or the encoder does not support a BiLSTM.
         """
-        model_class = _CLASSES[self.kind][1]
+        model_class = _MODEL_CLASSES[self.kind]
         if features is None:
             return model_class(config, self.num_outputs)
         if self.kind == "choice":
-            raise ModelError("features: not supported for choose, only for the other task families")
+            raise ModelError(
+                "features: a BiLSTM is not supported for multiple choice; remove the table features"
+            )
         try:
             return BertWithBiLSTM(
                 config,
@@ -101,7 +121,7 @@ class HeadConfig:
                 is_sequence_level=model_class is BertForSequenceClassification,
             )
         except ValueError as error:
-            raise ModelError(f"{error}; choose other layers") from None
+            raise ModelError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -109,6 +129,7 @@ class FineTunedBundle:
     """A fine-tuned model in memory.
 
     Attributes:
+        path: The model directory.
         info: The content of bertsmith.json.
         unused_weights: Names of stored tensors that this model does not have.
     """
@@ -123,11 +144,7 @@ class FineTunedBundle:
 
     def notes(self) -> list[str]:
         """Return messages about unused weights and unused embedding rows."""
-        notes = describe_names(
-            self.path,
-            "not used",
-            self.unused_weights,
-        )
+        notes = describe_names(self.path, "unused weights", self.unused_weights)
         return notes + describe_unused_rows(self.path, self.config, self.tokenizer)
 
 
@@ -138,15 +155,23 @@ def save_fine_tuned(
     head: HeadConfig,
     info: Mapping[str, Any],
 ) -> None:
-    """Write the directory of a fine-tuned model atomically."""
+    """Write the directory of a fine-tuned model atomically, replacing an existing one.
+
+    Args:
+        directory: The directory to write.
+        model: The model.
+        tokenizer: The model's tokenizer.
+        head: The model's task kind and labels.
+        info: Content of bertsmith.json, such as provenance.
+    """
     hf_config = to_hf_config(model.config)
     if isinstance(model, BertWithBiLSTM):
-        # No class of transformers has a BiLSTM. This model_type makes transformers reject the
-        # directory instead of loading the encoder alone.
+        # No class of transformers has a BiLSTM. With this model_type, transformers rejects the
+        # directory instead of loading only the encoder.
         hf_config |= {"model_type": "bertsmith", "bertsmith": hf_config.get("bertsmith", {})}
         info = {**info, "features": model.features.model_dump()}
     prefix = "Bert" if hf_config["model_type"] == "bert" else "Bertsmith"
-    hf_config["architectures"] = [f"{prefix}For{_CLASSES[head.kind][0]}"]
+    hf_config["architectures"] = [f"{prefix}For{_HF_CLASS_SUFFIXES[head.kind]}"]
     hf_config["pad_token_id"] = tokenizer.pad_id
     if head.kind not in ("choice", "span"):
         labels = head.labels or ("score",)
@@ -205,13 +230,14 @@ def load_for_fine_tuning(
 ) -> FineTunedBundle:
     """Load the encoder of any BERT and add a newly initialized head.
 
-    A missing pooler is newly initialized too. ``info["newly_initialized"]`` lists the new weights.
+    A missing pooler is newly initialized too. ``info["newly_initialized"]`` contains the names of all
+    new weights.
 
     Args:
         path: A model directory, a run directory, a file of a model directory, or a hub id.
-        head: Kind and labels of the new head.
+        head: Task kind and labels of the new head.
         config_overrides: ``ModelConfig`` fields to replace, such as dropout.
-        features: Settings of a BiLSTM on the hidden states of the encoder, None for a linear layer.
+        features: Settings of a BiLSTM between the encoder and the output layer; None for no BiLSTM.
 
     Raises:
         ModelError: A file is missing, damaged or inconsistent with the others.
@@ -220,11 +246,12 @@ def load_for_fine_tuning(
     info, config, tokenizer = read_metadata(directory)
     weights = open_weights(directory, config)
     config = ModelConfig.parse(config.model_dump() | dict(config_overrides or {}), "the settings")
-    # A BiLSTM is initialized when it is built. Otherwise only the new layers are initialized,
-    # because initializing an encoder that is then overwritten takes seconds.
+    # Initializing all weights of a large encoder takes seconds. On the meta device nothing is
+    # initialized, and the new layers are initialized below. Models with a BiLSTM initialize all of
+    # their weights here.
     with torch.device("meta" if features is None else "cpu"):
         model = head.build_model(config, features)
-    # The head of another task is not reused.
+    # A stored head belongs to another task and is not loaded.
     parameter_names = set(model.state_dict())
     head_names = {name for name in parameter_names if not name.startswith(("bert.", "pooler."))}
     pooler_names = {name for name in parameter_names if name.startswith("pooler.")}
@@ -240,53 +267,70 @@ def load_for_fine_tuning(
 
 
 def is_fine_tuned(directory: Path) -> bool:
-    """Return whether the config of a model directory names a class with a task head."""
+    """Return whether config.json of a model directory contains a class with a task head."""
     return _find_kind(get_architectures(read_json(directory / CONFIG_FILE))) is not None
 
 
 def _find_kind(class_names: Sequence[str]) -> TaskKind | None:
-    """Return the task kind of the classes in a config, None for a pre-trained model.
+    """Return the task kind of a model from the class names in its config.
 
-    Kinds that share a class are represented by the first one.
+    Returns None for a pre-trained model. If a class belongs to several kinds, the first one is
+    returned.
     """
-    kinds = {suffix: kind for kind, (suffix, _) in reversed(_CLASSES.items())}
-    for suffix, kind in kinds.items():
+    for kind, suffix in _HF_CLASS_SUFFIXES.items():
         if any(name.endswith(f"For{suffix}") for name in class_names):
             return kind
     return None
 
 
 def _read_head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:
-    """Read kind and labels of the head from config.json and the content of bertsmith.json."""
+    """Return the task kind and the labels of a model.
+
+    Args:
+        directory: The model directory, with config.json.
+        info: Content of bertsmith.json.
+    """
     hf_config = read_json(directory / CONFIG_FILE)
     class_names = get_architectures(hf_config)
     kind = _find_kind(class_names)
     if kind is None:
         raise ModelError(
-            f"{directory}: this is a {', '.join(class_names) or 'bare encoder'}, not "
-            "fine-tuned on a task; `bertsmith finetune` makes such a model from it",
+            f"{directory}: this model is not fine-tuned on a task, but a "
+            f"{', '.join(class_names) or 'BERT without heads'}; fine-tune it with "
+            "`bertsmith finetune`",
         )
     if kind in ("choice", "span"):
         return HeadConfig(kind)
     labels = _read_labels(hf_config, directory / CONFIG_FILE)
     if kind == "single":
-        problem_type = hf_config.get("problem_type")
-        kind = next(
-            (candidate for candidate, name in _PROBLEM_TYPES.items() if name == problem_type),
-            "regression" if len(labels) == 1 else "single",
-        )
-    elif info.get("kind") == "tags" or not (
-        {"B", "I"} <= set(labels) or any(label.startswith("B-") for label in labels)
-    ):
+        kind = _find_sequence_kind(hf_config.get("problem_type"), labels)
+    elif info.get("kind") == "tags" or not _has_bio_tags(labels):
         kind = "tags"
-    assert kind is not None
-    return HeadConfig(kind, () if kind == "regression" and len(labels) == 1 else labels)
+    if kind == "regression" and len(labels) == 1:
+        return HeadConfig(kind)
+    return HeadConfig(kind, labels)
+
+
+def _find_sequence_kind(problem_type: object, labels: Sequence[str]) -> TaskKind:
+    """Return the kind of a sequence classification model from config.json's ``problem_type``.
+
+    Without a known ``problem_type``, a model with one label is a regression model.
+    """
+    for kind, name in _PROBLEM_TYPES.items():
+        if name == problem_type:
+            return kind
+    return "regression" if len(labels) == 1 else "single"
+
+
+def _has_bio_tags(labels: Sequence[str]) -> bool:
+    """Return whether the labels are BIO tags, such as B-PER, or only B, I and O."""
+    return {"B", "I"} <= set(labels) or any(label.startswith("B-") for label in labels)
 
 
 def _read_labels(hf_config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """Return the labels in the order of the outputs.
+    """Return the label of each output, from ``id2label`` in config.json.
 
-    Without ``id2label`` there are two labels, the default of transformers.
+    Without ``id2label`` there are two labels, as in transformers.
     """
     id2label = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     is_valid = (
@@ -295,5 +339,7 @@ def _read_labels(hf_config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
         and all(isinstance(label, str) for label in id2label.values())
     )
     if not is_valid:
-        raise ModelError(f'{path}: id2label must map "0", "1", "2" and so on to names')
+        raise ModelError(
+            f'{path}: id2label is not valid; it must map "0", "1", "2" and so on to names'
+        )
     return tuple(id2label[str(index)] for index in range(len(id2label)))

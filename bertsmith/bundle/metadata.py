@@ -1,4 +1,4 @@
-"""Reading bertsmith.json, config and tokenizer of a model directory, without loading torch."""
+"""Reading of bertsmith.json, the config and the tokenizer of a model directory, without torch."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokeniz
     tokenizer = Tokenizer.load(directory)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but the model only "
-            f"{config.vocab_size}; use the tokenizer that the model was trained with",
+            f"{directory}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model only "
+            f"{config.vocab_size:,}; use the tokenizer with which the model was trained",
         )
     return info, config, tokenizer

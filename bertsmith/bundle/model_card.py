@@ -1,6 +1,6 @@
 """The model card (README.md) of a model directory.
 
-It contains only what the model directory records, and no paths of the training machine.
+The card contains only information from the model directory, and no paths of the training machine.
 """
 
 import json
@@ -13,13 +13,13 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
 MODEL_CARD_FILE: Final = "README.md"
-#: Kind of task -> ``pipeline_tag`` on the hub.
+#: Task kind -> ``pipeline_tag`` on the hub.
 _PIPELINE_TAGS: Final = {
     "single": "text-classification", "multi": "text-classification",
     "regression": "text-classification", "entities": "token-classification",
     "tags": "token-classification", "span": "question-answering", "choice": "multiple-choice",
 }  # fmt: skip
-#: ``pipeline_tag`` -> class of transformers that loads the model.
+#: ``pipeline_tag`` -> name of the class of transformers that loads the model.
 _AUTO_CLASSES: Final = {
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
@@ -39,13 +39,13 @@ def build_model_card(
 ) -> str:
     """Return a model card: YAML front matter and Markdown text.
 
-    The license is left to be filled in, because only the person who trained the model knows it.
+    The license is a placeholder, because only the person who trained the model knows it.
 
     Args:
         config: The model's config.
         tokenizer: The model's tokenizer.
         info: The content of bertsmith.json.
-        kind: Kind of task of a fine-tuned model, None for a pre-trained one.
+        kind: Task kind of a fine-tuned model; None for a pre-trained model.
         labels: Labels of a fine-tuned model.
     """
     pipeline_tag = _PIPELINE_TAGS[kind] if kind else "fill-mask"
@@ -72,7 +72,7 @@ def build_model_card(
 
 
 def _front_matter(info: Mapping[str, Any], pipeline_tag: str) -> Iterator[str]:
-    """Yield the front matter. Values are written as JSON, which is valid YAML."""
+    """Yield the lines of the front matter. Values are written as JSON, which is valid YAML."""
     values: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": pipeline_tag,
@@ -92,12 +92,12 @@ def _front_matter(info: Mapping[str, Any], pipeline_tag: str) -> Iterator[str]:
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
-    """Return a section, empty without lines."""
+    """Return the lines of a section with its title; empty if the section has no lines."""
     return [f"## {title}", "", *lines, ""] if lines else []
 
 
 def _model_lines(config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, Any]) -> list[str]:
-    """Return architecture, vocabulary and base model."""
+    """Return lines that describe the architecture, the vocabulary and the base model."""
     base_model = _base_model_name(info)
     casing = "lowercased" if tokenizer.lowercase else "cased"
     lines = [
@@ -110,7 +110,7 @@ def _model_lines(config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, A
 
 
 def _data_lines(info: Mapping[str, Any]) -> list[str]:
-    """Return the training files, without their folders, and their counts."""
+    """Return lines with the names of the training files and the size of the training data."""
     provenance = _get_nested(info, "provenance")
     sources = _get_nested(provenance, "sources")
     if not isinstance(sources, list):
@@ -124,7 +124,7 @@ def _data_lines(info: Mapping[str, Any]) -> list[str]:
 
 
 def _training_lines(info: Mapping[str, Any]) -> list[str]:
-    """Return the main hyperparameters."""
+    """Return lines with the main hyperparameters."""
     provenance = _get_nested(info, "provenance")
     settings = _get_nested(provenance, "settings")
     if settings is None:
@@ -143,7 +143,7 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
 
 
 def _result_lines(info: Mapping[str, Any]) -> list[str]:
-    """Return a table of the held-out metrics."""
+    """Return the lines of a table of the metrics on held-out data."""
     metrics = info.get("heldout_metrics")
     if not isinstance(metrics, Mapping):
         return []
@@ -153,7 +153,7 @@ def _result_lines(info: Mapping[str, Any]) -> list[str]:
 
 
 def _usage_lines(pipeline_tag: str, config: ModelConfig) -> list[str]:
-    """Return the Python code that loads the model with transformers."""
+    """Return the lines of Python code that load the model with transformers."""
     pretrained_class = "AutoModelForPreTraining" if config.nsp else "AutoModelForMaskedLM"
     class_name = _AUTO_CLASSES.get(pipeline_tag, pretrained_class)
     return [
@@ -167,7 +167,7 @@ def _usage_lines(pipeline_tag: str, config: ModelConfig) -> list[str]:
 
 
 def _base_model_name(info: Mapping[str, Any]) -> str:
-    """Return the hub id of the initial model, or the name of its folder; "" if there is none."""
+    """Return the hub id or the folder name of the initial model; "" if there was none."""
     for keys in (("provenance", "settings", "run"), ("provenance", "run")):
         start_from = _get_nested(info, *keys, "start_from")
         if isinstance(start_from, str) and start_from:
@@ -178,12 +178,12 @@ def _base_model_name(info: Mapping[str, Any]) -> str:
 
 
 def _get_nested(values: Any, *keys: str) -> Any:
-    """Return the value at ``keys`` in nested mappings, None if a key is missing."""
+    """Return the value under successive keys in nested mappings; None if a key is missing."""
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
 
 
 def _to_line(value: object) -> str:
-    """Return a value as one line that is safe in a Markdown table cell or code span."""
+    """Return a value as text of one line for a Markdown table cell or code span."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")

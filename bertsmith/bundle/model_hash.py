@@ -1,4 +1,4 @@
-"""A hash over the files that define a model, to detect whether a model directory has changed."""
+"""A hash over the files that define a model, which detects changes to a model directory."""
 
 import hashlib
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Final
 
 from bertsmith.files import sha256_of_file
 
-#: Weights, configs and tokenizer, including the folders of sentence-transformers models. README.md
-#: is excluded.
+#: Patterns for weights, configs and tokenizer files, also in the folders of sentence-transformers
+#: models. README.md has no influence on the hash.
 _PATTERNS: Final = (
     "*.json", "*/config.json", "vocab.txt", "model*.safetensors", "*/model.safetensors",
     "pytorch_model*.bin",
@@ -15,7 +15,7 @@ _PATTERNS: Final = (
 
 
 def hash_model_files(directory: Path) -> str:
-    """Return the SHA-256 over the names and contents of a model's files."""
+    """Return the SHA-256 hash over the names and contents of a model's files, as hexadecimal."""
     files = {file for pattern in _PATTERNS for file in directory.glob(pattern)}
     digest = hashlib.sha256()
     for file in sorted(files):

@@ -1,7 +1,7 @@
 """Safety checks of pickled checkpoints (pytorch_model.bin) before they are loaded.
 
-The pickle is never executed. Its instructions are parsed, and the sizes that they ask for are
-compared with the file size.
+These checks do not execute the pickle. They parse its instructions and compare the sizes in the
+instructions with the file size.
 """
 
 import io
@@ -14,8 +14,8 @@ from typing import Final
 
 from bertsmith.errors import ModelError
 
-#: Opcodes that occur in state dicts. GLOBAL is the only one that imports names, because names that
-#: are built on the stack cannot be checked without executing the pickle.
+#: Pickle opcodes that occur in state dicts. GLOBAL is the only opcode for imports in this list: the
+#: others take the name from the stack, where it cannot be checked without executing the pickle.
 _ALLOWED_OPCODES: Final = frozenset(
     {
         "PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2",
@@ -27,16 +27,16 @@ _ALLOWED_OPCODES: Final = frozenset(
 )  # fmt: skip
 _INTEGER_OPCODES: Final = frozenset({"BININT", "BININT1", "BININT2", "LONG1"})
 _PUT_OPCODES: Final = frozenset({"BINPUT", "LONG_BINPUT"})
-#: Classes and functions that a state dict may import.
+#: Classes and functions that the pickle of a state dict may import.
 _ALLOWED_GLOBALS: Final = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch Size|"
     r"torch (Float|Half|BFloat16|Double|Long|Int|Short|Char|Byte|Bool)Storage|"
     r"torch\.storage (UntypedStorage|TypedStorage)",
 )
-#: Maximum size of a pickle without the tensor data: about 150 bytes per tensor, enough for a
-#: thousand layers.
+#: Maximum size of a pickle without the tensor data. With about 150 bytes per tensor, it is enough
+#: for a thousand layers.
 _MAX_PICKLE_BYTES: Final = 4 * 2**20
-#: Exceptions raised for damaged zip files.
+#: Exceptions that the zipfile module raises for damaged files.
 _ZIP_ERRORS: Final = (
     OSError, EOFError, ValueError, OverflowError, RuntimeError, NotImplementedError, struct.error,
     zipfile.BadZipFile,
@@ -47,11 +47,11 @@ _LEGACY_MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def check_pickled_checkpoint(path: Path) -> bool:
-    """Check a checkpoint and return whether it is a zip file, which can be memory-mapped.
+    """Check a pickled checkpoint and return whether it is a zip file, which can be memory-mapped.
 
     Raises:
-        ModelError: The file is not a checkpoint, its pickle imports anything but tensors, or its
-            tensors are larger than the file.
+        ModelError: The file is not a checkpoint, its pickle imports names that tensors do not need,
+            or its tensors are larger than the file.
     """
     file_size = path.stat().st_size
     try:
@@ -69,14 +69,14 @@ def check_pickled_checkpoint(path: Path) -> bool:
 
 
 def _read_zip_pickle(path: Path, file_size: int) -> bytes:
-    """Return data.pkl of a zip checkpoint whose members are stored uncompressed."""
+    """Return the content of data.pkl in a zip checkpoint with uncompressed members."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
         if is_compressed or sum(member.file_size for member in members) > file_size:
             raise ModelError(
-                f"{path}: a compressed checkpoint, which may unpack to any size; PyTorch writes "
-                "uncompressed ones, so this one is rejected",
+                f"{path}: this checkpoint is compressed and may unpack to any size; save it again "
+                "with PyTorch, which writes uncompressed checkpoints",
             )
         pickles = [member for member in members
                    if member.filename.rpartition("/")[2] == "data.pkl"]  # fmt: skip
@@ -85,41 +85,67 @@ def _read_zip_pickle(path: Path, file_size: int) -> bytes:
             raise ModelError(f"{path}: not a PyTorch checkpoint: expected exactly one data.pkl")
         if pickles[0].file_size > _MAX_PICKLE_BYTES:
             raise ModelError(
-                f"{path}: its pickle has {pickles[0].file_size:,} bytes; the maximum is "
-                f"{_MAX_PICKLE_BYTES:,}",
+                f"{path}: the pickle in this file has {pickles[0].file_size:,} bytes; the maximum "
+                f"is {_MAX_PICKLE_BYTES:,} bytes",
             )
         return archive.read(pickles[0])
 
 
 def _check_pickles(path: Path, data: bytes, count: int, file_size: int) -> None:
-    """Check ``count`` consecutive pickles.
+    """Check consecutive pickles.
 
     The sum of all integers is limited to twice the file size: each storage element takes at least
-    one byte, and shapes and offsets add to that. Memoizing an integer is rejected, because it could
-    be reused without being counted.
+    one byte, and shapes and offsets are integers too. Integers must not be memoized, because a
+    memoized integer could be used many times but would be counted once.
+
+    Args:
+        path: The file, for error messages.
+        data: The pickles, one after the other.
+        count: Number of pickles.
+        file_size: Size of the file in bytes.
+
+    Raises:
+        ModelError: A pickle contains an instruction that state dicts do not need.
     """
-    stream, total, previous = io.BytesIO(data), 0, ""
+    stream, integer_sum, previous_opcode = io.BytesIO(data), 0, ""
     try:
         for _ in range(count):
             for instruction, argument, _ in pickletools.genops(stream):
                 opcode = instruction.name
-                if opcode == "PROTO" and argument != 2:
-                    raise ModelError(f"{path}: its pickle has protocol {argument}; PyTorch writes "
-                                     "protocol 2, so this one is rejected unread")  # fmt: skip
-                is_memoized_integer = opcode in _PUT_OPCODES and previous in _INTEGER_OPCODES
-                if opcode not in _ALLOWED_OPCODES or is_memoized_integer:
-                    raise ModelError(f"{path}: its pickle contains {opcode}, which no weights "
-                                     "need; rejected without executing it")  # fmt: skip
-                if opcode == "GLOBAL" and not _ALLOWED_GLOBALS.fullmatch(str(argument)):
-                    imported = str(argument).replace(" ", ".")
-                    raise ModelError(f"{path}: its pickle imports {imported}, which no weights "
-                                     "need; rejected without executing it")  # fmt: skip
+                is_memoized_integer = opcode in _PUT_OPCODES and previous_opcode in _INTEGER_OPCODES
+                if is_memoized_integer:
+                    raise ModelError(_rejection_message(path, f"contains {opcode}"))
+                _check_instruction(path, opcode, argument)
                 if opcode in _INTEGER_OPCODES:
-                    total += abs(argument or 0)
-                previous = opcode
+                    integer_sum += abs(argument or 0)
+                previous_opcode = opcode
     except (ValueError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ModelError(f"{path}: not a readable pickle: {error}") from None
-    if total > 2 * file_size:
+    if integer_sum > 2 * file_size:
         raise ModelError(
-            f"{path}: its tensors would need more than the file's {file_size:,} bytes; rejected",
+            f"{path}: the tensors in this file need more than its {file_size:,} bytes; use another "
+            "model",
         )
+
+
+def _check_instruction(path: Path, opcode: str, argument: object) -> None:
+    """Raise ModelError if a pickle instruction does not occur in state dicts."""
+    if opcode == "PROTO" and argument != 2:
+        raise ModelError(
+            f"{path}: the pickle in this file has protocol {argument}, but PyTorch writes protocol "
+            "2; save the file again with PyTorch"
+        )
+    if opcode not in _ALLOWED_OPCODES:
+        raise ModelError(_rejection_message(path, f"contains {opcode}"))
+    if opcode == "GLOBAL" and not _ALLOWED_GLOBALS.fullmatch(str(argument)):
+        # The argument is the module and the name, separated by a space.
+        imported_name = str(argument).replace(" ", ".")
+        raise ModelError(_rejection_message(path, f"imports {imported_name}"))
+
+
+def _rejection_message(path: Path, finding: str) -> str:
+    """Return the error message for a pickle that may execute code."""
+    return (
+        f"{path}: the pickle in this file {finding}, which no weights need; it was not executed; "
+        "use another model"
+    )

@@ -1,4 +1,4 @@
-"""Loading and saving model directories of pre-trained models."""
+"""Loading and saving of the model directories of pre-trained models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,10 +21,11 @@ from bertsmith.model.bert import BertForPreTraining, initialize_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Prefix of a head's weights -> its name in messages.
+#: Prefix of the names of a head's weights -> name of the head in messages.
 _HEAD_NAMES = {"mlm.": "masked-LM head", "nsp.": "next-sentence head", "pooler.": "pooler"}
 
-#: Weights of the masked-LM head, except the decoder weight, which is tied to the word embeddings.
+#: Names of the weights of the masked-LM head, except the decoder weight, which is tied to the word
+#: embeddings.
 _MLM_WEIGHTS = (
     "mlm.transform.weight", "mlm.transform.bias", "mlm.norm.weight", "mlm.norm.bias",
     "mlm.decoder.bias",
@@ -36,9 +37,10 @@ class PretrainedBundle:
     """A pre-trained model in memory.
 
     Attributes:
+        path: The model directory.
         info: The content of bertsmith.json: recipe, provenance, and fields that config.json cannot
             express.
-        new_weights: Names of weights that were not stored and are newly initialized.
+        new_weights: Names of weights that are not stored and were newly initialized.
         unused_weights: Names of stored tensors that this model does not have.
     """
 
@@ -53,7 +55,8 @@ class PretrainedBundle:
     def require_mlm_head(self) -> None:
         """Raise ModelError if the model cannot predict masked tokens.
 
-        A left-to-right model is rejected although its head has the form of a masked-LM head.
+        The head of a left-to-right model has the same weights as a masked-LM head, but predicts the
+        next token.
         """
         settings = self.info.get("provenance", {}).get("settings", {})
         if settings.get("data", {}).get("objective") == "left-to-right":
@@ -64,10 +67,10 @@ class PretrainedBundle:
         self.require_head("mlm.")
 
     def require_head(self, prefix: str) -> None:
-        """Raise ModelError if a head is newly initialized.
+        """Raise ModelError if a head is newly initialized, and therefore not trained.
 
         Args:
-            prefix: Prefix of the head's weights: "mlm.", "nsp." or "pooler.".
+            prefix: Prefix of the names of the head's weights: "mlm.", "nsp." or "pooler.".
         """
         if any(name.startswith(prefix) for name in self.new_weights):
             raise ModelError(
@@ -77,16 +80,8 @@ class PretrainedBundle:
 
     def notes(self) -> list[str]:
         """Return messages about newly initialized and unused weights and unused embedding rows."""
-        notes = describe_names(
-            self.path,
-            "newly initialized",
-            self.new_weights,
-        )
-        notes += describe_names(
-            self.path,
-            "not used",
-            self.unused_weights,
-        )
+        notes = describe_names(self.path, "newly initialized weights", self.new_weights)
+        notes += describe_names(self.path, "unused weights", self.unused_weights)
         return notes + describe_unused_rows(self.path, self.config, self.tokenizer)
 
 
@@ -115,10 +110,10 @@ def save(
 
 
 def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedBundle:
-    """Load a BERT of any class as a pre-training model in eval mode.
+    """Load a BERT with or without heads as a pre-training model in eval mode.
 
-    A missing masked-LM head is newly initialized and listed in ``new_weights``. Without a stored
-    next-sentence head the model has none.
+    A missing masked-LM head is newly initialized, and its weights are listed in ``new_weights``. A
+    missing next-sentence head is not added.
 
     Args:
         path: A model directory, a run directory, a file of a model directory, or a hub id.
@@ -130,7 +125,7 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
     directory = locate_model(path)
     info, config, tokenizer = read_metadata(directory)
     weights = open_weights(directory, config)
-    # The heads are determined by the stored weights, because configs often name another class.
+    # The stored weights determine the heads, because the class in config.json is often another one.
     has_nsp = weights.has_nsp_head and (config.nsp or weights.has_pooler)
     config = config.model_copy(update={"nsp": has_nsp})
     build = partial(BertForPreTraining, config)
@@ -154,14 +149,14 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
 
 @torch.no_grad()
 def _initialize_mlm_head(model: BertForPreTraining) -> None:
-    """Initialize the masked-LM head, except its decoder, which is tied to the embeddings."""
+    """Initialize the masked-LM head, except its decoder weight, which is the word embeddings."""
     for module in (model.mlm.transform, model.mlm.norm):
         initialize_weights(module, model.config.init_range)
     model.mlm.decoder.bias.zero_()
 
 
 def describe_unused_rows(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> list[str]:
-    """Return a message about embedding rows without a token, empty if there are none."""
+    """Return a list with one message about word embeddings without a token; empty if none."""
     num_unused = config.vocab_size - tokenizer.vocab_size
     if not num_unused:
         return []

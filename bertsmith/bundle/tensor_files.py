@@ -1,4 +1,4 @@
-"""Listing the tensors of weight files (safetensors, pickled, sharded) without loading them."""
+"""Listing of the tensors in weight files (safetensors, pickled, sharded) without loading them."""
 
 import os
 import re
@@ -24,12 +24,13 @@ from bertsmith.bundle.directory import (
 )
 from bertsmith.errors import ModelError
 
-#: dtypes that convert to float32 without loss.
+#: dtypes that can be converted to float32 without loss.
 FLOAT_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
-#: Maximum size of a safetensors header: about 100 bytes per tensor, enough for thousands of layers.
+#: Maximum size of a safetensors header. With about 100 bytes per tensor, it is enough for thousands
+#: of layers.
 _MAX_HEADER_BYTES: Final = 8 * 2**20
 _DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-#: The end of a safetensors error message after a failed write: "... (os error 28)".
+#: The error number in a safetensors message about a failed write, such as "... (os error 28)".
 _OS_ERROR_CODE: Final = re.compile(r"\(os error (\d+)\)")
 
 
@@ -39,9 +40,9 @@ class StoredTensor:
 
     Attributes:
         file: The file that contains the tensor.
-        shape: Its shape.
-        dtype: PyTorch's name for 16-bit and 32-bit floats, otherwise the name used in the file.
-        load: Loads the tensor, memory-mapped if the format allows it.
+        shape: The shape of the tensor.
+        dtype: PyTorch's name for 16-bit and 32-bit floats, otherwise the name in the file.
+        load: Function that loads the tensor, memory-mapped if the file format allows it.
     """
 
     file: Path
@@ -58,9 +59,9 @@ def save_tensors(
     """Write a safetensors file with the permissions given by the umask.
 
     Raises:
-        OSError: The file cannot be written; the error holds its name.
+        OSError: The file cannot be written. The error contains the file name.
     """
-    # safetensors renames a temporary file that only its owner can read.
+    # safetensors replaces the file with a temporary one that only its owner can read.
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
@@ -81,14 +82,16 @@ def list_tensors(directory: Path) -> dict[str, StoredTensor]:
     """
     name = find_weights_file(directory)
     if name is None:
-        raise ModelError(f"{directory}: no weights; expected {' or '.join(WEIGHT_FILES)}")
+        raise ModelError(
+            f"{directory}: this folder has no weights; it needs {' or '.join(WEIGHT_FILES)}"
+        )
     if name in (INDEX_FILE, PICKLE_INDEX_FILE):
         return _list_sharded(directory / name)
     return list_file_tensors(directory / name)
 
 
 def list_file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of one file.
+    """Return all tensors of one file by their names.
 
     Raises:
         ModelError: The file is damaged.
@@ -97,15 +100,18 @@ def list_file_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _list_sharded(index: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of all shards of an index, checking each against the index."""
+    """Return the tensors of all shards in an index, after checking that each tensor exists."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index}: weight_map is missing; it lists the file of each tensor")
+        raise ModelError(
+            f"{index}: weight_map, which lists the file of each tensor, is missing or empty; "
+            "download the file again"
+        )
     suffix = ".bin" if index.name == PICKLE_INDEX_FILE else ".safetensors"
     for shard in weight_map.values():
-        # Paths are rejected, so that no file outside the directory is read.
-        is_plain = isinstance(shard, str) and Path(shard).name == shard and "\0" not in shard
-        if not is_plain or not shard.endswith(suffix):
+        # Names with a folder are rejected, so that no file outside the model directory is read.
+        is_file_name = isinstance(shard, str) and Path(shard).name == shard and "\0" not in shard
+        if not is_file_name or not shard.endswith(suffix):
             raise ModelError(
                 f"{index}: {shard!r} is not the name of a {suffix} file in the same folder",
             )
@@ -120,7 +126,9 @@ def _list_sharded(index: Path) -> dict[str, StoredTensor]:
     }
     for name, shard in weight_map.items():
         if name not in tensors_by_shard[shard]:
-            raise ModelError(f"{index}: the tensor {name!r} is missing from {shard}")
+            raise ModelError(
+                f"{index}: the tensor {name!r} is missing from {shard}; download both again"
+            )
         tensors[name] = tensors_by_shard[shard][name]
     return tensors
 
@@ -128,14 +136,14 @@ def _list_sharded(index: Path) -> dict[str, StoredTensor]:
 def _list_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file.
 
-    The library checks the header against the file size before it allocates memory. Its own limit
-    of 100 MB for the header would take seconds to parse.
+    The safetensors library compares the header with the file size before it allocates memory. It
+    allows headers of 100 MB, but these would take seconds to parse.
     """
     try:
         _check_header_size(path)
         file: Any = safe_open(path, framework="pt")
         tensors = {}
-        for name in file.keys():  # noqa: SIM118 - not a dictionary
+        for name in file.keys():  # noqa: SIM118 - ``file`` is not a dictionary
             tensor_slice = file.get_slice(name)
             shape, dtype = tuple(tensor_slice.get_shape()), str(tensor_slice.get_dtype())
             load = partial(_load_tensor, file, name, path)
@@ -146,16 +154,18 @@ def _list_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _check_header_size(path: Path) -> None:
+    """Raise ModelError if the header of a safetensors file is too large."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if size > _MAX_HEADER_BYTES:
         raise ModelError(
-            f"{path}: not a readable safetensors file: header of {size:,} bytes; the maximum is "
-            f"{_MAX_HEADER_BYTES:,}",
+            f"{path}: not a readable safetensors file: its header has {size:,} bytes; the maximum "
+            f"is {_MAX_HEADER_BYTES:,} bytes",
         )
 
 
 def _load_tensor(file: Any, name: str, path: Path) -> Tensor:
+    """Load a tensor from an open safetensors file."""
     try:
         tensor: Tensor = file.get_tensor(name)
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -168,12 +178,14 @@ def _list_pickled(path: Path) -> dict[str, StoredTensor]:
     is_zip = pickles.check_pickled_checkpoint(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except Exception as error:  # noqa: BLE001 - reported below
-        # Damaged files raise many types, such as RuntimeError, KeyError and UnpicklingError.
+    except Exception as error:  # noqa: BLE001 - the error is reported
+        # Damaged files cause many types of errors, such as RuntimeError and UnpicklingError.
         first_line = str(error).strip().partition("\n")[0]
         raise ModelError(f"{path}: not a readable checkpoint: {first_line}") from None
     if not isinstance(state, dict):
-        raise ModelError(f"{path}: found a {type(state).__name__}; expected tensors by name")
+        raise ModelError(
+            f"{path}: the file contains a {type(state).__name__}; expected a dictionary of tensors"
+        )
     tensors = {name: value for name, value in state.items()
                if isinstance(name, str) and isinstance(value, Tensor)}  # fmt: skip
     _check_storage_sizes(path, tensors)
@@ -182,20 +194,21 @@ def _list_pickled(path: Path) -> dict[str, StoredTensor]:
             path,
             tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
-            partial(_identity, tensor),
+            partial(_return_tensor, tensor),
         )
         for name, tensor in tensors.items()
     }
 
 
-def _identity(tensor: Tensor) -> Tensor:
+def _return_tensor(tensor: Tensor) -> Tensor:
+    """Load a tensor that ``torch.load`` has already memory-mapped or read."""
     return tensor
 
 
 def _check_storage_sizes(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise ModelError for tensors that are larger than their data in the file.
+    """Raise ModelError if a tensor is larger than its data in the file.
 
-    With a stride of 0, a single stored number can represent a tensor of any size.
+    With a stride of 0, one number in a file can represent a tensor of any size.
     """
     sizes = {}
     for name, tensor in tensors.items():
@@ -206,8 +219,10 @@ def _check_storage_sizes(path: Path, tensors: dict[str, Tensor]) -> None:
             and not tensor.is_quantized
         )
         if not is_dense or size > tensor.untyped_storage().nbytes():
-            raise ModelError(f"{path}: {name} is larger than its data in the file; rejected")
+            raise ModelError(
+                f"{path}: the tensor {name} is larger than its data in the file; use another model"
+            )
         # Tied tensors, such as the decoder weight and the word embeddings, are counted once.
         sizes[tensor.data_ptr(), tuple(tensor.shape)] = size
     if sum(sizes.values()) > path.stat().st_size:
-        raise ModelError(f"{path}: the tensors are larger than the file; rejected")
+        raise ModelError(f"{path}: the tensors are larger than the file; use another model")

@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import Tensor
 
-#: Parameter or module -> its Hugging Face name, outside the encoder layers.
+#: Name of a parameter or module outside the encoder layers -> its Hugging Face name.
 _HF_NAMES = {
     "bert.embeddings.words.weight": "bert.embeddings.word_embeddings.weight",
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
@@ -21,7 +21,7 @@ _HF_NAMES = {
     "output": "classifier",
     "spans": "qa_outputs",
 }
-#: Module of an encoder layer -> its Hugging Face name.
+#: Name of a module in an encoder layer -> its Hugging Face name.
 _HF_LAYER_NAMES = {
     "attention.output": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
@@ -29,16 +29,16 @@ _HF_LAYER_NAMES = {
     "down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
-#: Prefixes of weights without a counterpart in transformers.
+#: Prefixes of the names of weights that transformers does not have.
 _BERTSMITH_ONLY = ("layer_weights", "layer_scale", "lstm.")
-#: Prefixes of names in a checkpoint of a bare BertModel, which lack "bert.".
+#: Prefixes of names in a checkpoint of a BertModel without heads, which lack "bert.".
 _BARE_ENCODER_PREFIXES: Final = ("embeddings.", "encoder.", "pooler.")
-#: Index buffers that old releases stored with the weights.
+#: Index buffers that old releases of transformers stored with the weights.
 _BUFFERS: Final = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-#: Copies of the word embeddings and of the decoder bias in some checkpoints.
+#: Names under which some checkpoints contain copies of the word embeddings and the decoder bias.
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MLM_BIAS: Final = "cls.predictions.bias"
-#: Prefix of weight names -> the architecture that uses it.
+#: Prefix of weight names -> the other architecture that uses the prefix.
 _OTHER_ARCHITECTURES: Final = {
     "roberta.": "RoBERTa", "distilbert.": "DistilBERT", "albert.": "ALBERT",
     "electra.": "ELECTRA", "generator_predictions.": "ELECTRA",
@@ -53,7 +53,8 @@ _HF_QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 def map_to_hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
     """Map each parameter name to its Hugging Face names.
 
-    There are three names for the combined query, key and value weights, otherwise one.
+    The fused weight of queries, keys and values has three Hugging Face names. Other parameters have
+    one.
     """
     names: dict[str, tuple[str, ...]] = {}
     for name in parameter_names:
@@ -79,7 +80,7 @@ def map_to_hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tup
 
 
 def to_hf_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict under Hugging Face's names, float32 on the CPU."""
+    """Return a state dict with Hugging Face's names, as float32 tensors on the CPU."""
     hf_state = {}
     for name, names in map_to_hf_names(list(state)).items():
         chunks = state[name].detach().float().cpu().chunk(len(names))
@@ -93,8 +94,9 @@ def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:
     """Map current Hugging Face names to the names in a file.
 
     Older checkpoints use ``gamma`` and ``beta`` for LayerNorm's weight and bias. The prefix "bert."
-    may be missing or repeated, and may follow the "module." of DataParallel. Buffers are omitted.
-    If two names denote the same tensor, the current name is preferred.
+    may be missing or repeated, and may follow the prefix "module." of DataParallel. Index buffers
+    are omitted. If two tensors in the file have the same current name, the one that is stored under
+    this name is used.
     """
     names: dict[str, str] = {}
     for stored_name in stored_names:
@@ -112,7 +114,7 @@ def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:
 
 
 def detect_other_architecture(stored_names: Iterable[str]) -> str | None:
-    """Return the architecture that the weights belong to, None for BERT."""
+    """Return the architecture to which the names of the weights belong; None for BERT."""
     names = [re.sub(r"^module\.", "", name) for name in stored_names]
     architectures = (
         architecture

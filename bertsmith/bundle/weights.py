@@ -1,6 +1,6 @@
-"""Building models from stored tensors, checking every name, shape and dtype.
+"""Building of models from stored tensors, whose names, shapes and dtypes are all checked.
 
-Tensors are copied one at a time, so that a model is never in memory twice.
+Tensors are copied one at a time, so that the weights are in memory only once.
 """
 
 import math
@@ -30,9 +30,9 @@ Model = TypeVar("Model", bound=nn.Module)
 _WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 _POOLER_WEIGHTS = tuple(f"bert.pooler.dense.{parameter}" for parameter in ("weight", "bias"))
 _NSP_WEIGHTS = tuple(f"cls.seq_relationship.{parameter}" for parameter in ("weight", "bias"))
-#: Suffixes of batch norm statistics, which are not trained.
+#: Suffixes of the names of batch norm statistics, which are not parameters.
 _BATCH_NORM_STATISTICS = (".running_mean", ".running_var")
-#: Maximum number of names that a message lists.
+#: Maximum number of weight names in a message.
 _MAX_LISTED_NAMES = 5
 
 
@@ -42,7 +42,7 @@ class StoredWeights:
 
     Attributes:
         directory: The model directory.
-        tensors: Tensors by their current Hugging Face names.
+        tensors: The tensors by their names in current releases of transformers.
         file_tensors: All tensors by their names in the files.
     """
 
@@ -52,7 +52,7 @@ class StoredWeights:
 
     @property
     def num_parameters(self) -> int:
-        """Number of trained parameters; tied weights count once."""
+        """The number of parameters; tied weights count once."""
         return sum(
             math.prod(tensor.shape)
             for name, tensor in self.tensors.items()
@@ -76,20 +76,22 @@ class StoredWeights:
 
 
 def open_weights(directory: Path, config: ModelConfig) -> StoredWeights:
-    """List the tensors of a directory and check the config's sizes against them.
+    """List the tensors of a directory and check that they have the sizes in the config.
 
-    Models must be built after this check, so that a damaged config cannot request more memory than
-    the stored tensors need.
+    Models must be built only after this check: a damaged config could otherwise request more memory
+    than the stored tensors need.
 
     Raises:
-        ModelError: The weights are missing, damaged, of another architecture or of other sizes.
+        ModelError: The weights are missing or damaged, belong to another architecture, or have
+            other sizes than the config.
     """
     file_tensors = list_tensors(directory)
     architecture = detect_other_architecture(file_tensors)
     if architecture is not None:
         article = "an" if architecture[0] in "AE" else "a"
         raise ModelError(
-            f"{directory}: these are the weights of {article} {architecture}, not of a BERT",
+            f"{directory}: these are the weights of {article} {architecture}, not of a BERT; use a "
+            "BERT model",
         )
     tensors = {
         name: file_tensors[stored_name]
@@ -105,10 +107,10 @@ def open_weights(directory: Path, config: ModelConfig) -> StoredWeights:
     }
     for name, shape in expected_shapes.items():
         _get_tensor(weights, name, shape)
-    # This stops at the first missing layer, however many layers the config specifies.
+    # This ends at the first missing layer, even if a damaged config specifies billions of layers.
     for layer in range(config.layers):
-        _get_tensor(weights, f"bert.encoder.layer.{layer}.attention.self.query.weight",
-                    (config.width, config.width))  # fmt: skip
+        query_name = f"bert.encoder.layer.{layer}.attention.self.query.weight"
+        _get_tensor(weights, query_name, (config.width, config.width))
     return weights
 
 
@@ -120,9 +122,10 @@ def build_with_weights(
     """Build a model and load its weights, without a second copy in memory.
 
     Args:
-        build: Builds the model. It is called on the meta device, so nothing is initialized.
+        build: Function that builds the model. It is called with the meta device as the default, so
+            that no memory is allocated.
         weights: The stored tensors.
-        optional: Parameters that may be missing. They stay uninitialized.
+        optional: Parameters that may be missing. Their values are then undefined.
 
     Returns:
         The model, and the names of stored tensors that it does not use.
@@ -134,7 +137,10 @@ def build_with_weights(
         with torch.device("meta"):
             meta_model = build()
     except RuntimeError as error:
-        raise ModelError(f"{weights.directory}: impossible model size: {error}") from None
+        raise ModelError(
+            f"{weights.directory}: {CONFIG_FILE} contains a size that PyTorch cannot allocate: "
+            f"{error}"
+        ) from None
     stored = match_weights(meta_model, weights, optional)
     model = allocate_on_cpu(meta_model, weights.directory)
     tie_decoder(model)
@@ -143,7 +149,7 @@ def build_with_weights(
 
 
 def allocate_on_cpu(meta_model: Model, directory: Path) -> Model:
-    """Move a model from the meta device to the CPU, with uninitialized values.
+    """Move a model from the meta device to the CPU; the values of its weights are undefined.
 
     Raises:
         ModelError: The machine has too little memory.
@@ -162,7 +168,7 @@ def allocate_on_cpu(meta_model: Model, directory: Path) -> Model:
 
 
 def tie_decoder(model: nn.Module) -> None:
-    """Tie the masked-LM decoder to the word embeddings; ``to_empty`` separates them."""
+    """Make the masked-LM decoder share the word embeddings again, which ``to_empty`` separates."""
     head = getattr(model, "mlm", None)
     if head is not None:
         word_embeddings = model.get_submodule("bert.embeddings.words")
@@ -175,13 +181,16 @@ def match_weights(
     optional: Collection[str] = (),
     excluded: Collection[str] = (),
 ) -> dict[str, list[StoredTensor]]:
-    """Return the stored tensors of each parameter: three for query, key and value, else one.
+    """Return the stored tensors of each parameter of a model.
+
+    The fused weight of queries, keys and values has three stored tensors. Other parameters have
+    one.
 
     Args:
         model: The model whose parameters are matched.
         weights: The stored tensors.
-        optional: Parameters that may be missing and are then omitted.
-        excluded: Parameters that are always omitted.
+        optional: Parameters that are omitted from the result if they are missing.
+        excluded: Parameters that are always omitted from the result.
 
     Raises:
         ModelError: A weight is missing or has another shape or dtype.
@@ -207,8 +216,8 @@ def copy_weights(
     """Copy stored tensors into a model's parameters, one at a time, converted to float32.
 
     Args:
-        model: The model to fill.
-        stored: The stored tensors of each parameter, see ``match_weights``.
+        model: The model whose parameters are overwritten.
+        stored: The stored tensors of each parameter, as returned by ``match_weights``.
         weights: All stored tensors.
 
     Returns:
@@ -239,9 +248,9 @@ def _check_tied_decoder(
         word_embeddings.to(weight.dtype),
     ):
         raise ModelError(
-            f"{decoder.file}: {DECODER_WEIGHT} differs from {_WORD_EMBEDDINGS}; only models that "
-            f"share the two are supported ({weights.directory / CONFIG_FILE} should say "
-            "tie_word_embeddings)"
+            f"{decoder.file}: {DECODER_WEIGHT} differs from {_WORD_EMBEDDINGS}; only models with "
+            "tied weights are supported (tie_word_embeddings in "
+            f"{weights.directory / CONFIG_FILE})"
         )
 
 
@@ -251,24 +260,33 @@ def _get_tensor(weights: StoredWeights, name: str, shape: tuple[int, ...]) -> St
     if tensor is None:
         tensors = weights.file_tensors.values()
         path = next(iter(tensors)).file if tensors else weights.directory
-        raise ModelError(f"{path}: the tensor {name!r} is missing")
+        raise ModelError(f"{path}: the tensor {name!r} is missing; use a complete model")
     if tensor.shape != shape:
         hint = ""
         if name == _WORD_EMBEDDINGS and tensor.shape[1:] == shape[1:]:
-            hint = f"; if the vocabulary was resized, set vocab_size to {tensor.shape[0]:,} there"
+            hint = (
+                f"; if the vocabulary was resized, set vocab_size to {tensor.shape[0]:,} in "
+                f"{CONFIG_FILE}"
+            )
         raise ModelError(
             f"{tensor.file}: {name} has shape {tensor.shape}; {CONFIG_FILE} requires {shape}{hint}",
         )
     if tensor.dtype not in FLOAT_DTYPES:
         raise ModelError(
-            f"{tensor.file}: {name} is in {tensor.dtype}; expected "
-            f"{', '.join(sorted(FLOAT_DTYPES))}; convert it first",
+            f"{tensor.file}: {name} has the dtype {tensor.dtype}; convert it to one of "
+            f"{', '.join(sorted(FLOAT_DTYPES))}",
         )
     return tensor
 
 
 def describe_names(directory: Path, message: str, names: Iterable[str]) -> list[str]:
-    """Return a message that lists up to ``_MAX_LISTED_NAMES`` names, empty without names."""
+    """Return a list with one message about weight names; empty if there are no names.
+
+    Args:
+        directory: The model directory.
+        message: The text before the names.
+        names: The names, of which the message contains the first few.
+    """
     all_names = list(names)
     if not all_names:
         return []

@@ -1,4 +1,4 @@
-"""Import and export of models in other toolkits' formats.
+"""Import and export of models in the formats of other toolkits.
 
-Only these modules know the names that other formats use for weights and files.
+Only these modules contain the names of weights and files in other formats.
 """

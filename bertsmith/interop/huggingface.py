@@ -1,6 +1,6 @@
-"""Exports model directories for transformers, and uploads them to the Hugging Face Hub.
+"""Export of model directories for transformers, and upload to the Hugging Face hub.
 
-No access token is stored here; ``huggingface_hub`` manages it.
+``huggingface_hub`` manages the access token; Bertsmith does not store it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError
 from bertsmith.files import check_new_directory
 
-#: Patterns of the files that are uploaded; other files in the directory are not.
+#: Patterns of the files in a model directory that are uploaded.
 _UPLOAD_PATTERNS: Final = (
     "README.md", "config.json", "bertsmith.json", "tokenizer.json", "tokenizer_config.json",
     "vocab.txt", "special_tokens_map.json", "model*.safetensors", "model.safetensors.index.json",
@@ -23,10 +23,10 @@ _UPLOAD_PATTERNS: Final = (
 
 @dataclass(frozen=True)
 class UploadedModel:
-    """A model on the hub.
+    """A model that was uploaded to the hub.
 
     Attributes:
-        url: The model's page.
+        url: URL of the model's page.
         commit: The hash of the new commit.
         files: The uploaded files, relative to the model directory.
     """
@@ -45,7 +45,7 @@ def is_model_directory(source: str) -> bool:
 
 
 def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
-    """Write a model in any supported format as a model directory with one safetensors file.
+    """Write a model directory with one safetensors file.
 
     Args:
         model: A model directory, run directory or hub id.
@@ -79,20 +79,22 @@ def push_to_hub(
     endpoint: str | None = None,
     token: str | None = None,
 ) -> UploadedModel:
-    """Upload a model directory to the hub in one commit; create the repository if necessary.
+    """Upload a model directory to the hub in one commit.
+
+    The repository is created if it does not exist.
 
     Args:
         model: A model directory or run directory.
         repo_id: OWNER/NAME.
-        private: Whether a new repository is private; existing ones do not change.
-        revision: A branch, created if necessary; by default the main branch.
-        endpoint: URL of the hub, by default that of ``huggingface_hub``.
-        token: Access token, by default that of ``huggingface_hub``.
+        private: Whether a new repository is private. An existing repository is not changed.
+        revision: Name of a branch, which is created if it does not exist; None for the main branch.
+        endpoint: URL of the hub; None for the default of ``huggingface_hub``.
+        token: Access token; None for the default of ``huggingface_hub``.
 
     Raises:
         ModelError: The model directory is incomplete, or the upload failed.
     """
-    # Imported here because it takes a tenth of a second.
+    # Imported here because the import takes 0.1 s.
     from huggingface_hub import CommitOperationAdd, HfApi
 
     directory = locate_model(model)
@@ -110,22 +112,22 @@ def push_to_hub(
             commit_message="Add the model",
             revision=revision,
         )
-    except Exception as error:  # noqa: BLE001 - raised again below
+    except Exception as error:  # noqa: BLE001 - the error is reported
         # Errors of the hub, its HTTP library and the file system have no common base class.
-        first_line = (str(error).strip().splitlines() or [""])[0]
+        first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"{repo_id}: upload failed ({type(error).__name__}: {first_line}); check the name and "
-            "the network, and log in with: hf auth login"
+            f"{repo_id}: the upload failed ({type(error).__name__}: {first_line}); check the name "
+            "and the network connection, and log in with: hf auth login"
         ) from None
     return UploadedModel(str(url), str(commit.oid), files)
 
 
 def _list_files(directory: Path) -> tuple[str, ...]:
-    """Return the files of a model directory to upload, relative to it and sorted."""
+    """Return the sorted paths of the files to upload, relative to the model directory."""
     if not list(directory.glob("model*.safetensors")):
         raise ModelError(
-            f"{directory}: no safetensors weights, and no others are uploaded; convert the model "
-            "with: bertsmith export --to hf"
+            f"{directory}: the model has no safetensors weights, and other weights are not "
+            "uploaded; convert the model with: bertsmith export --to hf"
         )
     files = {file.relative_to(directory).as_posix()
              for pattern in _UPLOAD_PATTERNS for file in directory.glob(pattern)}  # fmt: skip

@@ -1,1 +1,1 @@
-"""BERT: encoder, output heads, fine-tuning models and weight initialization."""
+"""BERT: embeddings, encoder, output heads, and models for pre-training and fine-tuning."""

@@ -19,7 +19,7 @@ from bertsmith.model.packed import PackedBatch
 
 
 class BertModel(nn.Module):
-    """Embeddings and encoder: packed token ids -> hidden states [T, D]."""
+    """Embeddings and encoder: packed token ids [T] -> hidden states [T, D]."""
 
     def __init__(self, config: ModelConfig, kernel: Kernel = "padded") -> None:
         """Create the model.
@@ -41,13 +41,13 @@ class BertModel(nn.Module):
         token_indices: Tensor | None = None,
         num_layers: int | None = None,
     ) -> Iterator[Tensor]:
-        """Yield the embeddings and then each layer's output, each [T, D], computed lazily.
+        """Yield the output of the embeddings and of each layer, [T, D], computed lazily.
 
         Args:
             batch: Packed sequences.
             dropout_seed: Seed of this forward pass; None for no dropout.
-            token_indices: int64 [M], tokens whose last yielded hidden states are needed. The last
-                output is then [M, D].
+            token_indices: int64 [M], the only tokens that the last yielded output contains. Its
+                shape is then [M, D]. None for all tokens.
             num_layers: Number of layers to compute; None for all.
         """
         x = self.embeddings(batch, dropout_seed)
@@ -64,23 +64,34 @@ class BertModel(nn.Module):
         dropout_seed: DropoutSeed | None = None,
         token_indices: Tensor | None = None,
     ) -> Tensor:
-        """Return the last hidden states: [T, D], or [M, D] for ``token_indices``, int64 [M]."""
+        """Return the last layer's output.
+
+        Args:
+            batch: Packed sequences.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+            token_indices: int64 [M], tokens to return the hidden states of; None for all T.
+
+        Returns:
+            [T, D] or [M, D].
+        """
         states = self.iter_hidden_states(batch, dropout_seed, token_indices)
         hidden = next(states)
-        for hidden in states:  # noqa: B007 - keeps no reference to earlier layers' outputs
+        for hidden in states:  # noqa: B007 - a list would keep the outputs of all layers in memory
             pass
         return hidden
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Summed pre-training losses of a batch; divide by the counts after accumulation.
+    """Summed pre-training losses of a batch, and the number of correct predictions.
+
+    To get means, divide the sums over all micro-batches by the numbers of predictions.
 
     Attributes:
-        mlm_loss: float32 [], masked-LM loss summed over P predictions.
-        nsp_loss: float32 [], next-sentence loss summed over B sequences; None without NSP.
-        mlm_correct: int64 [], number of correctly predicted tokens; None during training.
-        nsp_correct: int64 [], number of correctly classified pairs; None during training.
+        mlm_loss: float32 [], masked-LM loss summed over the P masked tokens.
+        nsp_loss: float32 [], next-sentence loss summed over the B sequences; None without NSP.
+        mlm_correct: int64 [], number of correctly predicted tokens; None from ``forward``.
+        nsp_correct: int64 [], number of correctly classified pairs; None from ``forward``.
     """
 
     mlm_loss: Tensor
@@ -90,7 +101,7 @@ class Losses:
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with masked-LM head and, if ``config.nsp``, pooler and next-sentence head."""
+    """BERT with a masked-LM head and, if ``config.nsp``, a pooler and a next-sentence head."""
 
     def __init__(self, config: ModelConfig, kernel: Kernel = "padded") -> None:
         """Create the model with weights drawn from PyTorch's default generator."""
@@ -104,7 +115,7 @@ class BertForPreTraining(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Initialize all weights from PyTorch's default generator."""
+        """Initialize all weights, drawn from PyTorch's default generator."""
         initialize_weights(self, self.config.init_range)
         embeddings = self.bert.embeddings
         if embeddings.has_fixed_positions:
@@ -133,20 +144,22 @@ class BertForPreTraining(nn.Module):
 
         Args:
             batch: Packed sequences.
-            masked_positions: int64 [P], indices of the tokens to predict, among all T.
-            masked_labels: int64 [P], original ids of these tokens.
+            masked_positions: int64 [P], indices in 0..T-1 of the tokens to predict.
+            masked_labels: int64 [P], original ids of the tokens to predict.
             nsp_labels: int64 [B], 0 if B follows A, else 1; None skips the next-sentence loss.
             dropout_seed: Seed of this forward pass; None for no dropout.
         """
-        masked, first = self._compute_loss_inputs(batch, masked_positions, nsp_labels, dropout_seed)
+        masked_states, cls_states = self._compute_loss_inputs(
+            batch, masked_positions, nsp_labels, dropout_seed
+        )
         decoder = self.mlm.decoder
         mlm_loss = linear_cross_entropy(
-            self.mlm.apply_transform(masked), decoder.weight, decoder.bias, masked_labels
+            self.mlm.apply_transform(masked_states), decoder.weight, decoder.bias, masked_labels
         )
         if nsp_labels is None:
             return Losses(mlm_loss, None)
-        logits = self._apply_nsp_head(first).float()
-        return Losses(mlm_loss, F.cross_entropy(logits, nsp_labels, reduction="sum"))
+        nsp_logits = self._apply_nsp_head(cls_states).float()
+        return Losses(mlm_loss, F.cross_entropy(nsp_logits, nsp_labels, reduction="sum"))
 
     def _compute_loss_inputs(
         self,
@@ -155,13 +168,11 @@ class BertForPreTraining(nn.Module):
         nsp_labels: Tensor | None,
         dropout_seed: DropoutSeed | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return only the hidden states that the losses need.
-
-        The last layer is not computed for other tokens.
+        """Compute the last hidden states of only the tokens that the losses need.
 
         Returns:
-            Hidden states of the masked tokens [P, D] and of the first tokens [B, D]; the latter
-            are empty if ``nsp_labels`` is None.
+            Hidden states of the masked tokens, [P, D], and of the [CLS] tokens, [B, D]. The latter
+            are [0, D] if ``nsp_labels`` is None.
         """
         num_predictions = masked_positions.shape[0]
         token_indices = masked_positions
@@ -170,13 +181,14 @@ class BertForPreTraining(nn.Module):
         hidden = self.bert(batch, dropout_seed, token_indices)
         return hidden[:num_predictions], hidden[num_predictions:]
 
-    def _apply_nsp_head(self, first: Tensor) -> Tensor:
+    def _apply_nsp_head(self, cls_states: Tensor) -> Tensor:
+        """Return next-sentence logits [B, 2] from the hidden states of the [CLS] tokens, [B, D]."""
         if self.pooler is None or self.nsp is None:
             raise ValueError(
                 "this model has no next-sentence head: its config has nsp = false; use a model "
                 "that was pre-trained with nsp = true"
             )
-        logits: Tensor = self.nsp(self.pooler(first))
+        logits: Tensor = self.nsp(self.pooler(cls_states))
         return logits
 
     @torch.no_grad()
@@ -187,38 +199,46 @@ class BertForPreTraining(nn.Module):
         masked_labels: Tensor,
         nsp_labels: Tensor | None,
     ) -> Losses:
-        """Return losses and numbers of correct predictions; arguments as for ``forward``."""
-        masked, first = self._compute_loss_inputs(batch, masked_positions, nsp_labels)
-        mlm_loss, mlm_correct = self._evaluate_mlm(masked, masked_labels)
+        """Return the losses and the number of correct predictions.
+
+        The arguments are those of ``forward``, without dropout.
+        """
+        masked_states, cls_states = self._compute_loss_inputs(batch, masked_positions, nsp_labels)
+        mlm_loss, mlm_correct = self._evaluate_mlm(masked_states, masked_labels)
         if nsp_labels is None:
             return Losses(mlm_loss, None, mlm_correct, None)
-        logits = self._apply_nsp_head(first).float()
-        nsp_loss = F.cross_entropy(logits, nsp_labels, reduction="sum")
-        return Losses(mlm_loss, nsp_loss, mlm_correct, (logits.argmax(-1) == nsp_labels).sum())
+        nsp_logits = self._apply_nsp_head(cls_states).float()
+        nsp_loss = F.cross_entropy(nsp_logits, nsp_labels, reduction="sum")
+        nsp_correct = (nsp_logits.argmax(-1) == nsp_labels).sum()
+        return Losses(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
 
     def _evaluate_mlm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return summed loss and number of correct predictions for hidden states [P, D].
+        """Return the summed masked-LM loss and the number of correct predictions.
 
-        Works in chunks because all P x V logits can take gigabytes, in particular with causal
-        attention, where P = T.
+        Logits are computed in chunks, because all P x V of them can take gigabytes, in particular
+        in left-to-right training, where P is nearly T.
+
+        Args:
+            hidden: Hidden states of the masked tokens, [P, D].
+            labels: int64 [P], original ids of the masked tokens.
         """
         chunk_rows = max(1, MAX_CHUNK_LOGITS // self.config.vocab_size)
-        losses, correct = [], []
+        losses, num_correct = [], []
         for hidden_chunk, label_chunk in zip(
             torch.split(hidden, chunk_rows), torch.split(labels, chunk_rows), strict=True
         ):
             logits = self.mlm(hidden_chunk).float()
             losses.append(F.cross_entropy(logits, label_chunk, reduction="sum"))
-            correct.append((logits.argmax(-1) == label_chunk).sum())
-        return torch.stack(losses).sum(), torch.stack(correct).sum()
+            num_correct.append((logits.argmax(-1) == label_chunk).sum())
+        return torch.stack(losses).sum(), torch.stack(num_correct).sum()
 
 
 @torch.no_grad()
 def initialize_weights(model: nn.Module, std: float) -> None:
     """Initialize all weights of a module as BERT's original code does (create_initializer).
 
-    Weights follow a normal distribution with standard deviation ``std``, truncated at two standard
-    deviations. Biases are 0, LayerNorm weights 1.
+    Weights are drawn from a normal distribution with standard deviation ``std``, truncated at two
+    standard deviations. Biases become 0 and the weights of LayerNorm 1.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

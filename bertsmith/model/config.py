@@ -11,7 +11,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 
 #: Layers, width and heads of each named size. base and large are from section 3 of the paper, the
-#: others from Turc et al. 2019 (arXiv:1908.08962). The feed-forward width is 4 * width.
+#: others from Turc et al. 2019 (arXiv:1908.08962). The feed-forward width is 4 times the width.
 SIZES: dict[str, tuple[int, int, int]] = {
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
@@ -39,7 +39,8 @@ class ModelConfig(Settings):
     max_positions: Positive = 512
     #: Number of segment (token type) embeddings.
     segments: Positive = 2
-    #: ``gelu`` is the erf form (Hugging Face's default), ``gelu_tanh`` that of the original code.
+    #: ``gelu`` is the erf form (Hugging Face's default), ``gelu_tanh`` the tanh approximation (the
+    #: original code).
     activation: Activation = "gelu_tanh"
     #: Dropout rate of the hidden states.
     dropout: Probability = 0.1
@@ -74,15 +75,17 @@ class ModelConfig(Settings):
     def macs_per_token(self, length: float) -> int:
         """Return the encoder's multiply-adds for one token of a sequence of ``length`` tokens.
 
-        Counts the linear layers (4 D² + 2 D F per layer) and both attention products (2 S D).
+        Each layer has 4 D² + 2 D F in its linear layers and 2 S D in the two matrix products of
+        attention.
         """
-        linear = 4 * self.width * self.width + 2 * self.width * self.feed_forward
-        return int(self.layers * (linear + 2 * length * self.width))
+        linear_macs = 4 * self.width * self.width + 2 * self.width * self.feed_forward
+        attention_macs = 2 * length * self.width
+        return int(self.layers * (linear_macs + attention_macs))
 
     def macs_saved_per_unused_output(self) -> int:
-        """Return the multiply-adds of the last layer after attention, per token (D² + 2 D F).
+        """Return the multiply-adds saved for each token whose last hidden state is not needed.
 
-        They are saved for each token whose output is not needed.
+        These are the multiply-adds of the last layer after attention, D² + 2 D F.
         """
         return self.width * self.width + 2 * self.width * self.feed_forward
 
@@ -92,10 +95,10 @@ class ModelConfig(Settings):
 
 
 class BiLSTMSettings(Settings):
-    """A BiLSTM on top of the encoder, and the hidden states that it reads.
+    """Settings of a BiLSTM on top of the encoder, and of the hidden states that it reads.
 
-    With a frozen encoder this is the feature-based approach of section 5.3, otherwise the
-    "+ BiLSTM" ablation of section 5.1.
+    A BiLSTM on a frozen encoder is the feature-based approach of section 5.3 of the paper; on a
+    trained encoder it is the "+ BiLSTM" ablation of section 5.1.
     """
 
     #: Hidden states that the BiLSTM reads, as in Table 7 of the paper.
@@ -116,10 +119,10 @@ class BiLSTMSettings(Settings):
 
 
 def get_size_preset(name: str) -> dict[str, int]:
-    """Return the ``ModelConfig`` fields of a named size.
+    """Return the ``ModelConfig`` fields of a named size, such as "base".
 
     Raises:
-        KeyError: If ``SIZES`` has no such size.
+        KeyError: If the name is not in ``SIZES``.
     """
     layers, width, heads = SIZES[name]
     return {"layers": layers, "width": width, "heads": heads, "feed_forward": 4 * width}

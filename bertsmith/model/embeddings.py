@@ -15,21 +15,26 @@ def sinusoidal_positions(num_positions: int, width: int) -> Tensor:
     PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(pos / 10000^(2i/D)); section 3.5 of
     Vaswani et al. 2017.
     """
-    # float64, because a float32 angle of several hundred has only four correct decimals.
-    position = torch.arange(num_positions, dtype=torch.float64)[:, None]
-    even_column = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = position / 10000.0 ** (even_column / width)
+    # float64, because an angle of several hundred radians in float32 has four correct decimals.
+    positions = torch.arange(num_positions, dtype=torch.float64)[:, None]
+    even_columns = torch.arange(0, width, 2, dtype=torch.float64)
+    angles = positions / 10000.0 ** (even_columns / width)
     table = torch.zeros(num_positions, width)
-    table[:, 0::2] = angle.sin()
-    table[:, 1::2] = angle.cos()[:, : width // 2]
+    table[:, 0::2] = angles.sin()
+    table[:, 1::2] = angles.cos()[:, : width // 2]
     return table
 
 
 class Embeddings(nn.Module):
-    """Sum of the three embeddings, then normalization and dropout: packed ids -> [T, D]."""
+    """Sum of word, position and segment embeddings, then LayerNorm and dropout: [T, D]."""
 
     def __init__(self, config: ModelConfig, dropout_index: int) -> None:
-        """Create the tables; ``dropout_index`` identifies the dropout layer."""
+        """Create the embedding tables.
+
+        Args:
+            config: Sizes and architecture.
+            dropout_index: Index of the dropout layer.
+        """
         super().__init__()
         self.words = nn.Embedding(config.vocab_size, config.width)
         self.positions = nn.Embedding(config.max_positions, config.width)
@@ -43,8 +48,8 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: PackedBatch, dropout_seed: DropoutSeed | None) -> Tensor:
         """Return the embeddings of all tokens, float [T, D]."""
-        embeddings = self.words(batch.ids) + self.positions(batch.positions)
-        output: Tensor = self.dropout(
-            self.norm(embeddings + self.segments(batch.segments)), dropout_seed
+        embeddings = (
+            self.words(batch.ids) + self.positions(batch.positions) + self.segments(batch.segments)
         )
+        output: Tensor = self.dropout(self.norm(embeddings), dropout_seed)
         return output

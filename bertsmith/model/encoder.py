@@ -1,4 +1,4 @@
-"""The Transformer encoder: one layer, and the stack of layers."""
+"""The Transformer encoder: a layer, and the stack of all layers."""
 
 from collections.abc import Iterator
 
@@ -12,24 +12,28 @@ from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.ops.linear import Linear
 from bertsmith.model.ops.norms import build_norm
 
-#: Dropouts of a layer: on attention probabilities, attention output and feed-forward output.
+#: Number of dropouts of a layer: on the attention probabilities, the attention output and the
+#: feed-forward output.
 DROPOUTS_PER_LAYER = 3
 
 
 def output_dropout_index(config: ModelConfig) -> int:
-    """Return the first dropout index after those of the embeddings (0) and the layers."""
+    """Return the index of the dropout before a task's output layer.
+
+    Index 0 belongs to the embeddings, and the next ones to the encoder layers.
+    """
     return 1 + config.layers * DROPOUTS_PER_LAYER
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and a feed-forward network, each with a residual connection and a norm.
 
-    Post-norm: x = norm(x + dropout(f(x))); the norm may be LayerNorm, batch norm or the identity.
-    Pre-norm: x = x + dropout(f(norm(x))).
+    With f as self-attention or the feed-forward network, a post-norm layer computes
+    x = norm(x + dropout(f(x))) and a pre-norm layer computes x = x + dropout(f(norm(x))).
     """
 
     def __init__(self, config: ModelConfig, first_dropout_index: int) -> None:
-        """Create the layer, whose dropouts have consecutive indices."""
+        """Create the layer, with dropout indices that start at ``first_dropout_index``."""
         super().__init__()
         self.is_post_norm = config.norm != "pre"
         self.attention = SelfAttention(config, first_dropout_index)
@@ -50,8 +54,8 @@ class EncoderLayer(nn.Module):
     ) -> Tensor:
         """Apply the layer.
 
-        Attention keys and values are always computed for all T tokens, everything else only for
-        the tokens in ``token_indices``.
+        Queries, keys, values and attention are computed for all T tokens. Everything after them is
+        computed only for the tokens in ``token_indices``.
 
         Args:
             x: [T, D].
@@ -62,11 +66,11 @@ class EncoderLayer(nn.Module):
         Returns:
             [T, D] or [M, D].
         """
-        normed = x if self.is_post_norm else self.attention_norm(x)
-        attended = self.attention_dropout(
-            self.attention(normed, layout, dropout_seed, token_indices), dropout_seed
-        )
-        x = (x if token_indices is None else x.index_select(0, token_indices)) + attended
+        attention_input = x if self.is_post_norm else self.attention_norm(x)
+        attention_output = self.attention(attention_input, layout, dropout_seed, token_indices)
+        if token_indices is not None:
+            x = x.index_select(0, token_indices)
+        x = x + self.attention_dropout(attention_output, dropout_seed)
         if self.is_post_norm:
             x = self.attention_norm(x)
             output: Tensor = self.feed_forward_norm(x + self._feed_forward(x, dropout_seed))
@@ -75,9 +79,8 @@ class EncoderLayer(nn.Module):
 
     def compute_probabilities(self, x: Tensor, layout: AttentionLayout) -> list[Tensor]:
         """Return each sequence's attention probabilities [N, S_b, S_b] for layer input [T, D]."""
-        normed = x if self.is_post_norm else self.attention_norm(x)
-        probabilities: list[Tensor] = self.attention.compute_probabilities(normed, layout)
-        return probabilities
+        attention_input = x if self.is_post_norm else self.attention_norm(x)
+        return self.attention.compute_probabilities(attention_input, layout)
 
     def _feed_forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
         down = self.down(self.activation(self.up(x)))
@@ -86,10 +89,10 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Stack of L layers; pre-norm models have a final LayerNorm."""
+    """Stack of L layers, followed by a LayerNorm in pre-norm models."""
 
     def __init__(self, config: ModelConfig, first_dropout_index: int) -> None:
-        """Create the layers, whose dropouts have consecutive indices."""
+        """Create the layers, with dropout indices that start at ``first_dropout_index``."""
         super().__init__()
         self.layers = nn.ModuleList(
             EncoderLayer(config, first_dropout_index + index * DROPOUTS_PER_LAYER)
@@ -97,7 +100,7 @@ class Encoder(nn.Module):
         )
         is_pre_norm = config.norm == "pre"
         self.norm = build_norm(config) if is_pre_norm else nn.Identity()
-        # Batch statistics must cover all tokens, also those whose output is not needed.
+        # Batch statistics must include all tokens, even if only some outputs are needed.
         self._needs_all_tokens = config.norm == "batch"
 
     def iter_layer_outputs(
@@ -114,15 +117,15 @@ class Encoder(nn.Module):
             x: Embeddings, [T, D].
             layout: AttentionLayout of the batch.
             dropout_seed: Seed of this forward pass; None for no dropout.
-            token_indices: int64 [M], tokens whose last yielded output is needed. The last output
-                is then [M, D].
+            token_indices: int64 [M], the only tokens that the last yielded output contains. Its
+                shape is then [M, D]. None for all tokens.
             num_layers: Number of layers to compute; None for all.
         """
-        last_layer, layers = self.layers[-1], list(self.layers)[:num_layers]
-        for number, layer in enumerate(layers, 1):
-            needed_indices = token_indices if number == len(layers) else None
-            if self._needs_all_tokens and needed_indices is not None:
-                x = layer(x, layout, dropout_seed).index_select(0, needed_indices)
+        layers = list(self.layers)[:num_layers]
+        for layer in layers:
+            output_indices = token_indices if layer is layers[-1] else None
+            if self._needs_all_tokens and output_indices is not None:
+                x = layer(x, layout, dropout_seed).index_select(0, output_indices)
             else:
-                x = layer(x, layout, dropout_seed, needed_indices)
-            yield self.norm(x) if layer is last_layer else x
+                x = layer(x, layout, dropout_seed, output_indices)
+            yield self.norm(x) if layer is self.layers[-1] else x

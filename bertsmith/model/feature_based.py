@@ -1,4 +1,4 @@
-"""A BiLSTM on the encoder's hidden states, with the encoder frozen (section 5.3) or trained."""
+"""BERT with a BiLSTM on its hidden states, frozen (section 5.3 of the paper) or trained."""
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,12 @@ from bertsmith.model.packed import PackedBatch
 
 
 def hidden_state_indices(features: BiLSTMSettings, num_layers: int) -> range:
-    """Return the indices of the hidden states to read: 0 is the embeddings, i is layer i's output.
+    """Return the indices of the hidden states that the BiLSTM reads.
+
+    Index 0 is the output of the embeddings, and index i the output of layer i, counted from 1.
 
     Raises:
-        ValueError: If the last four layers are requested of a model with fewer.
+        ValueError: If the last four layers are requested, but the model has fewer than four.
     """
     end = num_layers + 1
     if features.layers.endswith("last-four") and num_layers < 4:
@@ -35,10 +37,10 @@ def hidden_state_indices(features: BiLSTMSettings, num_layers: int) -> range:
 
 
 class BertWithBiLSTM(nn.Module):
-    """Encoder, two-layer BiLSTM on some of its hidden states, and one linear output layer.
+    """BERT, a two-layer BiLSTM that reads its hidden states, and a linear output layer.
 
-    A weighted sum of hidden states has learned softmax weights and a learned scale (Peters et al.
-    2018, equation 1). Sequence-level outputs use the final LSTM states of both directions.
+    The weights of a weighted sum of hidden states are learned, as a softmax and a scale (Peters et
+    al. 2018, equation 1). Sequence-level outputs use the final LSTM states of both directions.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class BertWithBiLSTM(nn.Module):
         Args:
             config: Sizes and architecture of the encoder.
             num_outputs: C.
-            features: Which hidden states to read, and the size of the BiLSTM.
-            is_sequence_level: Whether there is one output per sequence; otherwise one per token.
+            features: Hidden states that the BiLSTM reads, and its size.
+            is_sequence_level: Whether the model returns C outputs for each sequence; otherwise it
+                returns C outputs for each token.
             kernel: Attention kernel.
         """
         super().__init__()
@@ -64,7 +67,7 @@ class BertWithBiLSTM(nn.Module):
         self.state_indices = hidden_state_indices(features, config.layers)
         self.bert = BertModel(config, kernel)
         self.bert.requires_grad_(not features.frozen)
-        # Layers above the last hidden state that is read are never computed.
+        # The layers after the last one that the BiLSTM reads are never computed.
         for layer in list(self.bert.encoder.layers)[self.state_indices[-1] :]:
             layer.requires_grad_(False)
         if self.state_indices[-1] < config.layers:
@@ -92,7 +95,7 @@ class BertWithBiLSTM(nn.Module):
 
         Args:
             batch: Packed sequences.
-            token_indices: int64 [M], tokens to return outputs for; None for all T. Ignored by
+            token_indices: int64 [M], tokens to compute outputs for; None for all T. Ignored by
                 sequence-level models.
             dropout_seed: Seed of this forward pass; None for no dropout.
 
@@ -115,15 +118,16 @@ class BertWithBiLSTM(nn.Module):
     def _compute_features(
         self, batch: PackedBatch, dropout_seed: DropoutSeed | None = None
     ) -> Tensor:
-        """Return the BiLSTM's input, [T, D] or [T, 4 D]; computes no layer above those it reads."""
+        """Return the input of the BiLSTM, [T, D] or [T, 4 D]."""
         trains_encoder = torch.is_grad_enabled() and not self.features.frozen
-        # A frozen encoder runs without dropout, so that its features never change.
+        # A frozen encoder runs without dropout, so that its outputs are the same in each epoch.
         encoder_seed = None if self.features.frozen else dropout_seed
         with torch.set_grad_enabled(trains_encoder):
             states = []
             for index, state in enumerate(self.bert.iter_hidden_states(batch, encoder_seed)):
                 if index in self.state_indices:
                     states.append(state)
+                # Hidden states are computed lazily: no further layer is computed.
                 if index == self.state_indices[-1]:
                     break
         if self.layer_weights is None or self.layer_scale is None:

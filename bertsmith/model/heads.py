@@ -11,13 +11,18 @@ from bertsmith.model.ops.linear import Linear
 class MLMHead(nn.Module):
     """Masked-LM head: hidden states [P, D] -> vocabulary logits [P, V].
 
-    A transform (linear layer, activation, LayerNorm), then a decoder that shares its weight with
-    the word embeddings and has its own bias (section 3.1, task 1; get_masked_lm_output in the
-    original code).
+    A transform (linear layer, activation and LayerNorm) is followed by a decoder, a linear layer
+    whose weight is the word embedding table and whose bias is separate (section 3.1, task 1, of the
+    paper; get_masked_lm_output in the original code).
     """
 
     def __init__(self, config: ModelConfig, words: nn.Embedding) -> None:
-        """Create the head; the decoder shares the weight of ``words``."""
+        """Create the head.
+
+        Args:
+            config: Sizes and architecture.
+            words: The word embeddings, whose weight the decoder shares.
+        """
         super().__init__()
         self.transform = Linear(config.width, config.width)
         self.activation = ACTIVATIONS[config.activation]
@@ -27,9 +32,9 @@ class MLMHead(nn.Module):
 
     @torch.no_grad()
     def init_bias_from_counts(self, counts: Tensor) -> None:
-        """Set the decoder bias to the words' log frequencies.
+        """Set the decoder bias to the log frequency of each word.
 
-        The loss then starts at the unigram entropy instead of log V.
+        The masked-LM loss then starts at the unigram entropy instead of log V.
 
         Args:
             counts: [V], number of occurrences of each word; 0 counts as 0.5.
@@ -38,7 +43,7 @@ class MLMHead(nn.Module):
         self.decoder.bias.copy_((smoothed_counts / smoothed_counts.sum()).log())
 
     def apply_transform(self, hidden: Tensor) -> Tensor:
-        """Return the decoder's input: [P, D] -> [P, D]."""
+        """Apply the transform, whose output is the decoder's input: [P, D] -> [P, D]."""
         output: Tensor = self.norm(self.activation(self.transform(hidden)))
         return output
 
@@ -49,16 +54,16 @@ class MLMHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """tanh(linear(x)) of each sequence's first token: [B, D] -> [B, D]."""
+    """tanh(linear(x)) of the hidden state of one token per sequence: [B, D] -> [B, D]."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Create the D x D linear layer."""
         super().__init__()
         self.dense = nn.Linear(config.width, config.width)
 
-    def forward(self, first: Tensor) -> Tensor:
-        """[B, D] -> [B, D]."""
-        return torch.tanh(self.dense(first))
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the pooled output: [B, D] -> [B, D]."""
+        return torch.tanh(self.dense(hidden))
 
 
 class NSPHead(nn.Module):
@@ -70,6 +75,6 @@ class NSPHead(nn.Module):
         self.classifier = nn.Linear(config.width, 2)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """[B, D] -> [B, 2]."""
+        """Return the logits: [B, D] -> [B, 2]."""
         logits: Tensor = self.classifier(pooled)
         return logits

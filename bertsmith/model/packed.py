@@ -28,11 +28,11 @@ class PackedBatch:
 
     @property
     def first_token_indices(self) -> Tensor:
-        """int64 [B], the index of each sequence's first token, [CLS]."""
+        """int64 [B], the index of the first token of each sequence, which is [CLS]."""
         return self.cu_seqlens[:-1].long()
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on ``device``; copies from pinned memory are asynchronous."""
+        """Return a copy of the batch on ``device``; copies from pinned memory are asynchronous."""
         tensors = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("ids", "segments", "positions", "cu_seqlens")
@@ -44,21 +44,27 @@ def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> 
     """Pack sequences into a batch.
 
     Args:
-        sequences: Token ids and segment ids of each sequence.
+        sequences: A pair of token ids and segment ids for each sequence.
 
     Raises:
-        ValueError: If there are no sequences, or one is empty or has lists of different lengths.
+        ValueError: If there are no sequences, a sequence is empty, or a sequence has different
+            numbers of token ids and segment ids.
     """
     lengths = [len(ids) for ids, _ in sequences]
-    if not lengths or min(lengths) == 0:
-        raise ValueError("a batch needs at least one sequence, and each at least one token")
-    if any(len(ids) != len(segments) for ids, segments in sequences):
-        raise ValueError("a sequence needs one segment id for each token id")
-    boundaries = torch.tensor([0, *lengths])
+    if not lengths:
+        raise ValueError("the batch has no sequences; pass at least one")
+    if min(lengths) == 0:
+        raise ValueError(f"sequence {lengths.index(0)} of the batch is empty; remove it")
+    for index, (ids, segments) in enumerate(sequences):
+        if len(ids) != len(segments):
+            raise ValueError(
+                f"sequence {index} of the batch has {len(ids)} token ids and {len(segments)} "
+                "segment ids; pass one segment id for each token id"
+            )
     return PackedBatch(
         ids=torch.tensor([token for ids, _ in sequences for token in ids]),
         segments=torch.tensor([segment for _, segments in sequences for segment in segments]),
         positions=torch.cat([torch.arange(length) for length in lengths]),
-        cu_seqlens=boundaries.cumsum(0).int(),
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
         max_seqlen=max(lengths),
     )

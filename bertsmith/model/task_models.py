@@ -1,6 +1,6 @@
 """BERT with one output layer, for fine-tuning (section 3.2 and figure 4 of the paper).
 
-All models take the same arguments: a packed batch, the indices of the tokens to return outputs
+All models have the same arguments: a packed batch, the indices of the tokens to compute outputs
 for, and a dropout seed.
 """
 
@@ -44,14 +44,15 @@ class BertForSequenceClassification(nn.Module):
 
         Args:
             batch: Packed sequences.
-            token_indices: int64 [B], the token to pool of each sequence. None for the first token,
-                or the last if attention is causal.
+            token_indices: int64 [B], the index of the token to pool in each sequence. None for the
+                first token, or for the last one if attention is causal.
             dropout_seed: Seed of this forward pass; None for no dropout.
         """
         if token_indices is None:
-            # With causal attention only the last token sees the whole sequence.
-            causal = self.config.attention == "causal"
-            token_indices = batch.cu_seqlens[1:].long() - 1 if causal else batch.first_token_indices
+            token_indices = batch.first_token_indices
+            if self.config.attention == "causal":
+                # Only the last token sees the whole sequence.
+                token_indices = batch.cu_seqlens[1:].long() - 1
         pooled = self.pooler(self.bert(batch, dropout_seed, token_indices))
         outputs: Tensor = self.output(self.dropout(pooled, dropout_seed))
         return outputs
@@ -75,16 +76,26 @@ class BertForTokenClassification(nn.Module):
         token_indices: Tensor | None = None,
         dropout_seed: DropoutSeed | None = None,
     ) -> Tensor:
-        """Return outputs [M, C] for ``token_indices`` (int64 [M]), or [T, C] for all tokens."""
+        """Return the outputs.
+
+        Args:
+            batch: Packed sequences.
+            token_indices: int64 [M], tokens to compute outputs for; None for all T.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+
+        Returns:
+            [M, C] or [T, C].
+        """
         hidden = self.bert(batch, dropout_seed, token_indices)
         outputs: Tensor = self.output(self.dropout(hidden, dropout_seed))
         return outputs
 
 
 class BertForQuestionAnswering(nn.Module):
-    """Encoder and a linear layer: start and end logits of the answer span for each token.
+    """Encoder and a linear layer that gives each token a start and an end logit.
 
-    There is no dropout before the linear layer, as in the original run_squad.py.
+    The logits are those of the answer span. As in the original run_squad.py, there is no dropout
+    before the linear layer.
     """
 
     def __init__(
@@ -103,7 +114,16 @@ class BertForQuestionAnswering(nn.Module):
         token_indices: Tensor | None = None,
         dropout_seed: DropoutSeed | None = None,
     ) -> Tensor:
-        """Return logits [M, 2] for ``token_indices`` (int64 [M]), or [T, 2] for all tokens."""
+        """Return the start and end logits.
+
+        Args:
+            batch: Packed sequences.
+            token_indices: int64 [M], tokens to compute logits for; None for all T.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+
+        Returns:
+            [M, 2] or [T, 2].
+        """
         outputs: Tensor = self.spans(self.bert(batch, dropout_seed, token_indices))
         return outputs
 

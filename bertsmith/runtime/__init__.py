@@ -1,1 +1,1 @@
-"""Device, precision, threads and memory of the current process."""
+"""Device, precision, threads and memory of the process, and inference batches."""

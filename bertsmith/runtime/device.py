@@ -1,6 +1,6 @@
 """Device, precision and attention kernel of a run, and measurements of the hardware.
 
-Only this module changes PyTorch's process-wide settings.
+Only this module changes settings of PyTorch that affect the whole process.
 """
 
 import ctypes
@@ -29,15 +29,16 @@ from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate
 
 Precision = Literal["fp32", "bf16"]
 
-#: Size n of the n x n matrix product that measures peak speed, large enough to be compute-bound.
+#: Size n of the n x n matrices whose product measures the peak speed of a device. They are so large
+#: that the product is compute-bound.
 _PEAK_MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
-#: Constants of glibc's malloc.h.
+#: Parameters of mallopt, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how a run computes: device, precision and attention kernel."""
+    """The device, the precision and the attention kernel with which a run computes."""
 
     device: torch.device
     precision: Precision
@@ -49,7 +50,7 @@ class Machine:
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     def autocast(self) -> torch.autocast:
-        """Return the autocast context for forward passes."""
+        """Return the autocast context for forward passes; with fp32 it has no effect."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
@@ -83,8 +84,8 @@ def resolve_machine(
     Args:
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "auto", "fp32" or "bf16".
-        kernel: "auto" or an attention kernel.
-        attention_dropout: Dropout rate of the attention probabilities; `varlen` needs 0.
+        kernel: "auto", "reference", "padded" or "varlen".
+        attention_dropout: Dropout rate of the attention probabilities; `varlen` supports only 0.
         threads: Number of threads; None for PyTorch's default.
 
     Raises:
@@ -102,8 +103,9 @@ def resolve_machine(
         raise RunError(
             "run.kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use 'padded' instead"
         )
-    # Set even if it is the default: an explicit number stops MKL from using fewer threads for small
-    # products. Otherwise a resumed run, which always sets the number, would sum in another order.
+    # The number of threads is set even if it is PyTorch's default. Otherwise MKL would use fewer
+    # threads for small products, and the sums of a resumed run, which sets the number of the
+    # original run, would be in another order.
     torch.set_num_threads(threads or torch.get_num_threads())
     configure_determinism(cuda=cuda)
     if not cuda:
@@ -112,35 +114,35 @@ def resolve_machine(
 
 
 def configure_determinism(*, cuda: bool) -> None:
-    """Make CPU runs bit-for-bit reproducible; on CUDA, prefer speed and allow TF32."""
+    """Make runs on the CPU bit-for-bit reproducible, or make CUDA runs fast by allowing TF32."""
     if cuda:
         torch.set_float32_matmul_precision("high")
         return
     torch.use_deterministic_algorithms(True)
-    # By default PyTorch then fills every new tensor with NaN, which only costs time.
+    # With deterministic algorithms PyTorch also fills new tensors with NaN, which takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def check_memory(
     machine: Machine, config: ModelConfig, batch_tokens: int, micro_batch_tokens: int
 ) -> None:
-    """Check that a training step can fit in memory.
+    """Check that the lower bound for a training step's memory fits in the available memory.
 
     Args:
-        machine: Where the run computes.
+        machine: Device, precision and kernel of the run.
         config: Sizes of the model.
-        batch_tokens: Tokens per step.
-        micro_batch_tokens: Tokens per micro-batch.
+        batch_tokens: Number of tokens per step.
+        micro_batch_tokens: Number of tokens per micro-batch.
 
     Raises:
-        RunError: If even the lower bound exceeds the memory.
+        RunError: If the lower bound exceeds the available memory.
     """
     available = get_total_memory_bytes()
     if machine.device.type == "cuda":
         available = torch.cuda.get_device_properties(machine.device).total_memory
     tokens_at_once = min(batch_tokens, micro_batch_tokens)
     weight_bytes = estimate_training_bytes(config, 0)
-    # The whole batch is drawn before it is split: ids, segments and positions, 8 bytes each.
+    # Token ids, segment ids and positions of the whole batch take 8 bytes each.
     needed = estimate_training_bytes(config, tokens_at_once) + 24 * batch_tokens
     if needed > available:
         raise RunError(
@@ -153,37 +155,40 @@ def check_memory(
 
 
 def resolves_to_cpu(device: str) -> bool:
-    """Return whether a device setting, such as "auto", means the CPU on this machine."""
+    """Return whether a device setting, such as "auto", selects the CPU on this machine."""
     return resolve_device(device, "run.device").type == "cpu"
 
 
 def describe_auto_device() -> str:
-    """Return the device and precision that "auto" stands for here, such as "cpu, bf16"."""
+    """Return the device and precision that "auto" selects on this machine, such as "cpu, bf16"."""
     device = resolve_device("auto", "run.device").type
     return f"{device}, {_resolve_precision(cuda=device == 'cuda')}"
 
 
 def _resolve_precision(*, cuda: bool) -> Literal["bf16", "fp32"]:
+    """Return the precision that "auto" selects: bf16 on CUDA and on CPUs with bf16 instructions."""
     return "bf16" if cuda or has_bf16() else "fp32"
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for later allocations, for the rest of the process (mallopt).
+    """Make glibc reuse freed memory instead of returning it to the OS (mallopt).
 
-    By default glibc returns large blocks, such as the gradient of the word embeddings, to the OS,
-    and each step pays for page faults. Does nothing without glibc.
+    By default glibc returns large blocks to the OS, such as the gradient of the word embeddings,
+    and each training step spends time on page faults. This applies to the rest of the process.
+    Without glibc this function does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 2**30)
+        # The largest value of a C int: memory at the end of the heap is never returned.
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def trim_memory() -> None:
     """Return freed memory to the OS (malloc_trim); does nothing without glibc.
 
-    Call it when memory of another size is needed next: freed blocks of many sizes can take more
-    memory than was ever in use at once.
+    Call this before allocating blocks of other sizes. They may not fit in the freed blocks, and the
+    process would then need memory for both.
     """
     malloc_trim = (
         getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -193,18 +198,18 @@ def trim_memory() -> None:
 
 
 def measure_peak_macs(machine: Machine, seconds: float = 0.1) -> float:
-    """Measure the machine's peak speed in a square matrix product, in multiply-adds per second.
+    """Measure the peak speed of a device in multiply-adds per second, with a square matrix product.
 
     Args:
-        machine: Where to measure; products run in its dtype.
-        seconds: How long to measure.
+        machine: The device, and the precision of the product.
+        seconds: Duration of the measurement.
     """
     size = _PEAK_MATMUL_SIZE[machine.device.type]
     a = torch.randn(size, size, device=machine.device, dtype=machine.dtype)
     multiply = partial(onednn_linear if uses_onednn(a, a) else torch.matmul, a, a)
     multiply()
     peak, end = 0.0, time.perf_counter() + seconds
-    # At least once: on a busy machine one product may take longer than ``seconds``.
+    # The product runs at least once: on a busy machine it may take longer than ``seconds``.
     while peak == 0.0 or time.perf_counter() < end:
         start = time.perf_counter()
         multiply()
@@ -220,56 +225,68 @@ def synchronize(machine: Machine) -> None:
 
 
 def get_peak_memory_bytes(machine: Machine) -> int:
-    """Return the peak memory of this process in bytes: allocated on CUDA, or resident."""
+    """Return the peak memory of this process in bytes: GPU memory on CUDA, otherwise resident."""
     if machine.device.type == "cuda":
         return torch.cuda.max_memory_allocated(machine.device)
     max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux reports KiB, macOS bytes (getrusage(2)).
+    # The unit is KiB on Linux and bytes on macOS (getrusage(2)).
     return max_rss if sys.platform == "darwin" else max_rss * 1024
 
 
 @dataclass(frozen=True)
 class CpuLoad:
-    """Number of cores that other processes use: now, and on average over the last minute."""
+    """Number of cores that other processes use.
+
+    Attributes:
+        current: Number of cores during the measurement.
+        last_minute: Mean number of cores over the last minute.
+    """
 
     current: float
     last_minute: float
 
 
 def measure_cpu_load(seconds: float = 0.3) -> CpuLoad:
-    """Measure for ``seconds`` how many of this process's cores other processes use.
+    """Measure for ``seconds`` how many cores other processes use.
 
-    Without /proc/stat (outside Linux), the one-minute load average is used for both values.
+    Only the cores that this process may use are counted. Without /proc/stat (outside Linux), both
+    values are the one-minute load average.
     """
     last_minute = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    before = _busy_core_seconds()
-    if before is None:
+    busy_start = _get_busy_core_seconds()
+    if busy_start is None:
         return CpuLoad(last_minute, last_minute)
-    start, process_seconds = time.perf_counter(), time.process_time()
+    start, process_start = time.perf_counter(), time.process_time()
     time.sleep(seconds)
-    after = _busy_core_seconds()
-    elapsed, process_seconds = time.perf_counter() - start, time.process_time() - process_seconds
-    return CpuLoad(max(0.0, ((after or before) - before - process_seconds) / elapsed), last_minute)
+    busy_end = _get_busy_core_seconds() or busy_start
+    elapsed_seconds = time.perf_counter() - start
+    process_seconds = time.process_time() - process_start
+    other_seconds = max(0.0, busy_end - busy_start - process_seconds)
+    return CpuLoad(other_seconds / elapsed_seconds, last_minute)
 
 
-def _busy_core_seconds() -> float | None:
-    """Return the time that this process's cores have been busy since boot, summed over cores."""
+def _get_busy_core_seconds() -> float | None:
+    """Return the busy time since boot, in seconds, summed over the cores that this process may use.
+
+    Returns None without /proc/stat.
+    """
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        cores = {f"cpu{index}" for index in os.sched_getaffinity(0)}
-        rows = [line.split() for line in lines if line.split(maxsplit=1)[0] in cores]
-        # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
-        busy = [sum(int(row[i]) for i in (1, 2, 3, 6, 7, 8)) for row in rows]
+        core_names = {f"cpu{index}" for index in os.sched_getaffinity(0)}
+        rows = [line.split() for line in lines if line.split(maxsplit=1)[0] in core_names]
+        # The columns are name, user, nice, system, idle, iowait, irq, softirq and steal (proc(5)).
+        busy_columns = (1, 2, 3, 6, 7, 8)
+        busy_ticks = [int(row[column]) for row in rows for column in busy_columns]
     except (OSError, AttributeError, ValueError, IndexError):
         return None
-    return sum(busy) / os.sysconf("SC_CLK_TCK") if busy else None
+    return sum(busy_ticks) / os.sysconf("SC_CLK_TCK") if busy_ticks else None
 
 
 def get_processor_name() -> str:
     """Return the name of the GPU if there is one, otherwise of the CPU."""
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
-    # On Linux, ``platform`` knows only the architecture.
+    # On Linux, ``platform`` returns only the architecture.
     path = Path("/proc/cpuinfo")
     cpu_info = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     match = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
@@ -277,7 +294,7 @@ def get_processor_name() -> str:
 
 
 def describe_machine(machine: Machine) -> str:
-    """Return a one-line description, such as "2 of 4 CPU cores, bf16, padded attention"."""
+    """Return a description of one line, such as "2 of 4 CPU cores, bf16, padded attention"."""
     if machine.device.type == "cuda":
         name = torch.cuda.get_device_name(machine.device)
     else:

@@ -1,7 +1,8 @@
-"""Compute several batches at once on the CPU, each in a thread with a share of PyTorch's threads.
+"""Parallel computation of batches on the CPU, in workers that divide PyTorch's threads.
 
-Threads that split one matrix product wait for the slowest of them after every operation, and idle
-while Python runs. Threads with batches of their own do neither.
+PyTorch splits each operation over its threads. They wait for the slowest thread after every
+operation, and are idle while Python code runs. With a worker for each batch, other workers compute
+in the meantime.
 """
 
 import threading
@@ -17,22 +18,23 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: More workers need more memory, and only one of them at a time can run Python code.
+#: Maximum number of workers. More workers need more memory, and only one of them at a time can run
+#: Python code.
 _MAX_WORKERS = 4
 _NUM_THREADS_LOCK = threading.Lock()
 
 
 def choose_num_workers(device: torch.device) -> int:
-    """Return the number of batches to compute at once on a device.
+    """Return the number of workers that compute batches in parallel on a device.
 
-    It is the number of equal shares that leaves the fewest threads idle. Shares are equal so that
-    results do not depend on which worker computed them.
+    All workers get the same number of threads, so that a result does not depend on the worker that
+    computed it. The number of workers is chosen so that the fewest threads are left over.
     """
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1:
         return 1
-    sizes = range(2, min(num_threads, _MAX_WORKERS) + 1)
-    return max(sizes, key=lambda size: (size * (num_threads // size), size))
+    candidates = range(2, min(num_threads, _MAX_WORKERS) + 1)
+    return max(candidates, key=lambda workers: (workers * (num_threads // workers), workers))
 
 
 def set_local_num_threads(num_threads: int) -> None:
@@ -41,7 +43,8 @@ def set_local_num_threads(num_threads: int) -> None:
     ``torch.set_num_threads`` also changes the default of threads that start later; this function
     restores that default.
     """
-    # A thread's first read also fixes its own count, so it must come before the default changes.
+    # The first call of get_num_threads in a thread also fixes the number for this thread. It must
+    # therefore come before the default changes.
     if torch.get_num_threads() == num_threads:
         return
     with _NUM_THREADS_LOCK:
@@ -55,19 +58,20 @@ def map_in_threads(
 ) -> Generator[tuple[Item, Result]]:
     """Apply a function to items in parallel and yield each item and its result, in order.
 
-    On the CPU up to four items are computed at once, each with a share of PyTorch's threads. Items
-    are read only a few ahead of the results. Workers inherit the caller's autocast mode, but no
-    other thread-local modes such as ``inference_mode``. An exception of ``function`` is raised when
-    the item's result is due.
+    On the CPU up to four items are computed at once, each with an equal number of PyTorch's
+    threads. Workers use the caller's autocast mode, but no other thread-local modes such as
+    ``inference_mode``. An exception raised by ``function`` is raised when the item's result would
+    be yielded.
 
     Args:
         function: Computes the result of an item.
-        items: May be endless.
-        device: Where ``function`` computes; on other devices than the CPU, items run one by one.
+        items: Read only a few items ahead of the results, so that they may be endless.
+        device: Device on which ``function`` computes. Items are computed one by one unless it is
+            the CPU.
     """
     remaining, max_workers = iter(items), choose_num_workers(device)
     first = list(islice(remaining, max_workers))
-    # A single item runs in the calling thread, with all of PyTorch's threads.
+    # A single item is computed in the calling thread, with all of PyTorch's threads.
     if len(first) < 2:
         for item in chain(first, remaining):
             yield item, function(item)
@@ -88,9 +92,9 @@ def map_in_threads(
 
 
 class _ThreadPool:
-    """Worker threads that share the calling thread's number of PyTorch threads.
+    """Worker threads that divide the calling thread's number of PyTorch threads.
 
-    Unlike ThreadPoolExecutor it can be created in a thread that outlives the main thread.
+    Unlike ThreadPoolExecutor, a pool can be created in a thread that outlives the main thread.
     """
 
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
@@ -118,7 +122,7 @@ class _ThreadPool:
         return future
 
     def shut_down(self) -> None:
-        """Drop the queued items and wait for those in progress."""
+        """Drop the queued items, and wait until the items in progress have been computed."""
         self._is_stopping = True
         for _ in self._workers:
             self._tasks.put(None)
@@ -134,10 +138,14 @@ class _ThreadPool:
             raise interrupt
 
     def _run_tasks(self, num_threads: int) -> None:
+        """Compute queued items until the pool is shut down."""
         set_local_num_threads(num_threads)
-        enabled, dtype = self._autocast
-        with torch.autocast("cpu", dtype, enabled=enabled):
-            while (task := self._tasks.get()) is not None and not self._is_stopping:
+        is_autocast, dtype = self._autocast
+        with torch.autocast("cpu", dtype, enabled=is_autocast):
+            while True:
+                task = self._tasks.get()
+                if task is None or self._is_stopping:
+                    return
                 item, future = task
                 try:
                     future.set_result(self._function(item))
@@ -146,7 +154,7 @@ class _ThreadPool:
 
 
 def _run_in_new_thread(function: Callable[[], Any]) -> Any:
-    """Return the function's result, computed in a new thread."""
+    """Call a function in a new thread and return its result."""
     results: list[Any] = []
     thread = threading.Thread(
         target=lambda: results.append(function()), name="bertsmith-num-threads"

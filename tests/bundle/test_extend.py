@@ -1,4 +1,4 @@
-"""Extending a model's vocabulary."""
+"""Extension of a model's vocabulary: new embeddings, unchanged outputs, and records."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +20,17 @@ from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 from tests.model.examples import make_prime_size_config
 
-#: "river" is listed twice.
+#: Vocabulary entries after the special tokens. The entry "river" occurs twice.
 PIECES = "river the ferry ##man ##men 한 ##국 ##어 river cross ##es ."
 WORDS = (*SPECIAL_TOKENS, *PIECES.split())
+#: Words that are added to the vocabulary. No subtokens of "zz" are in the old vocabulary.
 NEW_WORDS = ("ferryman", "한국어", "##manmen", "zz")
-#: Text without new words.
+#: Text that contains none of the new words.
 OLD_TEXT = "the river crosses the ferry . 한"
 
 
 def create_pretrained(directory: Path, num_spare_rows: int = 0) -> PretrainedBundle:
-    """Save and load a random pre-trained model with embedding rows beyond its vocabulary."""
+    """Save and load a random pre-trained model whose word embeddings have unused rows."""
     torch.manual_seed(11)
     config = make_prime_size_config(vocab_size=len(WORDS) + num_spare_rows, init_range=0.3)
     model = BertForPreTraining(config)
@@ -40,7 +41,7 @@ def create_pretrained(directory: Path, num_spare_rows: int = 0) -> PretrainedBun
 
 
 def encode_packed(tokenizer: Tokenizer, text: str) -> PackedBatch:
-    """Return [CLS] text [SEP] as a batch of one sequence."""
+    """Return the token ids of "[CLS] text [SEP]" as a batch of one sequence."""
     ids = [tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]
     return pack_sequences([(ids, [0] * len(ids))])
 
@@ -54,8 +55,8 @@ def extend_and_reload(old: Any, directory: Path) -> Any:
     return bundle.load_model(directory)
 
 
-def test_new_row_is_mean_of_its_subtokens(tmp_path: Path) -> None:
-    """New embeddings and decoder biases are means; a word without subtokens copies [UNK]."""
+def test_new_embedding_is_the_mean_of_its_subtokens(tmp_path: Path) -> None:
+    """New embeddings and decoder biases are means over subtokens, or those of [UNK] without any."""
     old = create_pretrained(tmp_path / "old")
     new = extend_and_reload(old, tmp_path / "new")
     subtokens = ["ferry ##man", "한 ##국 ##어", "##man ##men", "[UNK]"]
@@ -76,7 +77,7 @@ def test_new_row_is_mean_of_its_subtokens(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_text_without_new_words_gives_identical_outputs(tmp_path: Path) -> None:
-    """Hidden states are bitwise equal, and logits of old tokens agree to 1e-5."""
+    """Old and new model have equal hidden states, and logits of old tokens that agree to 1e-5."""
     old = create_pretrained(tmp_path / "old")
     new = extend_and_reload(old, tmp_path / "new")
     old_batch = encode_packed(old.tokenizer, OLD_TEXT)
@@ -95,7 +96,7 @@ def test_text_without_new_words_gives_identical_outputs(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_transformers_loads_extended_model(tmp_path: Path) -> None:
-    """Transformers finds no missing or unexpected keys and gives the same ids and outputs."""
+    """An extended model has the same token ids and outputs in transformers, and no missing keys."""
     new = extend_and_reload(create_pretrained(tmp_path / "old"), tmp_path / "new")
     hf_model, loading_info = AutoModelForPreTraining.from_pretrained(
         tmp_path / "new", output_loading_info=True, attn_implementation="eager"
@@ -127,7 +128,7 @@ def test_transformers_loads_extended_model(tmp_path: Path) -> None:
 def test_fine_tuned_model_keeps_its_head(
     tmp_path: Path, head: HeadConfig, features: BiLSTMSettings | None
 ) -> None:
-    """Labels, kind, and outputs for text without new words are unchanged."""
+    """Extension does not change labels, task kind, or outputs for text without new words."""
     torch.manual_seed(13)
     config = make_prime_size_config(vocab_size=len(WORDS), init_range=0.3)
     model = head.build_model(config, features).eval()
@@ -148,7 +149,7 @@ def test_fine_tuned_model_keeps_its_head(
 
 
 def test_spare_rows_are_used_first(tmp_path: Path) -> None:
-    """New tokens overwrite embedding rows beyond the old vocabulary before rows are added."""
+    """New tokens use the unused rows of the word embeddings before rows are added."""
     for num_spare_rows, vocab_size in ((3, len(WORDS) + 4), (9, len(WORDS) + 9)):
         old = create_pretrained(tmp_path / f"old{num_spare_rows}", num_spare_rows)
         new = extend_and_reload(old, tmp_path / f"new{num_spare_rows}")
@@ -160,7 +161,7 @@ def test_spare_rows_are_used_first(tmp_path: Path) -> None:
 
 
 def test_extensions_are_recorded(tmp_path: Path) -> None:
-    """bertsmith.json lists each extension, keeps other fields and has the new tokenizer's hash."""
+    """bertsmith.json lists each extension and contains the hash of the new tokenizer."""
     new = extend_and_reload(create_pretrained(tmp_path / "old"), tmp_path / "new")
     newest = extend_vocabulary(
         new, vocabulary_extension.extend_vocabulary(new.tokenizer, ["rivers"]), "more.txt"
@@ -176,7 +177,7 @@ def test_extensions_are_recorded(tmp_path: Path) -> None:
 
 
 def test_extension_for_another_vocabulary_is_rejected(tmp_path: Path) -> None:
-    """Its subtoken ids would refer to rows of other tokens."""
+    """An extension that was made for another vocabulary is an error."""
     old = create_pretrained(tmp_path / "old")
     other = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "the", *WORDS[6:])))
     with pytest.raises(ModelError, match="another vocabulary"):

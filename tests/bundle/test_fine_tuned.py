@@ -1,4 +1,4 @@
-"""Model directories of fine-tuned models."""
+"""Loading and saving of fine-tuned models, and loading of encoders for fine-tuning."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from bertsmith.model.packed import pack_sequences
 from bertsmith.model.task_models import TaskModel
 from tests.model.examples import make_prime_size_config, make_tokenizer
 
+#: A head of each task kind.
 HEADS = [
     HeadConfig("single", ("bad", "fair", "good")),
     HeadConfig("multi", ("red", "green", "blue", "black", "white")),
@@ -31,18 +32,20 @@ HEADS = [
     HeadConfig("choice"),
     HeadConfig("span"),
 ]
-#: Kind -> class of transformers, if it is not the one for sequence classification.
+#: Task kind -> class of transformers that loads the model, for kinds other than sequence
+#: classification.
 AUTO_CLASSES: dict[str, Any] = {
     "choice": AutoModelForMultipleChoice,
     "entities": AutoModelForTokenClassification,
     "span": AutoModelForQuestionAnswering,
     "tags": AutoModelForTokenClassification,
 }
+#: Token ids and segment ids of two sequences.
 SEQUENCES = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
 def save_random_model(directory: Path, head: HeadConfig) -> TaskModel:
-    """Save a random model and return it."""
+    """Save a fine-tuned model with random weights and return it."""
     torch.manual_seed(5)
     config = make_prime_size_config(init_range=0.3)
     model = head.build_model(config).eval()
@@ -52,7 +55,7 @@ def save_random_model(directory: Path, head: HeadConfig) -> TaskModel:
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
 def test_transformers_gives_equal_outputs(tmp_path: Path, head: HeadConfig) -> None:
-    """The Auto class has no missing or unexpected keys, the same labels, and equal logits."""
+    """A model loaded by transformers has the same labels and logits, and no missing keys."""
     model = save_random_model(tmp_path / "model", head)
     auto_class = AUTO_CLASSES.get(head.kind, AutoModelForSequenceClassification)
     hf_model, loading_info = auto_class.from_pretrained(
@@ -68,7 +71,7 @@ def test_transformers_gives_equal_outputs(tmp_path: Path, head: HeadConfig) -> N
         is_per_sequence = len(outputs) == len(SEQUENCES)
         rows = outputs if is_per_sequence else outputs.split([len(ids) for ids, _ in SEQUENCES])
         for sequence, row in zip(SEQUENCES, rows, strict=True):
-            # [1, S], and [1, 1, S] for multiple choice: one prompt with one ending.
+            # The shape is [1, S], or [1, 1, S] for multiple choice: one prompt with one choice.
             ids, segments = (torch.tensor(values)[None] for values in sequence)
             if head.kind == "choice":
                 ids, segments = ids[None], segments[None]
@@ -82,7 +85,7 @@ def test_transformers_gives_equal_outputs(tmp_path: Path, head: HeadConfig) -> N
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
 def test_saved_model_is_loaded_unchanged(tmp_path: Path, head: HeadConfig) -> None:
-    """Weights, labels and kind survive a round trip."""
+    """A loaded model has the weights, the labels and the task kind of the saved model."""
     model = save_random_model(tmp_path / "model", head)
     loaded = load_fine_tuned(tmp_path / "model")
     assert loaded.head == head
@@ -92,7 +95,7 @@ def test_saved_model_is_loaded_unchanged(tmp_path: Path, head: HeadConfig) -> No
 
 
 def test_fine_tuning_keeps_encoder_and_initializes_head(tmp_path: Path) -> None:
-    """Only the output layer is new, also when starting from a model for another task."""
+    """Only the output layer is newly initialized, even if the model has a head of another task."""
     save_random_model(tmp_path / "model", HEADS[0])
     stored = load_file(tmp_path / "model" / bundle.WEIGHTS_FILE)
     torch.manual_seed(1)
@@ -105,21 +108,23 @@ def test_fine_tuning_keeps_encoder_and_initializes_head(tmp_path: Path) -> None:
             assert torch.equal(state[name], value), name
 
 
-@pytest.mark.parametrize("pooler", [True, False])
-def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, pooler: bool) -> None:
-    """A saved BertModel of transformers, with or without pooler, gives the same hidden states."""
+@pytest.mark.parametrize("has_pooler", [True, False])
+def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, has_pooler: bool) -> None:
+    """A BertModel of transformers, with or without a pooler, has the same hidden states here."""
     config = make_prime_size_config()
     torch.manual_seed(2)
     hf_config = bundle.to_hf_config(config)
     del hf_config["architectures"]
-    hf_model = BertModel(BertConfig(**hf_config), add_pooling_layer=pooler).eval()
+    hf_model = BertModel(BertConfig(**hf_config), add_pooling_layer=has_pooler).eval()
     hf_model.save_pretrained(tmp_path)
     make_tokenizer(config.vocab_size).save(tmp_path)
     loaded = load_for_fine_tuning(tmp_path, HEADS[0])
     new_pooler_weights = {
         name for name in loaded.info["newly_initialized"] if name.startswith("pooler.")
     }
-    assert new_pooler_weights == (set() if pooler else {"pooler.dense.bias", "pooler.dense.weight"})
+    assert new_pooler_weights == (
+        set() if has_pooler else {"pooler.dense.bias", "pooler.dense.weight"}
+    )
     ids, segments = (torch.tensor([values]) for values in SEQUENCES[0])
     with torch.no_grad():
         expected = hf_model(ids, token_type_ids=segments).last_hidden_state[0]
@@ -128,17 +133,20 @@ def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, pooler: bool) -> None:
 
 
 def test_pretrained_model_is_rejected(tmp_path: Path) -> None:
-    """The message names the model's class and the command that fine-tunes it."""
+    """The error message contains the model's class and the command that fine-tunes a model."""
     save_random_model(tmp_path / "model", HEADS[0])
     config_file = tmp_path / "model" / "config.json"
     text = config_file.read_text()
     config_file.write_text(text.replace("BertForSequenceClassification", "BertForPreTraining"))
-    with pytest.raises(ModelError, match=r"BertForPreTraining, not fine-tuned.*bertsmith finetune"):
+    with pytest.raises(
+        ModelError,
+        match=r"not fine-tuned on a task, but a BertForPreTraining; .*bertsmith finetune",
+    ):
         load_fine_tuned(tmp_path / "model")
 
 
 def test_missing_encoder_weight_is_rejected(tmp_path: Path) -> None:
-    """Only the weights of the heads may be missing."""
+    """A model without the bias of a LayerNorm in its encoder is an error."""
     save_random_model(tmp_path / "model", HEADS[0])
     file = tmp_path / "model" / bundle.WEIGHTS_FILE
     weights = load_file(file)

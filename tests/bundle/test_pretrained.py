@@ -31,7 +31,7 @@ from tests.model.examples import (
 
 
 def save_random_model(directory: Path, **config_changes: Any) -> BertForPreTraining:
-    """Save a random model and return it."""
+    """Save a model with random weights and return it."""
     config = make_prime_size_config(**config_changes)
     model = randomize_weights(BertForPreTraining(config)).eval()
     bundle.save(directory, model, make_tokenizer(config.vocab_size), {"recipe": "none"})
@@ -41,13 +41,14 @@ def save_random_model(directory: Path, **config_changes: Any) -> BertForPreTrain
 def compute_logits(
     model: BertForPreTraining, batch: PreTrainingBatch
 ) -> tuple[Tensor, Tensor | None]:
-    """Return masked-LM logits of all tokens, and next-sentence logits if the model has them."""
+    """Return the masked-LM logits of all tokens; and next-sentence logits, or None without NSP."""
     with torch.no_grad():
         hidden = model.bert(batch.packed)
         nsp_logits = model.compute_nsp_logits(hidden, batch.packed) if model.config.nsp else None
         return model.mlm(hidden), nsp_logits
 
 
+#: Config fields that differ from the default config, for every option of the architecture.
 CONFIG_CHANGES: list[dict[str, Any]] = [
     {},
     {"nsp": False},
@@ -64,9 +65,9 @@ CONFIG_CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("config_changes", CONFIG_CHANGES, ids=str)
 def test_saved_model_is_loaded_unchanged(config_changes: dict[str, Any], tmp_path: Path) -> None:
-    """Config, weights, tokenizer and info survive a round trip, and saving again is bitwise equal.
+    """A loaded model equals the saved one, and saving it again writes the same bytes.
 
-    This holds for every architecture option.
+    This is true for every option of the architecture.
     """
     model = save_random_model(tmp_path / "model", **config_changes)
     loaded = bundle.load(tmp_path / "model")
@@ -99,7 +100,8 @@ def test_model_directory_has_the_expected_files(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
-#: Run in a new process, because Python shows most warnings only once per process.
+#: Script that loads model directories with transformers and prints the results as JSON. It runs in
+#: a new process, because Python shows most warnings only once per process.
 LOADING_SCRIPT = """
 import json, sys, warnings
 import torch
@@ -130,7 +132,7 @@ json.dump(results, sys.stdout)
 
 
 def test_transformers_loads_model_without_warnings(tmp_path: Path) -> None:
-    """Auto classes pick the right class, find no key problems, and give equal ids and logits."""
+    """Auto classes select the right class, report no missing keys, and compute equal logits."""
     models = [save_random_model(tmp_path / str(nsp), nsp=nsp) for nsp in (True, False)]
     command = [sys.executable, "-c", LOADING_SCRIPT, str(tmp_path / "True"),
                str(tmp_path / "False")]  # fmt: skip
@@ -157,7 +159,7 @@ def test_transformers_loads_model_without_warnings(tmp_path: Path) -> None:
 def test_model_saved_by_transformers_gives_equal_outputs(
     hf_class: Any, activation: str, tmp_path: Path
 ) -> None:
-    """Config values and logits of a directory written by transformers are the same here."""
+    """A model saved by transformers is loaded with the same config values and logits."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=101,
@@ -196,7 +198,7 @@ def test_model_saved_by_transformers_gives_equal_outputs(
 
 
 def test_config_without_architectures_is_loaded(tmp_path: Path) -> None:
-    """``architectures: null``, as in configs saved without a model, means no next-sentence head."""
+    """A model with ``architectures: null`` in its config has no next-sentence head."""
     save_random_model(tmp_path / "model", nsp=False)
     edit_config(tmp_path / "model", architectures=None)
     assert not bundle.load(tmp_path / "model").config.nsp
@@ -217,7 +219,7 @@ def test_transformers_rejects_non_bert_architectures(
 
 
 def test_left_to_right_model_is_saved_but_cannot_fill_masks(tmp_path: Path) -> None:
-    """It has a masked-LM head, but it was trained to predict the next token."""
+    """Filling a mask with a left-to-right model is an error, because it predicts the next token."""
     save_random_model(tmp_path / "causal", attention="causal", nsp=False)
     info_file = tmp_path / "causal" / bundle.INFO_FILE
     info = json.loads(info_file.read_text())
@@ -229,7 +231,7 @@ def test_left_to_right_model_is_saved_but_cannot_fill_masks(tmp_path: Path) -> N
 
 
 def test_transformers_loads_sinusoidal_positions(tmp_path: Path) -> None:
-    """They are stored as an ordinary position table, which gives the same logits."""
+    """Sinusoidal positions are stored as a table, with which transformers gives equal logits."""
     model = save_random_model(tmp_path / "model", positions="sinusoidal")
     hf_model = HFBertForPreTraining.from_pretrained(tmp_path / "model").eval()
     batch = draw_batch(model.config, (31,))
@@ -241,10 +243,10 @@ def test_transformers_loads_sinusoidal_positions(tmp_path: Path) -> None:
 
 
 def test_pad_token_id_follows_the_vocabulary(tmp_path: Path) -> None:
-    """config.json has the id of [PAD] wherever it is in the vocabulary, and transformers agrees."""
+    """config.json contains the id of [PAD] in the vocabulary, and transformers uses this id."""
     tokenizer = make_tokenizer(101)
-    reversed_recipe = type(tokenizer.spec)(vocab=tokenizer.vocab[::-1])
-    reversed_tokenizer = type(tokenizer)(reversed_recipe)
+    reversed_spec = type(tokenizer.spec)(vocab=tokenizer.vocab[::-1])
+    reversed_tokenizer = type(tokenizer)(reversed_spec)
     bundle.save(
         tmp_path / "model", BertForPreTraining(make_prime_size_config()), reversed_tokenizer, {}
     )
@@ -257,7 +259,7 @@ def test_pad_token_id_follows_the_vocabulary(tmp_path: Path) -> None:
 
 
 def test_16_bit_weights_are_loaded_as_float32(tmp_path: Path) -> None:
-    """A directory in bfloat16 is converted to float32 without loss."""
+    """bfloat16 weights are converted to float32 without loss."""
     save_random_model(tmp_path / "model")
     weights_file = tmp_path / "model" / "model.safetensors"
     state = {name: value.bfloat16() for name, value in load_file(weights_file).items()}
@@ -286,7 +288,7 @@ def remove_tensor(name: str) -> Callable[[Path], None]:
 
 
 def shrink_vocabulary(directory: Path) -> None:
-    """Replace config and weights by those of a model with a smaller vocabulary."""
+    """Replace the config and the weights by those of a model with 97 instead of 101 tokens."""
     other_directory = directory.parent / "other"
     model = BertForPreTraining(make_prime_size_config(vocab_size=97))
     bundle.save(other_directory, model, make_tokenizer(97), {})
@@ -295,7 +297,7 @@ def shrink_vocabulary(directory: Path) -> None:
 
 
 def truncate(path: Path) -> None:
-    """Keep the first half of a file."""
+    """Remove the second half of a file."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -339,7 +341,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "architecture",
         lambda d: edit_config(d, model_type="roberta"),
-        r"model_type is 'roberta'; expected 'bert'",
+        r"model_type is 'roberta' \(RoBERTa\); expected 'bert'",
     ),
     ("type", lambda d: edit_config(d, hidden_size="21"), r"config\.json: width: .*found '21'"),
     (
@@ -347,7 +349,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
         lambda d: edit_config(d, num_attention_heads=4),
         r"width 21 is not a multiple of heads 4",
     ),
-    ("decoder", lambda d: edit_config(d, is_decoder=True), r"is_decoder is True; only False"),
+    ("decoder", lambda d: edit_config(d, is_decoder=True), r"is_decoder is True, but only False"),
     (
         "untied",
         lambda d: edit_config(d, tie_word_embeddings=False),
@@ -356,7 +358,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "relative",
         lambda d: edit_config(d, position_embedding_type="relative_key"),
-        r"position_embedding_type is 'relative_key'; only 'absolute'",
+        r"position_embedding_type is 'relative_key', but only 'absolute'",
     ),
 ]
 
@@ -367,7 +369,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 def test_damaged_directory_raises_model_error(
     damage: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
-    """The error names the file and what is missing, broken or inconsistent."""
+    """The error message contains the file, and what is missing, damaged or inconsistent."""
     save_random_model(tmp_path / "model")
     damage(tmp_path / "model")
     with pytest.raises(ModelError, match=message) as caught:
@@ -375,11 +377,11 @@ def test_damaged_directory_raises_model_error(
     assert str(tmp_path / "model") in str(caught.value)
 
 
-def test_missing_required_config_key_is_named(tmp_path: Path) -> None:
-    """A size without a default must be in config.json."""
+def test_config_without_hidden_size_is_rejected(tmp_path: Path) -> None:
+    """The error message for a config without ``hidden_size`` contains the missing key."""
     save_random_model(tmp_path / "model")
     write_config(tmp_path / "model", '{"model_type": "bert", "vocab_size": 101}')
-    with pytest.raises(ModelError, match="hidden_size is missing"):
+    with pytest.raises(ModelError, match="keys are missing: hidden_size"):
         bundle.load(tmp_path / "model")
 
 
@@ -392,13 +394,13 @@ def test_missing_tokenizer_raises_tokenizer_error(tmp_path: Path) -> None:
         bundle.load(tmp_path / "model")
 
 
-def test_run_directory_stands_for_its_model(tmp_path: Path) -> None:
-    """A run directory loads its model; the error for an unfinished run says how to proceed."""
+def test_run_directory_is_loaded_as_its_model(tmp_path: Path) -> None:
+    """A run directory can be loaded like its model, and for an unfinished run it is an error."""
     save_random_model(tmp_path / "run" / "model")
     (tmp_path / "run" / "checkpoints").mkdir()
     assert bundle.load(tmp_path / "run").path == tmp_path / "run" / "model"
     shutil.rmtree(tmp_path / "run" / "model")
-    with pytest.raises(ModelError, match="has not written its model yet; repeat its command"):
+    with pytest.raises(ModelError, match="has not written its model yet; repeat the run's command"):
         bundle.load(tmp_path / "run")
 
 
@@ -434,7 +436,7 @@ def test_failed_save_keeps_the_old_directory(
 
 
 def test_stored_names_are_distinct_and_complete() -> None:
-    """Every parameter is stored once: query, key and value separately, the others as one tensor."""
+    """Each parameter is stored once; the fused query, key and value weight as three tensors."""
     model = BertForPreTraining(ModelConfig(vocab_size=11, width=6, heads=2, layers=3))
     groups = map_to_hf_names(list(model.state_dict())).values()
     names = [name for group in groups for name in group]

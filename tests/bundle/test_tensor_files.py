@@ -1,4 +1,4 @@
-"""Writing tensor files."""
+"""Writing of tensor files: permissions and full disks."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from bertsmith.files import atomic_directory
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_tensor_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
-    """A tensor file gets the permissions of any other new file, not 0600."""
+    """A tensor file has the permissions that the umask gives new files, not 0600."""
     old_umask = os.umask(umask)
     try:
         save_tensors({"a": torch.ones(3)}, tmp_path / "model.safetensors")

@@ -1,6 +1,6 @@
-"""Fixtures: TensorFlow checkpoints, stored in the repository and newly written by TensorFlow.
+"""Fixtures with TensorFlow checkpoints, from the repository and newly written by TensorFlow.
 
-TensorFlow runs in a separate process; tests that need it are skipped if it is not installed.
+TensorFlow runs in a separate process. Tests that need it are skipped if it is not installed.
 """
 
 import importlib.util
@@ -15,7 +15,9 @@ import pytest
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS
 from tests.interop.data import checkpoints
 
+#: Folder of the stored checkpoints and of the script that writes them.
 DATA = Path(__file__).parent / "data"
+#: Content of bert_config.json for the model in the checkpoints.
 CONFIG = {
     "vocab_size": checkpoints.VOCAB_SIZE,
     "num_hidden_layers": checkpoints.NUM_LAYERS,
@@ -29,13 +31,13 @@ CONFIG = {
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.03,
 }
-#: Runs ``checkpoints.py`` with TensorFlow in a separate process.
-Script = Callable[..., None]
+#: Function that runs ``checkpoints.py`` with TensorFlow in a separate process.
+RunScript = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
-def run_tensorflow() -> Script:
-    """Return a function that runs ``checkpoints.py``; skip if TensorFlow is not installed."""
+def run_tensorflow() -> RunScript:
+    """Return a function that runs ``checkpoints.py``; skip the test if TensorFlow is missing."""
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed; stored checkpoints are still tested")
 
@@ -48,8 +50,8 @@ def run_tensorflow() -> Script:
 
 
 @pytest.fixture(scope="session")
-def new_checkpoints(tmp_path_factory: pytest.TempPathFactory, run_tensorflow: Script) -> Path:
-    """Return a folder with a checkpoint in every format, written now."""
+def new_checkpoints(tmp_path_factory: pytest.TempPathFactory, run_tensorflow: RunScript) -> Path:
+    """Return a folder with a newly written checkpoint in each format."""
     folder = tmp_path_factory.mktemp("tensorflow")
     run_tensorflow("make", folder)
     return folder
@@ -57,14 +59,19 @@ def new_checkpoints(tmp_path_factory: pytest.TempPathFactory, run_tensorflow: Sc
 
 @pytest.fixture(scope="session", params=["stored", "new"])
 def checkpoint_dir(request: pytest.FixtureRequest) -> Path:
-    """Return a folder with a checkpoint in every format: the stored ones, then new ones."""
+    """Return a folder with a checkpoint in each format, first the stored and then the new one."""
     is_stored = request.param == "stored"
     folder: Path = DATA if is_stored else request.getfixturevalue("new_checkpoints")
     return folder
 
 
 def write_config_and_vocab(folder: Path, **changes: object) -> Path:
-    """Write bert_config.json, with changed keys, and vocab.txt; return the folder."""
+    """Write bert_config.json and vocab.txt to a folder; return the folder.
+
+    Args:
+        folder: The folder to write to.
+        changes: Values of bert_config.json to change.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bert_config.json").write_text(json.dumps(CONFIG | changes))
     num_words = checkpoints.VOCAB_SIZE - len(SPECIAL_TOKENS)

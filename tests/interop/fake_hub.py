@@ -1,6 +1,6 @@
-"""A local HTTP server with the part of the Hugging Face Hub's API that its client needs.
+"""A local HTTP server with the part of the Hugging Face hub's API that ``huggingface_hub`` needs.
 
-Each branch has a single commit, and large-file storage is not supported.
+Each branch has a single commit. Large-file storage is not supported.
 """
 
 import base64
@@ -27,9 +27,9 @@ class FakeHub:
         url: The server's URL.
         repos: File contents by repository, branch and file name.
         requests: Method, path, Range header and Authorization header of each request.
-        truncated_files: The number of bytes, by file name, after which the next download of the
-            file is cut off.
-        private: Repositories that need the token "secret".
+        truncated_files: For each file name, the number of bytes after which the connection is
+            closed in the next download of the file.
+        private: Names of the repositories that require the token "secret".
     """
 
     url: str = ""
@@ -39,7 +39,7 @@ class FakeHub:
     private: set[str] = field(default_factory=set)
 
     def range_headers(self, method: str, name: str) -> list[str | None]:
-        """Return the Range headers of all requests for a file with this method."""
+        """Return the Range headers of all requests with an HTTP method for a file name."""
         return [
             byte_range
             for request_method, path, byte_range, _ in self.requests
@@ -57,7 +57,7 @@ def commit_hash(files: RepoFiles) -> str:
 
 @contextmanager
 def run_fake_hub() -> Iterator[FakeHub]:
-    """Run the server on a free port while the context is active."""
+    """Run the server on a free port until the context ends."""
     hub = FakeHub()
     handler = type("Bound", (Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -74,7 +74,7 @@ def run_fake_hub() -> Iterator[FakeHub]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the client's requests."""
+    """HTTP request handler of the fake hub."""
 
     hub: FakeHub
     protocol_version = "HTTP/1.1"
@@ -83,15 +83,18 @@ class Handler(BaseHTTPRequestHandler):
         """Suppress the access log."""
 
     def _log_request(self) -> str:
+        """Add the request to ``FakeHub.requests``; return its path."""
         path = unquote(urlsplit(self.path).path)
         header = self.headers.get
         self.hub.requests.append((self.command, path, header("Range"), header("Authorization")))
         return path
 
     def _send_json(self, value: Any, status: int = 200, **headers: str) -> None:
+        """Send a response with a JSON value."""
         self._send_bytes(json.dumps(value).encode(), status, **headers)
 
     def _send_bytes(self, content: bytes, status: int = 200, **headers: str) -> None:
+        """Send a response with ``content``."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -101,10 +104,14 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _send_not_found(self, code: str) -> None:
+        """Send a 404 response with an error code of the hub."""
         self._send_json({"error": code}, 404, X_Error_Code=code)
 
-    def _files(self, name: str, revision: str) -> RepoFiles | None:
-        """Return the files of a branch or a commit; if it does not exist, send a 404 response."""
+    def _find_files(self, name: str, revision: str) -> RepoFiles | None:
+        """Return the files of a branch or commit.
+
+        If the repository or the revision does not exist, send a 404 response and return None.
+        """
         if name not in self.hub.repos or (
             name in self.hub.private and self.headers.get("Authorization") != "Bearer secret"
         ):
@@ -121,16 +128,16 @@ class Handler(BaseHTTPRequestHandler):
         """Send information about a repository, the list of its files, or a file."""
         path = self._log_request()
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
-            if (files := self._files(match[1], match[2])) is not None:
+            if (files := self._find_files(match[1], match[2])) is not None:
                 siblings = [{"rfilename": name} for name in files]
                 self._send_json({"id": match[1], "sha": commit_hash(files), "siblings": siblings})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
-            if (files := self._files(match[1], match[2])) is not None:
+            if (files := self._find_files(match[1], match[2])) is not None:
                 self._send_json([{"type": "file", "path": name, "size": len(content),
                              "oid": hashlib.sha1(content).hexdigest()}
                             for name, content in files.items()])  # fmt: skip
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            if (files := self._files(match[1], match[2])) is not None:
+            if (files := self._find_files(match[1], match[2])) is not None:
                 self._send_file(files, match[3])
         else:
             self._send_not_found("EntryNotFound")
@@ -138,6 +145,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - name required by BaseHTTPRequestHandler
 
     def _send_file(self, files: RepoFiles, name: str) -> None:
+        """Send a file or, for a Range request, the end of a file."""
         if name not in files:
             self._send_not_found("EntryNotFound")
             return
@@ -162,10 +170,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Create a repository, a branch or a commit."""
-        path, body = (
-            self._log_request(),
-            self.rfile.read(int(self.headers.get("Content-Length") or 0)),
-        )
+        path = self._log_request()
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if path == "/api/repos/create":
             request = json.loads(body)
             name = f"{request['organization']}/{request['name']}"

@@ -1,4 +1,4 @@
-"""Conversion of the original BERT's variables, independent of the package's own name tables."""
+"""Conversion of the original BERT's variables, without the package's tables of names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-def expected_state_dict(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state dict of BertForPreTraining in Bertsmith from the original's variables."""
+def convert_from_original(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Convert the original BERT's variables to the state dict of Bertsmith's BertForPreTraining."""
     result = {
         "bert.embeddings.words.weight": values["bert/embeddings/word_embeddings"],
         "bert.embeddings.positions.weight": values["bert/embeddings/position_embeddings"],
@@ -55,23 +55,23 @@ def expected_state_dict(values: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: torch.tensor(value) for name, value in result.items()}
 
 
-def original_variables(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the original's variables from the state dict of transformers' BertForPreTraining."""
+def convert_to_original(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Convert a state dict of transformers' BertForPreTraining to the original BERT's variables."""
     result = {}
     for name, weight in state.items():
         if name.startswith("cls.predictions.decoder") or name.endswith("position_ids"):
             continue  # The decoder is tied to the word embeddings; position_ids is a buffer.
-        stem, _, kind = name.rpartition(".")
+        stem, _, parameter = name.rpartition(".")
         path = stem.replace("layer.", "layer_").replace(".", "/")
         array = weight.numpy()
         if path == "cls/seq_relationship":
-            result[f"{path}/output_{'weights' if kind == 'weight' else 'bias'}"] = array
+            result[f"{path}/output_{'weights' if parameter == 'weight' else 'bias'}"] = array
         elif path == "cls/predictions":
             result[f"{path}/output_bias"] = array
         elif path.endswith("LayerNorm"):
-            result[f"{path}/{'gamma' if kind == 'weight' else 'beta'}"] = array
+            result[f"{path}/{'gamma' if parameter == 'weight' else 'beta'}"] = array
         elif path.endswith("embeddings"):
             result[path] = array
         else:
-            result[f"{path}/{'kernel' if kind == 'weight' else 'bias'}"] = array.T
+            result[f"{path}/{'kernel' if parameter == 'weight' else 'bias'}"] = array.T
     return result

@@ -1,4 +1,4 @@
-"""Damaged or inconsistent checkpoints and those of other models raise a ModelError."""
+"""Damaged checkpoints and checkpoints of other models raise a ModelError."""
 
 import json
 import random
@@ -45,7 +45,7 @@ def crc32c_bitwise(data: bytes) -> int:
 
 
 def test_crc32c_matches_its_definition() -> None:
-    """The check values of RFC 3720, and lengths around the size of a row."""
+    """CRC-32C equals the values in RFC 3720, and a bitwise CRC for many lengths."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     data = random.Random(0).randbytes(3 * 65536 + 7)
@@ -55,7 +55,7 @@ def test_crc32c_matches_its_definition() -> None:
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=40), st.binary(max_size=90), max_size=300))
 def test_table_round_trip(pairs: dict[bytes, bytes]) -> None:
-    """Any keys and values are read back, from any number of blocks."""
+    """A written table contains the same keys and values when it is read."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "table"
         path.write_bytes(encode_table(sorted(pairs.items())))
@@ -64,7 +64,7 @@ def test_table_round_trip(pairs: dict[bytes, bytes]) -> None:
 
 @given(st.integers(-(2**40), 2**40), st.integers(-(2**40), 2**40))
 def test_ordered_encoding_preserves_order(a: int, b: int) -> None:
-    """Encoded integers compare as the integers do."""
+    """The order of encoded integers is the order of the integers."""
     assert (_encode_ordered(a) < _encode_ordered(b)) == (a < b)
     assert (_encode_ordered(0), _encode_ordered(-1), _encode_ordered(64)) == (
         b"\x80",
@@ -75,7 +75,7 @@ def test_ordered_encoding_preserves_order(a: int, b: int) -> None:
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """Return a valid release, which tests damage."""
+    """Return the folder of a valid release, which tests can damage."""
     folder = write_config_and_vocab(tmp_path / "uncased")
     write_checkpoint(folder / "bert_model.ckpt", checkpoints.make_variables().items())
     return folder
@@ -85,7 +85,7 @@ INDEX_FILE, SHARD_FILE = "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of
 
 
 def truncate(name: str, length: int) -> Callable[[Path], None]:
-    """Return a function that keeps only the first bytes of a file."""
+    """Return a function that keeps only the first ``length`` bytes of a file."""
 
     def damage(folder: Path) -> None:
         data = (folder / name).read_bytes()
@@ -101,7 +101,7 @@ def add_word(folder: Path) -> None:
 
 
 def flip_bit(name: str, offset: int) -> Callable[[Path], None]:
-    """Return a function that flips one bit of a file."""
+    """Return a function that flips a bit of the byte at ``offset`` of a file."""
 
     def damage(folder: Path) -> None:
         data = bytearray((folder / name).read_bytes())
@@ -132,7 +132,7 @@ def replace_tensors(**arrays: Any) -> Callable[[Path], None]:
 
 
 def use_other_names(*names: str) -> Callable[[Path], None]:
-    """Return a function that writes a checkpoint with other tensor names only."""
+    """Return a function that replaces the checkpoint by one with tensors of these names."""
     ones = np.ones(3, dtype=np.float32)
     return lambda folder: write_checkpoint(
         folder / "bert_model.ckpt", [(name, ones) for name in names]
@@ -156,7 +156,7 @@ def mark_compressed(folder: Path) -> None:
     footer = memoryview(bytes(data[-FOOTER_BYTES:]))
     _, offset = read_varint(footer, read_varint(footer, 0)[1])
     index_offset = read_varint(footer, offset)[0]
-    # The first block ends where the next block begins: the second, or the empty metaindex block.
+    # The first block ends at the first byte that is followed by a correct checksum.
     end = next(end for end in range(1, index_offset) if has_checksum_at(data, end))
     data[end] = 1
     data[end + 1 : end + TRAILER_BYTES] = mask_crc(crc32c(bytes(data[: end + 1]))).to_bytes(
@@ -172,50 +172,52 @@ def has_checksum_at(data: bytearray, end: int) -> bool:
     ).to_bytes(4, "little")
 
 
+#: Name of a tensor that tests remove.
 KERNEL = "bert/encoder/layer_1/attention/self/key/kernel"
+#: Name of the damage, function that causes it, and pattern of the expected error message.
 FAULTS: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "no shard",
         lambda f: (f / SHARD_FILE).unlink(),
-        rf"{SHARD_FILE}: no such file, but tensor 'bert/em",
+        rf"{SHARD_FILE}: no such file, but it should contain tensor 'bert/em",
     ),
     (
         "truncated shard",
         truncate(SHARD_FILE, 500),
-        rf"{SHARD_FILE}: truncated: it has 500 bytes, but tensor 'bert/",
+        rf"{SHARD_FILE}: the file is truncated: it has 500 bytes, but tensor 'bert/",
     ),
     (
         "missing last byte",
         truncate(SHARD_FILE, -1),
-        rf"{SHARD_FILE}: truncated: .* tensor '[a-z/_A-Z0-9]+' ends at",
+        rf"{SHARD_FILE}: the file is truncated: .* tensor '[a-z/_A-Z0-9]+' ends at",
     ),
     (
         "truncated index",
         truncate(INDEX_FILE, 300),
-        rf"{INDEX_FILE}: damaged, or not a TensorFlow checkpoint: no magic",
+        rf"{INDEX_FILE}: the file is damaged or not a TensorFlow checkpoint: the magic",
     ),
     (
         "empty index",
         truncate(INDEX_FILE, 0),
-        rf"{INDEX_FILE}: damaged, or not .* no magic number of a sorted table",
+        rf"{INDEX_FILE}: the file is damaged .* the magic number of a sorted table",
     ),
     (
         "magic",
         flip_bit(INDEX_FILE, -1),
-        rf"{INDEX_FILE}: damaged, or not .* no magic number of a sorted table",
+        rf"{INDEX_FILE}: the file is damaged .* the magic number of a sorted table",
     ),
     (
         "block",
         flip_bit(INDEX_FILE, 9),
-        rf"{INDEX_FILE}: damaged, .* wrong checksum of the block at byte 0",
+        rf"{INDEX_FILE}: the file is damaged .* wrong checksum of the block at byte 0",
     ),
     (
         "data",
         flip_bit(SHARD_FILE, 5),
-        rf"{SHARD_FILE}: damaged, .* wrong checksum of tensor 'bert/embeddings/word",
+        rf"{SHARD_FILE}: the file is damaged .* wrong checksum of tensor 'bert/embeddings/word",
     ),
     ("snappy", mark_compressed, rf"{INDEX_FILE}: .* compressed \(type 1, 1 is snappy\)"),
-    ("kernel", remove_tensors(KERNEL), rf"{INDEX_FILE}: tensor '{KERNEL}' is missing"),
+    ("kernel", remove_tensors(KERNEL), rf"{INDEX_FILE}: the tensor '{KERNEL}' is missing"),
     (
         "half a head",
         remove_tensors("cls/predictions/output_bias"),
@@ -237,7 +239,7 @@ FAULTS: list[tuple[str, Callable[[Path], None], str]] = [
         use_other_names("resnet/conv1", "global_step"),
         r"not a BERT: its tensors are resnet/conv1, …;",
     ),
-    ("layers", edit_config(num_hidden_layers=3), r"has 2 layers, but bert_config\.json has 3"),
+    ("layers", edit_config(num_hidden_layers=3), r"has 2 layers, but bert_config\.json says 3"),
     (
         "vocab size",
         edit_config(vocab_size=10**12),
@@ -252,26 +254,34 @@ FAULTS: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "too many layers",
         edit_config(num_hidden_layers=10**12),
-        r"has 2 layers, but bert_config\.json has 10",
+        r"has 2 layers, but bert_config\.json says 10",
     ),
     (
         "heads",
         edit_config(num_attention_heads=4),
         r"bert_config\.json: .*width 6 is not a multiple of",
     ),
-    ("no size", edit_config(hidden_size=None), r"bert_config\.json: hidden_size is missing"),
+    (
+        "no size",
+        edit_config(hidden_size=None),
+        r"bert_config\.json: these keys are missing: hidden_size",
+    ),
     (
         "activation",
         edit_config(hidden_act="linear"),
         r"hidden_act is 'linear'; supported: gelu, relu",
     ),
-    ("no config", lambda f: (f / "bert_config.json").unlink(), r"no such file; releases have it"),
+    (
+        "no config",
+        lambda f: (f / "bert_config.json").unlink(),
+        r"no such file; copy it to the folder",
+    ),
     (
         "no checkpoint",
         lambda f: (f / INDEX_FILE).unlink(),
         r"found no TensorFlow checkpoint; expected",
     ),
-    ("vocabulary", add_word, r"vocab\.txt has 12 words, but the model only has 11"),
+    ("vocabulary", add_word, r"vocab\.txt has 12 tokens, but the model has only 11"),
 ]
 
 
@@ -280,7 +290,7 @@ FAULTS: list[tuple[str, Callable[[Path], None], str]] = [
 def test_faults_raise_model_errors(
     damage: Callable[[Path], None], message: str, release: Path
 ) -> None:
-    """The error names the file, the tensor and the sizes."""
+    """The error message contains the file, the tensor and the sizes."""
     read_tensorflow(release)
     damage(release)
     with pytest.raises(ModelError, match=message):
@@ -288,25 +298,25 @@ def test_faults_raise_model_errors(
 
 
 def test_path_without_checkpoint_is_an_error(tmp_path: Path) -> None:
-    """A missing path and a text file are reported."""
+    """Importing from a missing path or from a text file is an error."""
     with pytest.raises(ModelError, match="no such folder or checkpoint"):
         read_tensorflow(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("just some notes")
-    with pytest.raises(ModelError, match="not a TensorFlow checkpoint, neither in the V2 format"):
+    with pytest.raises(ModelError, match="not a TensorFlow checkpoint in V1 or V2 format"):
         read_tensorflow(tmp_path / "notes.txt")
 
 
 def test_damaged_v1_checkpoint_is_an_error(tmp_path: Path) -> None:
-    """A flipped bit in the values and a truncated file are detected."""
+    """A V1 checkpoint with a flipped bit, or a truncated one, is an error."""
     data = bytearray((DATA / "v1" / "bert_model.ckpt").read_bytes())
     data[9000] ^= 1
     (tmp_path / "model.ckpt").write_bytes(data)
     with pytest.raises(
-        ModelError, match=r"model\.ckpt: damaged, .* wrong checksum of the block at"
+        ModelError, match=r"model\.ckpt: the file is damaged .* wrong checksum of the block at"
     ):
         CheckpointV1(tmp_path / "model.ckpt")
     (tmp_path / "truncated").write_bytes(bytes(data[:9000]))
-    with pytest.raises(ModelError, match="neither in the V2 format"):
+    with pytest.raises(ModelError, match="in V1 or V2 format"):
         read_tensorflow(tmp_path / "truncated")
 
 
@@ -330,7 +340,7 @@ def test_repeated_block_is_an_error(tmp_path: Path) -> None:
     index = _append_block(file, [(b"%05d" % number, handle) for number in range(10_000)])
     file += (handle + index).ljust(FOOTER_BYTES - 8, b"\0") + encode_table([])[-8:]
     (tmp_path / "table").write_bytes(file)
-    with pytest.raises(ModelError, match="overlaps the one before"):
+    with pytest.raises(ModelError, match="overlaps the previous block"):
         list(read_entries(tmp_path / "table"))
 
 
@@ -343,7 +353,7 @@ def test_invalid_shard_numbers_are_an_error(tmp_path: Path) -> None:
         + encode_varint_field(5, 2**64 - 4)
     )
     (tmp_path / "x.index").write_bytes(encode_table([(b"", header), (b"bert/x", entry)]))
-    with pytest.raises(ModelError, match="no such file, but tensor 'bert/x' is stored in it"):
+    with pytest.raises(ModelError, match="no such file, but it should contain tensor 'bert/x'"):
         CheckpointV2(tmp_path / "x.index").read("bert/x")
 
 

@@ -1,4 +1,4 @@
-"""Mutated model files either load or raise a BertsmithError, never another exception."""
+"""Randomly changed model files either load or raise a BertsmithError, never another exception."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
 from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
 
-#: Values that replace others in JSON files.
+#: Values that replace other values in JSON files.
 JSON_VALUES: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
@@ -43,7 +43,10 @@ FUZZ_SETTINGS = settings(
 
 
 def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values in nested JSON; of long tables the first and last few."""
+    """Return the paths of the values in nested JSON: the keys that lead to each value.
+
+    In long objects and arrays, only the first 12 and the last 3 values are listed.
+    """
     paths = [path]
     keys: list[Any] = []
     if isinstance(value, dict):
@@ -56,7 +59,7 @@ def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutate_json(draw: st.DataObject, value: Any) -> Any:
-    """Return JSON with one to three values changed, removed or renamed."""
+    """Return a copy of a JSON value with one to three values changed, removed or renamed."""
     value = json.loads(json.dumps(value))
     for _ in range(draw.draw(st.integers(1, 3))):
         path = draw.draw(st.sampled_from(list_paths(value)))
@@ -76,32 +79,35 @@ def mutate_json(draw: st.DataObject, value: Any) -> Any:
 
 
 def mutate_bytes(draw: st.DataObject, content: bytes) -> bytes:
-    """Return bytes with a few of them changed, possibly truncated."""
+    """Return a copy of ``content`` with one to four changed bytes, which may be truncated."""
     result = bytearray(content)
     for _ in range(draw.draw(st.integers(1, 4))):
         result[draw.draw(st.integers(0, len(result) - 1))] = draw.draw(st.integers(0, 255))
     return bytes(result[: draw.draw(st.sampled_from([len(result), len(result) // 2, 3]))])
 
 
-#: The ways to load a directory.
-READERS: dict[str, Callable[[Path], Any]] = {
+#: Functions that load a model directory, by name.
+LOADERS: dict[str, Callable[[Path], Any]] = {
     "load": bundle.load,
     "load_task": bundle.load_fine_tuned,
     "start_task": lambda path: bundle.load_for_fine_tuning(path, HeadConfig("regression")),
 }
 
 
-def load_any_way(draw: st.DataObject, directory: Path) -> None:
-    """Load a directory in one of the ways; an error must be a BertsmithError with a message."""
+def load_with_random_loader(draw: st.DataObject, directory: Path) -> None:
+    """Load a directory with a random loader; an error must be a BertsmithError with a message."""
     try:
-        READERS[draw.draw(st.sampled_from(sorted(READERS)))](directory)
+        LOADERS[draw.draw(st.sampled_from(sorted(LOADERS)))](directory)
     except BertsmithError as error:
         assert str(error).strip()  # noqa: PT017 - both outcomes are valid
 
 
 @pytest.fixture(scope="module")
-def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return valid directories: pre-trained, fine-tuned, sharded, and two pickle formats."""
+def valid_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with valid model directories.
+
+    They are pre-trained, fine-tuned, sharded, and in the current and the old pickle format.
+    """
     root = tmp_path_factory.mktemp("valid")
     bundle.save(
         root / "plain",
@@ -122,7 +128,10 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy_with_change(
     source: Path, target: Path, name: str, change: Callable[[bytes], bytes]
 ) -> Path:
-    """Return a copy of a directory with one changed file; the other files are links."""
+    """Copy a directory and change the file ``name``; return the copy.
+
+    The other files in the copy are symbolic links.
+    """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     for file in source.iterdir():
@@ -162,16 +171,21 @@ def change_header(draw: st.DataObject) -> Callable[[bytes], bytes]:
 @FUZZ_SETTINGS
 @given(draw=st.data())
 def test_mutated_json(
-    directory: str, name: str, valid: Path, tmp_path: Path, draw: st.DataObject
+    directory: str, name: str, valid_directories: Path, tmp_path: Path, draw: st.DataObject
 ) -> None:
     """Mutated config.json, bertsmith.json, index and tokenizer.json."""
-    load_any_way(draw, copy_with_change(valid / directory, tmp_path / "m", name, change_json(draw)))
+    load_with_random_loader(
+        draw,
+        copy_with_change(valid_directories / directory, tmp_path / "m", name, change_json(draw)),
+    )
 
 
 @pytest.mark.parametrize("name", ["id2label", "architectures", "hidden_act", "hidden_size"])
 @FUZZ_SETTINGS
 @given(value=JSON_VALUES)
-def test_unexpected_config_values(name: str, valid: Path, tmp_path: Path, value: Any) -> None:
+def test_unexpected_config_values(
+    name: str, valid_directories: Path, tmp_path: Path, value: Any
+) -> None:
     """Any JSON value for keys of config.json that are parsed further."""
 
     def change(content: bytes) -> bytes:
@@ -179,17 +193,21 @@ def test_unexpected_config_values(name: str, valid: Path, tmp_path: Path, value:
 
     with contextlib.suppress(BertsmithError):
         bundle.load_fine_tuned(
-            copy_with_change(valid / "task", tmp_path / "m", "config.json", change)
+            copy_with_change(valid_directories / "task", tmp_path / "m", "config.json", change)
         )
 
 
 @FUZZ_SETTINGS
 @given(draw=st.data())
-def test_mutated_safetensors_header(valid: Path, tmp_path: Path, draw: st.DataObject) -> None:
+def test_mutated_safetensors_header(
+    valid_directories: Path, tmp_path: Path, draw: st.DataObject
+) -> None:
     """The header of a safetensors file with mutated values."""
-    load_any_way(
+    load_with_random_loader(
         draw,
-        copy_with_change(valid / "plain", tmp_path / "m", "model.safetensors", change_header(draw)),
+        copy_with_change(
+            valid_directories / "plain", tmp_path / "m", "model.safetensors", change_header(draw)
+        ),
     )
 
 
@@ -207,14 +225,16 @@ def test_mutated_safetensors_header(valid: Path, tmp_path: Path, draw: st.DataOb
 @FUZZ_SETTINGS
 @given(draw=st.data())
 def test_mutated_bytes(
-    directory: str, name: str, valid: Path, tmp_path: Path, draw: st.DataObject
+    directory: str, name: str, valid_directories: Path, tmp_path: Path, draw: st.DataObject
 ) -> None:
     """Any file with changed bytes, or truncated."""
 
     def change(content: bytes) -> bytes:
         return mutate_bytes(draw, content)
 
-    load_any_way(draw, copy_with_change(valid / directory, tmp_path / "m", name, change))
+    load_with_random_loader(
+        draw, copy_with_change(valid_directories / directory, tmp_path / "m", name, change)
+    )
 
 
 @FUZZ_SETTINGS

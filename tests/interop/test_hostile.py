@@ -24,14 +24,14 @@ from bertsmith.model.bert import BertForPreTraining
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
 from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
 
-#: Additional address space that a test may use. The declared sizes of 10^12 would need a thousand
-#: times as much.
+#: Additional address space that a test may use, in bytes. Tensors with 10^12 values, as in the
+#: tests, need a thousand times as much.
 EXTRA_MEMORY_BYTES = 2 * 2**30
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a valid model directory, which tests damage."""
+    """Return a valid model directory, which tests can damage."""
     saved = randomize_weights(BertForPreTraining(make_prime_size_config()))
     bundle.save(tmp_path / "m", saved, make_tokenizer(101), {})
     return tmp_path / "m"
@@ -48,57 +48,65 @@ def limit_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, original)
 
 
-def assert_rejected(directory: Path, match: str, kind: type[BertsmithError] = ModelError) -> None:
-    """Check that loading fails within a second, for pre-trained models and for fine-tuning."""
-    for read in (
+def assert_rejected(
+    directory: Path, match: str, error_type: type[BertsmithError] = ModelError
+) -> None:
+    """Assert that ``load`` and ``load_for_fine_tuning`` fail within a second of CPU time.
+
+    Args:
+        directory: The model directory.
+        match: Pattern of the error message.
+        error_type: Type of the error.
+    """
+    for load in (
         bundle.load,
         lambda path: bundle.load_for_fine_tuning(path, HeadConfig("single", ("a", "b"))),
     ):
         start = time.process_time()
-        with pytest.raises(kind, match=match):
-            read(directory)
+        with pytest.raises(error_type, match=match):
+            load(directory)
         assert time.process_time() - start < 1
 
 
-def weights_file(directory: Path) -> Path:
-    """Return the path of the weights."""
+def get_weights_path(directory: Path) -> Path:
+    """Return the path of the weights in a model directory."""
     return directory / "model.safetensors"
 
 
 def change_header(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the header of the safetensors file, and keep its data."""
-    raw = weights_file(directory).read_bytes()
+    """Change the header of the safetensors file in a model directory; its data is not changed."""
+    raw = get_weights_path(directory).read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
-    table = json.loads(raw[8 : 8 + size])
-    change(table)
-    new = json.dumps(table).encode()
-    weights_file(directory).write_bytes(struct.pack("<Q", len(new)) + new + raw[8 + size :])
+    header = json.loads(raw[8 : 8 + size])
+    change(header)
+    new = json.dumps(header).encode()
+    get_weights_path(directory).write_bytes(struct.pack("<Q", len(new)) + new + raw[8 + size :])
 
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 
 
 def inflate_header_length(directory: Path) -> None:
-    """Declare a header of 2^60 bytes."""
-    weights_file(directory).write_bytes(
-        struct.pack("<Q", 2**60) + weights_file(directory).read_bytes()[8:]
+    """Make the safetensors file declare a header of 2^60 bytes."""
+    get_weights_path(directory).write_bytes(
+        struct.pack("<Q", 2**60) + get_weights_path(directory).read_bytes()[8:]
     )
 
 
-def inflate_shape(table: dict[str, Any]) -> None:
-    """Declare 10^12 rows for a tensor that has 101."""
-    table[WORD_EMBEDDINGS]["shape"] = [10**12, 21]
+def inflate_shape(header: dict[str, Any]) -> None:
+    """Declare 10^12 rows for a tensor with 101 rows."""
+    header[WORD_EMBEDDINGS]["shape"] = [10**12, 21]
 
 
-def exceed_file(table: dict[str, Any]) -> None:
+def extend_beyond_file(header: dict[str, Any]) -> None:
     """Declare a tensor that ends far beyond the end of the file."""
-    table[WORD_EMBEDDINGS] |= {"shape": [10**12], "data_offsets": [0, 4 * 10**12]}
+    header[WORD_EMBEDDINGS] |= {"shape": [10**12], "data_offsets": [0, 4 * 10**12]}
 
 
-def overlap(table: dict[str, Any]) -> None:
-    """Declare the same bytes for two tensors."""
+def overlap_tensors(header: dict[str, Any]) -> None:
+    """Declare the same bytes of the file for two tensors."""
     first, second = "bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.bias"
-    table[first]["data_offsets"] = table[second]["data_offsets"]
+    header[first]["data_offsets"] = header[second]["data_offsets"]
 
 
 @pytest.mark.usefixtures("limit_memory")
@@ -106,19 +114,19 @@ def overlap(table: dict[str, Any]) -> None:
     "damage",
     [
         inflate_header_length,
-        lambda d: change_header(d, lambda table: table.update(x="y" * 9 * 2**20)),
+        lambda d: change_header(d, lambda header: header.update(x="y" * 9 * 2**20)),
         lambda d: change_header(d, inflate_shape),
-        lambda d: change_header(d, exceed_file),
-        lambda d: change_header(d, overlap),
-        lambda d: weights_file(d).write_bytes(weights_file(d).read_bytes()[:-1]),
-        lambda d: weights_file(d).write_bytes(weights_file(d).read_bytes()[:100]),
-        lambda d: weights_file(d).write_bytes(b""),
-        lambda d: weights_file(d).write_bytes(b"\xff" * 1000),
+        lambda d: change_header(d, extend_beyond_file),
+        lambda d: change_header(d, overlap_tensors),
+        lambda d: get_weights_path(d).write_bytes(get_weights_path(d).read_bytes()[:-1]),
+        lambda d: get_weights_path(d).write_bytes(get_weights_path(d).read_bytes()[:100]),
+        lambda d: get_weights_path(d).write_bytes(b""),
+        lambda d: get_weights_path(d).write_bytes(b"\xff" * 1000),
     ],
     ids=["length", "long", "shape", "beyond", "overlap", "short", "header cut", "empty", "noise"],
 )
 def test_invalid_header_is_rejected(damage: Callable[[Path], object], model: Path) -> None:
-    """The safetensors header is checked against the file before any allocation."""
+    """A header that does not match the file is an error, and no memory is allocated for it."""
     damage(model)
     assert_rejected(model, r"model\.safetensors: not a readable safetensors file")
 
@@ -136,7 +144,7 @@ def test_invalid_header_is_rejected(damage: Callable[[Path], object], model: Pat
     ],
 )
 def test_config_sizes_are_checked_before_allocation(key: str, match: str, model: Path) -> None:
-    """A size of 3 * 10^12 is compared with the stored tensors before a model is built."""
+    """A size of 3 * 10^12 in config.json is an error, and no memory is allocated for it."""
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: 3 * 10**12}))
     assert_rejected(model, match)
@@ -144,16 +152,14 @@ def test_config_sizes_are_checked_before_allocation(key: str, match: str, model:
 
 @pytest.mark.usefixtures("limit_memory")
 def test_lstm_width_is_checked_before_allocation(tmp_path: Path) -> None:
-    """The BiLSTM width in bertsmith.json is compared with the weights, too."""
+    """A BiLSTM width of 10^12 in bertsmith.json is an error, and no memory is allocated for it."""
     head = HeadConfig("single", ("a", "b"))
     classifier = head.build_model(make_prime_size_config())
     bundle.save_fine_tuned(tmp_path, classifier, make_tokenizer(101), head, {})
     for width in (10**6, 10**12):
         info = {"features": {"layers": "last", "width": width}}
         (tmp_path / "bertsmith.json").write_text(json.dumps(info))
-        with pytest.raises(
-            ModelError, match=r"lstm|sizes that no model can have|impossible model size"
-        ):
+        with pytest.raises(ModelError, match=r"lstm|a size that PyTorch cannot allocate"):
             bundle.load_fine_tuned(tmp_path)
 
 
@@ -170,29 +176,29 @@ def test_lstm_width_is_checked_before_allocation(tmp_path: Path) -> None:
 def test_other_dtypes_are_rejected(
     dtype: torch.dtype, name: str, model: Path, tmp_path: Path
 ) -> None:
-    """Dtypes other than 16-bit and 32-bit floats are errors, in both weight formats."""
+    """Dtypes other than 16-bit and 32-bit floats are errors, in safetensors and pickled files."""
     tensor_name = "bert.encoder.layer.1.output.dense.bias"
-    state = load_file(weights_file(model))
+    state = load_file(get_weights_path(model))
     state[tensor_name] = state[tensor_name].to(dtype)
-    save_file(state, weights_file(model))
-    assert_rejected(model, rf"{tensor_name} is in {name}; expected bfloat16, float16, float32")
-    weights_file(model).unlink()
+    save_file(state, get_weights_path(model))
+    assert_rejected(model, rf"{tensor_name} has the dtype {name}; convert it to one of bfloat16")
+    get_weights_path(model).unlink()
     torch.save(state, model / "pytorch_model.bin")
     assert_rejected(
-        model, rf"{tensor_name} is in {str(dtype).removeprefix('torch.')}|asks for|imports"
+        model, rf"{tensor_name} has the dtype {str(dtype).removeprefix('torch.')}|imports"
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 def test_16_bit_weights_become_float32(dtype: torch.dtype, form: str, model: Path) -> None:
-    """float16 and bfloat16 are converted exactly, in both weight formats."""
-    state = {name: value.to(dtype) for name, value in load_file(weights_file(model)).items()}
+    """float16 and bfloat16 are converted exactly, in safetensors and pickled files."""
+    state = {name: value.to(dtype) for name, value in load_file(get_weights_path(model)).items()}
     if form == "bin":
-        weights_file(model).unlink()
+        get_weights_path(model).unlink()
         torch.save(state, model / "pytorch_model.bin")
     else:
-        save_file(state, weights_file(model))
+        save_file(state, get_weights_path(model))
     words = bundle.load(model).model.bert.embeddings.words.weight
     assert words.dtype == torch.float32
     assert torch.equal(words, state[WORD_EMBEDDINGS].float())
@@ -217,8 +223,8 @@ class AllocatesMemory:
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickle_with_code_is_rejected(zipped: bool, model: Path, tmp_path: Path) -> None:
-    """The code does not run, and the error names the function."""
-    weights_file(model).unlink()
+    """Code in a pickle is not executed, and the error contains the name of its function."""
+    get_weights_path(model).unlink()
     marker, path = tmp_path / "mark", model / "pytorch_model.bin"
     torch.save({"a": RunsCommand(marker)}, path, _use_new_zipfile_serialization=zipped)
     assert_rejected(model, r"posix\.system, which no weights need")
@@ -226,7 +232,7 @@ def test_pickle_with_code_is_rejected(zipped: bool, model: Path, tmp_path: Path)
     torch.save(
         {"a": RunsCommand(marker)}, path, pickle_protocol=4, _use_new_zipfile_serialization=zipped
     )
-    assert_rejected(model, r"its pickle has protocol 4|expected a zip file")
+    assert_rejected(model, r"the pickle in this file has protocol 4|expected a zip file")
     assert not marker.exists()
     path.write_bytes(pickle.dumps(RunsCommand(marker)))
     assert_rejected(model, "not a .*checkpoint")
@@ -237,7 +243,7 @@ def test_pickle_with_code_is_rejected(zipped: bool, model: Path, tmp_path: Path)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickle_with_huge_tensors_is_rejected(zipped: bool, model: Path) -> None:
     """A huge bytearray, expanded tensors and overlapping tensors are errors."""
-    weights_file(model).unlink()
+    get_weights_path(model).unlink()
     path = model / "pytorch_model.bin"
 
     def save(value: Any) -> None:
@@ -248,13 +254,15 @@ def test_pickle_with_huge_tensors_is_rejected(zipped: bool, model: Path) -> None
     state = make_transformers_model("BertForMaskedLM").state_dict()
     state[WORD_EMBEDDINGS] = torch.zeros(1).expand(10**12, 21)
     save(state)
-    assert_rejected(model, "would need more than the file's")
+    assert_rejected(model, "the tensors in this file need more than")
     state[WORD_EMBEDDINGS] = torch.zeros(1).expand(101, 21)
     save(state)
     assert_rejected(model, f"{WORD_EMBEDDINGS} is larger than")
     shared = torch.zeros(101, 21)
     save({f"bert.{offset}": shared.view(101 * 21)[offset:] for offset in range(50)})
-    assert_rejected(model, r"the tensors are larger than the file|would need more")
+    assert_rejected(
+        model, r"the tensors are larger than the file|the tensors in this file need more than"
+    )
 
 
 def pickle_tensor(num_elements: int) -> bytes:
@@ -283,22 +291,20 @@ def pickle_tensor(num_elements: int) -> bytes:
 
 @pytest.mark.usefixtures("limit_memory")
 def test_storage_of_wrong_size_is_rejected(model: Path) -> None:
-    """Storages that declare more floats than the file has are errors."""
-    weights_file(model).unlink()
+    """A pickled tensor that declares more values than the file contains is an error."""
+    get_weights_path(model).unlink()
     for num_elements in (3 * 10**12, 300):
         with zipfile.ZipFile(model / "pytorch_model.bin", "w") as archive:
             archive.writestr("archive/data.pkl", pickle_tensor(num_elements))
             archive.writestr("archive/version", "3\n")
             archive.writestr("archive/data/0", b"\0" * 8)
-        assert_rejected(
-            model, r"need more than the file's|not a readable checkpoint|larger than|missing"
-        )
+        assert_rejected(model, r"need more than its|not a readable checkpoint|larger than|missing")
 
 
 @pytest.mark.usefixtures("limit_memory")
 def test_zip_bomb_is_rejected(model: Path) -> None:
-    """Compressed members are rejected before decompression (128 MB in a few hundred KB)."""
-    weights_file(model).unlink()
+    """A compressed checkpoint of less than 1 MB that unpacks to 128 MB is an error."""
+    get_weights_path(model).unlink()
     path = model / "pytorch_model.bin"
     torch.save(make_transformers_model("BertForMaskedLM").state_dict(), path)
     with zipfile.ZipFile(path) as archive:
@@ -310,7 +316,7 @@ def test_zip_bomb_is_rejected(model: Path) -> None:
             for _ in range(8):
                 member.write(bytes(2**24))
     assert path.stat().st_size < 2**20
-    assert_rejected(model, "checkpoint, which may unpack to any size")
+    assert_rejected(model, "is compressed and may unpack to any size")
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_directory_of_sentence_transformers_is_read(
     write_sentence_transformers(tmp_path / "reference", tmp_path / "exported")
     assert_close(encode_with_sentence_transformers(tmp_path / "exported"), expected)
     assert_close(embed(tmp_path / "exported", TEXTS), expected)
-    with pytest.raises(ModelError, match="Dense layer was trained with mean, cls, max"):
+    with pytest.raises(ModelError, match="Dense module was trained with mean, cls, max"):
         write_sentence_transformers(tmp_path / "reference", tmp_path / "no", pooling="max")
 
 
@@ -267,7 +267,7 @@ def test_unsupported_models_are_not_exported(
     assert not (tmp_path / "o").exists()
     with pytest.raises(ModelError, match="already exists"):
         write_sentence_transformers(pretrained_dir, tmp_path / "0")
-    with pytest.raises(ModelError, match=r"pooling must be one of cls, max.*got 'sum'"):
+    with pytest.raises(ModelError, match=r"pooling 'sum' is not supported; use one of cls, max"):
         write_sentence_transformers(pretrained_dir, tmp_path / "o", pooling="sum")  # type: ignore[arg-type]
 
 
@@ -281,10 +281,15 @@ def test_dense_weights_in_pytorch_format(tmp_path: Path, dense_dir: Path) -> Non
     assert_close(encode_with_sentence_transformers(folder), embed(dense_dir, TEXTS))
 
 
-#: A file, a replacement in its content, and the resulting error.
+#: Name of a file, text in it, text that replaces it, and the resulting error message.
 FAULTS = [
-    ("modules.json", '"1_Pooling"', '"../../1_Pooling"', "the folder of Pooling is outside"),
-    ("modules.json", '"1_Pooling"', '"/etc"', "the folder of Pooling is outside"),
+    (
+        "modules.json",
+        '"1_Pooling"',
+        '"../../1_Pooling"',
+        "the folder of the module Pooling is outside",
+    ),
+    ("modules.json", '"1_Pooling"', '"/etc"', "the folder of the module Pooling is outside"),
     ("modules.json", "models.Pooling", "models.LSTM", "expected Pooling after Transformer"),
     ("modules.json", "models.Transformer", "models.CLIPModel", "expected Transformer and Pooling"),
     ("modules.json", "models.Normalize", "models.CNN", "module CNN is not supported"),
@@ -306,7 +311,7 @@ FAULTS = [
     ),
     ("2_Dense/config.json", "activation.Tanh", "os.system", "activation 'system' is not supported"),
     ("2_Dense/config.json", "{", '{"use_residual": true,', "use_residual is True"),
-    ("2_Dense/config.json", '"out_features": 11', '"out_features": 10', "as in the config"),
+    ("2_Dense/config.json", '"out_features": 11', '"out_features": 10', "as in config.json"),
     (
         "1_Pooling/config.json",
         "{",
@@ -338,7 +343,7 @@ def dense_dir(tmp_path_factory: pytest.TempPathFactory, pretrained_dir: Path) ->
 def test_invalid_directories_are_rejected(
     tmp_path: Path, dense_dir: Path, file: str, old: str, new: str, message: str
 ) -> None:
-    """Damaged, unsupported or escaping entries are errors that name the file."""
+    """Damaged or unsupported files, and paths outside the folder, are errors that name the file."""
     folder = shutil.copytree(dense_dir, tmp_path / "o")
     content = (folder / file).read_bytes()
     assert old.encode() in content

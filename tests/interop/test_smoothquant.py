@@ -19,7 +19,7 @@ from bertsmith.text.wordpiece import Tokenizer
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_outputs_do_not_change(tmp_path: Path, norm: str) -> None:
-    """The graph has the same outputs with SmoothQuant although one column is 50 times larger."""
+    """SmoothQuant does not change the outputs of a model with one large activation column."""
     torch.manual_seed(5)
     tokenizer = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a", "b", "c")))
     config = ModelConfig.parse(
@@ -37,8 +37,10 @@ def test_outputs_do_not_change(tmp_path: Path, norm: str) -> None:
         graph = build_graph(EncoderBundle(model, tokenizer, config, tmp_path))
         if is_smoothed:
             apply_smoothquant(graph)
-            smoothing_nodes = [node for node in graph.nodes if node.outputs[0].endswith(" evened")]
-            # The fused query_key_value and the first feed-forward Linear of both layers.
+            smoothing_nodes = [
+                node for node in graph.nodes if node.outputs[0].endswith("smoothed input")
+            ]
+            # In each of the two layers: query_key_value and the first feed-forward layer.
             assert len(smoothing_nodes) == 4
         _save(_to_model_proto(graph, {}), tmp_path / f"{is_smoothed}.onnx")
         session = onnxruntime.InferenceSession(

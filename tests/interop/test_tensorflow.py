@@ -23,9 +23,9 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.packed import pack_sequences
 from bertsmith.text.tokenizer_spec import TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
-from tests.interop.conftest import CONFIG, Script, write_config_and_vocab
+from tests.interop.conftest import CONFIG, RunScript, write_config_and_vocab
 from tests.interop.data import checkpoints
-from tests.interop.original_weights import expected_state_dict, original_variables
+from tests.interop.original_weights import convert_from_original, convert_to_original
 from tests.model.examples import (
     draw_batch,
     make_prime_size_config,
@@ -58,7 +58,7 @@ def test_all_formats_give_the_same_weights(
     Optimizer state is not read, but counted.
     """
     imported = read_pretrained(checkpoint_dir / checkpoint_format, files_from=config_dir)
-    assert_same_weights(imported.model, expected_state_dict(checkpoints.make_variables()))
+    assert_same_weights(imported.model, convert_from_original(checkpoints.make_variables()))
     assert imported.model.mlm.decoder.weight is imported.model.bert.embeddings.words.weight
     assert not imported.model.training
     report = imported.info["imported"]
@@ -80,14 +80,17 @@ def test_float_types_are_converted(checkpoint_dir: Path, config_dir: Path) -> No
     }
     assert_same_weights(
         read_pretrained(checkpoint_dir / "types", files_from=config_dir).model,
-        expected_state_dict(values),
+        convert_from_original(values),
     )
 
 
 def test_official_tf2_encoder_is_read(checkpoint_dir: Path, config_dir: Path) -> None:
     """Other names and kernels with a head axis give the same encoder; heads are initialized."""
     imported = read_pretrained(checkpoint_dir / "official", files_from=config_dir)
-    state, expected = imported.model.state_dict(), expected_state_dict(checkpoints.make_variables())
+    state, expected = (
+        imported.model.state_dict(),
+        convert_from_original(checkpoints.make_variables()),
+    )
     new = imported.info["imported"]["newly_initialized"]
     assert set(new) == {name for name in expected if name.startswith(("mlm.", "nsp."))} - {
         "mlm.decoder.weight"
@@ -110,7 +113,7 @@ def test_official_names_of_heads_are_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "bert_model.ckpt", values.items())
     write_config_and_vocab(tmp_path)
     assert_same_weights(
-        read_pretrained(tmp_path).model, expected_state_dict(checkpoints.make_variables())
+        read_pretrained(tmp_path).model, convert_from_original(checkpoints.make_variables())
     )
 
 
@@ -121,7 +124,7 @@ def test_checkpoint_is_found_by_folder_prefix_or_file(tmp_path: Path, name: str)
     write_checkpoint(tmp_path / "bert_model.ckpt", checkpoints.make_variables().items())
     write_config_and_vocab(tmp_path)
     assert_same_weights(
-        read_pretrained(tmp_path / name).model, expected_state_dict(checkpoints.make_variables())
+        read_pretrained(tmp_path / name).model, convert_from_original(checkpoints.make_variables())
     )
 
 
@@ -136,7 +139,7 @@ def test_checkpoint_file_selects_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"several checkpoints \(model\.ckpt-1, model\.ckpt-2\)"):
         read_pretrained(tmp_path)
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/far/away/../model.ckpt-2"\n')
-    state = expected_state_dict({name: array + 1 for name, array in values.items()})
+    state = convert_from_original({name: array + 1 for name, array in values.items()})
     assert_same_weights(read_pretrained(tmp_path).model, state)
 
 
@@ -165,7 +168,7 @@ def test_round_trip_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
     )
 
 
-def test_tensorflow_reads_exported_checkpoints(tmp_path: Path, run_tensorflow: Script) -> None:
+def test_tensorflow_reads_exported_checkpoints(tmp_path: Path, run_tensorflow: RunScript) -> None:
     """TensorFlow reads exactly the original's names, and all values bit by bit.
 
     The model has enough layers for an index with several blocks.
@@ -175,7 +178,7 @@ def test_tensorflow_reads_exported_checkpoints(tmp_path: Path, run_tensorflow: S
     prefix = tmp_path / "release" / "bert_model.ckpt"
     run_tensorflow("read", prefix)
     values = dict(np.load(f"{prefix}.npz"))
-    assert_same_weights(bundle.load(tmp_path / "model").model, expected_state_dict(values))
+    assert_same_weights(bundle.load(tmp_path / "model").model, convert_from_original(values))
     # 14 variables outside the layers and 16 per layer: nothing else is written.
     assert len(values) == 14 + 16 * 11
     assert {array.dtype for array in values.values()} == {np.dtype("float32")}
@@ -194,7 +197,7 @@ def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> Non
         for weight in reference.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     write_checkpoint(
-        tmp_path / "bert_model.ckpt", original_variables(reference.state_dict()).items()
+        tmp_path / "bert_model.ckpt", convert_to_original(reference.state_dict()).items()
     )
     sizes = {key: getattr(config, key) for key in CONFIG if key != "hidden_act"}
     write_config_and_vocab(tmp_path, **sizes)
@@ -236,7 +239,9 @@ def test_index_of_a_real_release_matches(chinese_release: Path) -> None:
     assert {name for group in sources.values() for name in group} == set(index.shapes)
     assert len(index.shapes) == 206
     assert index.shapes["bert/encoder/layer_11/intermediate/dense/kernel"] == (768, 3072)
-    with pytest.raises(ModelError, match=r"data-00000-of-00001: no such file, but tensor 'bert"):
+    with pytest.raises(
+        ModelError, match=r"data-00000-of-00001: no such file, but it should contain tensor 'bert"
+    ):
         read_pretrained(chinese_release)
 
 
@@ -363,7 +368,9 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
     vocab = make_tokenizer(101).vocab
     composed = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, whole_hangul=True))
     bundle.save(tmp_path / "composed", BertForPreTraining(make_prime_size_config()), composed, {})
-    with pytest.raises(ModelError, match="the original's tokenizer cannot"):
+    with pytest.raises(
+        ModelError, match="the original BERT does not support this model's tokenizer"
+    ):
         write_tensorflow(tmp_path / "composed", tmp_path / "release")
     for lowercase, accents, notes in ((True, False, 1), (True, True, 0), (False, False, 0)):
         spec = TokenizerSpec(

@@ -23,7 +23,7 @@ from transformers import (
 
 from tests.model.examples import make_tokenizer
 
-#: The classes by test name, with the config fields that a class config_fields besides the sizes.
+#: Name of a model in the tests -> its class in transformers and its config fields besides sizes.
 MODEL_CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "BertModel": (BertModel, {}),
     "BertForPreTraining": (BertForPreTraining, {}),
@@ -45,7 +45,12 @@ MODEL_CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def make_transformers_model(name: str, **changes: Any) -> Any:
-    """Return a random model in eval mode, without constant weights such as zero biases."""
+    """Return a model in eval mode with random weights, including biases and LayerNorm.
+
+    Args:
+        name: A key of ``MODEL_CLASSES``.
+        changes: Config fields to change.
+    """
     model_class, config_fields = MODEL_CLASSES[name]
     sizes = {
         "vocab_size": 101,
@@ -64,12 +69,16 @@ def make_transformers_model(name: str, **changes: Any) -> Any:
 
 
 def copy_state(model: Any) -> dict[str, Tensor]:
-    """Return a copy of the state dict."""
+    """Return a copy of a model's state dict."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def rename_to_old(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict with the names of releases before 2019 and the buffers of 2021."""
+def rename_as_in_old_releases(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict with the weight names and buffers of old releases of transformers.
+
+    Releases before 2019 called LayerNorm's parameters gamma and beta. Releases until 2021 stored
+    the buffer position_ids.
+    """
     result = {}
     for name, value in state.items():
         if "LayerNorm" in name:
@@ -78,66 +87,75 @@ def rename_to_old(state: dict[str, Tensor]) -> dict[str, Tensor]:
     prefix = "bert." if any(name.startswith("bert.") for name in state) else ""
     result[f"{prefix}embeddings.position_ids"] = torch.arange(43)[None]
     if "cls.predictions.bias" in result:
-        # Some releases stored the decoder's bias only under this name.
+        # Some releases stored the bias of the decoder only under this name.
         result["cls.predictions.decoder.bias"] = result.pop("cls.predictions.bias")
     return result
 
 
 def double_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict with doubled prefixes: "bert.bert.", and "module." before it."""
-    is_bare = not any(name.startswith("bert.") for name in state)
-    return {
-        f"module.{'bert.bert.' + name if is_bare else re.sub(r'^bert', 'bert.bert', name)}": value
-        for name, value in state.items()
-    }
+    """Return a state dict whose names start with "module.bert.bert." instead of "bert."."""
+    has_heads = any(name.startswith("bert.") for name in state)
+    result = {}
+    for name, value in state.items():
+        new_name = re.sub("^bert", "bert.bert", name) if has_heads else f"bert.bert.{name}"
+        result[f"module.{new_name}"] = value
+    return result
 
 
-def _safetensors(model: Any, directory: Path) -> None:
+def _write_safetensors(model: Any, directory: Path) -> None:
+    """Write one safetensors file."""
     model.save_pretrained(directory)
 
 
-def _sharded(model: Any, directory: Path) -> None:
+def _write_sharded_safetensors(model: Any, directory: Path) -> None:
+    """Write several safetensors files and their index."""
     model.save_pretrained(directory, max_shard_size="10KB")
     assert len(list(directory.glob("model-*.safetensors"))) > 1
 
 
-def _bin(model: Any, directory: Path) -> None:
+def _write_bin(model: Any, directory: Path) -> None:
+    """Write a pickled checkpoint."""
     torch.save(model.state_dict(), directory / "pytorch_model.bin")
 
 
-def _old_bin(model: Any, directory: Path) -> None:
-    state = rename_to_old(copy_state(model))
+def _write_old_bin(model: Any, directory: Path) -> None:
+    """Write a pickled checkpoint in the format before PyTorch 1.6, with old names."""
+    state = rename_as_in_old_releases(copy_state(model))
     torch.save(state, directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
 
 
-def _sharded_bin(model: Any, directory: Path) -> None:
+def _write_sharded_bin(model: Any, directory: Path) -> None:
+    """Write two pickled checkpoints and their index."""
     state = model.state_dict()
     names = list(state)
-    shard_of: dict[str, str] = {}
+    file_of_tensor: dict[str, str] = {}
     for part, shard_names in enumerate((names[::2], names[1::2]), 1):
         file = f"pytorch_model-{part:05}-of-00002.bin"
         torch.save({name: state[name] for name in shard_names}, directory / file)
-        shard_of |= dict.fromkeys(shard_names, file)
-    index = {"metadata": {}, "weight_map": shard_of}
+        file_of_tensor |= dict.fromkeys(shard_names, file)
+    index = {"metadata": {}, "weight_map": file_of_tensor}
     (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-def _old_names(model: Any, directory: Path) -> None:
-    save_file(rename_to_old(copy_state(model)), directory / "model.safetensors")
+def _write_old_names(model: Any, directory: Path) -> None:
+    """Write a safetensors file with the weight names of old releases."""
+    save_file(rename_as_in_old_releases(copy_state(model)), directory / "model.safetensors")
 
 
-def _doubled(model: Any, directory: Path) -> None:
+def _write_doubled_prefixes(model: Any, directory: Path) -> None:
+    """Write a safetensors file whose weight names have doubled prefixes."""
     save_file(double_prefixes(copy_state(model)), directory / "model.safetensors")
 
 
+#: Name of a weight format -> function that writes a model's weights in this format.
 WEIGHT_FORMATS: dict[str, Callable[[Any, Path], None]] = {
-    "safetensors": _safetensors,
-    "sharded": _sharded,
-    "bin": _bin,
-    "old bin": _old_bin,
-    "sharded bin": _sharded_bin,
-    "old names": _old_names,
-    "doubled prefix": _doubled,
+    "safetensors": _write_safetensors,
+    "sharded": _write_sharded_safetensors,
+    "bin": _write_bin,
+    "old bin": _write_old_bin,
+    "sharded bin": _write_sharded_bin,
+    "old names": _write_old_names,
+    "doubled prefix": _write_doubled_prefixes,
 }
 
 

@@ -209,7 +209,9 @@ def test_model_without_nsp_rejects_nsp_labels() -> None:
 )
 def test_pack_sequences_rejects_invalid_input(sequences: Any) -> None:
     """An empty batch, an empty sequence and missing segment ids are errors."""
-    with pytest.raises(ValueError, match=r"at least one|one segment id for each"):
+    with pytest.raises(
+        ValueError, match=r"pass at least one|is empty; remove|one segment id for each"
+    ):
         pack_sequences(sequences)
 
 

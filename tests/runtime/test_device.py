@@ -1,4 +1,4 @@
-"""Device names; keeping freed memory, and returning it to the OS."""
+"""Device names, and reuse of freed memory by glibc."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.runtime.device import keep_freed_memory, resolve_device, resolve_machine, trim_memory
 
 
-def resident_bytes() -> int:
+def get_resident_bytes() -> int:
     """Return the resident memory of this process in bytes."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     match = re.search(r"VmRSS:\s+(\d+) kB", status)
@@ -39,13 +39,13 @@ def test_invalid_device_names_the_setting(device: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
 def test_freed_memory_is_kept_until_it_is_trimmed() -> None:
-    """64 MB in 256 blocks stay resident after they are freed, until ``trim_memory``."""
+    """Freed blocks of 64 MB in total remain in resident memory until ``trim_memory`` is called."""
     keep_freed_memory()
     trim_memory()
-    before = resident_bytes()
+    before = get_resident_bytes()
     blocks = [torch.ones(2**16) for _ in range(256)]
-    assert resident_bytes() - before > 60 * 2**20
+    assert get_resident_bytes() - before > 60 * 2**20
     del blocks
-    assert resident_bytes() - before > 60 * 2**20
+    assert get_resident_bytes() - before > 60 * 2**20
     trim_memory()
-    assert resident_bytes() - before < 10 * 2**20
+    assert get_resident_bytes() - before < 10 * 2**20

@@ -1,4 +1,4 @@
-"""Memory estimates are lower bounds, and models that cannot fit are rejected early."""
+"""Memory estimates are lower bounds, and models that need too much memory are rejected."""
 
 from pathlib import Path
 
@@ -16,21 +16,21 @@ from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate
 
 
 def make_config(**changes: int) -> ModelConfig:
-    """Return a small config."""
+    """Return the config of a small model, with changed fields."""
     sizes = {"vocab_size": 101, "layers": 3, "width": 22, "heads": 2, "feed_forward": 31}
     return ModelConfig.parse(sizes | changes, "test")
 
 
 def test_estimated_parameters_are_a_lower_bound() -> None:
-    """The estimate is between 80 and 100 percent of the model's number of parameters."""
+    """The estimated number of parameters is 80 % to 100 % of the actual number."""
     model = BertForPreTraining(make_config())
     actual = sum(parameter.numel() for parameter in model.parameters())
     assert 0.8 * actual < estimate_num_parameters(make_config()) <= actual
     assert get_total_memory_bytes() > 0
 
 
-def test_training_that_cannot_fit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training is rejected if the model, the batch or the micro-batch is too large."""
+def test_training_that_needs_too_much_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training with too large a model, batch or micro-batch for the memory is an error."""
     config = make_config()
     machine = device.Machine(torch.device("cpu"), "fp32", "padded")
     limit = estimate_training_bytes(config, 0) + 2_000_000
@@ -43,8 +43,8 @@ def test_training_that_cannot_fit_is_rejected(monkeypatch: pytest.MonkeyPatch) -
             device.check_memory(machine, make_config(**changes), batch_tokens, micro_tokens)
 
 
-def test_model_that_cannot_fit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model larger than the memory is rejected before it is allocated."""
+def test_model_larger_than_the_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a model that is larger than the memory is an error."""
     with torch.device("meta"):
         model = nn.Linear(1000, 1000)
     monkeypatch.setattr(weights, "get_total_memory_bytes", lambda: 1000)

@@ -1,4 +1,4 @@
-"""The thread pool keeps the order, passes on errors, and restores PyTorch's thread counts."""
+"""``map_in_threads``: order of results, errors, and numbers of threads."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=[1, 2, 5, 6])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Set PyTorch's number of threads."""
+    """Set PyTorch's number of threads for a test; return it."""
     original = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -22,7 +22,7 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_results_are_in_order(num_threads: int) -> None:
-    """Results keep the order of the items, and PyTorch's thread counts are unchanged afterwards."""
+    """Results are in the order of the items, and PyTorch's number of threads is restored."""
 
     def double_slowly(number: int) -> int:
         time.sleep(0.02 * (number % 3 == 0))
@@ -37,38 +37,38 @@ def test_results_are_in_order(num_threads: int) -> None:
     assert [torch.get_num_threads(), *new_thread_counts] == [num_threads, num_threads]
 
 
-def test_workers_have_equal_shares_of_the_threads(num_threads: int) -> None:
-    """At most four workers leave the fewest threads idle; on CUDA there is one."""
+def test_workers_have_equal_numbers_of_threads(num_threads: int) -> None:
+    """Threads are divided equally between at most four workers; on CUDA there is one worker."""
     num_workers = choose_num_workers(CPU)
     assert num_workers == {1: 1, 2: 2, 5: 4, 6: 3}[num_threads]
     assert choose_num_workers(torch.device("cuda")) == 1
     barrier = threading.Barrier(num_workers)
 
-    def get_share(_: int) -> int:
+    def get_num_threads(_: int) -> int:
         barrier.wait(20)
         return torch.get_num_threads()
 
-    shares = [share for _, share in map_in_threads(get_share, range(num_workers), CPU)]
-    assert shares == [num_threads // num_workers] * num_workers
+    thread_counts = [count for _, count in map_in_threads(get_num_threads, range(num_workers), CPU)]
+    assert thread_counts == [num_threads // num_workers] * num_workers
 
 
-def test_few_items_share_all_threads() -> None:
-    """Two items with five threads get two threads each."""
+def test_two_items_use_two_workers() -> None:
+    """Two items are computed with two threads each if PyTorch has five threads."""
     original, barrier = torch.get_num_threads(), threading.Barrier(2)
 
-    def get_share(_: int) -> int:
+    def get_num_threads(_: int) -> int:
         barrier.wait(20)
         return torch.get_num_threads()
 
     torch.set_num_threads(5)
     try:
-        assert [share for _, share in map_in_threads(get_share, range(2), CPU)] == [2, 2]
+        assert [count for _, count in map_in_threads(get_num_threads, range(2), CPU)] == [2, 2]
     finally:
         torch.set_num_threads(original)
 
 
 def test_local_thread_count_does_not_affect_other_threads(num_threads: int) -> None:
-    """``set_local_num_threads`` changes neither existing threads nor the default of new ones."""
+    """``set_local_num_threads`` does not change the number of other threads, existing or new."""
     thread_counts: dict[str, int] = {}
     has_set, may_finish = threading.Event(), threading.Event()
 
@@ -96,7 +96,7 @@ def test_local_thread_count_does_not_affect_other_threads(num_threads: int) -> N
 
 
 def test_pools_can_run_concurrently(num_threads: int) -> None:
-    """Several threads may each run a pool; all get correct results."""
+    """``map_in_threads`` gives correct results in four threads at the same time."""
     results: list[list[tuple[int, int]]] = []
 
     def run_pool() -> None:
@@ -112,7 +112,7 @@ def test_pools_can_run_concurrently(num_threads: int) -> None:
 
 
 def test_workers_inherit_autocast() -> None:
-    """Workers use the caller's autocast mode."""
+    """Workers compute in the caller's autocast dtype, or in float32 without autocast."""
     original, x = torch.get_num_threads(), torch.ones(2, 2)
     torch.set_num_threads(2)
     try:
@@ -133,7 +133,7 @@ def test_single_item_runs_in_the_calling_thread(num_threads: int, count: int) ->
 
 
 def test_error_is_raised_in_order(num_threads: int) -> None:
-    """Results before the error are yielded, and items that have not started are dropped."""
+    """Results before the failing item are yielded, and items in the queue are not computed."""
     started: list[int] = []
 
     def fail_at_three(number: int) -> int:
@@ -150,8 +150,8 @@ def test_error_is_raised_in_order(num_threads: int) -> None:
     assert torch.get_num_threads() == num_threads
 
 
-def test_items_are_read_only_a_few_ahead(num_threads: int) -> None:
-    """Items may be endless; closing the generator ends the workers."""
+def test_endless_items_are_read_a_few_at_a_time(num_threads: int) -> None:
+    """Endless items are read a few ahead of the results; closing the generator ends all workers."""
     read_items: list[int] = []
 
     def count_forever() -> Iterator[int]:

@@ -1,6 +1,7 @@
-"""Complete ONNX graphs of each kind of model, with their heads and outputs.
+"""ONNX graphs of encoders, pre-trained models and fine-tuned models, with their outputs.
 
-Outputs have the names that Hugging Face Optimum expects. The package ``onnx`` is not needed.
+Outputs have the names that Hugging Face Optimum expects. This module does not need the package
+``onnx``.
 """
 
 from torch import Tensor
@@ -14,83 +15,87 @@ from bertsmith.model.feature_based import BertWithBiLSTM
 AnyBundle = PretrainedBundle | FineTunedBundle | EncoderBundle
 
 
-def build_graph(bundle: AnyBundle, *, tied: bool = True) -> Graph:
+def build_graph(bundle: AnyBundle, *, is_tied: bool = True) -> Graph:
     """Return the graph of a model.
 
     Args:
         bundle: The model.
-        tied: Whether the MLM decoder shares the word embeddings; see ``BertGraph.mlm_logits``.
+        is_tied: Whether the MLM decoder uses the same stored weight as the word embeddings.
 
     Raises:
         ModelError: The model has a BiLSTM, or other norms than LayerNorm.
     """
     if bundle.config.norm not in ("post", "pre"):
         raise ModelError(
-            f"{bundle.path}: only models with LayerNorm can be exported to ONNX, but model.norm is "
-            f"{bundle.config.norm!r}"
+            f"{bundle.path}: model.norm is {bundle.config.norm!r}, but only models with LayerNorm "
+            "can be exported to ONNX; export a model with norm 'post' or 'pre'"
         )
     prefix = "bert." if isinstance(bundle, EncoderBundle) else ""
     state: dict[str, Tensor] = bundle.model.state_dict()
     graph = Graph({f"{prefix}{name}": value.numpy(force=True) for name, value in state.items()})
     if isinstance(bundle, EncoderBundle):
-        hidden = BertGraph(graph, bundle.config).hidden_states()
+        hidden = BertGraph(graph, bundle.config).add_encoder()
         width = bundle.config.width
         _add_output(graph, "last_hidden_state", hidden, BATCH_AXIS, LENGTH_AXIS, width)
     elif isinstance(bundle, PretrainedBundle):
-        _add_pretraining_heads(graph, bundle, tied=tied)
+        _add_pretraining_heads(graph, bundle, is_tied=is_tied)
     else:
         _add_task_head(graph, bundle)
     return graph
 
 
 def _add_output(graph: Graph, name: str, value: str, *shape: str | int) -> None:
-    """Make a float32 value an output of the graph, called ``name``."""
+    """Make a float32 value an output of the graph with the given name and shape."""
     graph.add_node("Identity", name, value)
     graph.outputs.append(ValueInfo(name, "float32", shape))
 
 
-def _add_pretraining_heads(graph: Graph, bundle: PretrainedBundle, *, tied: bool) -> None:
-    """Add the pre-training model's heads, without an MLM head that is newly initialized."""
+def _add_pretraining_heads(graph: Graph, bundle: PretrainedBundle, *, is_tied: bool) -> None:
+    """Add the heads of a pre-trained model, except an MLM head that is newly initialized."""
     config = bundle.config
     if not config.nsp:
         bundle.require_head("mlm.")
     bert = BertGraph(graph, config)
-    hidden = bert.hidden_states()
+    hidden = bert.add_encoder()
     if not any(name.startswith("mlm.") for name in bundle.new_weights):
-        logits = bert.mlm_logits(hidden, tied=tied)
+        logits = bert.add_mlm_head(hidden, is_tied=is_tied)
         _add_output(graph, "logits", logits, BATCH_AXIS, LENGTH_AXIS, config.vocab_size)
     if config.nsp:
-        nsp_logits = bert.linear("nsp.classifier", bert.pooler(bert.first_token(hidden)))
+        nsp_logits = bert.add_linear(
+            "nsp.classifier", bert.add_pooler(bert.select_first_token(hidden))
+        )
         _add_output(graph, "seq_relationship_logits", nsp_logits, BATCH_AXIS, 2)
 
 
 def _add_task_head(graph: Graph, bundle: FineTunedBundle) -> None:
-    """Add the fine-tuned model and its head."""
+    """Add the encoder and the head of a fine-tuned model."""
     config, head = bundle.config, bundle.head
     if isinstance(bundle.model, BertWithBiLSTM):
         raise ModelError(
             f"{bundle.path}: models with a BiLSTM (features) cannot be exported to ONNX; fine-tune "
-            "the whole model without features and export that"
+            "a model without features and export it"
         )
-    bert = BertGraph(graph, config, choices=head.kind == "choice")
-    hidden = bert.hidden_states()
+    bert = BertGraph(graph, config, has_choices=head.kind == "choice")
+    hidden = bert.add_encoder()
     if head.kind == "span":
-        logits = bert.linear("spans", hidden)
+        logits = bert.add_linear("spans", hidden)
         parts = graph.add_multi_output_node(
             "Split", ["starts", "ends"], logits, axis=-1, num_outputs=2
         )
         for part, name in zip(parts, ("start_logits", "end_logits"), strict=True):
-            axis = graph.int64_vector(-1)
+            axis = graph.add_int64_vector(-1)
             squeezed = graph.add_node("Squeeze", f"{part} of tokens", part, axis)
             _add_output(graph, name, squeezed, BATCH_AXIS, LENGTH_AXIS)
     elif head.kind in ("entities", "tags"):
-        logits = bert.linear("output", hidden)
+        logits = bert.add_linear("output", hidden)
         _add_output(graph, "logits", logits, BATCH_AXIS, LENGTH_AXIS, head.num_outputs)
     else:
-        # With causal attention, only the last token attends to all tokens.
-        is_causal = config.attention == "causal"
-        token = bert.last_token(hidden) if is_causal else bert.first_token(hidden)
-        logits = bert.linear("output", bert.pooler(token))
+        if config.attention == "causal":
+            # Only the last token attends to all tokens.
+            token = bert.select_last_token(hidden)
+        else:
+            token = bert.select_first_token(hidden)
+        logits = bert.add_linear("output", bert.add_pooler(token))
         if head.kind != "choice":
             _add_output(graph, "logits", logits, BATCH_AXIS, head.num_outputs)
             return

@@ -1,4 +1,4 @@
-"""SmoothQuant for ONNX graphs: moves the scale of outlier activations into the weights."""
+"""SmoothQuant for ONNX graphs: moves the scale of activations with outliers to the weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,8 +14,8 @@ from bertsmith.model.ops.smoothquant import smoothquant_scales
 def apply_smoothquant(graph: Graph) -> None:
     """Divide the input of each MatMul after a LayerNorm by scales, and multiply its weight by them.
 
-    The products do not change, but inputs with a smaller range lose less when they are quantized
-    with a single scale; see ``smoothquant_scales``.
+    The products do not change. The range of the inputs becomes smaller, so that quantization with
+    one scale for the whole tensor has a smaller error.
     """
     norm_weights = {
         node.outputs[0]: graph.initializers[node.inputs[1]]
@@ -27,17 +27,22 @@ def apply_smoothquant(graph: Graph) -> None:
             nodes.append(node)
             continue
         activation, weight = node.inputs
-        scales = _smoothing_scales(norm_weights[activation], graph.initializers[weight])
-        smoothed, factors = f"{node.outputs[0]} evened", f"{node.outputs[0]} columns"
+        scales = _compute_scales(norm_weights[activation], graph.initializers[weight])
+        smoothed, factors = f"{node.outputs[0]} smoothed input", f"{node.outputs[0]} factors"
         graph.initializers[factors] = (1 / scales).astype(np.float32)
         graph.initializers[weight] = graph.initializers[weight] * scales[:, None]
-        nodes += [Node("Mul", (activation, factors), (smoothed,), {}),
-                  replace(node, inputs=(smoothed, weight))]  # fmt: skip
+        nodes.append(Node("Mul", (activation, factors), (smoothed,), {}))
+        nodes.append(replace(node, inputs=(smoothed, weight)))
     graph.nodes[:] = nodes
 
 
-def _smoothing_scales(norm_weight: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float32]:
-    """Return float32 [in] from a LayerNorm's weight [in] and a Linear's weight [in, out]."""
+def _compute_scales(norm_weight: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the SmoothQuant scale of each input column of a linear layer, float32 [in].
+
+    Args:
+        norm_weight: [in], weight of the LayerNorm that computes the input.
+        weight: [in, out], weight of the linear layer.
+    """
     scales = smoothquant_scales(torch.from_numpy(norm_weight), torch.from_numpy(weight).T)
     result: NDArray[np.float32] = scales.numpy()
     return result

@@ -1,6 +1,6 @@
-"""Writes a model as an ONNX file, with its config and tokenizer.
+"""Export of a model as an ONNX file, with its config and tokenizer.
 
-The packages ``onnx`` and, for int8, ``onnxruntime`` are an optional extra.
+This module needs the optional package ``onnx``, and ``onnxruntime`` for int8.
 """
 
 import json
@@ -24,19 +24,21 @@ from bertsmith.interop.onnx.heads import AnyBundle, build_graph
 from bertsmith.interop.onnx.smoothquant import apply_smoothquant
 from bertsmith.version import __version__
 
-#: File names that Optimum looks for.
+#: File names that Hugging Face Optimum expects.
 MODEL_FILE, QUANTIZED_MODEL_FILE = "model.onnx", "model_quantized.onnx"
-#: The newest opset that the tested onnxruntime supports, and the oldest IR version that allows it.
+#: The newest opset that the tested release of onnxruntime supports, and the oldest IR version with
+#: this opset.
 OPSET, IR_VERSION = 26, 13
-#: Weights beyond this size go to an external file; protobuf files must be smaller than 2 GiB.
+#: Maximum size of the weights in the ONNX file; larger weights are stored in a second file, because
+#: protobuf files must be smaller than 2 GiB.
 _MAX_FILE_BYTES: int = 2**31 - 2**24
 
 
 def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> list[str]:
-    """Write a model as ONNX.
+    """Write a model as an ONNX file.
 
-    The graph's inputs are input_ids, attention_mask and token_type_ids, int64 [B, S], or
-    [B, choices, S] for multiple choice, with dynamic sizes.
+    The inputs of the graph are input_ids, attention_mask and token_type_ids. All are int64 [B, S],
+    or [B, choices, S] for multiple choice, with dynamic sizes.
 
     Args:
         model: A model directory or run directory.
@@ -54,7 +56,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     directory, out = locate_model(model), Path(out)
     check_new_directory(out)
     bundle = load_encoder(directory) if is_bare_encoder(directory) else load_model(directory)
-    graph = build_graph(bundle, tied=not int8)
+    graph = build_graph(bundle, is_tied=not int8)
     if int8:
         apply_smoothquant(graph)
     proto = _to_model_proto(graph, _build_metadata(bundle))
@@ -69,7 +71,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
 
 
 def _build_metadata(bundle: AnyBundle) -> dict[str, str]:
-    """Return the metadata that inference needs besides the graph, as JSON values."""
+    """Return the model type and the metadata that inference needs besides the graph, as JSON."""
     config, tokenizer = bundle.config, bundle.tokenizer
     kind = "encoder"
     values: dict[str, Any] = {"max_length": config.max_positions, "lowercase": tokenizer.lowercase}
@@ -82,17 +84,20 @@ def _build_metadata(bundle: AnyBundle) -> dict[str, str]:
 
 
 def _build_notes(bundle: AnyBundle) -> list[str]:
+    """Return notes about what users of the ONNX file have to do themselves."""
     notes = []
     if bundle.tokenizer.segmenter is not None:
         notes.append(
-            "this model's text is segmented before WordPiece, which tokenizer.json does not do"
+            "segment texts before tokenization: this model was trained with a segmenter, which "
+            "tokenizer.json does not contain"
         )
     if bundle.config.attention == "causal":
-        notes.append("attention is causal: pad after the text, not before it")
+        notes.append("pad after the text, not before it: the attention of this model is causal")
     return notes
 
 
 def _import_onnx() -> Any:
+    """Return the package ``onnx`` with the subpackages that this module uses."""
     try:
         import onnx
         import onnx.checker
@@ -121,7 +126,8 @@ def _to_model_proto(graph: Graph, metadata: dict[str, str]) -> Any:
     initializers = [
         onnx.numpy_helper.from_array(array, name) for name, array in graph.initializers.items()
     ]
-    inputs, outputs = ([*map(to_value_info, infos)] for infos in (graph.inputs, graph.outputs))
+    inputs = [to_value_info(info) for info in graph.inputs]
+    outputs = [to_value_info(info) for info in graph.outputs]
     graph_proto = helper.make_graph(nodes, "bert", inputs, outputs, initializers)
     proto = helper.make_model(
         graph_proto,
@@ -135,21 +141,22 @@ def _to_model_proto(graph: Graph, metadata: dict[str, str]) -> Any:
 
 
 def _save(proto: Any, path: Path) -> None:
-    """Write and check a model; large weights go to an external file."""
+    """Write and check a model; large weights are stored in a second file."""
     onnx = _import_onnx()
     options: dict[str, Any] = {}
-    if _weight_bytes(proto) > _MAX_FILE_BYTES:
+    if _count_weight_bytes(proto) > _MAX_FILE_BYTES:
         options = {"save_as_external_data": True, "location": f"{path.name}.data"}
     onnx.save_model(proto, path, **options)
     onnx.checker.check_model(path, full_check=True)
 
 
-def _weight_bytes(proto: Any) -> int:
+def _count_weight_bytes(proto: Any) -> int:
+    """Return the size of all weights in an ``onnx.ModelProto``, in bytes."""
     return sum(len(initializer.raw_data) for initializer in proto.graph.initializer)
 
 
 def _quantize(proto: Any, folder: Path) -> Any:
-    """Return the model with 8-bit weights, using temporary files in ``folder``."""
+    """Return the model with 8-bit weights; ``folder`` is used for temporary files."""
     try:
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ModuleNotFoundError:
@@ -157,7 +164,7 @@ def _quantize(proto: Any, folder: Path) -> Any:
     onnx = _import_onnx()
     folder.mkdir()
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    # Suppresses a warning that the graph was not simplified; there is nothing to simplify.
+    # This entry suppresses the warning that the graph should be simplified first.
     onnx.helper.set_model_props(proto, {"onnx.quant.pre_process": "onnxruntime.quant"})
     _save(proto, folder / MODEL_FILE)
     quantize_dynamic(
@@ -165,11 +172,11 @@ def _quantize(proto: Any, folder: Path) -> Any:
         folder / QUANTIZED_MODEL_FILE,
         op_types_to_quantize=["MatMul", "Gather"],
         nodes_to_quantize=[node.name for node in proto.graph.node if _is_quantized(node.name)],
-        # One scale per output channel. Weights are unsigned, because products of signed weights
-        # overflow on processors without 8-bit dot products (VNNI).
+        # Each output channel has its own scale. Weights are unsigned, because products with signed
+        # weights overflow on CPUs without 8-bit dot products (VNNI).
         per_channel=True,
         weight_type=QuantType.QUInt8,
-        use_external_data_format=_weight_bytes(proto) > _MAX_FILE_BYTES,
+        use_external_data_format=_count_weight_bytes(proto) > _MAX_FILE_BYTES,
     )
     result = onnx.load(folder / QUANTIZED_MODEL_FILE)
     shutil.rmtree(folder)
@@ -179,9 +186,9 @@ def _quantize(proto: Any, folder: Path) -> Any:
 
 
 def _is_quantized(node_name: str) -> bool:
-    """Return whether a node's weights are quantized: Linears and word embeddings.
+    """Return whether the weights of a node are quantized, by the node's name.
 
-    The second Linear of the feed-forward network stays float32, because its input has a few large
-    values that a single scale cannot represent.
+    The word embeddings and all linear layers are quantized, except the second linear layer of the
+    feed-forward network. Its input has a few large values that a single scale cannot represent.
     """
     return node_name == "words" or (node_name.endswith(".product") and ".down." not in node_name)

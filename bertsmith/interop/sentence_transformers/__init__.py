@@ -1,4 +1,4 @@
-"""Reads and writes directories of sentence-transformers."""
+"""Reading and writing of sentence-transformers directories."""
 
 from bertsmith.interop.sentence_transformers.pooling import (
     Dense,

@@ -1,6 +1,6 @@
-"""Reads how a sentence-transformers directory turns hidden states into a sentence vector.
+"""Reading of the pooling config in a sentence-transformers directory.
 
-Only known module types are read, as data; no code that a file names is executed.
+Only known types of modules are read. Code that a file refers to is not executed.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,17 @@ from bertsmith.files import parse_json
 from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 
 MODULES_FILE: Final = "modules.json"
-#: Config files of the Transformer module, of the whole model, and of each other module.
+#: Config file of the Transformer module.
 TRANSFORMER_CONFIG: Final = "sentence_bert_config.json"
+#: Config file of the whole model.
 MODEL_CONFIG: Final = "config_sentence_transformers.json"
+#: Config file of each module after the Transformer module.
 MODULE_CONFIG: Final = "config.json"
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid"]
-#: The boolean keys of older releases, in the order in which the vectors are concatenated.
+#: The boolean keys for pooling modes in files of older releases, and the mode of each. Older
+#: releases concatenate the pooled vectors in this order.
 POOLING_MODE_KEYS: Final[dict[str, PoolingMode]] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -38,12 +41,12 @@ POOLING_MODE_KEYS: Final[dict[str, PoolingMode]] = {
 
 @dataclass(frozen=True)
 class Dense:
-    """A Linear after pooling.
+    """A linear layer after pooling.
 
     Attributes:
         weight: float32 [out, in].
         bias: float32 [out], or None.
-        activation: The activation of its output.
+        activation: Activation function of the output.
     """
 
     weight: Tensor
@@ -53,15 +56,15 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingConfig:
-    """How the hidden states of a text become one vector.
+    """How the hidden states of a text are combined into one vector.
 
     Attributes:
-        modes: Pooling modes; their vectors, each of width D, are concatenated.
+        modes: Pooling modes. The pooled vectors of all modes, each of width D, are concatenated.
         post_modules: Modules after pooling, in order.
-        max_seq_length: Tokens of a text that are used, including [CLS] and [SEP]; None for the
-            model's maximum.
+        max_seq_length: Number of tokens to which texts are truncated, including [CLS] and [SEP];
+            None for the model's maximum.
         lowercase: Whether text is lowercased before tokenization.
-        prompt: Text that is added before every text.
+        prompt: Prefix that is added to each text.
     """
 
     modes: tuple[PoolingMode, ...] = ("mean",)
@@ -71,18 +74,22 @@ class PoolingConfig:
     prompt: str = ""
 
     def output_width(self, hidden_width: int) -> int:
-        """Return the width of the vectors of an encoder with ``hidden_width``.
+        """Return the width of the vectors.
+
+        Args:
+            hidden_width: Width of the encoder's hidden states.
 
         Raises:
-            ModelError: A module's input width is not the output width of the one before.
+            ModelError: A module's input width is not the output width of the previous module.
         """
         width = hidden_width * len(self.modes)
         for module in self.post_modules:
             if isinstance(module, Dense):
                 if module.weight.shape[1] != width:
                     raise ModelError(
-                        f"Dense expects vectors of width {module.weight.shape[1]}, but pooling "
-                        f"({', '.join(self.modes)}) and the modules before it return {width}"
+                        f"the Dense module expects vectors of width {module.weight.shape[1]}, but "
+                        f"pooling ({', '.join(self.modes)}) and the previous modules return width "
+                        f"{width}; use the pooling with which the model was trained"
                     )
                 width = module.weight.shape[0]
         return width
@@ -92,7 +99,7 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
     """Read the pooling config in a model directory or in its parent directory.
 
     Returns:
-        None if it is not a sentence-transformers directory.
+        The pooling config; None if this is not a sentence-transformers directory.
 
     Raises:
         ModelError: A file cannot be read, or a module is not supported.
@@ -135,7 +142,10 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
 
 
 def _find_root(directory: Path) -> Path | None:
-    """Return the folder of modules.json: the directory, or the parent of a Transformer folder."""
+    """Return the folder with modules.json; None if there is none.
+
+    It is ``directory``, or its parent if ``directory`` is the folder of the Transformer module.
+    """
     if (directory / MODULES_FILE).is_file():
         return directory
     parent = directory.resolve().parent
@@ -145,18 +155,23 @@ def _find_root(directory: Path) -> Path | None:
 
 
 def _read_modules(root: Path) -> list[tuple[str, Path]]:
-    """Return the type and the folder of each module: a Transformer, then at least one more."""
+    """Return the type and the folder of each module, after checking that Transformer is first."""
     path = root / MODULES_FILE
     try:
         entries = parse_json(path.read_text(encoding="utf-8"))
         names = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path}: not a readable list of modules: {error!r}") from None
+        raise ModelError(
+            f"{path}: not a readable list of modules: {error!r}; download the model again"
+        ) from None
     resolved_root = root.resolve()
     modules = [(module_type, (resolved_root / name).resolve()) for module_type, name in names]
     for module_type, folder in modules:
         if not folder.is_relative_to(resolved_root):
-            raise ModelError(f"{path}: the folder of {module_type} is outside {root}")
+            raise ModelError(
+                f"{path}: the folder of the module {module_type} is outside {root}; use another "
+                "model"
+            )
     if len(modules) < 2 or modules[0][0] != "Transformer":
         module_types = ", ".join(module_type for module_type, _ in modules) or "nothing"
         raise ModelError(f"{path}: expected Transformer and Pooling, found {module_types}")
@@ -164,7 +179,7 @@ def _read_modules(root: Path) -> list[tuple[str, Path]]:
 
 
 def _read_modes(folder: Path) -> tuple[tuple[PoolingMode, ...], bool]:
-    """Return the pooling modes, and whether the tokens of a prompt are pooled too."""
+    """Return the pooling modes, and whether pooling includes the tokens of the prompt."""
     raw = read_json(folder / MODULE_CONFIG)
     value = raw.get("pooling_mode")
     if value is None:
@@ -181,7 +196,7 @@ def _read_modes(folder: Path) -> tuple[tuple[PoolingMode, ...], bool]:
 
 
 def _read_transformer_config(folder: Path) -> tuple[int | None, bool]:
-    """Return the maximum length in tokens, and whether text is lowercased first."""
+    """Return the maximum length in tokens, and whether text is lowercased before tokenization."""
     path = folder / TRANSFORMER_CONFIG
     raw = read_json(path) if path.is_file() else {}
     output = raw.get("module_output_name", "token_embeddings")
@@ -199,17 +214,20 @@ def _read_transformer_config(folder: Path) -> tuple[int | None, bool]:
 
 
 def _read_prompt(root: Path) -> str:
-    """Return the default prompt, "" if there is none."""
+    """Return the default prompt; "" if there is none."""
     path = root / MODEL_CONFIG
     raw = read_json(path) if path.is_file() else {}
     name = raw.get("default_prompt_name")
     prompts = raw.get("prompts") or {}
     if name is not None and name not in prompts:
-        raise ModelError(f"{path}: the default prompt {name!r} is not among the prompts")
+        raise ModelError(
+            f"{path}: the default prompt {name!r} is not in the list of prompts; add it there"
+        )
     return "" if name is None else str(prompts[name])
 
 
 def _read_dense(folder: Path) -> Dense:
+    """Read the config and the weights of a Dense module."""
     raw = read_json(folder / MODULE_CONFIG)
     supported_values = {"use_residual": False, "module_input_name": "sentence_embedding",
                         "module_output_name": "sentence_embedding"}  # fmt: skip
@@ -239,10 +257,10 @@ def _load_tensor(
     """Return a tensor as float32 after checking its shape and dtype."""
     stored = tensors.get(name)
     if stored is None:
-        raise ModelError(f"{folder}: tensor {name!r} is missing")
+        raise ModelError(f"{folder}: the tensor {name!r} is missing; download the model again")
     if stored.shape != shape or stored.dtype not in FLOAT_DTYPES:
         raise ModelError(
-            f"{stored.file}: {name} is {stored.dtype} of shape {stored.shape}; expected floats of "
-            f"shape {shape}, as in the config"
+            f"{stored.file}: {name} has dtype {stored.dtype} and shape {stored.shape}; expected "
+            f"floats of shape {shape}, as in {MODULE_CONFIG}; download the model again"
         )
     return stored.load().float()

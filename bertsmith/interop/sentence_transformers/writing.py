@@ -1,4 +1,4 @@
-"""Writes the encoder of a model directory as a sentence-transformers directory."""
+"""Export of an encoder as a sentence-transformers directory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ from bertsmith.interop.sentence_transformers.pooling import (
     read_pooling,
 )
 
-#: The package of module types, which all releases of sentence-transformers understand.
+#: Prefix of the module types in modules.json; all releases of sentence-transformers accept it.
 _TYPE_PREFIX = "sentence_transformers.models."
 
 
@@ -44,14 +44,15 @@ def write_sentence_transformers(
     pooling: PoolingMode | None = None,
     normalize: bool | None = None,
 ) -> list[str]:
-    """Write a model's encoder for ``SentenceTransformer``.
+    """Write a model's encoder as a sentence-transformers directory.
 
     Args:
         model: A model directory or run directory.
         out: A directory that is empty or does not exist.
-        pooling: The pooling mode, by default that of a sentence-transformers directory, else mean.
-        normalize: Whether vectors are scaled to length 1, by default as in a sentence-transformers
-            directory, else yes.
+        pooling: The pooling mode. None for the mode in ``model`` if it is a sentence-transformers
+            directory, otherwise for "mean".
+        normalize: Whether vectors are scaled to length 1. None for the value in ``model`` if it is
+            a sentence-transformers directory, otherwise for True.
 
     Returns:
         Notes for the user.
@@ -64,28 +65,28 @@ def write_sentence_transformers(
     hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
     if hf_config["model_type"] != "bert":
         raise ModelError(
-            f"{bundle.path}: transformers' BERT cannot represent this model; it must be "
-            "bidirectional and post-norm, with another activation than ELU"
+            f"{bundle.path}: transformers' BERT cannot represent this model; export a model that "
+            "is bidirectional and post-norm and does not use ELU"
         )
     if bundle.tokenizer.segmenter is not None:
         raise ModelError(
             f"{bundle.path}: this model's tokenizer segments text before WordPiece, which "
-            "sentence-transformers cannot do"
+            "sentence-transformers cannot do; export a model without a segmenter"
         )
     config = _resolve_pooling(bundle.path, pooling, normalize)
-    pooler = _pooler_weights(bundle)
+    pooler_weights = _load_pooler_weights(bundle)
     with atomic_directory(out) as folder:
         state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
         tensors = {
             name.removeprefix("bert."): value
-            for name, value in to_hf_state_dict(state | pooler).items()
+            for name, value in to_hf_state_dict(state | pooler_weights).items()
         }
         save_tensors(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         write_json(folder / CONFIG_FILE, hf_config | {"pad_token_id": bundle.tokenizer.pad_id})
         write_json(folder / INFO_FILE, {**bundle.info, "positions": bundle.config.positions})
         bundle.tokenizer.save(folder, bundle.config.max_positions)
-        _write_modules(folder, config, bundle, has_pooler=bool(pooler))
-    if pooler:
+        _write_modules(folder, config, bundle, has_pooler=bool(pooler_weights))
+    if pooler_weights:
         return []
     return ["the model has no pooler: transformers' AutoModel warns that it initializes a new one"]
 
@@ -93,16 +94,17 @@ def write_sentence_transformers(
 def _resolve_pooling(
     directory: Path, pooling: PoolingMode | None, normalize: bool | None
 ) -> PoolingConfig:
-    """Return the directory's pooling config with the requested changes."""
+    """Return the pooling config of a model directory with the requested changes."""
     if pooling is not None and pooling not in get_args(PoolingMode):
         supported = ", ".join(get_args(PoolingMode))
-        raise ModelError(f"pooling must be one of {supported}, got {pooling!r}")
+        raise ModelError(f"pooling {pooling!r} is not supported; use one of {supported}")
     config = read_pooling(directory) or PoolingConfig(post_modules=("normalize",))
     if pooling is not None and config.modes != (pooling,):
         if any(isinstance(module, Dense) for module in config.post_modules):
             raise ModelError(
-                f"{directory}: the model's Dense layer was trained with {', '.join(config.modes)} "
-                "pooling; do not change the pooling"
+                f"{directory}: the model's Dense module was trained with "
+                f"{', '.join(config.modes)} pooling, which cannot be changed to {pooling}; do not "
+                "specify a pooling mode"
             )
         config = replace(config, modes=(pooling,))
     if normalize is not None:
@@ -111,10 +113,10 @@ def _resolve_pooling(
     return config
 
 
-def _pooler_weights(bundle: EncoderBundle) -> dict[str, Tensor]:
-    """Return the weights of BERT's pooler, empty if the model has none.
+def _load_pooler_weights(bundle: EncoderBundle) -> dict[str, Tensor]:
+    """Return the weights of BERT's pooler by name; empty if the model has no pooler.
 
-    transformers' BertModel has a pooler even where sentence-transformers does not use it.
+    transformers' BertModel has a pooler, even if sentence-transformers does not use it.
     """
     if not open_weights(bundle.path, bundle.config).has_pooler:
         return {}
@@ -157,11 +159,12 @@ def _write_modules(
 
 
 def _has_legacy_order(modes: Sequence[PoolingMode]) -> bool:
-    """Return whether the boolean keys of older releases imply this order of the modes."""
+    """Return whether the modes are in the order of older releases, which have boolean keys."""
     return [mode for mode in POOLING_MODE_KEYS.values() if mode in modes] == list(modes)
 
 
 def _write_dense(folder: Path, dense: Dense) -> None:
+    """Write the config and the weights of a Dense module."""
     out_features, in_features = dense.weight.shape
     is_identity = dense.activation == "Identity"
     activation = "linear.Identity" if is_identity else f"activation.{dense.activation}"

@@ -1,6 +1,6 @@
 """Data types, shapes and slices of tensors in TensorFlow checkpoints.
 
-Malformed data raises ValueError.
+All functions raise ValueError for malformed data.
 """
 
 import math
@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 from bertsmith.interop.tensorflow.protobuf import bytes_fields, integer_fields
 
 Array = NDArray[Any]
-#: Start and length along each axis; a length of None means the full axis.
+#: The start and the length of a slice along each axis. A length of None means the full axis.
 TensorSlice = tuple[tuple[int, int | None], ...]
 
 #: Values of TensorFlow's DataType enum.
 DT_FLOAT, DT_STRING, _DT_BFLOAT16 = 1, 7, 14
-#: Supported data types and their byte layout; bfloat16 is read as uint16.
+#: Value of TensorFlow's DataType enum -> NumPy's dtype, for the supported types. bfloat16 is read
+#: as uint16.
 NUMPY_DTYPES: Final = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", _DT_BFLOAT16: "<u2", 19: "<f2"}
-#: More axes than any BERT tensor has; rejects damaged shapes.
+#: Maximum number of axes. Tensors of BERT have fewer, so that larger numbers mean a damaged shape.
 _MAX_AXES: Final = 8
 
 
 def parse_shape(data: memoryview) -> tuple[int, ...]:
     """Return the shape in a TensorShapeProto."""
     shape = tuple(integer_fields(axis).get(1, 0) for axis in bytes_fields(data, 2))
-    # Negative sizes are encoded as integers from 2**63 on.
+    # Negative sizes are encoded as unsigned integers of at least 2**63.
     if len(shape) > _MAX_AXES or any(size >= 1 << 63 for size in shape):
         raise ValueError(f"invalid shape {shape}")
     return shape
@@ -65,7 +66,7 @@ def join_slices(shape: tuple[int, ...], slices: list[tuple[TensorSlice, Array]])
 
 
 def decode_array(data: memoryview, dtype: int, shape: tuple[int, ...]) -> Array:
-    """Return the array in ``data``; bfloat16 becomes float32.
+    """Return the array in ``data``; bfloat16 is converted to float32.
 
     Args:
         data: The bytes of the array, which is not copied unless it is bfloat16.

@@ -1,4 +1,4 @@
-"""Reads V1 checkpoints of TensorFlow: a single sorted table with names and values."""
+"""Reading of V1 checkpoints of TensorFlow: a single sorted table with names and values."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from bertsmith.interop.tensorflow.sstable import name_file_in_errors, read_entri
 
 
 class CheckpointV1:
-    """A V1 checkpoint, verified when it is opened; its values stay memory-mapped.
+    """A V1 checkpoint. Opening it verifies all checksums; values are memory-mapped.
 
     Attributes:
         path: The checkpoint file.
@@ -63,7 +63,7 @@ class CheckpointV1:
         name = string_field(saved_slice, 1)
         slices, data = bytes_fields(saved_slice, 2), bytes_fields(saved_slice, 3)
         if len(slices) != 1 or len(data) != 1 or name not in self._slices:
-            raise ValueError("an entry without slice, data or name")
+            raise ValueError("an entry has no slice, no data or an unknown tensor name")
         self._slices[name].append((parse_slice(slices[0]), data[0]))
 
     def check_data(self, names: Iterable[str]) -> None:
@@ -75,8 +75,8 @@ class CheckpointV1:
         for name in names:
             if self._dtypes[name] != DT_FLOAT:
                 raise ModelError(
-                    f"{self.path}: tensor {name!r} has data type {self._dtypes[name]}; weights of "
-                    "a V1 checkpoint must be float32 (1)"
+                    f"{self.path}: tensor {name!r} has data type {self._dtypes[name]}, but weights "
+                    "of a V1 checkpoint must have data type 1 (float32); use another checkpoint"
                 )
             with name_file_in_errors(self.path):
                 num_bytes = sum(len(self._float_values(data)) for _, data in self._slices[name])
@@ -86,7 +86,7 @@ class CheckpointV1:
                     )
 
     def read(self, name: str) -> Array:
-        """Return a tensor, float32, memory-mapped if possible.
+        """Return a float32 tensor, memory-mapped if possible.
 
         Raises:
             ModelError: The data is damaged.
@@ -94,15 +94,11 @@ class CheckpointV1:
         self.check_data([name])
         shape = self.shapes[name]
         with name_file_in_errors(self.path):
-            slices = [
-                (
-                    tensor_slice,
-                    decode_array(
-                        self._float_values(data), DT_FLOAT, slice_shape(tensor_slice, shape)
-                    ),
-                )
-                for tensor_slice, data in self._slices[name]
-            ]
+            slices = []
+            for tensor_slice, data in self._slices[name]:
+                values = self._float_values(data)
+                array = decode_array(values, DT_FLOAT, slice_shape(tensor_slice, shape))
+                slices.append((tensor_slice, array))
             return join_slices(shape, slices)
 
     @staticmethod
@@ -110,5 +106,5 @@ class CheckpointV1:
         """Return the packed float32 values of a TensorProto."""
         values = bytes_fields(tensor, 5)
         if len(values) != 1:
-            raise ValueError("a tensor without packed values")
+            raise ValueError("a tensor has no packed values")
         return values[0]

@@ -1,4 +1,4 @@
-"""Reads V2 checkpoints of TensorFlow: an index, which is a sorted table, and data shards."""
+"""Reading of V2 checkpoints of TensorFlow: an index, which is a sorted table, and data shards."""
 
 import math
 from collections.abc import Iterable
@@ -33,16 +33,16 @@ INDEX_SUFFIX: Final = ".index"
 
 @dataclass(frozen=True)
 class _IndexEntry:
-    """The position of a tensor, or of a slice of one, in the data shards (BundleEntryProto).
+    """The position of a tensor or of a slice in the data shards (BundleEntryProto).
 
     Attributes:
-        dtype: TensorFlow's DataType.
-        shape: The shape of the tensor or slice.
-        shard: The number of the data file.
-        offset: The first byte in the data file.
-        size: The number of bytes.
-        checksum: The masked CRC-32C of the bytes.
-        slices: The slices that a tensor consists of, empty if it is stored as a whole.
+        dtype: Value of TensorFlow's DataType enum.
+        shape: Shape of the tensor or slice.
+        shard: Number of the data file.
+        offset: Offset of the first byte in the data file.
+        size: Number of bytes.
+        checksum: Masked CRC-32C of the bytes.
+        slices: Slices of a tensor that is stored in several parts; otherwise empty.
     """
 
     dtype: int
@@ -61,7 +61,7 @@ class CheckpointV2:
         path: The index file.
         format_name: "V2" or "object-based".
         shapes: The shape of each tensor by name, in the order of the index. In an object-based
-            checkpoint, the name is that of the variable if the object graph has it.
+            checkpoint these are the names of variables in the object graph.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class CheckpointV2:
             if key or not self._num_shards:
                 raise ValueError("the first entry is not the header of a checkpoint")
             if header_fields.get(2, 0) or version.get(2, 0) > 1:
-                raise ValueError("big-endian, or a newer format version than 1")
+                raise ValueError("it is big-endian, or its format version is newer than 1")
             entries = {key: _parse_entry(value) for key, value in table}
         # Keys of slices start with a zero byte; the entry of their tensor refers to them.
         self._slices = {key: entry for key, entry in entries.items() if key[:1] == b"\0"}
@@ -125,7 +125,7 @@ class CheckpointV2:
             return join_slices(tensor.shape, slices)
 
     def _slice_entries(self, name: str) -> dict[TensorSlice, _IndexEntry]:
-        """Return the entries of a tensor's slices; the slice () is the whole tensor."""
+        """Return the entry of each slice of a tensor; the slice () is the full tensor."""
         key = self._keys[name]
         tensor = self._entries[key]
         if not tensor.slices:
@@ -142,6 +142,7 @@ class CheckpointV2:
         return entries
 
     def _data_file(self, entry: _IndexEntry) -> Path:
+        """Return the path of the data file with an entry's bytes."""
         prefix = self.path.name.removesuffix(INDEX_SUFFIX)
         return self.path.with_name(f"{prefix}.data-{entry.shard:05d}-of-{self._num_shards:05d}")
 
@@ -150,35 +151,39 @@ class CheckpointV2:
         file = self._data_file(entry)
         if entry.dtype not in NUMPY_DTYPES:
             raise ModelError(
-                f"{self.path}: tensor {name!r} has data type {entry.dtype}, which is not numeric"
+                f"{self.path}: tensor {name!r} has data type {entry.dtype}, which is not "
+                "supported; use another checkpoint"
             )
         if not file.is_file():
             raise ModelError(
-                f"{file}: no such file, but tensor {name!r} is stored in it; copy it to the folder "
-                f"of {self.path.name}"
+                f"{file}: no such file, but it should contain tensor {name!r}; copy the file to "
+                f"the folder of {self.path.name}"
             )
         end, file_size = entry.offset + entry.size, file.stat().st_size
         if end > file_size:
             raise ModelError(
-                f"{file}: truncated: it has {file_size:,} bytes, but tensor {name!r} ends at byte "
-                f"{end:,}; get the file again"
+                f"{file}: the file is truncated: it has {file_size:,} bytes, but tensor {name!r} "
+                f"ends at byte {end:,}; download it again"
             )
         expected = math.prod(entry.shape) * int(NUMPY_DTYPES[entry.dtype][2])
         if entry.size != expected:
             raise ModelError(
                 f"{self.path}: tensor {name!r} of shape {entry.shape} needs {expected:,} bytes, "
-                f"but the index has {entry.size:,}"
+                f"but the index says {entry.size:,}; download the checkpoint again"
             )
         return file
 
     def _read_object_graph(self) -> memoryview:
-        """Return the object graph, a string tensor: length, checksum of the length, and content."""
+        """Return the object graph, which is stored as a string tensor.
+
+        A string tensor consists of its length, the checksum of the length, and the content.
+        """
         entry = self._entries[self._keys[OBJECT_GRAPH]]
         file = self._data_file(entry)
         with name_file_in_errors(file):
             data = read_bytes(map_file(file), entry.offset, entry.size)
             length, offset = read_varint(data, 0)
-            # The checksum covers the length as 4 bytes instead of a varint.
+            # For the checksum, the length has 4 bytes instead of being a varint.
             checked = length.to_bytes(4, "little") + bytes(data[offset:])
             if entry.dtype != DT_STRING or mask_crc(crc32c(checked)) != entry.checksum:
                 raise ValueError("wrong checksum of the object graph")
@@ -186,6 +191,7 @@ class CheckpointV2:
 
 
 def _parse_entry(data: memoryview) -> _IndexEntry:
+    """Parse a BundleEntryProto message."""
     fields = integer_fields(data)
     shape = (bytes_fields(data, 2) or [memoryview(b"")])[-1]
     return _IndexEntry(

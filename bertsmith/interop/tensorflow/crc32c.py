@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), the checksum of TensorFlow's files, vectorized with numpy."""
+"""CRC-32C (Castagnoli), the checksum of TensorFlow's files, computed with NumPy."""
 
 from functools import cache
 from typing import Final
@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 
-#: The generator polynomial of RFC 3720, bits reversed.
+#: The generator polynomial of RFC 3720, with its bits reversed.
 _POLYNOMIAL: Final = 0x82F63B78
-#: 4-byte words that are processed in parallel, a power of two; 64 KiB fit into the cache.
+#: Number of 4-byte words that are processed in parallel: a power of two. 64 KiB fit in the cache.
 _LANES: Final = 1 << 14
 _ALL_ONES: Final = 0xFFFFFFFF
 
@@ -18,16 +18,18 @@ _ALL_ONES: Final = 0xFFFFFFFF
 def crc32c(data: bytes | memoryview) -> int:
     """Return the CRC-32C of ``data``.
 
-    A CRC is linear: it is the xor of the CRCs of all 4-byte words, each followed by as many zero
-    bytes as there are bytes after the word. The words are therefore arranged in rows of ``_LANES``,
-    each column is reduced on its own, row by row, and the columns are combined by halving.
+    A CRC is linear: it is the xor of the CRCs of all 4-byte words, where each word is followed by
+    zeros in place of the words after it. The words are therefore arranged in rows of ``_LANES``
+    words. All columns are reduced in parallel, row by row. Then the first half of the columns is
+    combined with the second half until one column is left.
     """
     view = memoryview(data).cast("B")
     if len(view) < 4:
         return _crc_bitwise(view)
     row_bytes = 4 * _LANES
-    # An incomplete row comes first, padded with leading zeros, which do not change a CRC. The
-    # initial register of all ones is equivalent to inverting the first four bytes.
+    # The first row may be incomplete. It is padded with leading zeros, which do not change a CRC
+    # whose register starts at 0. A register that starts with all bits set is equivalent to
+    # inverting the first four bytes.
     head_bytes = len(view) % row_bytes
     head_bytes += row_bytes if head_bytes < 4 else 0
     head = np.zeros(2 * row_bytes, dtype=np.uint8)
@@ -61,7 +63,7 @@ def _crc_bitwise(data: memoryview) -> int:
 
 
 def _append_zeros(registers: Words, num_words: int) -> Words:
-    """Return each CRC register after ``num_words`` (a power of two) further words of zeros."""
+    """Return each CRC register after processing ``num_words`` words of zeros, a power of two."""
     low, high = _zero_tables(num_words.bit_length() - 1)
     result: Words = low.take(registers & 0xFFFF)
     result ^= high.take(registers >> 16)
@@ -70,10 +72,10 @@ def _append_zeros(registers: Words, num_words: int) -> Words:
 
 @cache
 def _zero_tables(power: int) -> tuple[Words, Words]:
-    """Return the effect of 2**power words of zeros on each low and each high half of a register.
+    """Return tables for the effect of 2**power words of zeros on a CRC register.
 
     Returns:
-        Two tables, uint32 [65536].
+        The tables for the low and for the high 16 bits of the register, each uint32 [65536].
     """
     columns = _zero_matrix(power)
     tables = []
@@ -90,7 +92,8 @@ def _zero_matrix(power: int) -> Words:
     """Return the effect of 2**power words of zeros on each bit of a register, uint32 [32]."""
     if power:
         once = _zero_matrix(power - 1)
-        bits = once[:, None] >> np.arange(32, dtype=np.uint32) & 1  # [input bit, output bit]
+        # The axes are input bit and output bit.
+        bits = once[:, None] >> np.arange(32, dtype=np.uint32) & 1
         twice: Words = np.bitwise_xor.reduce(np.where(bits == 1, once, np.uint32(0)), axis=1)
         return twice
     columns = []

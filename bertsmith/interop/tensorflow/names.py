@@ -1,6 +1,6 @@
-"""Variable names of BERT in TensorFlow: the original's, and those of the official TF2 model.
+"""Names of BERT's variables in TensorFlow: in the original code, and in the official TF2 model.
 
-The original's names are derived by rule from Hugging Face's names, which model directories use.
+Both are derived by rules from Hugging Face's names, which model directories use.
 """
 
 import re
@@ -11,11 +11,12 @@ WORD_EMBEDDINGS: Final = "bert/embeddings/word_embeddings"
 POSITION_EMBEDDINGS: Final = "bert/embeddings/position_embeddings"
 SEGMENT_EMBEDDINGS: Final = "bert/embeddings/token_type_embeddings"
 FIRST_FEED_FORWARD_KERNEL: Final = "bert/encoder/layer_0/intermediate/dense/kernel"
-#: Output weights of the original's run_classifier.py and run_squad.py.
+#: Names of the output weights in run_classifier.py and run_squad.py of the original code.
 CLASSIFIER_WEIGHTS: Final = "output_weights"
 SQUAD_WEIGHTS: Final = "cls/squad/output_weights"
 
-#: Variables that the original creates directly rather than in a dense layer.
+#: Hugging Face name -> original name of variables whose names do not follow the rule, because they
+#: do not belong to a dense layer in the original code.
 _IRREGULAR_NAMES: Final = {
     "cls.predictions.bias": "cls/predictions/output_bias",
     "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
@@ -25,8 +26,8 @@ _IRREGULAR_NAMES: Final = {
     "qa_outputs.weight": SQUAD_WEIGHTS,
     "qa_outputs.bias": "cls/squad/output_bias",
 }
-#: Replacements, applied in this order, from the original's names to those of the official TF2
-#: model (tensorflow/models, tf1_bert_checkpoint_converter_lib.py).
+#: Replacements that convert original names to names of the official TF2 model, applied in this
+#: order (tensorflow/models, tf1_bert_checkpoint_converter_lib.py).
 _OFFICIAL_REPLACEMENTS: Final = (
     ("bert/", ""),
     ("encoder", "transformer"),
@@ -46,11 +47,11 @@ _OFFICIAL_REPLACEMENTS: Final = (
     ("cls/seq_relationship/output_bias", "predictions/transform/logits/bias"),
     ("cls/seq_relationship/output_weights", "predictions/transform/logits/kernel"),
 )
-#: Adam's moments, the step, slots of TF2 optimizers, and the save counter.
+#: Matches the names of Adam's moments, the step number, TF2 optimizer slots and the save counter.
 _TRAINING_STATE: Final = re.compile(
     r"/adam_[mv]$|^global_step$|^beta[12]_power$|^save_counter$|\.OPTIMIZER_SLOT|^optimizer/|^Adam"
 )
-#: Parts of variable names by which other architectures are recognized.
+#: Parts of variable names that identify other architectures.
 _OTHER_ARCHITECTURES: Final = (
     ("embedding_hidden_mapping_in", "ALBERT"),
     ("embedding_projection", "ALBERT"),
@@ -62,7 +63,7 @@ _LAYER: Final = re.compile(r"^bert/encoder/layer_(\d{1,6})/")
 
 
 def to_original_name(hf_name: str) -> str:
-    """Return the original's variable name for a Hugging Face weight name."""
+    """Convert a Hugging Face weight name to the original BERT's variable name."""
     if hf_name in _IRREGULAR_NAMES:
         return _IRREGULAR_NAMES[hf_name]
     module, _, parameter = hf_name.rpartition(".")
@@ -75,12 +76,12 @@ def to_original_name(hf_name: str) -> str:
 
 
 def is_transposed(name: str) -> bool:
-    """Return whether a variable is stored as [in, out], where a Linear has [out, in]."""
+    """Return whether a variable is stored as [in, out], unlike PyTorch's weights [out, in]."""
     return name.endswith("/kernel")
 
 
 def to_official_name(original_name: str) -> str:
-    """Return the official TF2 model's variable name for the original's."""
+    """Convert an original variable name to the name in the official TF2 model."""
     name = original_name
     for old, new in _OFFICIAL_REPLACEMENTS:
         name = name.replace(old, new)
@@ -88,17 +89,19 @@ def to_official_name(original_name: str) -> str:
 
 
 def is_training_state(name: str) -> bool:
-    """Return whether a tensor is optimizer or training state rather than a weight."""
+    """Return whether a tensor belongs to the optimizer or the training state, not to the model."""
     return _TRAINING_STATE.search(name) is not None
 
 
 def identify_other_model(names: Iterable[str]) -> str | None:
-    """Return the architecture that variable names belong to if it is known and not BERT."""
+    """Return the architecture other than BERT to which variable names belong; None if unknown."""
     all_names = list(names)
-    return next((architecture for part, architecture in _OTHER_ARCHITECTURES
-                 if any(part in name for name in all_names)), None)  # fmt: skip
+    for part, architecture in _OTHER_ARCHITECTURES:
+        if any(part in name for name in all_names):
+            return architecture
+    return None
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """Return the number of layers that occur in the original's variable names."""
+    """Return the number of encoder layers in original variable names."""
     return len({match[1] for name in names if (match := _LAYER.match(name))})

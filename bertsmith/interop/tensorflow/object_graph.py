@@ -1,6 +1,6 @@
-"""Names in TensorFlow checkpoints: variables in an object graph, and keys of tensor slices.
+"""Names of variables in the object graph of a TensorFlow checkpoint, and keys of tensor slices.
 
-Malformed data raises ValueError.
+All functions raise ValueError for malformed data.
 """
 
 from collections import Counter
@@ -13,22 +13,22 @@ from bertsmith.interop.tensorflow.protobuf import bytes_fields, string_field
 from bertsmith.interop.tensorflow.sstable import name_file_in_errors
 
 OBJECT_GRAPH: Final = "_CHECKPOINTABLE_OBJECT_GRAPH"
-#: Suffix of a variable's key, after the path of attributes that leads to it.
+#: A variable's key is its path of attributes in the object graph, followed by this suffix.
 _VALUE_SUFFIX: Final = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def keys_by_name(graph: memoryview, keys: Mapping[str, bytes], path: Path) -> dict[str, bytes]:
-    """Return the keys of an object-based checkpoint by variable name.
+    """Return the key of each variable in an object-based checkpoint, by variable name.
 
-    Variables without a unique name are called by the path of attributes that leads to them.
+    A variable without a unique name is listed under its path of attributes in the object graph.
 
     Args:
         graph: The TrackableObjectGraph message.
-        keys: The checkpoint's keys, by their decoded text.
-        path: The file that errors name.
+        keys: The keys of the checkpoint as bytes, by their decoded text.
+        path: The checkpoint file, for error messages.
     """
     with name_file_in_errors(path):
-        # Checkpoint key and full name of each serialized tensor.
+        # The checkpoint key and the full name of each serialized tensor.
         attributes = [
             (string_field(value, 3), string_field(value, 2))
             for node in bytes_fields(graph, 1)
@@ -41,7 +41,7 @@ def keys_by_name(graph: memoryview, keys: Mapping[str, bytes], path: Path) -> di
         if key == OBJECT_GRAPH:
             continue
         name = names.get(key, "")
-        # Unnamed variables are all called "Variable".
+        # All variables without a name are called "Variable", which is not unique.
         result[name if counts[name] == 1 else key.removesuffix(_VALUE_SUFFIX)] = stored_key
     return result
 
@@ -49,8 +49,8 @@ def keys_by_name(graph: memoryview, keys: Mapping[str, bytes], path: Path) -> di
 def encode_slice_key(key: bytes, tensor_slice: TensorSlice) -> bytes:
     """Return the key under which a slice of the tensor ``key`` is stored.
 
-    TensorFlow's OrderedCode: 0, the name, the number of axes, and start and length of each axis,
-    with length -1 for the full axis.
+    The key is encoded with TensorFlow's OrderedCode: 0, the name of the tensor, the number of axes,
+    and the start and length of the slice along each axis. A length of -1 means the full axis.
     """
     name = key.replace(b"\0", b"\0\xff").replace(b"\xff", b"\xff\0")
     result = b"\0" + name + b"\0\1" + b"\1" + bytes([len(tensor_slice)])
@@ -60,12 +60,13 @@ def encode_slice_key(key: bytes, tensor_slice: TensorSlice) -> bytes:
 
 
 def _encode_ordered(value: int) -> bytes:
-    """Return a signed integer as bytes that sort like the integers.
+    """Encode a signed integer as bytes whose order is the order of the integers.
 
-    As in UTF-8, the leading bits give the number of bytes; they are inverted for negative values.
+    As in UTF-8, the leading bits give the number of bytes. They are inverted for negative values.
     """
+    magnitude = ~value if value < 0 else value
     size = 1
-    while (~value if value < 0 else value) >= 1 << (7 * size - 1):
+    while magnitude >= 1 << (7 * size - 1):
         size += 1
     plain = value.to_bytes(size, "big", signed=True)
     return bytes([plain[0] ^ (0xFF << (8 - size) & 0xFF)]) + plain[1:]

@@ -1,6 +1,6 @@
-"""Reads and writes protocol buffer messages by field number, without a schema.
+"""Reading and writing of protocol buffer messages by field number, without a schema.
 
-Malformed data raises ValueError.
+All functions raise ValueError for malformed data.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _MAX_VARINT_BYTES = 10
 
 
 def read_varint(data: memoryview, offset: int) -> tuple[int, int]:
-    """Return the unsigned 64-bit varint at ``offset``, and the offset after it."""
+    """Return the unsigned 64-bit varint at ``offset``, and the offset of the byte after it."""
     value = 0
     for index, byte in enumerate(data[offset : offset + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << (7 * index)
@@ -20,16 +20,19 @@ def read_varint(data: memoryview, offset: int) -> tuple[int, int]:
 
 
 def read_bytes(data: memoryview, offset: int, length: int) -> memoryview:
-    """Return ``length`` bytes from ``offset``."""
+    """Return ``length`` bytes that start at ``offset``."""
     if offset + length > len(data):
         raise ValueError(
-            f"{length:,} bytes expected at byte {offset:,}, but there are only {len(data):,} bytes"
+            f"expected {length:,} bytes at byte {offset:,}, but the data has {len(data):,} bytes"
         )
     return data[offset : offset + length]
 
 
 def iter_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield each field's number and value: an unsigned integer, or the bytes of another value."""
+    """Yield the number and the value of each field.
+
+    The value is an unsigned integer for numbers, and bytes for messages, strings and bytes.
+    """
     offset = 0
     while offset < len(data):
         tag, offset = read_varint(data, offset)
@@ -50,12 +53,12 @@ def iter_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def integer_fields(data: memoryview) -> dict[int, int]:
-    """Return a message's integers by field number; of a repeated field, the last value."""
+    """Return the integers of a message by field number; repeated fields have their last value."""
     return {number: value for number, value in iter_fields(data) if isinstance(value, int)}
 
 
 def bytes_fields(data: memoryview, field_number: int) -> list[memoryview]:
-    """Return all values of a field that holds messages, strings or bytes."""
+    """Return all values of a field of messages, strings or bytes."""
     return [
         value
         for number, value in iter_fields(data)
@@ -64,13 +67,13 @@ def bytes_fields(data: memoryview, field_number: int) -> list[memoryview]:
 
 
 def string_field(data: memoryview, field_number: int) -> str:
-    """Return the string in a field, "" if there is none."""
+    """Return the string in a field; "" if the field is missing."""
     values = bytes_fields(data, field_number)
     return bytes(values[-1]).decode("utf-8") if values else ""
 
 
 def encode_varint(value: int) -> bytes:
-    """Return the encoding of an unsigned varint."""
+    """Encode an unsigned integer as a varint."""
     result = bytearray()
     while value >= 0x80:
         result.append(value & 0x7F | 0x80)
@@ -80,15 +83,15 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_varint_field(number: int, value: int) -> bytes:
-    """Return a varint field; 0, the default value, takes no bytes."""
+    """Return an encoded varint field; empty for 0, the default value."""
     return encode_varint(number << 3) + encode_varint(value) if value else b""
 
 
 def encode_bytes_field(number: int, value: bytes) -> bytes:
-    """Return a field that holds a message, a string or bytes."""
+    """Return an encoded field with a message, a string or bytes."""
     return encode_varint(number << 3 | 2) + encode_varint(len(value)) + value
 
 
 def encode_fixed32_field(number: int, value: int) -> bytes:
-    """Return a field of four bytes."""
+    """Return an encoded field with an integer of four bytes."""
     return encode_varint(number << 3 | 5) + value.to_bytes(4, "little")

@@ -1,4 +1,4 @@
-"""Imports TensorFlow checkpoints: checks all names and shapes, then copies tensor by tensor."""
+"""Import of TensorFlow checkpoints: checks all names and shapes, then copies each tensor."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ from bertsmith.model.config import ModelConfig
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: Prefixes of the heads that are newly initialized if a checkpoint has none of their weights.
+#: Prefixes of the weight names of heads that are newly initialized if they are missing.
 _OPTIONAL_HEADS = ("mlm.", "nsp.")
-#: Seed of newly initialized weights, so that a checkpoint always gives the same model.
+#: Seed of newly initialized weights. It is fixed so that importing a checkpoint is reproducible.
 _SEED = 0
 
 
@@ -36,14 +36,14 @@ def read_tensorflow(
     """Read an original BERT release, or a model fine-tuned with its code, in eval mode.
 
     Args:
-        path: The folder, the checkpoint's prefix or one of its files, in V1, V2 or object-based
-            format.
-        lowercase: Whether text is lowercased; see ``read_tokenizer``.
-        files_from: The folder of bert_config.json and vocab.txt, by default that of the checkpoint.
+        path: A folder, a file of a checkpoint, or the common prefix of its files. The checkpoint
+            may have the V1, V2 or object-based format.
+        lowercase: Whether text is lowercased; None to detect it (see ``read_tokenizer``).
+        files_from: The folder of bert_config.json and vocab.txt; None for the checkpoint's folder.
 
     Returns:
-        The model. ``info["imported"]`` lists newly initialized and unused tensors, and how the
-        tokenizer's case was decided.
+        The model. ``info["imported"]`` contains the names of newly initialized and of unused
+        tensors, and a note about the casing of the tokenizer.
 
     Raises:
         ModelError: A file is missing or damaged, or this is not a supported model.
@@ -59,8 +59,8 @@ def read_tensorflow(
     tokenizer, case_note = read_tokenizer(folder, lowercase)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
-            f"{folder}: vocab.txt has {tokenizer.vocab_size} words, but the model only has "
-            f"{config.vocab_size}; use the vocabulary that the model was trained with"
+            f"{folder}: vocab.txt has {tokenizer.vocab_size:,} tokens, but the model has only "
+            f"{config.vocab_size:,}; use the vocabulary with which the model was trained"
         )
     head = _read_head(checkpoint, stored_names, info)
     source = f"a TensorFlow checkpoint in {checkpoint.format_name} format"
@@ -75,7 +75,7 @@ def read_tensorflow(
 
 
 def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the checkpoint's tensor names by the original BERT's variable names.
+    """Map the original BERT's variable names to the checkpoint's tensor names.
 
     Raises:
         ModelError: The checkpoint is not a BERT.
@@ -96,22 +96,27 @@ def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
         return {name: official for name, official in official_names.items()
                 if official in checkpoint.shapes}  # fmt: skip
     weights = [name for name in stored if not variable_names.is_training_state(name)]
-    kind = f"this is {other_model}" if other_model else "this is not a BERT"
+    finding = f"this is {other_model}" if other_model else "this is not a BERT"
     raise ModelError(
-        f"{checkpoint.path}: {kind}: its tensors are {', '.join(weights[:3]) or 'none'}, …; "
-        f"expected names as in the original BERT, such as {variable_names.WORD_EMBEDDINGS}"
+        f"{checkpoint.path}: {finding}: its tensors are {', '.join(weights[:3]) or 'none'}, …; "
+        "use a checkpoint with the tensor names of the original BERT, such as "
+        f"{variable_names.WORD_EMBEDDINGS}"
     )
 
 
 def _check_sizes(
     checkpoint: Checkpoint, stored_names: Mapping[str, str], config: ModelConfig
 ) -> None:
-    """Compare the config with the checkpoint before memory for a model is allocated."""
+    """Raise ModelError if the config and the checkpoint have different sizes.
+
+    This is checked before the model is built, because a damaged config could request any amount of
+    memory.
+    """
     num_layers = variable_names.count_layers(stored_names)
     if num_layers != config.layers:
         raise ModelError(
-            f"{checkpoint.path}: the checkpoint has {num_layers} layers, but {CONFIG_FILE} has "
-            f"{config.layers}"
+            f"{checkpoint.path}: the checkpoint has {num_layers} layers, but {CONFIG_FILE} says "
+            f"{config.layers}; use the config of this checkpoint"
         )
     expected_shapes = {
         variable_names.WORD_EMBEDDINGS: (config.vocab_size, config.width),
@@ -129,10 +134,13 @@ def _check_shape(
 ) -> None:
     """Raise ModelError unless a tensor exists and has the expected shape.
 
-    The official TF2 model has a separate axis for heads, [D, N, H], with the same memory layout.
+    In the official TF2 model, attention weights have the shape [D, N, H] instead of [D, D], with
+    the same order of values.
     """
     if name not in stored_names:
-        raise ModelError(f"{checkpoint.path}: tensor {name!r} is missing")
+        raise ModelError(
+            f"{checkpoint.path}: the tensor {name!r} is missing; use a complete checkpoint"
+        )
     stored_name = stored_names[name]
     shape = checkpoint.shapes[stored_name]
     is_official = stored_name != name and "/self_attention/" in stored_name
@@ -146,7 +154,7 @@ def _check_shape(
 def _read_head(
     checkpoint: Checkpoint, stored_names: Mapping[str, str], info: Mapping[str, Any]
 ) -> HeadConfig | None:
-    """Return the head of a fine-tuned checkpoint, None for a pre-trained one."""
+    """Return the task kind and labels of a fine-tuned checkpoint; None if it is pre-trained."""
     if variable_names.SQUAD_WEIGHTS in stored_names:
         return HeadConfig("span")
     if variable_names.CLASSIFIER_WEIGHTS not in stored_names:
@@ -178,7 +186,7 @@ def _build_model(
             torch.manual_seed(_SEED)
             model = build()
     else:
-        # Skips the initialization, which takes longer than reading the weights.
+        # Without initialization, which would take longer than reading the weights.
         model.to_empty(device="cpu")
         if isinstance(model, BertForPreTraining):
             model.mlm.decoder.weight = model.bert.embeddings.words.weight
@@ -199,9 +207,9 @@ def _build_model(
 def _match_weights(
     model: nn.Module, checkpoint: Checkpoint, stored_names: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Return the original's names of each weight that the checkpoint has.
+    """Return the original variable names of each weight of the model.
 
-    Heads without any weights in the checkpoint are left out.
+    Heads that have no weights in the checkpoint are omitted.
 
     Raises:
         ModelError: Another weight is missing, or a shape is wrong.
@@ -211,8 +219,10 @@ def _match_weights(
                for name, group in map_to_hf_names(list(state)).items()}  # fmt: skip
     for head in _OPTIONAL_HEADS:
         head_weights = [name for name in sources if name.startswith(head)]
-        if not any(original in stored_names for name in head_weights for original in sources[name]):
-            sources = {name: group for name, group in sources.items() if name not in head_weights}
+        head_variables = [original for name in head_weights for original in sources[name]]
+        if not any(original in stored_names for original in head_variables):
+            for name in head_weights:
+                del sources[name]
     for name, group in sources.items():
         rows, *other_axes = state[name].shape
         shape = (rows // len(group), *other_axes)
@@ -225,7 +235,7 @@ def _match_weights(
 
 @torch.no_grad()
 def _copy_tensor(weight: Tensor, checkpoint: Checkpoint, name: str) -> None:
-    """Copy a stored tensor into a weight or a part of it; only one tensor is in memory."""
+    """Copy a stored tensor into a weight or into a part of a weight."""
     array = checkpoint.read(name)
     if array.dtype.kind != "f":
         raise ModelError(f"{checkpoint.path}: {name} has dtype {array.dtype}; expected floats")

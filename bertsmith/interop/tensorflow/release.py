@@ -1,4 +1,4 @@
-"""Finds the checkpoint, the config and the vocabulary in the folder of an original release."""
+"""Locating and reading of the checkpoint, config and vocabulary of an original BERT release."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
 CONFIG_FILE: Final = "bert_config.json"
-#: Fields of ``ModelConfig`` and the original's names for them.
+#: ``ModelConfig`` field -> key of bert_config.json.
 _ORIGINAL_FIELDS: Final = {
     "vocab_size": "vocab_size",
     "layers": "num_hidden_layers",
@@ -29,15 +29,16 @@ _ORIGINAL_FIELDS: Final = {
     "attention_dropout": "attention_probs_dropout_prob",
     "init_range": "initializer_range",
 }
-#: The original calls the tanh form of GELU "gelu".
+#: ``ModelConfig.activation`` -> value of hidden_act in bert_config.json. The original BERT calls
+#: the tanh form of GELU "gelu".
 _ORIGINAL_ACTIVATIONS: Final = {"gelu_tanh": "gelu", "relu": "relu"}
-#: The epsilon of LayerNorm, which the original's config does not contain
-#: (tf.contrib.layers.layer_norm).
+#: The epsilon of LayerNorm, which bert_config.json does not contain. It is the default of
+#: tf.contrib.layers.layer_norm.
 _NORM_EPS: Final = 1e-12
-#: The default type_vocab_size of the original's BertConfig.
+#: The default of type_vocab_size in the original code (BertConfig).
 _DEFAULT_SEGMENTS: Final = 16
-#: Parts of folder names and whether they mean lowercase text; the first match counts, as in the
-#: original (tokenization.py, validate_case_matches_checkpoint).
+#: Parts of folder names, and whether text is lowercased for models in such folders. The first match
+#: counts, as in the original code (tokenization.py, validate_case_matches_checkpoint).
 _CASE_BY_FOLDER_NAME: Final = (
     ("uncased", True), ("cased", False), ("multilingual_L", True), ("chinese_L", True),
 )  # fmt: skip
@@ -61,7 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint.
 
     Args:
-        path: A folder, the checkpoint's prefix, or one of its files.
+        path: A folder, one of the checkpoint's files, or the common prefix of their names.
 
     Raises:
         ModelError: There is no checkpoint, or the folder has several.
@@ -76,11 +77,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return CheckpointV1(prefix)
     if not path.exists():
         raise ModelError(
-            f"{path}: no such folder or checkpoint; expected the folder of a model, or the prefix "
-            f"of a TensorFlow checkpoint ({index.name} and its data files)"
+            f"{path}: no such folder or checkpoint; pass the folder of a model, or the common "
+            f"prefix of the files of a TensorFlow checkpoint (such as {index.name})"
         )
     raise ModelError(
-        f"{path}: not a TensorFlow checkpoint, neither in the V2 format (no {index.name}) nor V1"
+        f"{path}: not a TensorFlow checkpoint in V1 or V2 format (V2 needs {index.name}); pass the "
+        "folder or the prefix of a checkpoint"
     )
 
 
@@ -90,7 +92,7 @@ def _find_prefix(folder: Path) -> Path:
     if state_file.is_file():
         text = state_file.read_bytes()[:65536].decode("utf-8", "replace")
         if match := re.search(r'^model_checkpoint_path: "([^"\n]+)"', text, re.MULTILINE):
-            # The file may name the folder of another machine; only this folder is searched.
+            # The path in the file may be a path on another machine. Only its file name is used.
             latest = folder / Path(match[1]).name
             if latest.is_file() or latest.with_name(latest.name + INDEX_SUFFIX).is_file():
                 return latest
@@ -119,21 +121,23 @@ def read_config(path: Path, *, nsp: bool, positions: str) -> ModelConfig:
 
     Args:
         path: The file.
-        nsp: Whether the model has a pooler and an NSP head.
-        positions: The kind of position embeddings.
+        nsp: Whether the model has a pooler and a next-sentence head.
+        positions: Type of the position embeddings: "learned" or "sinusoidal".
 
     Raises:
         ModelError: The file is missing or not the config of a supported model.
     """
     if not path.is_file():
         raise ModelError(
-            f"{path}: no such file; releases have it in the folder of the checkpoint; if it is in "
-            "another folder with vocab.txt, pass --files-from FOLDER"
+            f"{path}: no such file; copy it to the folder of the checkpoint, or pass the folder "
+            "that contains it and vocab.txt with --files-from FOLDER"
         )
     raw = read_json(path)
     missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
     if missing:
-        raise ModelError(f"{path}: {', '.join(missing)} is missing")
+        raise ModelError(
+            f"{path}: these keys are missing: {', '.join(missing)}; add the model's values"
+        )
     values: dict[str, Any] = {
         "segments": _DEFAULT_SEGMENTS, "norm_eps": _NORM_EPS, "positions": positions,
     }  # fmt: skip
@@ -182,21 +186,22 @@ def to_original_config(config: ModelConfig) -> dict[str, Any]:
 def read_tokenizer(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, str]:
     """Read the tokenizer of a release.
 
-    Tokenizer files of Bertsmith or Hugging Face in the folder are used as they are. Otherwise text
-    is cleaned as in the original, which strips accents if and only if it lowercases.
+    If the folder contains tokenizer files of Bertsmith or Hugging Face, and ``lowercase`` is None,
+    they are used. Otherwise text is normalized as in the original code, which strips accents if and
+    only if it lowercases.
 
     Args:
         folder: The folder with vocab.txt.
-        lowercase: Whether text is lowercased; None decides by tokenizer files, the folder's name,
-            or the absence of capital letters from the vocabulary, in this order.
+        lowercase: Whether text is lowercased. If None, the tokenizer files determine the casing,
+            or else the folder's name, or else whether the vocabulary has capital letters.
 
     Returns:
-        The tokenizer, and a note that says how the case was decided.
+        The tokenizer, and a note about what determined the casing.
     """
     tokenizer_files = [name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
                        if (folder / name).is_file()]  # fmt: skip
     if lowercase is None and tokenizer_files:
-        return Tokenizer.load(folder), f"the case is that of {tokenizer_files[0]}"
+        return Tokenizer.load(folder), f"the casing is that in {tokenizer_files[0]}"
     reason = "as requested"
     if lowercase is None:
         name = folder.resolve().name

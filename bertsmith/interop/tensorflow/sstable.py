@@ -1,8 +1,8 @@
-"""Reads and writes LevelDB's sorted tables, the format of TensorFlow's checkpoint indexes.
+"""Reading and writing of LevelDB's sorted tables, the format of TensorFlow's checkpoint indexes.
 
 A table consists of blocks of sorted keys and values, an index block with the last key and the
-position of each block, and a footer with the position of the index block. Within a block, keys
-share prefixes with the key before them. Every block has a checksum.
+position of each block, and a footer with the position of the index block. Within a block, a key is
+stored without the prefix that it shares with the previous key. Every block has a checksum.
 """
 
 import mmap
@@ -17,23 +17,24 @@ from bertsmith.interop.tensorflow.protobuf import encode_varint, read_bytes, rea
 
 MAGIC: Final = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER_BYTES: Final = 48
-#: After each block: one byte for the compression and four for the checksum.
+#: Each block is followed by one byte for the compression type and four bytes for the checksum.
 _TRAILER_BYTES: Final = 5
-#: Limits on keys and entries, so that a small damaged file cannot use much memory; a BERT with its
-#: optimizer stays far below them.
+#: Maximum length of a key and maximum number of entries, so that a small damaged file cannot use
+#: much memory. The checkpoint of a BERT with its optimizer state is far below both.
 _MAX_KEY_BYTES, _MAX_ENTRIES = 1024, 1 << 16
-#: LevelDB's defaults: every 16th key is stored in full, and a block has about 4 KiB.
+#: LevelDB's defaults: every 16th key is stored with its prefix, and a block has about 4 KiB.
 _RESTART_INTERVAL, _BLOCK_BYTES = 16, 4096
 
 
 @contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
-    """Turn ValueError and OSError into a ModelError that names the file."""
+    """Convert ValueError and OSError to a ModelError whose message contains the file name."""
     try:
         yield
     except ValueError as error:
         raise ModelError(
-            f"{path}: damaged, or not a TensorFlow checkpoint: {error}; get the file again"
+            f"{path}: the file is damaged or not a TensorFlow checkpoint: {error}; download it "
+            "again"
         ) from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -42,7 +43,7 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 def map_file(path: Path) -> memoryview:
     """Return the memory-mapped bytes of a file.
 
-    The mapping is copy-on-write because numpy and torch warn about read-only memory.
+    The mapping is copy-on-write, because NumPy and PyTorch warn about read-only memory.
     """
     with path.open("rb") as file:
         if not path.stat().st_size:
@@ -66,34 +67,36 @@ def read_entries(path: Path) -> Iterator[tuple[bytes, memoryview]]:
     with name_file_in_errors(path):
         data = map_file(path)
         if len(data) < _FOOTER_BYTES or data[-len(MAGIC) :] != MAGIC:
-            raise ValueError("no magic number of a sorted table at the end")
+            raise ValueError("the magic number of a sorted table is missing at the end")
         footer = data[-_FOOTER_BYTES:]
         _, offset = _read_handle(footer, 0)
         index_handle, _ = _read_handle(footer, offset)
         block_end, last_key, count = 0, b"", 0
         for _, value in _iter_block(_read_block(data, index_handle)):
             handle, _ = _read_handle(value, 0)
-            # Overlapping blocks could make a small file endless to read.
+            # With overlapping blocks, a small file could have any number of entries.
             if handle[0] < block_end:
-                raise ValueError(f"the block at byte {handle[0]:,} overlaps the one before")
+                raise ValueError(f"the block at byte {handle[0]:,} overlaps the previous block")
             block_end = sum(handle)
             for key, content in _iter_block(_read_block(data, handle)):
                 count += 1
-                if count > _MAX_ENTRIES or (count > 1 and key <= last_key):
-                    raise ValueError(f"entry {count:,} is out of order or beyond the limit")
+                if count > _MAX_ENTRIES:
+                    raise ValueError(f"there are more than {_MAX_ENTRIES:,} entries")
+                if count > 1 and key <= last_key:
+                    raise ValueError(f"entry {count:,} is out of order")
                 last_key = key
                 yield key, content
 
 
 def _read_handle(data: memoryview, offset: int) -> tuple[tuple[int, int], int]:
-    """Return a block's offset and size, and the offset after this handle."""
+    """Return the offset and size of a block, and the offset of the byte after the handle."""
     block_offset, offset = read_varint(data, offset)
     block_size, offset = read_varint(data, offset)
     return (block_offset, block_size), offset
 
 
 def _read_block(data: memoryview, handle: tuple[int, int]) -> memoryview:
-    """Return a block's bytes after verifying its checksum."""
+    """Return the bytes of a block after verifying its checksum."""
     offset, size = handle
     stored = read_bytes(data, offset, size + _TRAILER_BYTES)
     expected = int.from_bytes(stored[size + 1 :], "little")
@@ -129,7 +132,7 @@ def _iter_block(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def encode_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the bytes of a table with ``entries``, which are sorted by key."""
+    """Return the bytes of a table; ``entries`` are pairs of key and value, sorted by key."""
     blocks: list[list[tuple[bytes, bytes]]] = []
     size = _BLOCK_BYTES
     for key, value in entries:
@@ -146,7 +149,7 @@ def encode_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def _append_block(file: bytearray, entries: list[tuple[bytes, bytes]]) -> bytes:
-    """Append a block to ``file``, and return its encoded handle."""
+    """Append a block to ``file``, and return the encoded offset and size of the block."""
     block, restarts, last_key = bytearray(), [0], b""
     for number, (key, value) in enumerate(entries):
         shared_length = 0

@@ -1,4 +1,4 @@
-"""Exports a model directory as an original BERT release: checkpoint, config and vocabulary."""
+"""Export of a model in the format of the original BERT: checkpoint, config and vocabulary."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,15 +31,15 @@ from bertsmith.interop.tensorflow.release import CONFIG_FILE, to_original_config
 from bertsmith.interop.tensorflow.sstable import encode_table
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The checkpoint's prefix in all original releases.
+#: Common prefix of the names of the checkpoint's files, as in all original releases.
 CHECKPOINT_PREFIX = "bert_model.ckpt"
 
 
 def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
-    """Write a model as an original BERT release.
+    """Write a model in the format of the original BERT.
 
-    Tokenizer files of Bertsmith and Hugging Face are written in addition to vocab.txt, because the
-    original's format does not cover all of their settings.
+    Tokenizer files of Bertsmith and Hugging Face are written in addition to vocab.txt, which cannot
+    express all settings of a tokenizer.
 
     Args:
         model: A model directory or run directory.
@@ -79,28 +79,28 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
 
 
 def _compare_tokenizers(tokenizer: Tokenizer) -> list[str]:
-    """Return notes on how the original's tokenizer differs.
+    """Return notes about differences between a tokenizer and that of the original BERT.
 
     Raises:
-        ModelError: The original's tokenizer cannot represent this one.
+        ModelError: The tokenizer of the original BERT cannot represent this tokenizer.
     """
     if not tokenizer.spec.is_plain_bert or not tokenizer.split_chinese:
         raise ModelError(
-            "the original's tokenizer cannot represent this model's tokenizer (a segmenter, Hangul "
-            "that is kept composed without accents, Chinese that is not split, or added tokens "
-            "outside the vocabulary); export the model in another format"
+            "the original BERT does not support this model's tokenizer (it has a segmenter, strips "
+            "accents but keeps Hangul composed, does not split Chinese characters, or has added "
+            "tokens outside the vocabulary); export the model in another format"
         )
     if tokenizer.lowercase == tokenizer.strip_accents:
         return []
     note = (
-        "the original's code strips accents if and only if it lowercases, unlike this model, so it "
-        "tokenizes words with accents (and Hangul) differently"
+        "the original BERT strips accents if and only if it lowercases; unlike this model, it will "
+        "therefore split words with accents, and Hangul, into other tokens"
     )
     return [note]
 
 
 def _iter_weights(bundle: PretrainedBundle | FineTunedBundle) -> Iterator[tuple[str, Array]]:
-    """Yield the original's name and the float32 values of each weight."""
+    """Yield the original BERT's name and the float32 values of each weight."""
     state = bundle.model.state_dict()
     for name, group in map_to_hf_names(list(state)).items():
         # A fused weight, such as query_key_value, is stored as several tensors.
@@ -115,7 +115,7 @@ def write_checkpoint(prefix: Path, tensors: Iterable[tuple[str, Array]]) -> None
 
     Args:
         prefix: The path of the checkpoint without the suffixes of its two files.
-        tensors: Names and values.
+        tensors: The name and the values of each tensor.
     """
     entries = {}
     offset = 0
@@ -132,7 +132,7 @@ def write_checkpoint(prefix: Path, tensors: Iterable[tuple[str, Array]]) -> None
                 + encode_fixed32_field(6, mask_crc(crc32c(data)))
             )
             offset += len(data)
-    # The header: one shard, format version 1, and little-endian by default.
+    # The header has one shard and format version 1. Little-endian is the default.
     header = encode_varint_field(1, 1) + encode_bytes_field(3, encode_varint_field(1, 1))
     index = encode_table([(b"", header), *sorted(entries.items())])
     prefix.with_name(prefix.name + INDEX_SUFFIX).write_bytes(index)

@@ -1,1 +1,1 @@
-"""Weight initialization beyond the paper's: from word counts, and with structured heads."""
+"""Weight initialization from word counts and with structured heads, which the paper lacks."""

@@ -1,7 +1,6 @@
-"""Initialization from word counts: output bias and position embeddings.
+"""Initialization of the output bias from word counts, and of position embeddings as sinusoids.
 
-It saves a short run the steps otherwise spent on learning word frequencies and that neighboring
-positions are related.
+A short run then spends no steps on learning word frequencies and the order of positions.
 """
 
 import torch
@@ -13,7 +12,7 @@ from bertsmith.model.embeddings import sinusoidal_positions
 
 @torch.no_grad()
 def init_from_unigrams(model: BertForPreTraining, counts: Tensor) -> None:
-    """Initialize the MLM bias with log word frequencies and learned positions with sinusoids.
+    """Initialize the MLM bias with log word frequencies, and learned positions with sinusoids.
 
     With sinusoids, a shift by n positions is one linear map (Vaswani et al. 2017, section 3.5).
     All weights remain trainable.

@@ -1,1 +1,1 @@
-"""Building blocks of the model: linear layers, dropout, norms, padding and fused kernels."""
+"""Building blocks of the model: linear layers, dropout, norms, attention kernels and losses."""

@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: 2 * sqrt(2 / pi) and the cubic coefficient of the tanh form of GELU (Hendrycks and Gimpel 2016,
-#: arXiv:1606.08415, section 2). 0.5 (1 + tanh(u / 2)) is written as sigmoid(u).
+#: The tanh form of GELU is 0.5 x (1 + tanh(sqrt(2 / pi) (x + _CUBIC x^3))) (Hendrycks and Gimpel
+#: 2016, arXiv:1606.08415, section 2). Since 0.5 (1 + tanh(u / 2)) = sigmoid(u), it equals
+#: x sigmoid(_SCALE (x + _CUBIC x^3)) with _SCALE = 2 sqrt(2 / pi).
 _SCALE, _CUBIC = 1.5957691216057308, 0.044715
 
 
 class _TanhGelu(torch.autograd.Function):
-    """x sigmoid(u) with u = _SCALE (x + _CUBIC x^3): the tanh form of GELU without a tanh.
+    """The tanh form of GELU, computed as x sigmoid(u) with u = _SCALE (x + _CUBIC x^3).
 
-    On the CPU it takes about half the time of PyTorch's implementation.
+    On the CPU this takes about half the time of PyTorch's implementation.
     """
 
     @staticmethod
@@ -27,7 +28,8 @@ class _TanhGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         x, gate = ctx.saved_tensors
-        # d/dx [x g(u)] = g + x g (1 - g) u', with u' = _SCALE (1 + 3 _CUBIC x^2).
+        # With g = sigmoid(u), the derivative of x g is g + x g (1 - g) u', where
+        # u' = _SCALE (1 + 3 _CUBIC x^2).
         slope = (x * x).mul_(3 * _CUBIC * _SCALE).add_(_SCALE).mul_(x)
         slope.mul_(1 - gate).add_(1).mul_(gate)
         grad_input: Tensor = slope.mul_(grad_output)

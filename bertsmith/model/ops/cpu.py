@@ -1,4 +1,4 @@
-"""CPU features that decide which kernels are fastest."""
+"""CPU features that determine which kernels are fastest."""
 
 from functools import cache
 
@@ -6,15 +6,15 @@ import torch
 
 
 def has_bf16() -> bool:
-    """Return whether this CPU has bf16 instructions; emulated bf16 is slower than float32."""
+    """Return whether this CPU has bf16 instructions; without them, bf16 is slower than float32."""
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def has_vnni() -> bool:
-    """Return whether this CPU accumulates 8-bit products in 32 bits.
+    """Return whether this CPU has instructions that sum 8-bit products in 32 bits (VNNI or AMX).
 
-    Without it they are accumulated in 16 bits, which may saturate.
+    Other CPUs sum them in 16 bits, which may saturate.
     """
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
@@ -22,10 +22,10 @@ def has_vnni() -> bool:
 
 @cache
 def has_slow_mkl() -> bool:
-    """Return whether MKL is slow on this CPU and oneDNN can replace it.
+    """Return whether MKL is slow on this CPU and oneDNN is available instead.
 
-    MKL uses AVX-512 only on Intel CPUs, so it runs at half speed on AMD CPUs that have AVX-512
-    (Zen 4 and later).
+    MKL uses AVX-512 only on Intel CPUs. On AMD CPUs with AVX-512 (Zen 4 and later) it runs at half
+    the possible speed.
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         # This build of PyTorch cannot call oneDNN for float32.

@@ -1,5 +1,6 @@
-"""Fused linear layer and cross-entropy over a large vocabulary, in cache-sized chunks."""
+"""A linear layer and cross-entropy over a large vocabulary, fused and computed in chunks."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,10 +12,11 @@ from torch.nn import functional as F
 
 from bertsmith.model.ops.linear import matmul_dtype, onednn_linear, pad_rows, uses_onednn
 
-#: Maximum number of logits in memory at once (30 MB in float32). Larger tensors are returned to the
-#: OS after each step, and the next step pays for page faults.
+#: Maximum number of logits in memory at once (30 MB in float32). glibc returns larger blocks to the
+#: OS after each step, and the next step would spend time on page faults.
 MAX_CHUNK_LOGITS = 7_500_000
-#: Words per matrix product; a product with the whole vocabulary reaches half the speed.
+#: Number of vocabulary entries per matrix product, so that the logits fit in the cache. A product
+#: with the whole vocabulary reaches half the speed.
 VOCAB_CHUNK = 2048
 
 #: x [R, in], weight [out, in], bias [out] or None -> x weight^T + bias [R, out].
@@ -27,20 +29,30 @@ def cross_entropy_and_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the summed loss [] and its gradients with respect to x, weight and bias.
 
-    With Z = X W^T + b the loss is sum(logsumexp(Z) - Z[label]), and the gradient of Z is
-    softmax(Z) - onehot. The vocabulary is processed in chunks c that fit in the cache:
-    E_c = exp(Z_c - m_c), where m_c is each row's maximum in the chunk. When all chunks are known,
-    softmax(Z_c) = E_c f_c with one factor f_c per row, which is folded into the products:
-    dX = sum_c (E_c W_c) f_c - W[label] and dW_c = E_c^T (X f_c), minus X in the rows of the labels;
-    db likewise. Rows are processed in chunks too, and a chunk's logits are freed after its
-    gradients have been added.
+    With the logits Z = X W^T + b, the loss is sum(logsumexp(Z) - Z[label]), and its gradient with
+    respect to Z is softmax(Z) - onehot(label).
+
+    The vocabulary is processed in chunks c that fit in the cache. For each chunk,
+    E_c = exp(Z_c - m_c) is stored, where m_c is the maximum of each row of Z_c. After all chunks,
+    softmax(Z_c) = E_c f_c with one factor f_c per row, which is applied in the matrix products:
+    dX = sum_c (E_c W_c) f_c - W[label], and dW_c = E_c^T (X f_c), minus X in the rows of the
+    labels; db likewise. Rows are processed in chunks too, and the logits of a chunk of rows are
+    freed after its gradients have been added.
 
     Matrix products run in ``dtype``; exponentials, sums and gradients are float32. This is a custom
-    operator so that compiled graphs run the same code. The gradients are empty if ``needs_grads``
-    is false.
+    operator so that eager and compiled models run the same code.
+
+    Args:
+        x: X, [P, D].
+        weight: W, [V, D].
+        bias: b, [V].
+        labels: int64 [P].
+        dtype: dtype of the matrix products, float32 or bfloat16.
+        needs_grads: Whether to compute the gradients; otherwise they are empty.
     """
-    num_chunks = max(1, -(-x.shape[0] * weight.shape[0] // MAX_CHUNK_LOGITS))
-    chunk_rows = max(1, -(-x.shape[0] // num_chunks))
+    num_logits = x.shape[0] * weight.shape[0]
+    num_chunks = max(1, math.ceil(num_logits / MAX_CHUNK_LOGITS))
+    chunk_rows = max(1, math.ceil(x.shape[0] / num_chunks))
     loss = x.new_zeros((), dtype=torch.float32)
     grads = Gradients.zeros(x, weight, bias) if needs_grads else None
     with torch.autocast("cpu", enabled=False):
@@ -50,8 +62,8 @@ def cross_entropy_and_gradients(
             softmax = ChunkedSoftmax.compute(rows, weight, bias)
             label_weights = weight.index_select(0, row_labels).float()
             label_logits = (rows.float() * label_weights).sum(1) + bias.index_select(0, row_labels)
-            # Rounded to the precision of the other logits; otherwise the loss of a confident
-            # prediction could be negative.
+            # The logits of the labels are rounded like those in logsumexp. Otherwise the loss of a
+            # confident prediction could be negative.
             loss += (softmax.logsumexp - label_logits.to(dtype)).sum()
             if grads is not None:
                 grads.add_softmax(start, weight, softmax)
@@ -75,7 +87,7 @@ def _(
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes the gradients together with the loss; the backward pass only scales them."""
+    """Cross-entropy whose forward pass computes the gradients; the backward pass scales them."""
 
     @staticmethod
     def forward(
@@ -99,14 +111,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ChunkedSoftmax:
-    """softmax(Z) of some rows, as unnormalized chunks of the vocabulary and their scales.
+    """Softmax of some rows of the logits Z, in chunks c of the vocabulary.
+
+    The softmax of a chunk is the product of its exponentials and its scales.
 
     Attributes:
-        x: [R, D], the rows of X, padded with zero rows.
+        x: [R, D], the rows of X, followed by rows of zeros as padding.
         linear: The function that computed Z.
-        exponentials: exp(Z_c - m_c) of each chunk, [R, words of c].
-        scales: exp(m_c - logsumexp) of each chunk, float32 [R]; 0 for padding rows. The softmax of
-            a chunk is its exponentials times its scales.
+        exponentials: exp(Z_c - m_c) for each chunk, [R, vocabulary entries in c], where m_c is the
+            maximum of each row of Z_c.
+        scales: exp(m_c - logsumexp(Z)) for each chunk, float32 [R]; 0 for padding rows.
         logsumexp: logsumexp(Z), float32, without padding rows.
     """
 
@@ -139,7 +153,7 @@ class ChunkedSoftmax:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of the summed loss, float32: x [P, D], weight [V, D], bias [V]."""
+    """float32 gradients of the summed loss: x [P, D], weight [V, D], bias [V]."""
 
     x: Tensor
     weight: Tensor
@@ -151,7 +165,13 @@ class Gradients:
         return cls(*(tensor.new_zeros(tensor.shape, dtype=torch.float32) for tensor in tensors))
 
     def add_softmax(self, start: int, weight: Tensor, softmax: ChunkedSoftmax) -> None:
-        """Add the softmax term of some rows, the first of which is row ``start`` of X."""
+        """Add the gradients of sum(logsumexp(Z)) over some rows.
+
+        Args:
+            start: Index of the first row.
+            weight: W, [V, D].
+            softmax: Softmax of the rows of Z.
+        """
         x, linear = softmax.x, softmax.linear
         grad_rows = self.x[start : start + len(softmax.logsumexp)]
         chunks = zip(

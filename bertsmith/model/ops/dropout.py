@@ -1,4 +1,4 @@
-"""Reproducible dropout: the mask is a pure function of a seed and the layer's index."""
+"""Reproducible dropout: a mask is a pure function of a seed and the index of the layer."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from bertsmith import splitmix64
 
-#: Random bits compared with the threshold for each element, so the rate is exact to 2^-16.
+#: Number of random bits that decide whether an element is dropped; the rate is exact to 2^-16.
 BITS_PER_ELEMENT = 16
 
 
@@ -18,8 +18,8 @@ class DropoutSeed:
     """Seed of all dropout masks of one forward pass.
 
     Attributes:
-        seed: int64 [], on the CPU. Not used on CUDA, where dropout uses PyTorch's generator, which
-            training seeds before each step.
+        seed: int64 [], on the CPU. On CUDA it is not used: dropout there uses PyTorch's generator,
+            which training seeds before each step.
     """
 
     seed: Tensor
@@ -33,8 +33,8 @@ class DropoutSeed:
 def _mix_seed(seed: int, index: int) -> int:
     """Hash a seed and a layer index to 63 bits, with SplitMix64.
 
-    PyTorch's CPU generator uses only the low 32 bits of its seed; without hashing, seeds that
-    differ in the high bits would give the same mask.
+    PyTorch's CPU generator uses only the low 32 bits of its seed. Without a hash, seeds that differ
+    only in the high bits would give the same mask.
     """
     counter = (seed + index * splitmix64.INCREMENT) % 2**64
     return int(splitmix64.mix(np.array([counter], np.uint64))[0]) % 2**63
@@ -44,13 +44,14 @@ def _mix_seed(seed: int, index: int) -> int:
 def random_bits(seed: Tensor, index: int, count: int) -> Tensor:
     """Return uniform random bits, int16 [count], as a pure function of ``seed`` and ``index``.
 
-    A custom operator, so that eager and compiled graphs draw the same bits.
+    This is a custom operator so that eager and compiled models draw the same bits.
     """
     generator = torch.Generator()
     generator.manual_seed(_mix_seed(int(seed), index))
-    words = torch.empty((count + 3) // 4, dtype=torch.int64)
-    words.random_(-(2**63), None, generator=generator)
-    return words.view(torch.int16)[:count].clone() if count % 4 else words.view(torch.int16)
+    int64_values = torch.empty((count + 3) // 4, dtype=torch.int64)
+    int64_values.random_(-(2**63), None, generator=generator)
+    bits = int64_values.view(torch.int16)
+    return bits if len(bits) == count else bits[:count].clone()
 
 
 @random_bits.register_fake
@@ -59,10 +60,10 @@ def _(seed: Tensor, index: int, count: int) -> Tensor:  # noqa: ARG001 - must ma
 
 
 class Dropout(nn.Module):
-    """Dropout: in training, zero each element with probability ``rate`` and scale the others.
+    """In training, set elements to zero with probability ``rate`` and scale the others.
 
-    On the CPU it is about five times as fast as nn.Dropout, because one 64-bit random number
-    decides four elements.
+    On the CPU this is about five times as fast as nn.Dropout, because each 64-bit random number is
+    used for four elements.
     """
 
     def __init__(self, rate: float, index: int) -> None:
@@ -70,7 +71,7 @@ class Dropout(nn.Module):
 
         Args:
             rate: Probability of zeroing an element.
-            index: Number of this dropout in the model; layers with different indices draw
+            index: Number of this dropout layer in the model. Layers with different indices draw
                 independent masks.
         """
         super().__init__()
@@ -78,18 +79,19 @@ class Dropout(nn.Module):
         self.index = index
 
     def is_active(self, dropout_seed: DropoutSeed | None) -> bool:
-        """Return whether ``forward`` would drop elements."""
+        """Return whether ``forward`` drops elements, as in training with a seed and a rate > 0."""
         return self.training and self.rate > 0.0 and dropout_seed is not None
 
     def draw_mask(self, x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
         """Return the mask for a CPU tensor: 0 or 1 / (1 - rate), with the shape and dtype of x."""
         bits = random_bits(dropout_seed.seed, self.index, x.numel()).view(x.shape)
+        # Bits are a signed integer, from -2^15 to 2^15 - 1.
         threshold = round(self.rate * 2**BITS_PER_ELEMENT) - 2 ** (BITS_PER_ELEMENT - 1)
         mask: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
         return mask
 
     def forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
-        """Return x (any shape) after dropout; x itself if dropout is not active."""
+        """Apply dropout to x, a tensor of any shape; returns x itself if dropout is not active."""
         if dropout_seed is None or not self.is_active(dropout_seed):
             return x
         if x.is_cpu:
@@ -97,5 +99,5 @@ class Dropout(nn.Module):
         return F.dropout(x, self.rate)
 
     def extra_repr(self) -> str:
-        """Return the text that the module's repr shows."""
+        """Return the part of the module's repr in parentheses."""
         return f"rate={self.rate}"

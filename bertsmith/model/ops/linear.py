@@ -1,7 +1,8 @@
-"""nn.Linear with the faster of PyTorch's two CPU matrix libraries, MKL and oneDNN.
+"""A linear layer that uses the faster of PyTorch's two CPU matrix libraries, MKL and oneDNN.
 
-PyTorch uses MKL for float32. On CPUs where MKL is slow, float32 products go to oneDNN instead. Row
-counts are bucketed for oneDNN, in bf16 too, because it caches generated code per shape.
+PyTorch uses MKL for float32 and oneDNN for bf16. On CPUs where MKL is slow, this layer uses oneDNN
+for float32 too. With oneDNN, the number of rows is rounded up to one of a few sizes, because oneDNN
+caches generated code for each shape.
 """
 
 from typing import Any
@@ -13,15 +14,16 @@ from torch.nn import functional as F
 
 from bertsmith.model.ops.cpu import has_slow_mkl
 
-#: Minimum number of multiply-adds at which oneDNN is faster than MKL (benchmarks/products.py).
+#: Minimum number of multiply-adds of a product for which oneDNN is faster than MKL
+#: (benchmarks/products.py).
 ONEDNN_MIN_MACS = 4_000_000
 
 
 class Linear(nn.Linear):
-    """nn.Linear with the same weights, and the same outputs up to rounding."""
+    """nn.Linear with another CPU implementation; outputs are the same up to rounding."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
+        """Return x weight^T + bias: [T, in] -> [T, out]."""
         if uses_onednn(x, self.weight):
             output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return output
@@ -32,9 +34,9 @@ class Linear(nn.Linear):
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether x weight^T is computed by oneDNN: large float32 products where MKL is slow."""
+    """Return whether ``Linear`` computes x weight^T with oneDNN: if it is large and MKL is slow."""
     return (
-        # Checked first, because torch.compile cannot trace the other conditions.
+        # This condition is first, because torch.compile cannot trace the others.
         not torch.compiler.is_compiling()
         and has_slow_mkl()
         and x.is_cpu
@@ -47,7 +49,7 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def uses_cpu_bf16(x: Tensor) -> bool:
-    """Return whether PyTorch multiplies the rows of x in bf16 on the CPU, which uses oneDNN."""
+    """Return whether PyTorch multiplies x [T, in] by a weight in bf16 on the CPU, with oneDNN."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -59,27 +61,32 @@ def uses_cpu_bf16(x: Tensor) -> bool:
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products with x on the CPU; autocast does not apply to float64."""
+    """Return the dtype in which PyTorch multiplies x by a matrix on the CPU, under autocast too."""
+    # Autocast does not apply to float64.
     is_autocast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
     return torch.get_autocast_dtype("cpu") if is_autocast else x.dtype
 
 
 def round_up_num_rows(num_rows: int) -> int:
-    """Round a number of rows up to one of eight sizes per power of two.
+    """Round a number of rows up to a multiple of 16 and to one of eight sizes per power of two.
 
     oneDNN generates and caches code for each number of rows, half a megabyte or more per linear
-    layer. Without bucketing a server with varying batch sizes would grow by a gigabyte.
+    layer. Without rounding, the memory of a server with varying batch sizes would grow by a
+    gigabyte.
     """
     step = max(16, 1 << (max(num_rows - 1, 8).bit_length() - 4))
     return -(-num_rows // step) * step
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Return x [T, D] with zero rows appended up to ``round_up_num_rows(T)`` rows, contiguous."""
-    num_rows, padded_rows = x.shape[0], round_up_num_rows(x.shape[0])
-    if padded_rows == num_rows:
+    """Append zero rows to x [T, D] until it has ``round_up_num_rows(T)`` rows.
+
+    The result is contiguous, even if no rows are appended.
+    """
+    num_rows, num_padded_rows = x.shape[0], round_up_num_rows(x.shape[0])
+    if num_padded_rows == num_rows:
         return x.contiguous()
-    padded = x.new_empty(padded_rows, x.shape[1])
+    padded = x.new_empty(num_padded_rows, x.shape[1])
     padded[:num_rows] = x
     padded[num_rows:] = 0.0
     return padded
@@ -89,8 +96,8 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     """Return x weight^T + bias, computed by oneDNN.
 
     Args:
-        x: [T, in]; transposed tensors need no copy.
-        weight: [out, in]; transposed tensors need no copy.
+        x: [T, in]; a transposed tensor is not copied.
+        weight: [out, in]; a transposed tensor is not copied.
         bias: [out], contiguous, or None.
     """
     linear = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - there is no public function
@@ -99,9 +106,10 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 class _OneDnnLinear(torch.autograd.Function):
-    """x W^T + b with the gradients g W, g^T x and the sum of g over the rows.
+    """The linear layer x W^T + b, with oneDNN in the forward and the backward pass.
 
-    Padding rows are zero and add nothing to g^T x.
+    For the gradient g of the output, the gradients of x, W and b are g W, g^T x and the sum of g
+    over the rows. Rows are padded with zeros, which add nothing to g^T x.
     """
 
     @staticmethod
@@ -116,12 +124,14 @@ class _OneDnnLinear(torch.autograd.Function):
     def backward(
         ctx: Any, grad_output: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        needs_grad, padded_grad = ctx.needs_input_grad, pad_rows(grad_output)
-        return (
-            onednn_linear(padded_grad, weight.t())[: grad_output.shape[0]]
-            if needs_grad[0]
-            else None,
-            onednn_linear(padded_grad.t(), x.t()) if needs_grad[1] else None,
-            grad_output.sum(0) if needs_grad[2] else None,
-        )
+        padded_x, weight = ctx.saved_tensors
+        needs_x_grad, needs_weight_grad, needs_bias_grad = ctx.needs_input_grad
+        padded_grad = pad_rows(grad_output)
+        x_grad, weight_grad, bias_grad = None, None, None
+        if needs_x_grad:
+            x_grad = onednn_linear(padded_grad, weight.t())[: grad_output.shape[0]]
+        if needs_weight_grad:
+            weight_grad = onednn_linear(padded_grad.t(), padded_x.t())
+        if needs_bias_grad:
+            bias_grad = grad_output.sum(0)
+        return x_grad, weight_grad, bias_grad

@@ -1,4 +1,4 @@
-"""Normalization layers: LayerNorm, and the alternatives of the ablations."""
+"""Normalization layers of the encoder: LayerNorm, batch norm or none."""
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,10 @@ _MOMENTUM = 0.1
 
 
 class BatchNorm(nn.Module):
-    """Normalize each feature over the tokens of a batch (Ioffe and Szegedy 2015): [T, D] -> [T, D].
+    """Batch norm (Ioffe and Szegedy 2015) over the tokens of a packed batch: [T, D] -> [T, D].
 
-    Unlike with padded batches, padding cannot distort the statistics. In eval mode the running
-    statistics are used, so that a text's output does not depend on the rest of its batch.
+    The batch has no padding that could distort the statistics. In eval mode the running statistics
+    are used, so that the output for a text does not depend on the other texts in its batch.
     """
 
     running_mean: Tensor
@@ -25,7 +25,7 @@ class BatchNorm(nn.Module):
 
         Args:
             width: D.
-            eps: Added to the variance.
+            eps: Small constant that is added to the variance.
         """
         super().__init__()
         self.eps = eps
@@ -43,8 +43,8 @@ class BatchNorm(nn.Module):
         self.running_var.fill_(1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, D] -> [T, D]."""
-        # The variance of a single token is undefined; such a batch can occur at an epoch's end.
+        """Return the normalized hidden states: [T, D] -> [T, D]."""
+        # The variance of a single token is undefined. The last batch of an epoch can be so small.
         use_batch_statistics = self.training and len(x) > 1
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, use_batch_statistics,
@@ -53,7 +53,7 @@ class BatchNorm(nn.Module):
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
-    """Return the normalization layer for ``config.norm``; the identity if it is "none"."""
+    """Create the normalization layer for ``config.norm``; for "none" it is the identity."""
     if config.norm == "none":
         return nn.Identity()
     norm_class = BatchNorm if config.norm == "batch" else nn.LayerNorm

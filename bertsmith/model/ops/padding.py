@@ -1,4 +1,4 @@
-"""Padding and unpadding of packed rows, with gradients that are copies."""
+"""Padding and unpadding of packed rows, with fast gradients."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class _Pad(torch.autograd.Function):
-    """A gather with an explicit gradient; autograd's is a scatter-add, which is slow."""
+    """index_select whose gradient is an index_select too; autograd's is a slow index_add."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, pad_indices: Tensor, unpad_indices: Tensor) -> Tensor:
@@ -21,6 +21,8 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
+    """index_select whose gradient is an index_copy; autograd's is a slow index_add."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, unpad_indices: Tensor) -> Tensor:
         ctx.save_for_backward(unpad_indices)
@@ -37,13 +39,14 @@ class _Unpad(torch.autograd.Function):
 def pad(rows: Tensor, pad_indices: Tensor, unpad_indices: Tensor) -> Tensor:
     """Copy packed rows to padded rows: [T, ...] -> [padded rows, ...].
 
-    Padding consists of copies of real rows, which is faster than writing zeros. Values computed
-    from padding must not receive a gradient.
+    Padding consists of copies of packed rows, which is faster than writing zeros. The gradient of
+    padding is ignored, so results must not depend on padding.
 
     Args:
         rows: [T, ...].
         pad_indices: int64 [padded rows], the packed row to copy to each padded row.
-        unpad_indices: int64 [T], the padded row of each packed row, without duplicates.
+        unpad_indices: int64 [T], the index of each packed row among the padded rows, without
+            duplicates.
     """
     # torch.autograd.Function.apply is untyped.
     padded: Tensor = _Pad.apply(rows, pad_indices, unpad_indices)  # type: ignore[no-untyped-call]
@@ -53,7 +56,10 @@ def pad(rows: Tensor, pad_indices: Tensor, unpad_indices: Tensor) -> Tensor:
 def unpad(rows: Tensor, unpad_indices: Tensor) -> Tensor:
     """Select the packed rows from padded rows: [padded rows, ...] -> [T, ...].
 
-    ``unpad_indices`` is int64 [T], without duplicates.
+    Args:
+        rows: [padded rows, ...].
+        unpad_indices: int64 [T], the index of each packed row among the padded rows, without
+            duplicates.
     """
     packed: Tensor = _Unpad.apply(rows, unpad_indices)  # type: ignore[no-untyped-call]
     return packed

@@ -1,4 +1,4 @@
-"""PyTorch's variable-length flash attention (CUDA), for all supported PyTorch releases."""
+"""PyTorch's variable-length flash attention on CUDA."""
 
 import inspect
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-#: Whether this release takes `window_size` (left, right; -1 for unlimited) instead of `is_causal`.
+#: Whether this PyTorch release has the argument `window_size` (left, right; -1 for unlimited)
+#: instead of `is_causal`.
 _HAS_WINDOW_SIZE = "window_size" in inspect.signature(varlen_attn).parameters
 
 
@@ -16,7 +17,7 @@ def varlen_attention(
     """Compute attention within each sequence: [T, 3, N, H] -> [T, N, H].
 
     Args:
-        qkv: [T, 3, N, H], 16 bits, on CUDA.
+        qkv: Queries, keys and values in 16 bits on CUDA, [T, 3, N, H].
         cu_seqlens: int32 [B + 1], cumulative sequence lengths.
         max_seqlen: S.
         is_causal: Whether a token attends only to itself and earlier tokens.

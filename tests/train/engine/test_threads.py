@@ -93,7 +93,7 @@ def test_load_without_proc_is_the_load_average(monkeypatch: pytest.MonkeyPatch) 
     """The load is not negative; without /proc/stat the load average replaces the current load."""
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert measure_cpu_load().current >= 0
-    monkeypatch.setattr(device, "_busy_core_seconds", lambda: None)
+    monkeypatch.setattr(device, "_get_busy_core_seconds", lambda: None)
     load = measure_cpu_load()
     assert load.current == load.last_minute
 
