@@ -230,8 +230,8 @@ def load_for_fine_tuning(
 ) -> FineTunedBundle:
     """Load the encoder of any BERT and add a newly initialized head.
 
-    A missing pooler is newly initialized too. ``info["newly_initialized"]`` contains the names of all
-    new weights.
+    A missing pooler is newly initialized too. ``info["newly_initialized"]`` contains the names of
+    all newly initialized weights.
 
     Args:
         path: A model directory, a run directory, a file of a model directory, or a hub id.
