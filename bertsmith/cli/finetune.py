@@ -169,7 +169,7 @@ def finetune(
         "progress": TerminalProgress(),
     }  # fmt: skip
     is_sweep = seeds > 1 or grid
-    from bertsmith.train.finetuning.checks import check_finetuning
+    from bertsmith.train.finetuning.settings import check_finetuning
 
     check_finetuning(
         task, model, data, None if is_sweep else out, config, assignments or [], values

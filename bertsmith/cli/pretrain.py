@@ -82,7 +82,7 @@ def pretrain(
     }  # fmt: skip
     if out is None and not plan:
         raise typer.BadParameter("no run directory: add --out RUN")
-    from bertsmith.train.pretraining.checks import check_pretraining
+    from bertsmith.train.pretraining.resolve import check_pretraining
 
     check_pretraining(data, out, budget, overrides)
     overrides |= budget

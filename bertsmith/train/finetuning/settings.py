@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from bertsmith.bundle.directory import locate_model, pin_model_path
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.settings import (
@@ -19,6 +20,7 @@ from bertsmith.settings import (
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine import compute_settings
+from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
@@ -208,6 +210,30 @@ def resolve_settings(
         raise SettingsError("no training file: give --data FILE, or --set task.train=FILE")
     _check_kind(task, settings.task)
     return settings
+
+
+def check_finetuning(
+    task: str,
+    model: Path,
+    data: Path | None,
+    out: Path | None,
+    config: Path | None,
+    assignments: Sequence[str],
+    values: Mapping[str, Any],
+) -> None:
+    """Check the arguments of ``finetune`` before torch is loaded; the run repeats these checks.
+
+    ``out`` is None for a sweep, whose directory holds several runs.
+
+    Raises:
+        BertsmithError: ``finetune`` would reject these arguments.
+    """
+    if out is not None:
+        check_run_directory(out)
+    overrides = read_overrides(task, data, config, values, assignments)
+    locate_model(model)
+    settings = resolve_settings(task, pin_model_path(model), data, overrides)
+    check_files_exist(settings.task)
 
 
 def _check_kind(task: str, settings: TaskSettings) -> None:

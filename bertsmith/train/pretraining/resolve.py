@@ -12,6 +12,7 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import sha256_of_file
 from bertsmith.model.config import SIZES, get_size_preset
 from bertsmith.settings import get_table, merge_settings, user_settings
+from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
 
@@ -121,6 +122,25 @@ def resolve_run_settings(
         timing = timing.model_copy(update=default_length)
     settings = settings.model_copy(update={"schedule": timing})
     return PretrainSettings.parse(settings.model_dump(), "the settings")
+
+
+def check_pretraining(
+    data: Path, out: Path | None, lengths: Mapping[str, float | None], overrides: Mapping[str, Any]
+) -> None:
+    """Check the arguments of ``pretrain`` before torch is loaded; the run repeats these checks.
+
+    Args:
+        data: Token store.
+        out: Run directory; None if nothing is written.
+        lengths: Steps, epochs and minutes; None for those that are not set.
+        overrides: Keyword arguments of ``Overrides``.
+
+    Raises:
+        BertsmithError: ``pretrain`` would reject these arguments.
+    """
+    if out is not None:
+        check_run_directory(out)
+    resolve_run_settings(Overrides(data=data, **overrides), Store.open(data), lengths)
 
 
 def _adopt_run_settings(
