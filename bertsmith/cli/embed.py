@@ -247,7 +247,7 @@ def _detect_table_format(
     source: Input, input_format: str | None, text_column: str | None
 ) -> str | None:
     """Return the format of a table, or None for one text per line."""
-    from bertsmith.tasks.text_files import detect_table_format
+    from bertsmith.tasks.text_files import detect_table_format, is_txt_table
 
     if input_format is not None:
         return None if input_format == "lines" else input_format
@@ -255,8 +255,7 @@ def _detect_table_format(
         table_format = None
     else:
         table_format = detect_table_format(source.path)
-        is_txt = source.path.suffix.lower() == ".txt"
-        if table_format is None and text_column is not None and is_txt:
+        if table_format is None and is_txt_table(source.path, text_column):
             table_format = "tsv"
     if table_format is None:
         check_not_table(source, [text_column or _DEFAULT_TEXT_COLUMN])

@@ -236,7 +236,7 @@ def _detect_format(
     from bertsmith.tasks.conll import ROW_FORMATS, has_token_lists, looks_like_conll
     from bertsmith.tasks.families import get_task_settings
     from bertsmith.tasks.settings import is_column_number
-    from bertsmith.tasks.text_files import detect_table_format
+    from bertsmith.tasks.text_files import detect_table_format, is_txt_table
 
     is_tagger = bundle.head.kind in ("entities", "tags")
     if input_format == "lines":
@@ -262,8 +262,7 @@ def _detect_format(
                 "text per line"
             )
             return "conll", True
-    if table_format is None and suffix == ".txt" and text_column is not None:
-        # Fine-tuning also reads a .txt table as TSV.
+    if table_format is None and is_txt_table(source.path, text_column):
         table_format = "tsv"
     if table_format is None and input_format is None:
         task = get_task_settings(bundle)

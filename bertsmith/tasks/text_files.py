@@ -33,6 +33,14 @@ def detect_table_format(path: Path) -> str | None:
     return TABLE_FORMATS.get(suffixes[-1]) if suffixes else None
 
 
+def is_txt_table(path: Path, text_column: str | None) -> bool:
+    """Return whether a .txt file is a table (TSV, as in fine-tuning): if a text column is named.
+
+    Without the name of a column, each line is a text.
+    """
+    return path.suffix.lower() == ".txt" and text_column is not None
+
+
 def check_encoding(encoding: str) -> None:
     """Raise SettingsError for an encoding that Python does not support as a text encoding."""
     try:
