@@ -214,7 +214,9 @@ def main() -> None:
         "documents of 100,000 tokens: tokens/s": measure_stream(long_documents, vocabulary),
         "both mixed: tokens/s": measure_stream(mixed_documents, vocabulary),
         "without pairs: tokens/s": measure_stream(short_documents, vocabulary, nsp=False),
-        "whole words: tokens/s": measure_stream(short_documents, vocabulary, whole_words=True),
+        "whole words: tokens/s": measure_stream(
+            short_documents, vocabulary, whole_word_masking=True
+        ),
         "length 512: tokens/s": measure_stream(short_documents, vocabulary, length=512),
     }
     ratios = {"stream / plain loop": figures["documents of 600 tokens: tokens/s"] / plain_loop}

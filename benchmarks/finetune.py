@@ -212,11 +212,12 @@ def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> d
 
 def task_overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Return the task settings from the command line."""
-    settings = {"batch": options.batch, "length": options.length, "examples": options.examples}
+    settings = {"batch_size": options.batch, "max_seqlen": options.length,
+                "max_train_examples": options.examples}  # fmt: skip
     if options.train:
-        settings["train"] = str(options.train.resolve())
+        settings["train_file"] = str(options.train.resolve())
     if options.dev:
-        settings["heldout"] = {"dev": str(options.dev.resolve())}
+        settings["validation_files"] = {"dev": str(options.dev.resolve())}
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -224,8 +225,8 @@ def resolve_with_length(options: argparse.Namespace) -> TaskSettings:
     """Return the resolved task settings, including the default maximum length."""
     user_settings = {"task": task_overrides(options)}
     task = resolve_task_settings(options.task, options.model, options.data, user_settings).task
-    length = task.length or get_family(task.kind).DEFAULT_LENGTH
-    return task.model_copy(update={"length": length})
+    length = task.max_seqlen or get_family(task.kind).DEFAULT_LENGTH
+    return task.model_copy(update={"max_seqlen": length})
 
 
 def main() -> None:

@@ -132,7 +132,7 @@ def compute_fingerprint(work: Path) -> dict[str, Any]:
     )
     results: dict[str, Any] = {}
     shape = ["--set", "model.layers=2", "--set", "model.width=32", "--set", "model.heads=2",
-             "--set", "model.feed_forward=64", "--set", "data.batch=16"]  # fmt: skip
+             "--set", "model.feed_forward=64", "--set", "data.batch_size=16"]  # fmt: skip
     for recipe in ("fast", "paper"):
         out = f"run-{recipe}"
         run(work, "pretrain", "--data", "store", "--recipe", recipe, "--steps", 10, "--out", out,

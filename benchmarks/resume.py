@@ -75,17 +75,17 @@ def pretrain_command(store: Path, out: Path, options: argparse.Namespace, mode: 
         "run.precision": options.precision,
         "run.log_every": 1,
         "run.eval_every": max(options.steps // 6, 1),
-        "run.eval_sequences": 32,
+        "run.max_eval_sequences": 32,
         "checkpoint.every": options.every,
         # The moments are compared too.
         "checkpoint.keep_optimizer": "true",
-        "data.batch": options.batch,
+        "data.batch_size": options.batch,
         # Covers attention dropout too.
         "model.attention_dropout": 0.1,
         # Several micro-batches per step, and a second phase with longer sequences.
         "run.micro_batch_tokens": options.micro_batch_tokens,
-        "schedule.long_length": 192,
-        "schedule.long_share": 0.25,
+        "schedule.phase2_max_seqlen": 192,
+        "schedule.phase2_fraction": 0.25,
         **dict(assignment.split("=", 1) for assignment in options.set),
     }
     assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

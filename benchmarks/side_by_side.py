@@ -68,7 +68,7 @@ class Trainer:
         self._batches = self._iter_batches()
 
     def _iter_batches(self) -> Iterator[list[PretrainingMicroBatch]]:
-        length = self._session.settings.data.length
+        length = self._session.settings.data.max_seqlen
         return self._session.build_objective([Phase(0, 10**9, length)]).iter_batches(0)
 
     def choose_total_steps(self, minutes: float) -> None:
@@ -111,7 +111,7 @@ class Trainer:
 
 def make_bertsmith_trainer(session: Session) -> Trainer:
     """Return a trainer with Bertsmith's model, step and evaluation."""
-    objective = session.build_objective([Phase(0, 1, session.settings.data.length)])
+    objective = session.build_objective([Phase(0, 1, session.settings.data.max_seqlen)])
 
     def step(number: int, lr: float, micro_batches: list[PretrainingMicroBatch]) -> float:
         session.model.train()
@@ -197,7 +197,7 @@ def _evaluate(model: Any, session: Session) -> float:
     """Return the validation masked-LM loss of transformers' model on the same examples."""
     model.eval()
     stream = build_heldout_stream(session.heldout_split, session.token_facts, session.settings.data)
-    num_sequences = min(session.settings.run.eval_sequences, len(stream))
+    num_sequences = min(session.settings.run.max_eval_sequences, len(stream))
     loss, num_predictions = 0.0, 0
     for first in range(0, num_sequences, 64):
         batch = stream.batch(first, min(64, num_sequences - first))
@@ -252,7 +252,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     store = Store.open(options.store)
-    assignments = [f"run.eval_sequences={NUM_EVAL_SEQUENCES}", "run.device=cpu", *options.set]
+    assignments = [f"run.max_eval_sequences={NUM_EVAL_SEQUENCES}", "run.device=cpu", *options.set]
     settings = resolve_settings(
         Overrides(data=options.store, size=options.size, assignments=assignments), store
     )
@@ -271,7 +271,7 @@ def main() -> None:
         text = "".join(json.dumps(record) + "\n" for record in trainer.records)
         (options.out / f"{trainer.name}.jsonl").write_text(text, encoding="utf-8")
     bertsmith_trainer, hf_trainer = trainers
-    objective = session.build_objective([Phase(0, 1, settings.data.length)])
+    objective = session.build_objective([Phase(0, 1, settings.data.max_seqlen)])
     unigram_entropy = objective.evaluate()["unigram_entropy"]
     plot_losses(trainers, unigram_entropy, options.out / "curves.png")
     hf_loss = hf_trainer.records[-1]["masked_lm"]

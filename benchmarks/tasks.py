@@ -49,7 +49,7 @@ def glue(task: str, directory: str, options: str = "") -> str:
 
 
 #: The recorded results use the first examples of a file.
-FIRST = "--set task.examples_draw=first --set task.examples="
+FIRST = "--set task.train_subset=first --set task.max_train_examples="
 CONLL = "conll2003 --data {data}/conll2003"
 FEATURES = (
     "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four",
@@ -64,15 +64,17 @@ ROWS: dict[str, Row] = {
     "rte": Row(glue("rte", "RTE", "--lr 1e-4")),
     "wnli": Row(glue("wnli", "WNLI")),
     "squad": Row(
-        "squad --data {data}/squad --set task.train={data}/squad/train-v1.1-11877.json "
+        "squad --data {data}/squad --set task.train_file={data}/squad/train-v1.1-11877.json "
         "--epochs 2 --lr 1e-4", 1,
     ),
     "squad2": Row(
-        "squad2 --data {data}/squad --set task.train={work}/squad2-train.json "
+        "squad2 --data {data}/squad --set task.train_file={work}/squad2-train.json "
         "--dev {work}/squad2-dev.json --epochs 2 --lr 1e-4", 1,
     ),
     **{
-        f"codah-fold-{fold}": Row(f"codah --data {{data}}/codah --set task.heldout_fold={fold}", 1)
+        f"codah-fold-{fold}": Row(
+            f"codah --data {{data}}/codah --set task.validation_fold={fold}", 1
+        )
         for fold in range(5)
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),
@@ -81,7 +83,7 @@ ROWS: dict[str, Row] = {
     # A window of 256 tokens has several sentences, hence the smaller batch.
     "conll2003-4000-document": Row(
         f"{CONLL} {FIRST}4000 --epochs 4 --lr 1e-4 --set task.context=document "
-        "--length 256 --batch 8", 1
+        "--max-seqlen 256 --batch-size 8", 1
     ),
     **{
         f"conll2003-{layers}": Row(
@@ -94,8 +96,8 @@ ROWS: dict[str, Row] = {
     "nsmc": Row("nsmc --data {data}/korean/nsmc --lr 1e-4", 3, "korean"),
     "korsts": Row("korsts --data {data}/korean/KorSTS --lr 1e-4", 3, "korean"),
     "klue-ner": Row(
-        "tag --data {data}/korean/klue-ner/klue-ner-v1.1_dev.tsv --set task.unit=character "
-        "--set task.heldout_share=0.2 --lr 2e-4 --epochs 5", 3, "korean",
+        "tag --data {data}/korean/klue-ner/klue-ner-v1.1_dev.tsv --set task.tag_level=character "
+        "--set task.validation_fraction=0.2 --lr 2e-4 --epochs 5", 3, "korean",
     ),
     **{
         f"{name}-{task}": Row(arguments, 3, name)

@@ -5,7 +5,7 @@ old name raises a FutureWarning with the new one. New files always have the new 
 """
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,10 +13,34 @@ from typing import Any
 #: Table of the settings file -> old key -> new key.
 RENAMED_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "data": {"mask_share": "masking_rate"},
+        "data": {
+            "length": "max_seqlen",
+            "batch": "batch_size",
+            "short_share": "short_seq_prob",
+            "mask_share": "masking_rate",
+            "mask_token_share": "mask_replace_prob",
+            "random_share": "random_replace_prob",
+            "whole_words": "whole_word_masking",
+            "max_predictions": "max_predictions_per_seq",
+        },
         "optim": {"clip": "max_grad_norm"},
-        "schedule": {"least_steps": "min_steps"},
-        "run": {"first_weights": "initialization", "micro_tokens": "micro_batch_tokens"},
+        "schedule": {
+            "least_steps": "min_steps",
+            "long_length": "phase2_max_seqlen",
+            "long_share": "phase2_fraction",
+        },
+        "run": {
+            "data": "store_path",
+            "store": "store_id",
+            "first_weights": "initialization",
+            "kernel": "attention_kernel",
+            "micro_tokens": "micro_batch_tokens",
+            "eval_sequences": "max_eval_sequences",
+            "log_gradients": "log_grad_norms",
+            "evaluate": "eval_strategy",
+            "choose": "model_selection",
+            "freeze": "num_frozen_layers",
+        },
         "serve": {
             "body_bytes": "max_body_bytes",
             "texts": "max_texts",
@@ -34,8 +58,27 @@ RENAMED_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "stop_seconds": "shutdown_timeout_seconds",
         },
         "task": {
+            "train": "train_file",
+            "heldout": "validation_files",
+            "heldout_share": "validation_fraction",
+            "heldout_fold": "validation_fold",
+            "examples": "max_train_examples",
+            "examples_draw": "train_subset",
+            "examples_seed": "train_subset_seed",
+            "text": "text_column",
+            "pair": "pair_column",
+            "label": "label_column",
+            "id": "id_column",
+            "endings": "ending_columns",
+            "answers": "label_file_suffix",
+            "unit": "tag_level",
+            "length": "max_seqlen",
+            "stride": "window_stride",
+            "overlap": "window_overlap",
             "longest_question": "max_question_length",
             "longest_answer": "max_answer_length",
+            "batch": "batch_size",
+            "skip_bad": "skip_invalid",
         },
     }
 )
@@ -47,6 +90,19 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
             "beside": "neighbor-heads",
             "across": "cross-segment-heads",
         },
+    }
+)
+#: Command -> old option -> new option.
+RENAMED_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "finetune": {
+            "--batch": "--batch-size",
+            "--length": "--max-seqlen",
+            "--skip-bad": "--skip-invalid",
+        },
+        "predict": {"--skip-bad": "--skip-invalid"},
+        "evaluate": {"--skip-bad": "--skip-invalid"},
+        "similar": {"--skip-bad": "--skip-invalid"},
     }
 )
 #: Old field of a line of metrics.jsonl -> new field.
@@ -163,8 +219,13 @@ OLD_STAGE_OUTPUT = "outcome"
 OLD_MODEL_REPORT_PREFIX = "given-"
 
 
-def upgrade_settings(values: Mapping[str, Any], table: str) -> dict[str, Any]:
+def upgrade_settings(values: Mapping[str, Any], table: str, *, warn: bool = True) -> dict[str, Any]:
     """Return the settings of one table under their current names.
+
+    Args:
+        values: The settings of the table.
+        table: Name of the table, such as "optim".
+        warn: Whether to warn; False for settings that a run has stored.
 
     Warns:
         FutureWarning: for every old key or value, with its current name.
@@ -176,15 +237,43 @@ def upgrade_settings(values: Mapping[str, Any], table: str) -> dict[str, Any]:
             if name in values:
                 # Both names: strict validation reports the old one as unknown.
                 name = key
-            else:
+            elif warn:
                 _warn(f"the setting {table}.{key} is now {table}.{name}; use the new name")
         new_values = RENAMED_VALUES.get((table, name), {})
         if isinstance(value, str) and value in new_values:
-            _warn(f"{table}.{name} = {value!r} is now {new_values[value]!r}; use the new value")
+            if warn:
+                _warn(f"{table}.{name} = {value!r} is now {new_values[value]!r}; use the new value")
             result[name] = new_values[value]
         else:
             result[name] = value
     return result
+
+
+def upgrade_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return command line arguments with the current names of options.
+
+    Warns:
+        FutureWarning: for every old option, with its current name.
+    """
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    options = RENAMED_OPTIONS.get(command, {})
+    upgraded = list(arguments)
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        option, equals, value = argument.partition("=")
+        if option in options:
+            _warn(f"the option {option} is now {options[option]}; use the new name")
+            upgraded[index] = options[option] + equals + value
+    return upgraded
+
+
+def upgrade_tables(tables: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
+    """Return all tables of settings under their current names; see ``upgrade_settings``."""
+    return {
+        name: upgrade_settings(table, name, warn=warn) if isinstance(table, Mapping) else table
+        for name, table in tables.items()
+    }
 
 
 def downgrade_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +314,15 @@ def upgrade_model_info(info: Mapping[str, Any]) -> dict[str, Any]:
         ]
     if isinstance(upgraded.get("imported"), Mapping):
         upgraded["imported"] = _rename_keys(upgraded["imported"], RENAMED_IMPORT_REPORT)
+    if isinstance(upgraded.get("heldout_metrics"), Mapping):
+        upgraded["heldout_metrics"] = upgrade_metrics(upgraded["heldout_metrics"])
+    provenance = upgraded.get("provenance")
+    if isinstance(provenance, Mapping):
+        # Fine-tuning stores its tables here, pre-training in ``settings``.
+        upgraded["provenance"] = upgrade_tables(provenance, warn=False)
+        if isinstance(provenance.get("settings"), Mapping):
+            tables = upgrade_tables(provenance["settings"], warn=False)
+            upgraded["provenance"]["settings"] = tables
     return upgraded
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from bertsmith.compatibility import upgrade_settings
+from bertsmith.compatibility import RENAMED_SETTINGS, upgrade_settings, upgrade_tables
 from bertsmith.errors import SettingsError
 
 
@@ -61,6 +61,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
 
+def read_stored_settings(path: Path) -> dict[str, Any]:
+    """Read the settings that a run has stored, also those of version 0.1, without warnings."""
+    return upgrade_tables(read_toml(path), warn=False)
+
+
 def merge_settings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` updated with ``overrides``; nested tables are merged key by key."""
     merged = dict(base)
@@ -85,22 +90,14 @@ def user_settings(
     """
     file_values = read_toml(config) if isinstance(config, Path) else config or {}
     # Keys are renamed before the sources are merged, so that a new name overrides an old one.
-    settings = merge_settings(_upgrade_tables(file_values), _upgrade_tables(values or {}))
-    return merge_settings(settings, _upgrade_tables(parse_assignments(assignments)))
+    settings = merge_settings(upgrade_tables(file_values), upgrade_tables(values or {}))
+    return merge_settings(settings, upgrade_tables(parse_assignments(assignments)))
 
 
 def get_table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a copy of a table of nested settings; empty if it is missing or not a table."""
     table = settings.get(name)
     return dict(table) if isinstance(table, Mapping) else {}
-
-
-def _upgrade_tables(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings with the current names of their keys."""
-    return {
-        name: upgrade_settings(table, name) if isinstance(table, Mapping) else table
-        for name, table in settings.items()
-    }
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
@@ -162,10 +159,19 @@ def _setting_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _suggest_name(cls: type[BaseModel], key: str, valid_keys: Sequence[str]) -> str | None:
-    """Return a valid name for an unknown key: the same key in another table, or a similar key."""
+    """Return a valid name for an unknown key: the same key in another table, or a similar key.
+
+    The key may also resemble the name of a setting in version 0.1.
+    """
     same_key = [name for name in _setting_names(cls) if name.rpartition(".")[2] == key]
-    suggestions = same_key or difflib.get_close_matches(key, valid_keys, n=1)
-    return suggestions[0] if suggestions else None
+    old_keys = {
+        old: new
+        for names in RENAMED_SETTINGS.values()
+        for old, new in names.items()
+        if new in valid_keys
+    }
+    matches = same_key or difflib.get_close_matches(key, [*valid_keys, *old_keys], n=1)
+    return old_keys.get(matches[0], matches[0]) if matches else None
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:

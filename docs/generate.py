@@ -198,7 +198,7 @@ def render_task_results() -> str:
         if task in rows:
             rows[task]["runs"] += row["runs"]
         else:
-            command = row["command"].replace(f"heldout_fold={fold}", "heldout_fold=0 (to 4)")
+            command = row["command"].replace(f"validation_fold={fold}", "validation_fold=0 (to 4)")
             rows[task or row["name"]] = {**row, "command": command if task else row["command"]}
     for name, row in rows.items():
         # Metrics of additional held-out files are prefixed with the file's name.

@@ -114,7 +114,7 @@ def _data_lines(info: Mapping[str, Any]) -> list[str]:
     provenance = _get_nested(info, "provenance")
     sources = _get_nested(provenance, "sources")
     if not isinstance(sources, list):
-        sources = [_get_nested(provenance, "task", "train")]
+        sources = [_get_nested(provenance, "task", "train_file")]
     file_names = [Path(source).name for source in sources if isinstance(source, str) and source]
     counts = {unit: _get_nested(provenance, unit) for unit in ("documents", "tokens")}
     lines = [f"- `{_to_line(name)}`" for name in file_names]
@@ -133,7 +133,10 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
         "recipe": info.get("recipe"),
         "steps": _get_nested(settings, "schedule", "steps"),
         "learning rate": _get_nested(settings, "optim", "lr"),
-        "batch": (_get_nested(settings, "data", "batch") or _get_nested(settings, "task", "batch")),
+        "batch size": (
+            _get_nested(settings, "data", "batch_size")
+            or _get_nested(settings, "task", "batch_size")
+        ),
         "seed": _get_nested(settings, "run", "seed"),
         "precision": _get_nested(settings, "run", "precision"),
         "PyTorch": _get_nested(provenance, "torch"),

@@ -55,7 +55,7 @@ def demo(
         )
     # With four heads, two are initialized to attend to neighboring tokens and one to the other
     # segment, which next-sentence prediction needs.
-    settings = ("model.heads=4", f"run.eval_sequences={EVAL_SEQUENCES}", f"run.seed={seed}")
+    settings = ("model.heads=4", f"run.max_eval_sequences={EVAL_SEQUENCES}", f"run.seed={seed}")
     _run_command(
         "pretrain", "--data", store, "--size", "tiny", "--minutes", minutes, "--out", run,
         *(argument for setting in settings for argument in ("--set", setting)),

@@ -101,9 +101,9 @@ def finetune(
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the training data.", min=0)
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Batch size in examples.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Batch size in examples.", min=1)] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
-    length: Annotated[
+    max_seqlen: Annotated[
         int | None, typer.Option(help="Maximum length of an input in tokens.", min=8)
     ] = None,
     seed: Annotated[
@@ -120,8 +120,9 @@ def finetune(
             help="Search the paper's grid: batch 16, 32; lr 5e-5, 3e-5, 2e-5; epochs 2, 3, 4.",
         ),
     ] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip and count invalid rows instead of stopping.")
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
     ] = False,
     encoding: Annotated[
         str | None,
@@ -147,11 +148,12 @@ def finetune(
     """
     tables: dict[str, Any] = {
         "task": {
-            "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
-            "endings": endings.split(",") if endings else None, "metrics": metric or None,
-            "batch": batch, "length": length, "skip_bad": skip_bad or None,
-            "encoding": encoding, "delimiter": delimiter,
-            "heldout": {"dev": str(dev.resolve())} if dev else None,
+            "text_column": text, "pair_column": pair, "label_column": label,
+            "kind": kind.value if kind else None,
+            "ending_columns": endings.split(",") if endings else None, "metrics": metric or None,
+            "batch_size": batch_size, "max_seqlen": max_seqlen,
+            "skip_invalid": skip_invalid or None, "encoding": encoding, "delimiter": delimiter,
+            "validation_files": {"dev": str(dev.resolve())} if dev else None,
         },
         "optim": {"lr": lr},
         "schedule": {"epochs": epochs},
@@ -235,12 +237,12 @@ def _run_sweep(
 
 def _log_next_command(run: Path, model: Path) -> None:
     """Log a ``predict`` command with the inputs that the task needs."""
-    from bertsmith.settings import read_toml
+    from bertsmith.settings import read_stored_settings
     from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
-    task = read_toml(run / SETTINGS_FILE)["task"]
-    endings = len(task.get("endings", ())) or 2
-    command = predict_command(model, task["kind"], pair="pair" in task, endings=endings)
+    task = read_stored_settings(run / SETTINGS_FILE)["task"]
+    endings = len(task.get("ending_columns", ())) or 2
+    command = predict_command(model, task["kind"], pair="pair_column" in task, endings=endings)
     log(f"next: {command}")
 
 

@@ -116,7 +116,7 @@ def _describe_store(
             has_checksums = store.verify(progress)
         report["verified"] = "checksums" if has_checksums else "sizes, offsets, ids"
         verified_lines = [f"verified: {report['verified']}"]
-    settings = DataSettings.parse({"length": length}, "--length")
+    settings = DataSettings.parse({"max_seqlen": length}, "--length")
     text = describe_store(store, settings, examples=examples, seed=seed)
     return report, [*text.splitlines(), *verified_lines]
 

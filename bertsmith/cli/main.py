@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bertsmith.cli import error_messages, streams
 from bertsmith.cli.app import app
+from bertsmith.compatibility import upgrade_arguments
 from bertsmith.files import add_error_filename
 
 #: Exit status after Ctrl-C (128 + SIGINT).
@@ -28,7 +29,7 @@ def main() -> None:
         from bertsmith.cli import commands  # noqa: F401 (registers them)
 
         try:
-            app()
+            app(upgrade_arguments(sys.argv[1:]))
         except SystemExit:
             with add_error_filename(Path("standard output")):
                 sys.stdout.flush()

@@ -118,10 +118,10 @@ def predict(
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
-    skip_bad: Annotated[
+    skip_invalid: Annotated[
         bool,
         typer.Option(
-            "--skip-bad",
+            "--skip-invalid",
             help="Count invalid input instead of stopping: lines are skipped, rows of a table are "
             "kept with empty predictions.",
         ),
@@ -154,16 +154,17 @@ def predict(
             "expected exactly one input: texts, --input FILE (- for standard input), --glue FILE, "
             "or --squad FILE"
         )
-    columns = {"text": text, "pair": pair, "endings": endings.split(",") if endings else None}
+    columns = {"text_column": text, "pair_column": pair,
+               "ending_columns": endings.split(",") if endings else None}  # fmt: skip
     table_options = {
-        **{f"--{name}": value for name, value in columns.items()},
+        "--text": text, "--pair": pair, "--endings": endings,
         "--out": out, "--header": header, "--delimiter": delimiter,
     }  # fmt: skip
     if input_file is None:
         input_options = table_options | {"--encoding": encoding, "--format": input_format}
         _check_unused(input_options, "only valid with --input FILE; remove it")
-    if skip_bad and (glue or squad):
-        raise InputError("--skip-bad: a benchmark needs a prediction for each row; remove it")
+    if skip_invalid and (glue or squad):
+        raise InputError("--skip-invalid: a benchmark needs a prediction for each row; remove it")
     for file in (input_file, glue, squad):
         check_readable(file)
     source = None if input_file is None else open_input(input_file, encoding)
@@ -187,7 +188,9 @@ def predict(
                 table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
             columns = {name: value for name, value in columns.items() if value is not None}
-            table = _TablePrediction(table_source, out, columns, skip_bad=skip_bad, as_json=as_json)
+            table = _TablePrediction(
+                table_source, out, columns, skip_invalid=skip_invalid, as_json=as_json
+            )
             table.run(bundle, has_tokens=has_tokens)
             unknown.warn()
             return
@@ -202,7 +205,7 @@ def predict(
             print_line(line)
     else:
         _predict_lines(
-            bundle, source, texts or [], counts, unknown, skip_bad=skip_bad, as_json=as_json
+            bundle, source, texts or [], counts, unknown, skip_invalid=skip_invalid, as_json=as_json
         )
     _log_num_truncated(counts.num_truncated)
     unknown.warn()
@@ -266,7 +269,7 @@ def _detect_format(
         table_format = "tsv"
     if table_format is None and input_format is None:
         task = get_task_settings(bundle)
-        check_not_table(source, {task.text} - {"0"})
+        check_not_table(source, {task.text_column} - {"0"})
     return table_format, False
 
 
@@ -280,7 +283,7 @@ class _TablePrediction:
     source: "TableSource"
     out: Path | None
     columns: Mapping[str, Any]
-    skip_bad: bool
+    skip_invalid: bool
     as_json: bool
 
     def run(self, bundle: "FineTunedBundle", *, has_tokens: bool) -> None:
@@ -297,12 +300,12 @@ class _TablePrediction:
         target: Path | Callable[[str], object] = self.out or sys.stdout.write
         if has_tokens:
             counts = tag_file(
-                bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
+                bundle, self.source, target, columns=self.columns, skip_invalid=self.skip_invalid,
                 as_json=print_json_lines, progress=TerminalProgress(),
             )  # fmt: skip
         else:
             counts = predict_table(
-                bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
+                bundle, self.source, target, columns=self.columns, skip_invalid=self.skip_invalid,
                 out_format="jsonl" if print_json_lines else None, progress=TerminalProgress(),
             )  # fmt: skip
         _log_table_counts(counts, self.source.path, self.out, as_json=self.as_json)
@@ -350,7 +353,7 @@ def _predict_lines(
     counts: "ExampleCounts",
     unknown: UnknownWarning,
     *,
-    skip_bad: bool,
+    skip_invalid: bool,
     as_json: bool,
 ) -> None:
     """Print the predictions of the lines of ``source``, or of ``texts`` if it is None."""
@@ -359,7 +362,7 @@ def _predict_lines(
     lines: Iterator[str] = iter(texts) if source is None else source.lines()
     location = "text" if source is None else f"{source.path}, line"
     unbuffered = source is not None and source.name == STDIN and sys.stdin.isatty()
-    skipped = SkippedLines() if skip_bad else None
+    skipped = SkippedLines() if skip_invalid else None
     predictions = predict_lines(
         bundle, lines, location=location, skipped=skipped, unbuffered=unbuffered
     )
@@ -397,8 +400,9 @@ def evaluate(
             "--set", help="A setting of the task, such as task.header=false; may be repeated."
         ),
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip and count invalid rows instead of stopping.")
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
     ] = False,
     encoding: Annotated[
         str | None,
@@ -425,7 +429,8 @@ def evaluate(
     those of the training table.
     """
     options = {
-        "text": text, "pair": pair, "label": label, "skip_bad": skip_bad, "encoding": encoding,
+        "text_column": text, "pair_column": pair, "label_column": label,
+        "skip_invalid": skip_invalid, "encoding": encoding,
         "delimiter": delimiter, "null_threshold": null_threshold, "metrics": metric or None,
     }  # fmt: skip
     task_options = {name: value for name, value in options.items() if value is not None}

@@ -157,7 +157,7 @@ def _print_estimate(estimate: dict[str, Any]) -> None:
     """Print the estimated cost of a run."""
     print_line(f"machine      {estimate['machine']}")
     print_line(f"parameters   {estimate['parameters']:,}")
-    print_line(f"steps        {estimate['steps']:,} of {estimate['batch']} sequences")
+    print_line(f"steps        {estimate['steps']:,} of {estimate['batch_size']} sequences")
     print_line(f"tokens       {estimate['tokens']:,} ({estimate['epochs']:.2f} epochs)")
     print_line(
         f"speed        {estimate['tokens_per_second']:,} tokens/s, "
@@ -165,7 +165,7 @@ def _print_estimate(estimate: dict[str, Any]) -> None:
         f"({estimate['ceiling_flops'] / 1e9:,.0f} GFLOP/s)"
     )
     print_line(
-        f"evaluations  {estimate['evaluations']:,} of {estimate['eval_sequences']:,} sequences"
+        f"evaluations  {estimate['evaluations']:,} of {estimate['num_eval_sequences']:,} sequences"
     )
     print_line(f"time         {estimate['minutes']:,.1f} minutes")
     print_line(f"memory       {estimate['memory_bytes'] / 2**20:,.0f} MiB")

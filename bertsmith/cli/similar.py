@@ -48,8 +48,8 @@ def similar(
         ),
     ] = None,
     layer: LayerOption = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip and count lines without the word.")
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Skip and count lines without the word.")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Plot the distances to this file, such as bank.png.")
@@ -76,7 +76,7 @@ def similar(
     embedder = Embedder.load(model, device=resolve_device(device))
     embedder = embedder.with_token_counter(unknown.counts)
     lines = list(read_lines(file or STDIN))
-    distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)
+    distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_invalid)
     num_texts = len({occurrence.text_index for occurrence in distances.occurrences})
     if num_skipped := len(lines) - num_texts:
         log(f"skipped {num_skipped:,} lines without the word {word!r}")

@@ -24,10 +24,10 @@ def describe_store(
     split = store.load_split("train")
     vocabulary = VocabularyInfo.from_tokenizer(tokenizer)
     try:
-        stream = ExampleStream(split, vocabulary, settings, settings.length, seed, 0)
+        stream = ExampleStream(split, vocabulary, settings, settings.max_seqlen, seed, 0)
     except StoreError as error:
         return "\n".join([*lines, f"no examples: {error}"])
-    lines.append(f"examples per epoch at length {settings.length}: {len(stream):,}")
+    lines.append(f"examples per epoch at length {settings.max_seqlen}: {len(stream):,}")
     examples = min(examples, len(stream))
     if not examples:
         return "\n".join(lines)

@@ -112,17 +112,19 @@ def mask_tokens(
         original ids at these positions, int64 [P].
     """
     is_special = vocabulary.is_special[ids]
-    units = _find_units(ids, cu_seqlens, is_special, vocabulary if settings.whole_words else None)
+    units = _find_units(
+        ids, cu_seqlens, is_special, vocabulary if settings.whole_word_masking else None
+    )
     is_maskable = ~is_special[units.first]
     keys = _shuffle_units(units, cu_seqlens, states, is_maskable)
     num_predictions = _count_predictions(cu_seqlens, is_special, settings)
-    if settings.whole_words:
+    if settings.whole_word_masking:
         keys = keys[_select_words(keys, units, cu_seqlens, is_maskable, num_predictions)]
     else:
         keys = keys[concat_ranges(units.starts[:-1], num_predictions)]
     sequence, position = _unpack_keys(keys, cu_seqlens)
     first = cu_seqlens[sequence] + position
-    if settings.whole_words:
+    if settings.whole_word_masking:
         size = units.size[np.searchsorted(units.first, first)]
         first = concat_ranges(first, size)
     masked_positions = np.sort(first)
@@ -135,8 +137,8 @@ def _count_predictions(
     """Return the number of tokens to predict in each sequence, int64 [B]."""
     sizes = np.diff(cu_seqlens).astype(np.int64)
     num_predictions = np.maximum(np.rint(settings.masking_rate * sizes).astype(np.int64), 1)
-    if settings.max_predictions is not None:
-        num_predictions = np.minimum(num_predictions, settings.max_predictions)
+    if settings.max_predictions_per_seq is not None:
+        num_predictions = np.minimum(num_predictions, settings.max_predictions_per_seq)
     num_maskable: IntArray = sizes - np.add.reduceat(is_special, cu_seqlens[:-1], dtype=np.int64)
     limited: IntArray = np.minimum(num_predictions, num_maskable)
     return limited
@@ -240,8 +242,8 @@ def _replace_tokens(
     index = (masked_positions - cu_seqlens[sequence]).astype(np.uint64) * np.uint64(3)
     states = states[sequence]
     bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_REPLACEMENT))
-    is_mask_token = bernoulli(bits, settings.mask_token_share)
-    is_replaced = bernoulli(bits, settings.mask_token_share + settings.random_share)
+    is_mask_token = bernoulli(bits, settings.mask_replace_prob)
+    is_replaced = bernoulli(bits, settings.mask_replace_prob + settings.random_replace_prob)
     ordinary_ids = np.flatnonzero(~vocabulary.is_special)
     limits = np.full(len(masked_positions), len(ordinary_ids))
     token_bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_RANDOM_TOKEN))

@@ -129,7 +129,7 @@ class PairSampler:
         """
         self._split = split
         self._nsp = settings.nsp
-        self._short_share = settings.short_share
+        self._short_seq_prob = settings.short_seq_prob
         # [CLS] and one [SEP] per segment are added later.
         self._max_tokens = length - (3 if settings.nsp else 2)
         self._key = derive_key(seed, epoch)
@@ -206,7 +206,7 @@ class PairSampler:
         """
         states = init_states(self._key, sentences)
         max_tokens = np.full(len(sentences), self._max_tokens)
-        is_short = bernoulli(random_bits(states, RNG_SHORT), self._short_share)
+        is_short = bernoulli(random_bits(states, RNG_SHORT), self._short_seq_prob)
         short_target = 2 + uniform_integers(random_bits(states, RNG_TARGET), max_tokens - 1)
         target = np.where(is_short, short_target, max_tokens)
         target_end = np.searchsorted(offsets, offsets[sentences - base] + target) + base

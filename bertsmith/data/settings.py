@@ -13,39 +13,39 @@ class DataSettings(SettingsTable):
     The shares are those of section 3.1 and appendix A.2 of the paper, and of its code.
 
     Attributes:
-        length: Maximum number of tokens in a sequence, with [CLS] and [SEP].
-        batch: Sequences per optimizer step.
+        max_seqlen: Maximum number of tokens in a sequence, with [CLS] and [SEP].
+        batch_size: Sequences per optimizer step.
         objective: "masked" is the paper's masked LM. "left-to-right" predicts each token from
             those before it, without masks (section 5.1), and reports its loss under the same
             names. It requires model.attention = "causal" and nsp = false.
         nsp: Whether an example is a pair of segments, for next-sentence prediction.
-        short_share: Share of examples with a random, shorter target length.
+        short_seq_prob: Share of examples with a random, shorter target length.
         masking_rate: Share of tokens to predict.
-        mask_token_share: Share of the predicted tokens that are replaced by [MASK].
-        random_share: Share of the predicted tokens that are replaced by a random token.
-        whole_words: Whether all pieces of a word are masked together.
-        max_predictions: Maximum number of predicted tokens per sequence; None for no limit.
+        mask_replace_prob: Share of the predicted tokens that are replaced by [MASK].
+        random_replace_prob: Share of the predicted tokens that are replaced by a random token.
+        whole_word_masking: Whether all pieces of a word are masked together.
+        max_predictions_per_seq: Maximum number of predicted tokens per sequence; None for no limit.
     """
 
     table: ClassVar[str] = "data"
 
-    length: int = Field(default=128, ge=8, le=65535)
-    batch: int = Field(default=256, ge=1)
+    max_seqlen: int = Field(default=128, ge=8, le=65535)
+    batch_size: int = Field(default=256, ge=1)
     objective: Literal["masked", "left-to-right"] = "masked"
     nsp: bool = True
-    short_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    short_seq_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     masking_rate: float = Field(default=0.15, gt=0.0, le=1.0)
-    mask_token_share: float = Field(default=0.8, ge=0.0, le=1.0)
-    random_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    whole_words: bool = False
-    max_predictions: int | None = Field(default=None, ge=1)
+    mask_replace_prob: float = Field(default=0.8, ge=0.0, le=1.0)
+    random_replace_prob: float = Field(default=0.1, ge=0.0, le=1.0)
+    whole_word_masking: bool = False
+    max_predictions_per_seq: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check_replacement_shares(self) -> Self:
-        total = self.mask_token_share + self.random_share
+        total = self.mask_replace_prob + self.random_replace_prob
         if total > 1.0 + 1e-9:
             raise ValueError(
-                f"mask_token_share + random_share is {total:g}, and must be at most 1 "
+                f"mask_replace_prob + random_replace_prob is {total:g}, and must be at most 1 "
                 "(the remaining predicted tokens stay unchanged)"
             )
         return self

@@ -28,7 +28,7 @@ _FORWARD_SHARE = 1 / 3
 #: share a measurement.
 _LENGTH_MULTIPLE = 16
 #: Batch settings of fine-tuning measurements; batch size and length are replaced.
-_PROBE_DATA = DataSettings(batch=32, length=128)
+_PROBE_DATA = DataSettings(batch_size=32, max_seqlen=128)
 
 
 @dataclass
@@ -54,14 +54,16 @@ class CostEstimator:
         """Return the duration of a pre-training run's steps and evaluations, in seconds."""
         num_steps, run = stage.settings["steps"], stage.settings["run"]
         num_evaluations = num_steps // (run.get("eval_every") or default_interval(num_steps))
-        num_eval_batches = num_evaluations * run["eval_sequences"] / stage.settings["data"]["batch"]
+        num_eval_batches = (
+            num_evaluations * run["max_eval_sequences"] / stage.settings["data"]["batch_size"]
+        )
         step_seconds = self._measure_pretraining_step(stage)
         eval_seconds = _FORWARD_SHARE * num_eval_batches * step_seconds
         schedule = ScheduleSettings.parse(stage.settings["schedule"], "the settings of a stage")
-        if schedule.long_length is None:
+        if schedule.phase2_max_seqlen is None:
             return float(num_steps * step_seconds + eval_seconds)
-        long_step_seconds = self._measure_pretraining_step(stage, schedule.long_length)
-        num_long_steps = num_steps * schedule.long_share
+        long_step_seconds = self._measure_pretraining_step(stage, schedule.phase2_max_seqlen)
+        num_long_steps = num_steps * schedule.phase2_fraction
         train_seconds = (
             num_long_steps * long_step_seconds + (num_steps - num_long_steps) * step_seconds
         )
@@ -74,7 +76,7 @@ class CostEstimator:
             stage: The pre-training run.
             length: The sequence length of the second phase, None for the first phase.
         """
-        settings = stage.settings["data"] | ({"length": length} if length else {})
+        settings = stage.settings["data"] | ({"max_seqlen": length} if length else {})
         data = DataSettings.parse(settings, "the settings of a stage")
         return self._measure_step(_get_model_settings(stage) | {"nsp": data.nsp}, data)
 
@@ -92,7 +94,7 @@ class CostEstimator:
             features: The settings of a BiLSTM on top of the model.
         """
         sorted_features = sorted((features or {}).items())
-        key = (f"{sorted(model.items())} {data.batch} {data.length} {data.objective} "
+        key = (f"{sorted(model.items())} {data.batch_size} {data.max_seqlen} {data.objective} "
                f"{sorted_features}")  # fmt: skip
         if key not in self._step_seconds:
             config = ModelConfig.parse(model, "the settings of a stage")
@@ -101,16 +103,16 @@ class CostEstimator:
 
     def _estimate_finetuning(self, stage: Stage) -> float:
         """Return the duration of fine-tuning in seconds, if all examples had the average length."""
-        batch_size = stage.settings["values"]["task"]["batch"]
+        batch_size = stage.settings["values"]["task"]["batch_size"]
         num_tokens, num_examples = _count_task_file(stage.files["train"])
         num_dev_tokens, _ = _count_task_file(stage.files["dev"])
         config, max_positions = self._get_finetuned_model(stage)
         length = math.ceil(num_tokens / max(num_examples, 1) / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
         length = min(max(length, _LENGTH_MULTIPLE), max_positions)
-        data = _PROBE_DATA.model_copy(update={"batch": batch_size, "length": length})
+        data = _PROBE_DATA.model_copy(update={"batch_size": batch_size, "max_seqlen": length})
         features = stage.settings["values"].get("features")
         step_seconds = self._measure_step(config, data, features)
-        dev_batches = num_dev_tokens / (data.batch * data.length)
+        dev_batches = num_dev_tokens / (data.batch_size * data.max_seqlen)
         return (count_training_steps(stage) + _FORWARD_SHARE * dev_batches) * step_seconds
 
     def _get_finetuned_model(self, stage: Stage) -> tuple[dict[str, Any], int]:
@@ -148,7 +150,10 @@ def count_training_steps(stage: Stage) -> int:
     if stage.kind != "finetune":
         return int(stage.settings.get("steps", 0))
     values = stage.settings["values"]
-    max_examples, batch_size = values["task"]["examples"], int(values["task"]["batch"])
+    max_examples, batch_size = (
+        values["task"]["max_train_examples"],
+        int(values["task"]["batch_size"]),
+    )
     num_examples = _count_task_file(stage.files["train"])[1]
     if max_examples is not None:
         num_examples = min(int(max_examples), num_examples)

@@ -75,7 +75,7 @@ def measure_step_seconds(
 
 def _random_batch(data: DataSettings) -> ExampleBatch:
     """Return a batch of random token ids with masked-LM or left-to-right predictions."""
-    batch = warmup_batches(data, data.length, data.batch * data.length)[0]
+    batch = warmup_batches(data, data.max_seqlen, data.batch_size * data.max_seqlen)[0]
     if data.objective != "left-to-right":
         return batch
     # A left-to-right model predicts every token.

@@ -215,13 +215,13 @@ def finetune_model(job: Job) -> dict[str, Any]:
     train, dev = (job.stage.files[role].resolve() for role in ("train", "dev"))
     fixed_settings = {
         "task": {
-            "train": str(train),
-            "heldout": {"dev": str(dev)},
+            "train_file": str(train),
+            "validation_files": {"dev": str(dev)},
             # As before the setting was introduced.
-            "examples_draw": "first",
+            "train_subset": "first",
         },
         # The model is evaluated after the last step only.
-        "run": {"evaluate": "end"},
+        "run": {"eval_strategy": "end"},
     }
     # The fixed settings are not part of the stage's key.
     values = merge_settings(job.stage.settings["values"], fixed_settings)
@@ -234,7 +234,9 @@ def finetune_model(job: Job) -> dict[str, Any]:
     except DivergedError as error:
         return {"diverged": str(error)}
     except TaskError as error:
-        hint = " (an option of finetune; the lab has none)" if "--skip-bad" in str(error) else ""
+        hint = (
+            " (an option of finetune; the lab has none)" if "--skip-invalid" in str(error) else ""
+        )
         raise TaskError(f"{error}{hint}") from error
     if finetuned.signal is not None:
         raise StoppedError(finetuned.signal)

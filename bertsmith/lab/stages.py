@@ -97,8 +97,8 @@ class StageFactory:
         settings: dict[str, Any] = {
             "steps": num_steps,
             "recipe": scale.recipe,
-            "data": {"length": scale.max_length, "batch": scale.batch_size},
-            "run": {"seed": seed, "eval_sequences": scale.num_eval_sequences},
+            "data": {"max_seqlen": scale.max_length, "batch_size": scale.batch_size},
+            "run": {"seed": seed, "max_eval_sequences": scale.num_eval_sequences},
             "checkpoint": {"every": max(1, num_steps // NUM_SNAPSHOTS), "keep": _MAX_CHECKPOINTS},
         }
         # The settings of the recipe are part of the stage's key, so that a run with a changed
@@ -163,7 +163,7 @@ class StageFactory:
         scale = self.scale
         max_examples = scale.max_squad_examples if task == "squad" else scale.max_train_examples
         settings: dict[str, Any] = {
-            "task": {"batch": scale.finetune_batch_size, "examples": max_examples},
+            "task": {"batch_size": scale.finetune_batch_size, "max_train_examples": max_examples},
             "optim": {"lr": scale.finetune_lr},
             "schedule": {"epochs": scale.epochs},
             "run": {"seed": seed},
@@ -171,9 +171,9 @@ class StageFactory:
             "checkpoint": {"every": 10**9},
         }
         if scale.name == "smoke":
-            settings["task"] |= {"length": scale.max_positions}
+            settings["task"] |= {"max_seqlen": scale.max_positions}
             if task == "squad":
-                settings["task"] |= {"stride": 16, "max_question_length": 16}
+                settings["task"] |= {"window_stride": 16, "max_question_length": 16}
         if model is None and "features" not in overrides:
             # The scale's learning rate is for its small model and too high for larger ones.
             settings["optim"] = {"lr": _EXTERNAL_MODEL_LR}

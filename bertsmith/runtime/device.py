@@ -101,7 +101,8 @@ def resolve_machine(
         kernel = "varlen" if supports_varlen else "padded"
     if kernel == "varlen" and not supports_varlen:
         raise RunError(
-            "run.kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use 'padded' instead"
+            "run.attention_kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use "
+            "'padded' instead"
         )
     # The number of threads is set even if it is PyTorch's default. Otherwise MKL would use fewer
     # threads for small products, and the sums of a resumed run, which sets the number of the

@@ -66,7 +66,7 @@ def read_examples(
     examples, counts, seen_ids = [], ExampleCounts(), set[str]()
     for row in read_task_rows(path, task, counts):
         with counts.count_example(row.location, task, labeled=labeled):
-            read_unique_id(row, task.id, seen_ids)
+            read_unique_id(row, task.id_column, seen_ids)
             examples.append(_parse_example(row, task, labels, labeled=labeled))
     return counts.require_examples(examples, path), counts
 
@@ -78,11 +78,11 @@ def _parse_example(
     *,
     labeled: bool,
 ) -> TextExample:
-    columns = (task.text, task.pair) if task.pair else (task.text,)
+    columns = (task.text_column, task.pair_column) if task.pair_column else (task.text_column,)
     texts = tuple(get_text(row, column) for column in columns)
     label = None
     if labeled:
-        label = _parse_label(get_cell(row, task.label), task.kind, labels)
+        label = _parse_label(get_cell(row, task.label_column), task.kind, labels)
         _reject_unknown_labels(label, labels)
     return TextExample(texts, label, row.location)
 
@@ -194,14 +194,14 @@ def encode_examples(
     counts: ExampleCounts,
 ) -> ModelInputs:
     """Encode each example as [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; see ``TaskFamily``."""
-    assert task.length is not None
+    assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
     texts = [text for example in examples for text in example.texts]
     encoded_texts = iter(tokenizer.encode_batch(texts))
     sequences, is_truncated = [], []
     for example in examples:
         text_ids = [next(encoded_texts) for _ in example.texts]
-        truncated_ids = truncate_texts(text_ids, task.length - 1 - len(text_ids))
+        truncated_ids = truncate_texts(text_ids, task.max_seqlen - 1 - len(text_ids))
         is_truncated.append(sum(map(len, truncated_ids)) < sum(map(len, text_ids)))
         sequences.append([add_special_tokens(truncated_ids, tokenizer)])
     counts.num_truncated += sum(is_truncated)

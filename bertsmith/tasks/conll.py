@@ -149,7 +149,7 @@ def read_tagged_sentences(
 
     Args:
         path: The file.
-        task: The task settings; with ``skip_bad`` invalid sentences are skipped and counted.
+        task: The task settings; with ``skip_invalid`` invalid sentences are skipped and counted.
         labels: Allowed tags, None for any.
         labeled: Whether to read the tags.
 
@@ -214,12 +214,12 @@ def parse_sentence(
     """
     if raw.error:
         raise raw.error
-    if task.unit == "word" and not all(unit.strip() for unit in raw.units):
+    if task.tag_level == "word" and not all(unit.strip() for unit in raw.units):
         advice = ""
         if all(len(unit) == 1 for unit in raw.units):
-            advice = "; if each unit is one character, give --set task.unit=character"
+            advice = "; if each unit is one character, give --set task.tag_level=character"
         raise BadExampleError("an empty word", advice)
-    separator = "" if task.unit == "character" else " "
+    separator = "" if task.tag_level == "character" else " "
     units, start = [], 0
     for unit in raw.units:
         units.append((start, start + len(unit)))
@@ -254,13 +254,13 @@ def _read_conll_sentences(
     is_universal = file_format == "conllu"
     line_rules = _CONLLU if is_universal else _CONLL
     get_column_index = conllu.get_column_index if is_universal else _parse_column_number
-    word_column = get_column_index(task.text, "text", path)
-    tag_column = get_column_index(task.label, "label", path) if labeled else None
+    word_column = get_column_index(task.text_column, "text_column", path)
+    tag_column = get_column_index(task.label_column, "label_column", path) if labeled else None
     sample = list(islice(lines, _SAMPLE_LINES))
     columns = _Columns.detect(sample, line_rules, word_column, tag_column, path)
     is_ignored: Callable[[str], bool] = conllu.is_not_word
     if not is_universal:
-        is_ignored = partial(_is_comment, task.unit, columns)
+        is_ignored = partial(_is_comment, task.tag_level, columns)
     sentence = RawSentence([], [], 0, "")
     for line_number, line in enumerate(chain(sample, lines), 1):
         content = line.rstrip("\r\n")
@@ -390,7 +390,7 @@ class _Columns:
             raise TaskError(
                 f"{first_location}: words and tags would both be column {word_column % count} of "
                 f"{count}; expected a word and its tag, separated by spaces or tabs (select other "
-                "columns with task.text and task.label)",
+                "columns with task.text_column and task.label_column)",
             )
         return cls(tabs, count, first_location)
 
@@ -424,7 +424,9 @@ def read_row_sentences(
     """Yield the sentences of JSON or Parquet rows with a list of words and a list of tags."""
     word_column, tag_column = [
         default if is_column_number(name) else name
-        for name, default in zip((task.text, task.label), _DEFAULT_COLUMNS, strict=True)
+        for name, default in zip(
+            (task.text_column, task.label_column), _DEFAULT_COLUMNS, strict=True
+        )
     ]
     number, previous_document, seen_ids = -1, None, set[str]()
     for row in rows:
@@ -434,7 +436,7 @@ def read_row_sentences(
         previous_document = document
         raw = RawSentence([], [], number, row.location, cells=row.cells)
         try:
-            read_unique_id(row, task.id, seen_ids)
+            read_unique_id(row, task.id_column, seen_ids)
             units = _get_list(row, word_column)
             # Hugging Face datasets use numbers as tags.
             tags = _get_list(row, tag_column, allow_numbers=True) if labeled else []

@@ -11,7 +11,7 @@ from bertsmith.tasks.settings import is_column_number
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 #: ``TaskSettings`` field -> its default column.
-DEFAULT_COLUMNS = {"text": "form", "label": "upos"}
+DEFAULT_COLUMNS = {"text_column": "form", "label_column": "upos"}
 _NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
 #: Ids of multiword tokens (3-4) and of empty nodes (3.1).
 _NON_WORD_ID = re.compile(r"[0-9]+[-.][0-9]+\t")
@@ -38,7 +38,7 @@ def get_column_index(name: str, field: str, path: Path) -> int:
     Args:
         name: Name of the column. Numbers refer to plain CoNLL files, so they select the default
             column.
-        field: The ``TaskSettings`` field, "text" or "label".
+        field: The ``TaskSettings`` field, "text_column" or "label_column".
         path: The file, for error messages.
 
     Raises:

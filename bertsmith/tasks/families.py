@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
+from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.tasks import classification, multiple_choice, question_answering, tagging
 from bertsmith.tasks.entities import find_invalid_tags
@@ -24,12 +25,12 @@ FAMILIES: dict[str, TaskFamily] = {
 _KINDS_WITH_LABEL_SCORES: tuple[TaskKind, ...] = ("single", "multi", "entities", "tags")
 #: Field of ``TaskSettings`` -> the families that use it. All families use the other fields.
 _FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
-    "pair": ("classify", "answer", "choose"),
+    "pair_column": ("classify", "answer", "choose"),
     **dict.fromkeys(("header", "delimiter"), ("classify", "choose")),
-    "id": ("classify", "choose", "tag"),
-    **dict.fromkeys(("endings", "answers"), ("choose",)),
-    **dict.fromkeys(("unit", "context"), ("tag",)),
-    **dict.fromkeys(("stride", "overlap", "max_question_length", "max_answer_length",
+    "id_column": ("classify", "choose", "tag"),
+    **dict.fromkeys(("ending_columns", "label_file_suffix"), ("choose",)),
+    **dict.fromkeys(("tag_level", "context"), ("tag",)),
+    **dict.fromkeys(("window_stride", "window_overlap", "max_question_length", "max_answer_length",
                      "null_threshold"), ("answer",)),
 }  # fmt: skip
 
@@ -63,10 +64,13 @@ def reject_unused_fields(
             raise SettingsError(
                 f"task.{name}: not used by {family}, only by {', '.join(families)}; remove it",
             )
-    if user_settings.get("stride") is not None and user_settings.get("overlap") is not None:
+    if (
+        user_settings.get("window_stride") is not None
+        and user_settings.get("window_overlap") is not None
+    ):
         raise SettingsError(
-            "task.stride and task.overlap both set the distance between windows of a context; "
-            "give only one of them",
+            "task.window_stride and task.window_overlap both set the distance between "
+            "windows of a context; give only one of them",
         )
     for file in files:
         column_fields = sorted(user_settings.keys() & SQUAD_FIELDS.keys())
@@ -125,6 +129,7 @@ def get_task_settings(
         SettingsError: An override is invalid.
         ModelError: A label of an entity model is not an entity tag.
     """
+    overrides = upgrade_settings(overrides or {}, "task")
     is_entity_model = bundle.head.kind == "entities"
     invalid_tags = find_invalid_tags(bundle.head.labels) if is_entity_model else []
     if invalid_tags:
@@ -137,17 +142,17 @@ def get_task_settings(
     tuned = {name: value for name, value in bundle.info.get("heldout_metrics", {}).items()
              if name == "null_threshold"}  # fmt: skip
     family_defaults = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {})
-    defaults = {**family_defaults, "length": bundle.config.max_positions}
+    defaults = {**family_defaults, "max_seqlen": bundle.config.max_positions}
     if bundle.head.kind == "span" and not recorded:
         # For models trained with other tools, use the default windows of transformers.
         length = min(question_answering.DEFAULT_LENGTH, bundle.config.max_positions)
         overlap = min(question_answering.DEFAULT_OVERLAP, length // 2)
-        defaults |= {"length": length, "overlap": overlap}
+        defaults |= {"max_seqlen": length, "window_overlap": overlap}
     values = {**defaults, **recorded, **tuned, "labels": list(bundle.head.labels)}
     # The format of the training files does not apply to other files.
-    values |= {"skip_bad": False, "encoding": UTF8, "delimiter": ""}
-    if overrides and overrides.get("stride") is not None:
-        values["overlap"] = None
-    values |= {"kind": bundle.head.kind, **(overrides or {})}
+    values |= {"skip_invalid": False, "encoding": UTF8, "delimiter": ""}
+    if overrides.get("window_stride") is not None:
+        values["window_overlap"] = None
+    values |= {"kind": bundle.head.kind, **overrides}
     task = TaskSettings.parse(values, "the model")
     return task.model_copy(update={"metrics": resolve_metrics(task)})

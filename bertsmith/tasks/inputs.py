@@ -63,7 +63,8 @@ class ExampleCounts:
     ) -> Iterator[None]:
         """Count the example that is read in the ``with`` block.
 
-        With ``task.skip_bad`` a ``BadExampleError`` is counted; otherwise it becomes a TaskError.
+        With ``task.skip_invalid`` a ``BadExampleError`` is counted; otherwise it becomes a
+        TaskError.
 
         Args:
             location: File and line of the example.
@@ -76,8 +77,8 @@ class ExampleCounts:
             yield
         except BadExampleError as error:
             error_location = error.location or location
-            if not task.skip_bad:
-                advice = "correct it, or skip such examples with --skip-bad"
+            if not task.skip_invalid:
+                advice = "correct it, or skip such examples with --skip-invalid"
                 raise TaskError(
                     f"{error_location}: {error}; {advice if labeled else 'correct it'}",
                 ) from None
@@ -238,7 +239,7 @@ class TaskFamily(Protocol):
 
         Args:
             path: The file.
-            task: The task settings; with ``skip_bad`` invalid examples are skipped and counted.
+            task: The task settings; with ``skip_invalid`` invalid examples are skipped and counted.
             labels: Allowed labels, None for any.
             labeled: Whether to read the labels.
 
@@ -265,7 +266,7 @@ class TaskFamily(Protocol):
         task: TaskSettings,
         counts: ExampleCounts,
     ) -> ModelInputs:
-        """Encode examples as inputs of at most ``task.length`` tokens; update ``counts``."""
+        """Encode examples as inputs of at most ``task.max_seqlen`` tokens; update ``counts``."""
 
     def compute_losses(self, outputs: Tensor, batch: TaskMicroBatch, head: HeadConfig) -> Tensor:
         """Return the loss of each of the U targets, float32 [U], from a micro-batch's outputs."""

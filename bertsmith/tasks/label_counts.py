@@ -70,8 +70,8 @@ def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
     if 2 * len(counts) > len(examples):
         warning = (
             f"{len(counts):,} different labels in {len(examples):,} examples: the column "
-            f"{task.label!r} may not contain classes; select the right column with --label, or "
-            "predict numbers with --kind regression"
+            f"{task.label_column!r} may not contain classes; select the right column with --label, "
+            "or predict numbers with --kind regression"
         )
         return [warning]
     numbers = _parse_numbers(counts)
@@ -110,9 +110,9 @@ def reject_numeric_labels(examples: Sequence[Any], task: TaskSettings) -> None:
         return
     sample = f"such as {fractions[0]:g}" if fractions else f"{min(numbers):g} to {max(numbers):g}"
     raise TaskError(
-        f"{task.train}: the column {task.label!r} has {len(numbers):,} different numbers "
-        f"({sample}), each of which would be a class; use --kind regression to predict a number, "
-        "or --kind single if each is a class",
+        f"{task.train_file}: the column {task.label_column!r} has {len(numbers):,} "
+        f"different numbers ({sample}), each of which would be a class; use --kind "
+        "regression to predict a number, or --kind single if each is a class",
     )
 
 

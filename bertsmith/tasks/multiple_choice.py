@@ -64,21 +64,22 @@ def read_examples(
     labeled: bool = True,
 ) -> tuple[list[ChoiceExample], ExampleCounts]:
     """Read prompts and endings from a table; see ``TaskFamily``."""
-    if not task.endings:
+    if not task.ending_columns:
         raise SettingsError(
-            f"{path}: the columns of the endings are not set; give --endings A,B,… or task.endings",
+            f"{path}: the columns of the endings are not set; give --endings A,B,… or "
+            "task.ending_columns",
         )
-    answers_file = task.answers_file(path) if labeled else None
-    answers = None if answers_file is None else _read_answers(answers_file)
+    label_file = task.label_file(path) if labeled else None
+    answers = None if label_file is None else _read_answers(label_file)
     examples, counts, seen_ids = [], ExampleCounts(), set[str]()
     for row in read_task_rows(path, task, counts):
         with counts.count_example(row.location, task, labeled=labeled):
             label = None
-            row_id = read_unique_id(row, task.id, seen_ids, needed=answers is not None)
+            row_id = read_unique_id(row, task.id_column, seen_ids, needed=answers is not None)
             if answers is not None:
                 label = _get_answer(row_id, answers)
             elif labeled:
-                label = get_cell(row, task.label)
+                label = get_cell(row, task.label_column)
             examples.append(_parse_example(row, task, label, labeled=labeled))
     num_orphans = len((answers or {}).keys() - seen_ids)
     if num_orphans:
@@ -89,16 +90,16 @@ def read_examples(
 
 def read_prompt(row: Row, task: TaskSettings) -> tuple[str, tuple[str, ...]]:
     """Return the prompt and the endings of a row. Raises BadExampleError."""
-    prompt, endings = get_text(row, task.text), _get_endings(row, task.endings)
-    if task.pair:
-        start = get_text(row, task.pair)
+    prompt, endings = get_text(row, task.text_column), _get_endings(row, task.ending_columns)
+    if task.pair_column:
+        start = get_text(row, task.pair_column)
         endings = tuple(f"{start} {ending}" for ending in endings)
     return prompt, endings
 
 
 def _parse_example(row: Row, task: TaskSettings, label: Any, *, labeled: bool) -> ChoiceExample:
     prompt, endings = read_prompt(row, task)
-    correct_index = _parse_label(label, task.endings, len(endings)) if labeled else None
+    correct_index = _parse_label(label, task.ending_columns, len(endings)) if labeled else None
     return ChoiceExample(prompt, endings, correct_index, row.location)
 
 
@@ -187,11 +188,11 @@ def encode_examples(
     counts: ExampleCounts,
 ) -> ModelInputs:
     """Encode each ending as [CLS] prompt [SEP] ending [SEP]; see ``TaskFamily``."""
-    assert task.length is not None
+    assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
     texts = [text for example in examples for text in (example.prompt, *example.endings)]
     encoded_texts = iter(tokenizer.encode_batch(texts))
-    max_pair_tokens = task.length - 3
+    max_pair_tokens = task.max_seqlen - 3
     sequences, is_truncated = [], []
     for example in examples:
         prompt_ids = next(encoded_texts)

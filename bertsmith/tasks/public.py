@@ -41,10 +41,14 @@ class PublicTask:
             path: The folder with the files, or a training file, part of which is then held out.
         """
         if path.is_file():
-            return {"train": str(path.resolve()), "heldout": {}, **self.fixed_settings}
+            return {
+                "train_file": str(path.resolve()),
+                "validation_files": {},
+                **self.fixed_settings,
+            }
         dev_files = {name: str((path / file).resolve()) for name, file in self.dev_files.items()}
         train_file = str((path / self.train_file).resolve())
-        return {"train": train_file, "heldout": dev_files, **self.fixed_settings}
+        return {"train_file": train_file, "validation_files": dev_files, **self.fixed_settings}
 
     def describe_expected_data(self, name: str) -> str:
         """Return a message that describes the expected value of ``--data``."""
@@ -67,15 +71,15 @@ def _classification(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings for classifying texts or text pairs, given one or two columns."""
     text, pair = (*columns, None)[:2]
-    return {"kind": "single", "text": text, "pair": pair, "label": label, "labels": list(labels),
-            "metrics": list(metrics), "header": header}  # fmt: skip
+    return {"kind": "single", "text_column": text, "pair_column": pair, "label_column": label,
+            "labels": list(labels), "metrics": list(metrics), "header": header}  # fmt: skip
 
 
-_SIMILARITY = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
-               "metrics": ["spearman", "pearson"]}  # fmt: skip
+_SIMILARITY = {"kind": "regression", "text_column": "sentence1", "pair_column": "sentence2",
+               "label_column": "score", "metrics": ["spearman", "pearson"]}  # fmt: skip
 _SQUAD = {"kind": "span", **SQUAD_FIELDS, "metrics": ["f1", "exact"]}
 
-_ENTITIES = {"kind": "entities", "text": "0", "metrics": ["f1", "precision", "recall"]}
+_ENTITIES = {"kind": "entities", "text_column": "0", "metrics": ["f1", "precision", "recall"]}
 _CONLL_FILES: dict[str, Any] = {
     "train_file": "train.txt",
     "dev_files": {"dev": "valid.txt", "test": "test.txt"},
@@ -87,7 +91,7 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
         fixed_settings=_classification(
             "3", label="1", header=False, metrics=("matthews", "accuracy"),
         ),
-        test_settings={"text": "sentence"},
+        test_settings={"text_column": "sentence"},
     ),
     "sst-2": PublicTask(fixed_settings=_classification("sentence")),
     "mrpc": PublicTask(
@@ -117,16 +121,18 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
         dev_files={"test": "ratings_test.txt"}, test_file=None,
     ),
     "korsts": PublicTask(
-        fixed_settings={**_SIMILARITY, "id": ""}, train_file="sts-train.tsv",
+        fixed_settings={**_SIMILARITY, "id_column": ""}, train_file="sts-train.tsv",
         dev_files={"dev": "sts-dev.tsv"}, test_file=None,
     ),
-    "conll2003": PublicTask(fixed_settings={**_ENTITIES, "label": "3"}, **_CONLL_FILES),
+    "conll2003": PublicTask(fixed_settings={**_ENTITIES, "label_column": "3"}, **_CONLL_FILES),
     "conll2003-pos": PublicTask(
-        fixed_settings={"kind": "tags", "text": "0", "label": "1", "metrics": ["accuracy"]},
+        fixed_settings={
+            "kind": "tags", "text_column": "0", "label_column": "1", "metrics": ["accuracy"],
+        },
         **_CONLL_FILES,
     ),
     "klue-ner": PublicTask(
-        fixed_settings={**_ENTITIES, "label": "1", "unit": "character"},
+        fixed_settings={**_ENTITIES, "label_column": "1", "tag_level": "character"},
         train_file="klue-ner-v1.1_train.tsv", dev_files={"dev": "klue-ner-v1.1_dev.tsv"},
         test_file=None,
     ),
@@ -140,25 +146,27 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
     ),
     "swag": PublicTask(
         fixed_settings={
-            "kind": "choice", "text": "sent1", "pair": "sent2", "label": "label",
-            "metrics": ["accuracy"],
-            "endings": ["ending0", "ending1", "ending2", "ending3"],
+            "kind": "choice", "text_column": "sent1", "pair_column": "sent2",
+            "label_column": "label", "metrics": ["accuracy"],
+            "ending_columns": ["ending0", "ending1", "ending2", "ending3"],
         },
         train_file="train.csv", dev_files={"val": "val.csv"}, test_file=None,
     ),
-    # CODAH has a single file: a fifth is held out, and task.heldout_fold (0 to 4) selects which.
+    # CODAH has a single file: a fifth is held out, and task.validation_fold (0 to 4) selects which.
     "codah": PublicTask(
         fixed_settings={
-            "kind": "choice", "text": "1", "endings": ["2", "3", "4", "5"], "label": "6",
-            "header": False, "heldout_share": 0.2, "metrics": ["accuracy"],
+            "kind": "choice", "text_column": "1", "ending_columns": ["2", "3", "4", "5"],
+            "label_column": "6", "header": False, "validation_fraction": 0.2,
+            "metrics": ["accuracy"],
         },
         train_file="full_data.tsv", dev_files={}, test_file=None,
     ),
     # Three rows of the training table have no third ending; they are skipped and reported.
     "comve-b": PublicTask(
         fixed_settings={
-            "kind": "choice", "text": "FalseSent", "endings": ["OptionA", "OptionB", "OptionC"],
-            "answers": "-answers", "skip_bad": True, "metrics": ["accuracy"],
+            "kind": "choice", "text_column": "FalseSent",
+            "ending_columns": ["OptionA", "OptionB", "OptionC"],
+            "label_file_suffix": "-answers", "skip_invalid": True, "metrics": ["accuracy"],
         },
         train_file="train.csv", dev_files={"dev": "dev.csv"}, test_file=None,
     ),

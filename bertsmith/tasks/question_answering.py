@@ -69,11 +69,11 @@ def encode_examples(
     question whose answers have no tokens has no target. ``family_data`` holds a ``ContextWindow``
     for each input. See ``TaskFamily``.
     """
-    assert task.length is not None
+    assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
     contexts = _tokenize_contexts([example.context for example in examples], tokenizer)
     questions = tokenizer.encode_batch([example.question for example in examples])
-    max_question_tokens = min(task.max_question_length, (task.length - 3) // 2)
+    max_question_tokens = min(task.max_question_length, (task.max_seqlen - 3) // 2)
     inputs = ModelInputs([], [], [], [], [], family_data=[])
     for example_index, (example, question_ids) in enumerate(zip(examples, questions, strict=True)):
         context_ids, offsets = contexts[example.context]
@@ -82,7 +82,7 @@ def encode_examples(
         is_truncated = len(question_ids) > max_question_tokens
         counts.num_truncated += is_truncated
         first_part = [tokenizer.cls_id, *question_ids[:max_question_tokens], tokenizer.sep_id]
-        window_size = task.length - len(first_part) - 1
+        window_size = task.max_seqlen - len(first_part) - 1
         windows = split_into_windows(len(context_ids), window_size, _get_stride(task, window_size))
         counts.num_unreachable_answers += answer is not None and not any(
             start <= answer[0] and answer[1] < stop for start, stop in windows
@@ -113,11 +113,11 @@ def encode_examples(
 
 def _get_stride(task: TaskSettings, window_size: int) -> int:
     """Return the number of tokens between the starts of consecutive windows."""
-    if task.overlap is None:
+    if task.window_overlap is None:
         # Consecutive windows share at least half of their tokens, even if windows are short.
-        return min(task.stride, max(window_size // 2, 1))
+        return min(task.window_stride, max(window_size // 2, 1))
     # With short windows a large overlap would result in a window for each token.
-    return max(window_size - task.overlap, window_size // 8, 1)
+    return max(window_size - task.window_overlap, window_size // 8, 1)
 
 
 def _get_span_starts(
@@ -125,7 +125,7 @@ def _get_span_starts(
     task: TaskSettings,
 ) -> list[NDArray[np.bool_]]:
     """Return, for each window of m tokens, which tokens a span may start with: bool [m]."""
-    if task.overlap is None:
+    if task.window_overlap is None:
         return assign_tokens_to_windows(windows)
     return [np.ones(stop - start, np.bool_) for start, stop in windows]
 

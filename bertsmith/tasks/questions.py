@@ -138,12 +138,14 @@ def _get_list(value: Any, key: str, location: str) -> list[Any]:
 
 def _parse_example(row: Row, fields: Mapping[str, str], *, labeled: bool) -> QuestionExample:
     """Parse a row. ``fields``: names of the question, context and answers fields."""
-    question, context = (_get_text(row, fields[key], SQUAD_FIELDS[key]) for key in ("text", "pair"))
+    question, context = (
+        _get_text(row, fields[key], SQUAD_FIELDS[key]) for key in ("text_column", "pair_column")
+    )
     question_id = _get_field(row, "id")
     is_valid_id = isinstance(question_id, str | int) and not isinstance(question_id, bool)
     if not is_valid_id or question_id == "":
         raise BadExampleError("an id that is not a name", f": {question_id!r}")
-    answers = _parse_answers(row, fields["label"], context) if labeled else None
+    answers = _parse_answers(row, fields["label_column"], context) if labeled else None
     return QuestionExample(question, context, answers, str(question_id), row.location)
 
 

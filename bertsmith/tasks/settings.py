@@ -12,7 +12,7 @@ from bertsmith.settings import SettingsTable
 
 #: ``TaskSettings`` field -> its name in SQuAD's format, also the default in files with one question
 #: per row.
-SQUAD_FIELDS = {"text": "question", "pair": "context", "label": "answers"}
+SQUAD_FIELDS = {"text_column": "question", "pair_column": "context", "label_column": "answers"}
 #: The kinds of each task family; the first one is the default.
 FAMILY_KINDS: dict[str, tuple[TaskKind, ...]] = {
     "classify": ("single", "multi", "regression"),
@@ -23,7 +23,7 @@ FAMILY_KINDS: dict[str, tuple[TaskKind, ...]] = {
 #: Defaults of ``TaskSettings`` fields that differ in a family.
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "answer": SQUAD_FIELDS,
-    "tag": {"text": "0", "label": "-1"},
+    "tag": {"text_column": "0", "label_column": "-1"},
 }
 
 
@@ -48,74 +48,78 @@ class TaskSettings(SettingsTable):
 
     #: A public task, or a family for custom files.
     name: str = "classify"
-    #: Type of the targets, which determines the head and the metrics.
+    #: What is predicted. classify: `single` (one label), `multi` (several) or `regression` (a
+    #: number); tag: `entities` or `tags`; answer: `span`; choose: `choice`.
     kind: TaskKind = "single"
     #: Labels in the order of the outputs; collected from the training file if empty.
     labels: list[str] = Field(default_factory=list)
-    #: Path of the training file.
-    train: str = ""
-    #: Held-out files by name; the first one selects the best checkpoint.
-    heldout: dict[str, str] = Field(default_factory=dict)
+    #: Training file.
+    train_file: str = ""
+    #: Validation files by name; the first one selects the best checkpoint.
+    validation_files: dict[str, str] = Field(default_factory=dict)
     #: A hash of all files, computed by the run.
     fingerprint: str = ""
     #: Maximum number of training examples, None for all.
-    examples: Annotated[int, Field(ge=2)] | None = None
-    #: Which examples ``examples`` selects: a random subset, or the first ones of the file. With
-    #: document context, whole documents are drawn, and the last one may be truncated.
-    examples_draw: Literal["random", "first"] = "random"
-    #: Random seed of the subset.
-    examples_seed: Annotated[int, Field(ge=0)] = 0
-    #: Share of the training file that is held out if there is no held-out file.
-    heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    #: Number of the cross-validation fold that is held out, from 0.
-    heldout_fold: Annotated[int, Field(ge=0)] = 0
-    #: Column of the text (answer: question; choose: prompt). Columns of CoNLL files are numbers.
-    text: Column = "text"
-    #: Column of the second text (answer: context; choose: the start of each ending).
-    pair: Column | None = None
+    max_train_examples: Annotated[int, Field(ge=2)] | None = None
+    #: With max_train_examples: a random subset of the training file, or its first examples. With
+    #: document context, whole documents are drawn; the last one may be cut.
+    train_subset: Literal["random", "first"] = "random"
+    #: Seed of the random subset.
+    train_subset_seed: Annotated[int, Field(ge=0)] = 0
+    #: Fraction of the training file that is held out for validation if there are no validation
+    #: files.
+    validation_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    #: Which part of the training file is held out, from 0: the fold of a cross-validation.
+    validation_fold: Annotated[int, Field(ge=0)] = 0
+    #: Column of the text (answer: question; choose: prompt; tag: the words). Columns of CoNLL files
+    #: are numbers.
+    text_column: Column = "text"
+    #: Column of a second text (answer: context; choose: the start of each ending).
+    pair_column: Column | None = None
     #: Column of the label (answer: the answers; choose: the correct ending).
-    label: Column = "label"
+    label_column: Column = "label"
     #: Column of the row ids, which must be unique; "" for no such column.
-    id: Column = "id"
-    #: Whether tables start with a row of column names.
+    id_column: Column = "id"
+    #: Whether the first line of a table contains the column names; without it, columns are
+    #: numbered from 0.
     header: bool = True
     #: Text encoding of the files.
     encoding: str = "utf-8"
-    #: Column separator of CSV files; "": detected.
+    #: Delimiter of CSV; "": detected.
     delimiter: str = ""
     #: choose: one column for each ending, or a single column of lists.
-    endings: list[Column] = Field(default_factory=list)
+    ending_columns: list[Column] = Field(default_factory=list)
     #: choose: suffix of the name of a separate file with "id,label" rows; "" if the label is a
     #: column.
-    answers: str = ""
+    label_file_suffix: str = ""
     #: tag: whether a tag belongs to a word or to a character.
-    unit: Literal["word", "character"] = "word"
+    tag_level: Literal["word", "character"] = "word"
     #: tag: whether an input is a single sentence, or is filled with the neighboring sentences of
     #: its document. In tables, consecutive rows with the same "document" form a document.
     context: Literal["sentence", "document"] = "sentence"
     #: The first metric selects the best checkpoint. Empty: the defaults of the kind.
     metrics: list[str] = Field(default_factory=list)
-    #: Maximum number of tokens per input, including [CLS] and [SEP]. Longer texts are truncated, or
-    #: split into windows (answer). None: the default of the family, limited by the model.
-    length: Annotated[int, Field(ge=8)] | None = None
-    #: answer: tokens between the starts of consecutive windows. The default of this setting and of
-    #: the next lengths is that of the original run_squad.py.
-    stride: Annotated[int, Field(ge=1)] = 128
+    #: Maximum tokens per input, including [CLS] and [SEP]. Longer texts are truncated, or split
+    #: into windows (answer). None: the default of the family, limited by the model.
+    max_seqlen: Annotated[int, Field(ge=8)] | None = None
+    #: answer: tokens between the starts of consecutive windows of a long context (``doc_stride`` in
+    #: the original run_squad.py).
+    window_stride: Annotated[int, Field(ge=1)] = 128
     #: answer: tokens shared by consecutive windows (``doc_stride`` or ``stride`` in transformers).
-    #: If set, ``stride`` is ignored, and a span may come from any window, not only from the one
-    #: with the most context around its first token.
-    overlap: Annotated[int, Field(ge=0)] | None = None
-    #: answer: maximum number of tokens in a question.
+    #: If set, ``window_stride`` is ignored, and a span may come from any window, not only from the
+    #: one with the most context around its first token.
+    window_overlap: Annotated[int, Field(ge=0)] | None = None
+    #: answer: maximum tokens of a question; longer ones are truncated.
     max_question_length: Annotated[int, Field(ge=1)] = 64
-    #: answer: maximum number of tokens in an answer.
+    #: answer: maximum tokens of a predicted answer.
     max_answer_length: Annotated[int, Field(ge=1)] = 30
     #: answer: no answer is predicted if its score exceeds that of the best span by more than this.
-    #: None: tuned on the held-out file, or infinite if all its questions have answers.
+    #: None: tuned on the validation file, or infinite if all its questions have answers.
     null_threshold: float | None = None
-    #: Training examples per step.
-    batch: Annotated[int, Field(ge=1)] = 32
-    #: Whether invalid examples are skipped and counted instead of stopping the run.
-    skip_bad: bool = False
+    #: Examples per optimizer step.
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    #: Whether invalid rows are skipped and counted; otherwise they are an error.
+    skip_invalid: bool = False
     #: "balanced": examples are weighted inversely to the frequency of their label.
     class_weights: Literal["none", "balanced"] = "none"
 
@@ -129,8 +133,8 @@ class TaskSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _check_columns_differ(self) -> Self:
-        columns = {"text": self.text, "pair": self.pair, "label": self.label}
-        if self.answers:
+        columns = {"text": self.text_column, "pair": self.pair_column, "label": self.label_column}
+        if self.label_file_suffix:
             # The labels are in a separate file.
             del columns["label"]
         for (first, column), (second, other_column) in combinations(columns.items(), 2):
@@ -138,12 +142,14 @@ class TaskSettings(SettingsTable):
                 raise ValueError(f"the column {column!r} is both {first} and {second}")
         return self
 
-    def answers_file(self, path: Path) -> Path | None:
+    def label_file(self, path: Path) -> Path | None:
         """Return the file with the labels of the table ``path``, None if they are a column."""
-        return path.with_stem(path.stem + self.answers) if self.answers else None
+        return (
+            path.with_stem(path.stem + self.label_file_suffix) if self.label_file_suffix else None
+        )
 
     def files(self) -> list[Path]:
         """Return all data files, including the separate files with labels."""
-        tables = [Path(file) for file in (self.train, *self.heldout.values())]
-        answers = [self.answers_file(table) for table in tables]
-        return tables + [file for file in answers if file is not None]
+        tables = [Path(file) for file in (self.train_file, *self.validation_files.values())]
+        label_files = [self.label_file(table) for table in tables]
+        return tables + [file for file in label_files if file is not None]

@@ -169,7 +169,9 @@ def read_unique_id(row: Row, column: str, seen_ids: set[str], *, needed: bool = 
         return ""
     row_id = str(get_cell(row, column)).strip()
     if row_id in seen_ids:
-        detail = f": {row_id!r}; if the column {column!r} does not hold ids, give --set task.id="
+        detail = (
+            f": {row_id!r}; if the column {column!r} does not hold ids, give --set task.id_column="
+        )
         raise BadExampleError("a duplicate id", detail)
     seen_ids.add(row_id)
     return row_id

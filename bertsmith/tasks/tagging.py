@@ -106,9 +106,9 @@ def encode_examples(
     tokens of the document as fit, and nothing is truncated. ``family_data`` holds a
     ``TokenAlignment`` for each sentence.
     """
-    assert task.length is not None
+    assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
-    max_tokens = task.length - 2
+    max_tokens = task.max_seqlen - 2
     alignments = [_align_tokens(example, tokenizer) for example in examples]
     is_truncated = [False] * len(examples)
     if task.context == "sentence":
@@ -406,5 +406,5 @@ def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if task.kind == "tags":
         return ("accuracy",), ("accuracy",)
     defaults = ("f1", "precision", "recall")
-    character_metrics = ("char_macro_f1",) if task.unit == "character" else ()
+    character_metrics = ("char_macro_f1",) if task.tag_level == "character" else ()
     return defaults, (*defaults, "macro_f1", "accuracy", *character_metrics)

@@ -129,7 +129,7 @@ class VocabularyDescription:
         split_chinese: Whether each Chinese character is a word.
         segmenter: Name and version of the segmenter, or None.
         special: Ids of the special tokens.
-        whole_words: Number of entries that start a word.
+        word_starts: Number of entries that start a word.
         continuations: Number of entries that continue a word ("##").
         characters: Number of entries with a single character.
         repeated: Number of entries that repeat another one.
@@ -145,7 +145,7 @@ class VocabularyDescription:
     split_chinese: bool
     segmenter: str | None
     special: dict[str, int]
-    whole_words: int
+    word_starts: int
     continuations: int
     characters: int
     repeated: int
@@ -169,7 +169,7 @@ class VocabularyDescription:
             f"special tokens: {ids}",
             f"case {case}; accents {accents}; Chinese characters {chinese}",
             f"text is segmented first by {self.segmenter}" if self.segmenter else "",
-            f"{self.whole_words:,} start a word, {self.continuations:,} continue one (##)",
+            f"{self.word_starts:,} start a word, {self.continuations:,} continue one (##)",
             f"{self.characters:,} of these are single characters",
             f"{self.repeated:,} lines repeat a word" if self.repeated else "",
             f"scripts: {scripts}",
@@ -200,7 +200,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
             for token in SPECIAL_TOKENS
             if (index := tokenizer.token_to_id(token)) is not None
         },
-        whole_words=len(starts),
+        word_starts=len(starts),
         continuations=len(words) - len(starts),
         characters=sum(len(word) == 1 for word in bare_words),
         repeated=tokenizer.vocab_size - len(set(tokenizer.vocab)),

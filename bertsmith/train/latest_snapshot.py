@@ -5,7 +5,7 @@ from pathlib import Path
 from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import RunError
-from bertsmith.settings import read_toml
+from bertsmith.settings import read_stored_settings
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.settings import FinetuneSettings
@@ -21,7 +21,7 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
     Raises:
         RunError: If no checkpoint can be read.
     """
-    is_finetuning = "task" in read_toml(run / SETTINGS_FILE)
+    is_finetuning = "task" in read_stored_settings(run / SETTINGS_FILE)
     write = _write_fine_tuned_snapshot if is_finetuning else write_snapshot
     reasons = []
     for step, _ in reversed(checkpoint.list_checkpoints(run)):
@@ -30,12 +30,14 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
         except RunError as error:
             reasons.append(f"\n  {error}")
             continue
-        return step, int(read_toml(run / SETTINGS_FILE)["schedule"]["steps"])
+        return step, int(read_stored_settings(run / SETTINGS_FILE)["schedule"]["steps"])
     raise RunError(f"{run}: no checkpoint of this run can be read:{''.join(reasons)}")
 
 
 def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:
-    settings = FinetuneSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE))
+    settings = FinetuneSettings.parse(
+        read_stored_settings(run / SETTINGS_FILE), str(run / SETTINGS_FILE)
+    )
     task = settings.task
     head = bundle.HeadConfig(task.kind, tuple(task.labels))
     model = head.build_model(settings.model, settings.features)

@@ -14,9 +14,10 @@ from bertsmith.tasks.public import PUBLIC_TASKS
 
 #: Fields of ``TaskSettings`` that affect reading and scoring; the others affect training only.
 _FIELDS = (
-    "text", "pair", "label", "id", "header", "encoding", "delimiter", "endings", "answers", "unit",
-    "context", "length", "stride", "overlap", "max_question_length", "max_answer_length",
-    "null_threshold", "metrics", "skip_bad",
+    "text_column", "pair_column", "label_column", "id_column", "header", "encoding", "delimiter",
+    "ending_columns", "label_file_suffix", "tag_level", "context", "max_seqlen", "window_stride",
+    "window_overlap", "max_question_length", "max_answer_length",
+    "null_threshold", "metrics", "skip_invalid",
 )  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def evaluate(
         data: A file in the format the model was fine-tuned on, or the directory of a public task,
             whose held-out file is used.
         changes: Fields of ``TaskSettings`` that differ from fine-tuning, such as the name of the
-            column ``text``.
+            ``text_column``.
 
     Returns:
         The metrics; ``counts`` of the examples; and for classification ``classes``, the scores of

@@ -83,7 +83,7 @@ def _parse_lines(
         except InputError as error:
             if skipped is None:
                 raise InputError(
-                    f"{error}; correct it, or skip such lines with --skip-bad"
+                    f"{error}; correct it, or skip such lines with --skip-invalid"
                 ) from None
             skipped.add(str(error))
         else:
@@ -94,12 +94,12 @@ def _parse_text_or_pair(bundle: FineTunedBundle, line: str, location: str) -> st
     """Parse a line as the fine-tuning data was; if that is unknown, a tab makes it a pair."""
     task = bundle.info.get("provenance", {}).get("task")
     first, tab, second = line.partition("\t")
-    if task is not None and task.get("pair") and not tab:
+    if task is not None and task.get("pair_column") and not tab:
         raise InputError(
             f"{location}: there is no tab; the model is for pairs: expected two texts, separated "
             "by a tab"
         )
-    is_pair = tab if task is None else task.get("pair")
+    is_pair = tab if task is None else task.get("pair_column")
     text_or_pair = (first, second) if is_pair else line
     to_text_example(text_or_pair, location)
     return text_or_pair
@@ -197,7 +197,7 @@ def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     first, second = tee(parsed)
     choices = iter_choices(bundle, (item for _, item in first))
     for (line, (prompt, endings)), choice in zip(second, choices, strict=True):
-        best, columns = choice.best_index, get_task_settings(bundle).endings
+        best, columns = choice.best_index, get_task_settings(bundle).ending_columns
         # Column numbers are not reported as names.
         has_names = len(columns) == len(endings) and not any(map(is_column_number, columns))
         value = {"prompt": prompt, "endings": endings, "probabilities": choice.probabilities,

@@ -1,6 +1,6 @@
 """Predictions for the rows of a table: writes the same table with added columns.
 
-Rows keep their order, and memory does not grow with the size of the table. With ``skip_bad``, a
+Rows keep their order, and memory does not grow with the size of the table. With ``skip_invalid``, a
 row with invalid input keeps empty predictions, and a row that cannot be read is dropped.
 """
 
@@ -89,7 +89,7 @@ def predict_table(
     out: Path | Callable[[str], object],
     *,
     columns: Mapping[str, Any] | None = None,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     out_format: str | None = None,
     progress: Progress | None = None,
 ) -> TableCounts:
@@ -100,7 +100,7 @@ def predict_table(
         source: The input table.
         out: A new file, whose suffix sets the format, or a function that receives text.
         columns: Fields of ``TaskSettings`` that name columns, if different from training.
-        skip_bad: Accept rows with invalid input.
+        skip_invalid: Accept rows with invalid input.
         out_format: Format of the text for a function; None for the format of the input.
         progress: Receives the number of rows.
 
@@ -129,7 +129,7 @@ def predict_table(
         encoding = choose_output_encoding(source.path, source.encoding) if is_text else UTF8
         write_rows = partial(
             _write_rows, bundle, task, rows, names, counts=counts, progress=progress,
-            is_text=is_text, skip_bad=skip_bad,
+            is_text=is_text, skip_invalid=skip_invalid,
         )  # fmt: skip
         progress.start("predicting", None, "rows")
         try:
@@ -149,10 +149,15 @@ def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -
     """Raise BertsmithError if a column is named that the model does not use."""
     reject_unused_fields(bundle.head.kind, columns, [])
     trained_task = bundle.info.get("provenance", {}).get("task")
-    is_single_text = trained_task is not None and not trained_task.get("pair")
-    if columns.get("pair") and is_single_text and get_family_name(bundle.head.kind) == "classify":
+    is_single_text = trained_task is not None and not trained_task.get("pair_column")
+    if (
+        columns.get("pair_column")
+        and is_single_text
+        and get_family_name(bundle.head.kind) == "classify"
+    ):
         raise InputError(
-            f"--pair {columns['pair']}: {bundle.path} was fine-tuned on single texts; omit --pair"
+            f"--pair {columns['pair_column']}: {bundle.path} was fine-tuned on single texts; "
+            "omit --pair"
         )
 
 
@@ -181,10 +186,13 @@ def _check_columns_exist(
 ) -> None:
     """Raise TaskError if the table lacks a column that the model reads."""
     has_task = "task" in bundle.info.get("provenance", {})
-    options = {"--text": [task.text], "--pair": [task.pair] if task.pair else []}
+    options = {
+        "--text": [task.text_column],
+        "--pair": [task.pair_column] if task.pair_column else [],
+    }
     if bundle.head.kind == "choice":
-        options["--endings"] = task.endings
-        if not task.endings:
+        options["--endings"] = task.ending_columns
+        if not task.ending_columns:
             raise InputError("the columns of the endings are unknown; give --endings A,B,…")
     for option, names in options.items():
         for name in names:
@@ -224,10 +232,10 @@ def _write_rows(
     progress: Progress,
     *,
     is_text: bool,
-    skip_bad: bool,
+    skip_invalid: bool,
 ) -> None:
     empty_cells = dict.fromkeys(names.values())
-    parsed_rows = _parse_rows(bundle, task, rows, counts, skip_bad=skip_bad)
+    parsed_rows = _parse_rows(bundle, task, rows, counts, skip_invalid=skip_invalid)
     for chunk in chunked(parsed_rows, _CHUNK_SIZE):
         items = [item for _, item in chunk if item is not None]
         predictions = iter(list(predict_items(bundle, items)))
@@ -251,7 +259,7 @@ def _parse_rows(
     rows: Iterator[Row],
     counts: TableCounts,
     *,
-    skip_bad: bool,
+    skip_invalid: bool,
 ) -> Iterator[tuple[Row, Any]]:
     """Yield each row with the model's input, or with None if the row has no valid input."""
     parse = _PARSERS[bundle.head.kind]
@@ -260,9 +268,9 @@ def _parse_rows(
             item = parse(row, task)
         except BadExampleError as error:
             message = f"{error.location or row.location}: {error}"
-            if not skip_bad:
+            if not skip_invalid:
                 raise TaskError(
-                    f"{message}; correct it, or continue without its prediction with --skip-bad"
+                    f"{message}; correct it, or continue without its prediction with --skip-invalid"
                 ) from None
             counts.first_problem = counts.first_problem or message
             if row.error:
@@ -274,17 +282,17 @@ def _parse_rows(
 
 
 def _parse_text_or_pair(row: Row, task: TaskSettings) -> str | tuple[str, str]:
-    text = get_text(row, task.text)
-    return (text, get_text(row, task.pair)) if task.pair else text
+    text = get_text(row, task.text_column)
+    return (text, get_text(row, task.pair_column)) if task.pair_column else text
 
 
 def _parse_text(row: Row, task: TaskSettings) -> str:
-    return get_text(row, task.text)
+    return get_text(row, task.text_column)
 
 
 def _parse_question(row: Row, task: TaskSettings) -> tuple[str, str]:
-    assert task.pair
-    return get_text(row, task.text), get_text(row, task.pair)
+    assert task.pair_column
+    return get_text(row, task.text_column), get_text(row, task.pair_column)
 
 
 def _parse_prompt(row: Row, task: TaskSettings) -> tuple[str, list[str]]:

@@ -166,7 +166,7 @@ def require_text(text: str, location: str) -> str:
 
 def _split_into_units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
     """Return the characters [start, end) of each unit."""
-    if task.unit == "character":
+    if task.tag_level == "character":
         return tuple((index, index + 1) for index in range(len(text)))
     return tuple(match.span() for match in _WORDS.finditer(text))
 

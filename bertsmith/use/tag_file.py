@@ -59,7 +59,7 @@ def tag_file(
     out: Path | Callable[[str], object],
     *,
     columns: Mapping[str, Any] | None = None,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     as_json: bool = False,
     progress: Progress | None = None,
 ) -> TableCounts:
@@ -73,7 +73,7 @@ def tag_file(
         source: CoNLL, CoNLL-U, or rows with lists of words.
         out: A new file, whose suffix sets the format, or a function that receives text.
         columns: Fields of ``TaskSettings`` that differ from fine-tuning.
-        skip_bad: Write invalid sentences without tags.
+        skip_invalid: Write invalid sentences without tags.
         as_json: Write JSON lines if ``out`` is a function.
         progress: Receives the number of sentences.
 
@@ -95,7 +95,7 @@ def tag_file(
     try:
         with _open_input(source, in_format, task) as (input_columns, raw_sentences):
             items = _tag_raw_sentences(
-                bundle, task, source, raw_sentences, counts, progress, skip_bad=skip_bad
+                bundle, task, source, raw_sentences, counts, progress, skip_invalid=skip_invalid
             )
             if is_json:
                 names, notes = unused_column_names(list(_COLUMNS), input_columns, source.path)
@@ -156,10 +156,10 @@ def _tag_raw_sentences(
     counts: TableCounts,
     progress: Progress,
     *,
-    skip_bad: bool,
+    skip_invalid: bool,
 ) -> Iterator[_TaggedItem]:
     """Yield each sentence with its tags; invalid sentences have none."""
-    parsed = _parse_sentences(raw_sentences, source.path, task, counts, skip_bad=skip_bad)
+    parsed = _parse_sentences(raw_sentences, source.path, task, counts, skip_invalid=skip_invalid)
     first, second = tee(parsed)
     tagged_units = tag_sentences(
         bundle, (sentence for _, sentence in first if sentence is not None), task=task
@@ -179,7 +179,7 @@ def _parse_sentences(
     task: TaskSettings,
     counts: TableCounts,
     *,
-    skip_bad: bool,
+    skip_invalid: bool,
 ) -> Iterator[tuple[RawSentence, TaggedSentence | None]]:
     """Yield each sentence as read and as parsed; the latter is None if it is invalid."""
     for raw in raw_sentences:
@@ -191,9 +191,9 @@ def _parse_sentences(
             sentence = parse_sentence(raw, path, task, None, labeled=False)
         except BadExampleError as error:
             message = f"{error.location or raw.location}: {error}"
-            if not skip_bad:
+            if not skip_invalid:
                 raise TaskError(
-                    f"{message}; correct it, or continue without its tags with --skip-bad"
+                    f"{message}; correct it, or continue without its tags with --skip-invalid"
                 ) from None
             counts.first_problem = counts.first_problem or message
             if not raw.cells and not raw.source_lines:

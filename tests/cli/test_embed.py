@@ -188,7 +188,7 @@ def test_similar_with_missing_words_and_many_occurrences(run: Run, model: Path) 
     completed = run(*similar, stdin=b"ferry\nriver\n")
     assert completed.status == 2
     assert "text 2: the word 'ferry' is not in 'river'" in completed.err
-    completed = run(*similar, "--skip-bad", stdin=b"ferry\nriver\nferry\n")
+    completed = run(*similar, "--skip-invalid", stdin=b"ferry\nriver\nferry\n")
     assert "skipped 1 lines without the word 'ferry'" in completed.err
     completed = run(*similar, stdin=b"the ferry\na ferry\n" * 10)
     assert re.fullmatch(

@@ -115,8 +115,8 @@ def test_pretrain_continues_after_a_full_disk(
         tmp_path / "store")  # fmt: skip
     assert Store.open(tmp_path / "store").manifest.splits["heldout"].documents
     command = ("pretrain", "--data", tmp_path / "store", "--steps", 2, "--set", "model.width=16",
-               "--set", "model.heads=2", "--set", "model.layers=1", "--set", "data.length=32",
-               "--set", "data.batch=4", "--out")  # fmt: skip
+               "--set", "model.heads=2", "--set", "model.layers=1", "--set", "data.max_seqlen=32",
+               "--set", "data.batch_size=4", "--out")  # fmt: skip
     assert run(*command, tmp_path / "uninterrupted").status == 0
     with limit_file_size(8000):
         completed = run(*command, tmp_path / "run")

@@ -38,7 +38,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def classifier(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a classifier fine-tuned on that table."""
     out = tmp_path_factory.mktemp("classifier") / "run"
-    task = {"text": "line", "label": "mood", "batch": 8}
+    task = {"text_column": "line", "label_column": "mood", "batch_size": 8}
     finetune("classify", model, out, data=table, values={"task": task, "run": {"threads": 1}})
     return out
 
@@ -69,7 +69,7 @@ def test_finetune_prints_metrics_and_counts(
 ) -> None:
     """Validation metrics and row counts are printed, a next command is logged."""
     out = tmp_path / "run"
-    completed = run(*finetune_command, "--batch", 8, "--out", out)
+    completed = run(*finetune_command, "--batch-size", 8, "--out", out)
     assert completed.status == 0, completed.err
     assert "train: 24 read, 24 used, 0 skipped, 0 truncated" in completed.out
     assert "held out (2 examples): accuracy" in completed.out
@@ -94,7 +94,7 @@ def test_multiple_choice_with_a_column_per_ending(run: Run, model: Path, tmp_pat
     (tmp_path / "t.csv").write_text("\n".join(["line,a,b,right", *rows]) + "\n")
     completed = run(
         "finetune", "choose", "--model", model, "--data", tmp_path / "t.csv", "--text", "line",
-        "--endings", "a,b", "--label", "right", "--epochs", 1, "--batch", 8,
+        "--endings", "a,b", "--label", "right", "--epochs", 1, "--batch-size", 8,
         "--set", "run.threads=1", "--out", tmp_path / "run",
     )  # fmt: skip
     assert completed.status == 0, completed.err
@@ -134,8 +134,8 @@ def test_predict_reads_lines_of_a_file(run: Run, classifier: Path, tmp_path: Pat
     completed = run("predict", classifier, "--input", file)
     assert (completed.status, completed.out.splitlines()) == (2, predictions[:1])
     assert f"{file}, line 2 is empty" in completed.err
-    assert "--skip-bad" in completed.err
-    completed = run("predict", classifier, "--input", file, "--skip-bad")
+    assert "--skip-invalid" in completed.err
+    completed = run("predict", classifier, "--input", file, "--skip-invalid")
     assert (completed.status, completed.out.splitlines()) == (0, predictions)
     assert f"skipped 2 lines; the first: {file}, line 2 is empty" in completed.err
 
@@ -206,7 +206,7 @@ def test_tagger_reads_all_formats(run: Run, model: Path, tmp_path: Path) -> None
     """CoNLL is recognized or requested; token lists, a text column and plain lines work too."""
     conll, tagger = tmp_path / "c.txt", tmp_path / "run"
     conll.write_text("the DT O\nferry NN B-X\n\nriver NN O\n" * 12)
-    values = {"task": {"label": "2"}, "schedule": {"steps": 1}, "run": {"threads": 1}}
+    values = {"task": {"label_column": "2"}, "schedule": {"steps": 1}, "run": {"threads": 1}}
     finetune("tag", model, tagger, data=conll, values=values)
     completed = run("predict", tagger, "--input", conll)
     assert completed.status == 0, completed.err
@@ -252,7 +252,7 @@ def test_pair_classifier_needs_a_tab(run: Run, model: Path, tmp_path: Path) -> N
     """A model for text pairs rejects a line without a tab."""
     rows = [f"the anvil {n},rings,{n % 2}" for n in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
-    task = {"text": "a", "pair": "b", "batch": 8}
+    task = {"text_column": "a", "pair_column": "b", "batch_size": 8}
     values = {"task": task, "schedule": {"steps": 1}, "run": {"threads": 1}}
     finetune("classify", model, tmp_path / "run", data=tmp_path / "t.csv", values=values)
     completed = run("predict", tmp_path / "run", "the anvil\trings", "the anvil", "--json")
@@ -324,8 +324,8 @@ def test_classifier_without_bertsmith_json_is_evaluated(
     assert json.loads(completed.out)["counts"]["used"] == 1
     completed = run(*evaluate, "--set", "optim.lr=1.0")
     assert (completed.status, "takes settings of the task" in completed.err) == (2, True)
-    completed = run(*evaluate, "--set", "task.batch=3")
-    assert (completed.status, "task.batch: " in completed.err) == (2, True)
+    completed = run(*evaluate, "--set", "task.batch_size=3")
+    assert (completed.status, "task.batch_size: " in completed.err) == (2, True)
 
 
 def test_json_output_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,13 +352,13 @@ def test_skipped_rows_and_sweeps_are_reported(
         f"the {'anvil' if n % 2 else 'river'} {n},{'loud' if n % 2 else 'still'}" for n in range(24)
     ]
     file.write_text("\n".join(["line,mood", "the anvil,", *rows]) + "\n")
-    completed = run("evaluate", classifier, "--data", file, "--skip-bad")
+    completed = run("evaluate", classifier, "--data", file, "--skip-invalid")
     skipped_row = f"{file}, line 2"
     assert "25 read, 24 used, 1 skipped" in completed.out
     assert skipped_row in completed.err
     completed = run(
         "finetune", "classify", "--model", model, "--data", file, "--text", "line", "--label",
-        "mood", "--epochs", 1, "--set", "run.threads=1", "--skip-bad", "--seeds", 2, "--json",
+        "mood", "--epochs", 1, "--set", "run.threads=1", "--skip-invalid", "--seeds", 2, "--json",
         "--out", out,
     )  # fmt: skip
     assert skipped_row in completed.err
@@ -473,8 +473,8 @@ def test_squad_data_is_a_folder_or_a_file(run: Run, model: Path, tmp_path: Path)
     """``finetune squad`` and ``evaluate`` take a folder or a file, and name the expected files."""
     folder, out = tmp_path / "squad", tmp_path / "run"
     folder.mkdir()
-    finetune = ("finetune", "squad", "--model", model, "--epochs", 1, "--batch", 8, "--length", 16,
-                "--set", "run.threads=1", "--set", "task.max_question_length=4",
+    finetune = ("finetune", "squad", "--model", model, "--epochs", 1, "--batch-size", 8,
+                "--max-seqlen", 16, "--set", "run.threads=1", "--set", "task.max_question_length=4",
                 "--out", out)  # fmt: skip
     rejected = run(*finetune, "--data", folder)
     assert rejected.status == 2

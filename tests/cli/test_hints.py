@@ -92,7 +92,7 @@ def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 SMALL_MODEL = (
     "--set", "model.width=16", "--set", "model.heads=2", "--set", "model.layers=1",
-    "--set", "data.length=32", "--set", "data.batch=4", "--set", "run.threads=1",
+    "--set", "data.max_seqlen=32", "--set", "data.batch_size=4", "--set", "run.threads=1",
 )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_suggested_commands_run_and_unfinished_runs_are_usable(
 
     completed = run(
         "finetune", "classify", "--model", pretrained, "--data", corpus / "t.tsv",
-        "--epochs", 1, "--batch", 8, "--set", "run.threads=1", "--out", tuned,
+        "--epochs", 1, "--batch-size", 8, "--set", "run.threads=1", "--out", tuned,
     )  # fmt: skip
     assert completed.status == 0, completed.err
     assert run(*_next_command(completed.err)).status == 0

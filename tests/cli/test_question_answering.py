@@ -54,7 +54,7 @@ def test_finetune_finds_the_files_of_a_public_task(
     train, dev = squad_folder / "train-v2.0.json", squad_folder / "dev-v2.0.json"
     completed = run(
         "finetune", "squad", "--data", squad_folder, "--out", tmp_path / "b", *options,
-        "--set", f"task.train={train}", "--dev", dev,
+        "--set", f"task.train_file={train}", "--dev", dev,
     )  # fmt: skip
     assert completed.status == 0, completed.err
 

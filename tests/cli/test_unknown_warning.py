@@ -105,7 +105,7 @@ def test_commands_of_fine_tuned_models_warn(
         "choice": {"text": text, "a": text, "b": text, "label": 1},
     }
     data.write_text(json.dumps(rows[kind]) + "\n")
-    options = ["--set", 'task.endings=["a","b"]'] if kind == "choice" else []
+    options = ["--set", 'task.ending_columns=["a","b"]'] if kind == "choice" else []
     completed = run_and_check_warning(
         run, text, "evaluate", model, "--data", data, "--json", *options
     )

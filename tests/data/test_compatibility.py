@@ -30,9 +30,9 @@ def test_store_v01_opens() -> None:
     train = store.load_split("train")
     first_sentence = train.ids[: train.sentence_offsets[1]].tolist()
     assert tokenizer.decode(first_sentence) == "stone river evening water evening."
-    settings = DataSettings(length=32)
+    settings = DataSettings(max_seqlen=32)
     vocabulary = VocabularyInfo.from_tokenizer(tokenizer)
-    stream = ExampleStream(train, vocabulary, settings, settings.length, 0, 0)
+    stream = ExampleStream(train, vocabulary, settings, settings.max_seqlen, 0, 0)
     assert len(stream.batch(0, 8)) == 8
 
 

@@ -24,7 +24,7 @@ def make_store(path: Path, num_documents: int) -> Store:
 
 def test_facts_and_examples(tmp_path: Path) -> None:
     """The description has counts, the source, and examples with masks and NSP labels."""
-    text = describe_store(make_store(tmp_path, 20), DataSettings(length=16), examples=20)
+    text = describe_store(make_store(tmp_path, 20), DataSettings(max_seqlen=16), examples=20)
     assert "10 words, lower case" in text
     assert "train: 20 documents" in text
     assert "heldout: 2 documents" in text
@@ -34,7 +34,7 @@ def test_facts_and_examples(tmp_path: Path) -> None:
     assert "A: [CLS] " in text
     assert "{[MASK]→" in text
     reopened = Store.open(tmp_path / "store")
-    assert text == describe_store(reopened, DataSettings(length=16), examples=20)
+    assert text == describe_store(reopened, DataSettings(max_seqlen=16), examples=20)
 
 
 def test_store_too_small_for_examples(tmp_path: Path) -> None:

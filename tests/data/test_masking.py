@@ -38,20 +38,25 @@ def test_number_of_predictions_is_exact(vocabulary: VocabularyInfo, share: float
         assert ((positions >= first) & (positions < last)).sum() == expected
 
 
-def test_max_predictions(vocabulary: VocabularyInfo) -> None:
-    """``max_predictions`` limits the predictions of each sequence."""
+def test_max_predictions_per_seq(vocabulary: VocabularyInfo) -> None:
+    """``max_predictions_per_seq`` limits the predictions of each sequence."""
     ids, cu_seqlens, states = make_row(vocabulary, [128] * 10)
-    settings = DataSettings(max_predictions=7)
+    settings = DataSettings(max_predictions_per_seq=7)
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     assert len(positions) == 70
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
-def test_special_tokens_are_never_masked(vocabulary: VocabularyInfo, whole_words: bool) -> None:
+@pytest.mark.parametrize("whole_word_masking", [False, True])
+def test_special_tokens_are_never_masked(
+    vocabulary: VocabularyInfo, whole_word_masking: bool
+) -> None:
     """No special token is chosen, changed or drawn as a random token."""
     ids, cu_seqlens, states = make_row(vocabulary, [9, 60, 128] * 200)
     settings = DataSettings(
-        masking_rate=0.9, mask_token_share=0.0, random_share=1.0, whole_words=whole_words
+        masking_rate=0.9,
+        mask_replace_prob=0.0,
+        random_replace_prob=1.0,
+        whole_word_masking=whole_word_masking,
     )
     masked_ids, positions, labels = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     assert not vocabulary.is_special[labels].any()
@@ -65,20 +70,22 @@ def test_special_tokens_are_never_masked(vocabulary: VocabularyInfo, whole_words
 
 
 @pytest.mark.parametrize(
-    ("mask_token_share", "random_share"), [(0.8, 0.1), (1.0, 0.0), (0.0, 0.0), (0.3, 0.6)]
+    ("mask_replace_prob", "random_replace_prob"), [(0.8, 0.1), (1.0, 0.0), (0.0, 0.0), (0.3, 0.6)]
 )
 def test_replacement_shares(
-    vocabulary: VocabularyInfo, mask_token_share: float, random_share: float
+    vocabulary: VocabularyInfo, mask_replace_prob: float, random_replace_prob: float
 ) -> None:
     """[MASK], random tokens and unchanged tokens have the configured shares (5 sigma)."""
     ids, cu_seqlens, states = make_row(vocabulary, [128] * 2000)
-    settings = DataSettings(mask_token_share=mask_token_share, random_share=random_share)
+    settings = DataSettings(
+        mask_replace_prob=mask_replace_prob, random_replace_prob=random_replace_prob
+    )
     masked_ids, positions, labels = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     new_ids = masked_ids[positions]
     # One random token in 92 is the original one.
-    changed_share = random_share * 91 / 92
+    changed_share = random_replace_prob * 91 / 92
     shares = {
-        mask_token_share: np.mean(new_ids == vocabulary.mask_id),
+        mask_replace_prob: np.mean(new_ids == vocabulary.mask_id),
         changed_share: np.mean((new_ids != vocabulary.mask_id) & (new_ids != labels)),
     }
     for expected, share in shares.items():
@@ -130,7 +137,7 @@ def find_words(ids: IntArray, cu_seqlens: CuSeqlens, vocabulary: VocabularyInfo)
 def test_whole_words_are_masked(vocabulary: VocabularyInfo) -> None:
     """All pieces of a word are chosen or none, and the number of predictions is not exceeded."""
     ids, cu_seqlens, states = make_row(vocabulary, [128] * 100 + [12] * 50)
-    settings = DataSettings(whole_words=True)
+    settings = DataSettings(whole_word_masking=True)
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     masked = set(positions.tolist())
     for word in find_words(ids, cu_seqlens, vocabulary):
@@ -147,7 +154,7 @@ def test_too_long_words_are_skipped(vocabulary: VocabularyInfo) -> None:
     # Two predictions for twelve tokens: a word of 5 pieces, one of 4, and one of 1.
     ids = np.array([2, 10, 60, 61, 62, 63, 11, 60, 61, 62, 12, 3])
     cu_seqlens = np.array([0, 12], np.int32)
-    settings = DataSettings(whole_words=True)
+    settings = DataSettings(whole_word_masking=True)
     for seed in range(20):
         states = init_states(seed, np.arange(1))
         _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
@@ -157,7 +164,7 @@ def test_too_long_words_are_skipped(vocabulary: VocabularyInfo) -> None:
 def test_shares_above_one_are_rejected() -> None:
     """The shares of [MASK] and random tokens must not add up to more than 1."""
     with pytest.raises(ValueError, match="must be at most 1"):
-        DataSettings(mask_token_share=0.9, random_share=0.2)
+        DataSettings(mask_replace_prob=0.9, random_replace_prob=0.2)
 
 
 def test_all_ordinary_tokens_can_be_chosen(vocabulary: VocabularyInfo) -> None:
@@ -165,6 +172,6 @@ def test_all_ordinary_tokens_can_be_chosen(vocabulary: VocabularyInfo) -> None:
     ids = np.array([2, 60, 61, 10, 62, 3, 63, 64, 1, 65, 11, 3])
     cu_seqlens = np.array([0, 12], np.int32)
     states = init_states(0, np.arange(1))
-    settings = DataSettings(masking_rate=1.0, whole_words=True)
+    settings = DataSettings(masking_rate=1.0, whole_word_masking=True)
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     assert positions.tolist() == [1, 2, 3, 4, 6, 7, 9, 10]

@@ -75,7 +75,7 @@ def sample_reference(
         while index < len(document):
             rng = ExampleRng(seed, epoch, document[index])
             target = max_tokens
-            if rng.uniform(sentence_pairs.RNG_SHORT) < settings.short_share:
+            if rng.uniform(sentence_pairs.RNG_SHORT) < settings.short_seq_prob:
                 target = 2 + rng.integer(sentence_pairs.RNG_TARGET, max_tokens - 1)
             gathered: list[list[int]] = []
             while index + len(gathered) < len(document) and sum(map(len, gathered)) < target:
@@ -126,13 +126,15 @@ def sample_epoch(sampler: PairSampler, split: Split) -> SentencePairs:
 
 
 @pytest.mark.parametrize("nsp", [True, False])
-@pytest.mark.parametrize(("length", "short_share"), [(8, 0.1), (31, 0.5), (128, 0.1), (512, 1.0)])
+@pytest.mark.parametrize(
+    ("length", "short_seq_prob"), [(8, 0.1), (31, 0.5), (128, 0.1), (512, 1.0)]
+)
 def test_sampler_equals_the_reference(
-    make_split: Callable[..., Split], length: int, short_share: float, nsp: bool
+    make_split: Callable[..., Split], length: int, short_seq_prob: float, nsp: bool
 ) -> None:
     """The vectorized sampler gives the examples of the plain loop, token by token."""
     split = make_split(60, seed=length)
-    settings = DataSettings(short_share=short_share, nsp=nsp)
+    settings = DataSettings(short_seq_prob=short_seq_prob, nsp=nsp)
     expected = sample_reference(split, settings, length, 7, 3)
     pairs = sample_epoch(PairSampler(split, settings, length, 7, 3), split)
     assert len(pairs.a_first) == len(expected)

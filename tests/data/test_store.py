@@ -199,9 +199,9 @@ def test_ids_outside_the_vocabulary(store: Store, vocabulary: VocabularyInfo) ->
         reopened.verify()
     with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
         count_token_ids(reopened.load_split("train"), 97)
-    settings = DataSettings(length=16)
+    settings = DataSettings(max_seqlen=16)
     stream = ExampleStream(
-        reopened.load_split("train"), vocabulary, settings, settings.length, 0, 0
+        reopened.load_split("train"), vocabulary, settings, settings.max_seqlen, 0, 0
     )
     with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
         stream.batch(0, len(stream))

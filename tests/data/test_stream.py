@@ -102,7 +102,7 @@ def test_block_mixes_documents(vocabulary: VocabularyInfo) -> None:
     stream = ExampleStream(
         Split.from_documents(documents),
         vocabulary,
-        DataSettings(mask_token_share=0, random_share=0),
+        DataSettings(mask_replace_prob=0, random_replace_prob=0),
         64,
         0,
         0,

@@ -50,7 +50,7 @@ def test_plan_lists_missing_stages_with_durations(tmp_path: Path) -> None:
     descriptions = [stage.description for stage in planned]
     finetuning = next(stage for stage in planned if stage.stage.kind == "finetune")
     values = finetuning.stage.settings["values"]
-    num_steps = 48 * values["schedule"]["epochs"] / values["task"]["batch"]
+    num_steps = 48 * values["schedule"]["epochs"] / values["task"]["batch_size"]
     assert finetuning.num_steps == num_steps == 6
     assert next(stage for stage in planned if stage.stage.kind == "pretrain").num_steps == 12
     assert descriptions[:2] == [
@@ -78,16 +78,16 @@ def test_estimate_includes_evaluations(tmp_path: Path) -> None:
 
 def test_probe_predicts_every_token_left_to_right() -> None:
     """A left-to-right probe predicts all tokens, a masked-LM probe about a seventh of them."""
-    causal = DataSettings(batch=8, length=32, objective="left-to-right", nsp=False)
+    causal = DataSettings(batch_size=8, max_seqlen=32, objective="left-to-right", nsp=False)
     batch = probe._random_batch(causal)
     assert batch.masked_positions.tolist() == list(range(len(batch.ids)))
-    masked = probe._random_batch(DataSettings(batch=8, length=32))
+    masked = probe._random_batch(DataSettings(batch_size=8, max_seqlen=32))
     assert 0 < len(masked.masked_positions) < len(masked.ids) / 6
 
 
 def test_estimate_includes_the_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the paper's recipe, a tenth of the steps has sequences of 512 instead of 128 tokens."""
-    monkeypatch.setattr(cost, "measure_step_seconds", lambda _, data, __: float(data.length))
+    monkeypatch.setattr(cost, "measure_step_seconds", lambda _, data, __: float(data.max_seqlen))
     run = make_factory("full", tmp_path).create_baseline_run()
     eval_batches = 20 * 4096 / 256
     expected = 1_000_000 * (0.9 * 128 + 0.1 * 512) + eval_batches / 3 * 128
@@ -101,7 +101,7 @@ def test_probe_respects_the_maximum_positions_of_a_model(
     probed_lengths: list[int] = []
 
     def record_length(_: ModelConfig, data: DataSettings, __: object) -> float:
-        probed_lengths.append(data.length)
+        probed_lengths.append(data.max_seqlen)
         return 1.0
 
     monkeypatch.setattr(cost, "measure_step_seconds", record_length)
@@ -191,7 +191,7 @@ def test_bilstm_is_probed_with_its_settings(frozen: bool, monkeypatch: pytest.Mo
     config = ModelConfig(
         vocab_size=99, layers=4, width=16, heads=2, feed_forward=32, max_positions=64
     )
-    data = DataSettings(batch=8, length=32)
+    data = DataSettings(batch_size=8, max_seqlen=32)
     calls: list[tuple[BertWithBiLSTM, int]] = []
     forward = BertWithBiLSTM.forward
 

@@ -193,17 +193,19 @@ def test_invalid_tsv_rows_are_rejected(tmp_path: Path) -> None:
         pooling._read_pairs(file, 10)
 
 
-def test_advice_to_skip_bad_rows_names_its_command(
+def test_advice_to_skip_invalid_rows_names_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--skip-bad is an option of `finetune`, not of the lab."""
+    """--skip-invalid is an option of `finetune`, not of the lab."""
 
     def raise_bad_row(*_: object, **__: object) -> None:
-        raise TaskError("train.tsv, line 3: no label; leave such examples out with --skip-bad")
+        raise TaskError("train.tsv, line 3: no label; leave such examples out with --skip-invalid")
 
     monkeypatch.setattr(stage_runners, "finetune", raise_bad_row)
     sources = fill_missing_sources(Sources(), tmp_path / "toy")
     factory = StageFactory(SCALES["smoke"], sources, tmp_path)
     stage = factory.create_finetuning_run(factory.create_baseline_run(), "mrpc")
-    with pytest.raises(TaskError, match=r"line 3: .*--skip-bad \(an option of finetune; the lab"):
+    with pytest.raises(
+        TaskError, match=r"line 3: .*--skip-invalid \(an option of finetune; the lab"
+    ):
         run_stage(tmp_path, "finetune", stage, model=tmp_path)

@@ -26,7 +26,7 @@ from bertsmith.tasks.text_pairs import truncate_texts
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
-TASK = TaskSettings(length=8)
+TASK = TaskSettings(max_seqlen=8)
 WORDS = ("red", "green", "blue", "##s")
 
 
@@ -55,13 +55,15 @@ def tokenizer() -> Tokenizer:
 def test_invalid_row_is_an_error_or_skipped(
     tmp_path: Path, kind: TaskKind, row: str, message: str
 ) -> None:
-    """The error names file, line and reason; with skip_bad the row is skipped and counted."""
+    """The error names file, line and reason; with skip_invalid the row is skipped and counted."""
     file = tmp_path / "a.csv"
     file.write_text(f"text,label\nred,1\n{row}\ngreen,0\n")
     labels = None if kind == "regression" else ["0", "1"]
     with pytest.raises(TaskError, match=message):
         read_examples(file, TaskSettings(kind=kind), labels=labels)
-    examples, counts = read_examples(file, TaskSettings(kind=kind, skip_bad=True), labels=labels)
+    examples, counts = read_examples(
+        file, TaskSettings(kind=kind, skip_invalid=True), labels=labels
+    )
     assert [example.texts for example in examples] == [("red",), ("green",)]
     assert (counts.num_read, counts.num_used, sum(counts.skipped.values())) == (3, 2, 1)
     assert list(counts.as_dict()["first_skipped"].values()) == [f"{file}, line 3"]
@@ -71,27 +73,27 @@ def test_nan_is_a_class_only_if_listed(tmp_path: Path) -> None:
     """A label "NaN" in any case is missing unless task.labels contains it."""
     file = tmp_path / "a.csv"
     file.write_text("text,label\nred,NaN\ngreen,nan\nblue,na\nred,None\n")
-    examples, counts = read_examples(file, TaskSettings(skip_bad=True))
+    examples, counts = read_examples(file, TaskSettings(skip_invalid=True))
     assert [example.label for example in examples] == ["na", "None"]
     assert counts.skipped == {"a missing label": 2}
     with pytest.raises(TaskError, match=r"must be listed in task\.labels"):
         read_examples(file, TaskSettings())
     labels = ["NaN", "na", "None"]
-    examples, counts = read_examples(file, TaskSettings(skip_bad=True), labels=labels)
+    examples, counts = read_examples(file, TaskSettings(skip_invalid=True), labels=labels)
     assert [example.label for example in examples] == labels
     assert counts.skipped == {"a missing label": 1}
 
 
 def test_duplicate_id_is_rejected(tmp_path: Path) -> None:
-    """Values of the column "id" must be unique, unless task.id says that there are no ids."""
+    """Values of the column "id" must be unique, unless task.id_column says there are none."""
     file = tmp_path / "a.csv"
     file.write_text("id,text,label\n7,red,1\n8,green,0\n7,blue,1\n")
     with pytest.raises(TaskError, match=r"line 4: a duplicate id: '7'; if the column 'id'"):
         read_examples(file, TaskSettings())
-    examples, counts = read_examples(file, TaskSettings(skip_bad=True))
+    examples, counts = read_examples(file, TaskSettings(skip_invalid=True))
     assert len(examples) == 2
     assert counts.skipped == {"a duplicate id": 1}
-    assert len(read_examples(file, TaskSettings(id=""))[0]) == 3
+    assert len(read_examples(file, TaskSettings(id_column=""))[0]) == 3
 
 
 def test_equal_scores_are_rejected(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_wrong_json_type_is_an_error_or_skipped(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(TaskError, match=message):
         read_examples(file, TaskSettings(kind=kind))
-    ((example,), counts) = read_examples(file, TaskSettings(kind=kind, skip_bad=True))
+    ((example,), counts) = read_examples(file, TaskSettings(kind=kind, skip_invalid=True))
     assert example.label == {"single": "1", "multi": {"1"}, "regression": 1.0}[kind]
     assert sum(counts.skipped.values()) == 1
 
@@ -152,11 +154,11 @@ def test_equal_numbers_are_the_same_label(tmp_path: Path) -> None:
     assert [example.label for example in examples] == ["1", "1", "1", "0", "0.5"]
 
 
-def test_missing_column_is_an_error_even_with_skip_bad(tmp_path: Path) -> None:
+def test_missing_column_is_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
     """The error blames the settings rather than a row, and lists the file's columns."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")
     with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
-        read_examples(tmp_path / "a.csv", TaskSettings(skip_bad=True))
+        read_examples(tmp_path / "a.csv", TaskSettings(skip_invalid=True))
 
 
 def test_missing_json_key_is_skipped_after_the_first_row(tmp_path: Path) -> None:
@@ -164,12 +166,14 @@ def test_missing_json_key_is_skipped_after_the_first_row(tmp_path: Path) -> None
     good, bad = '{"text": "red", "label": 1}\n', '{"text": "red"}\n'
     (tmp_path / "a.jsonl").write_text("oops\n" + good + bad + good)
     (tmp_path / "b.jsonl").write_text("oops\n" + bad + good)
-    examples, counts = read_examples(tmp_path / "a.jsonl", TaskSettings(skip_bad=True))
+    examples, counts = read_examples(tmp_path / "a.jsonl", TaskSettings(skip_invalid=True))
     assert (len(examples), counts.skipped["there is no column 'label'"]) == (2, 1)
     with pytest.raises(TaskError, match=r"b\.jsonl, line 2: there is no column 'label'"):
-        read_examples(tmp_path / "b.jsonl", TaskSettings(skip_bad=True))
+        read_examples(tmp_path / "b.jsonl", TaskSettings(skip_invalid=True))
     (tmp_path / "a.jsonl").write_text(good + bad)
-    with pytest.raises(TaskError, match=r"line 2: there is no column 'label'; the .*--skip-bad"):
+    with pytest.raises(
+        TaskError, match=r"line 2: there is no column 'label'; the .*--skip-invalid"
+    ):
         read_examples(tmp_path / "a.jsonl", TaskSettings())
 
 
@@ -238,7 +242,7 @@ def test_truncation_equals_transformers(
     example = TextExample(texts, None, "")
     for max_length in (8, 9, 10, 11):
         expected = hf_tokenizer(*texts, truncation=True, max_length=max_length)
-        task = TaskSettings(length=max_length)
+        task = TaskSettings(max_seqlen=max_length)
         inputs = encode_examples([example], tokenizer, HeadConfig("single"), task, ExampleCounts())
         assert inputs.sequences == [[(expected["input_ids"], expected["token_type_ids"])]]
 

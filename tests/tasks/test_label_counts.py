@@ -109,7 +109,7 @@ def test_accuracy_of_majority_class_causes_a_warning(
 )
 def test_scores_as_class_labels_are_rejected(labels: list[str], message: str | None) -> None:
     """Fractions, or many integers with gaps, are rejected; consecutive class indices are not."""
-    task = TaskSettings(train="f.csv")
+    task = TaskSettings(train_file="f.csv")
     if message is None:
         reject_numeric_labels(make_examples(*labels), task)
         return

@@ -30,7 +30,7 @@ HEAD = HeadConfig("choice")
 
 def make_task(**changes: Any) -> TaskSettings:
     """Return the settings for a table with the columns of HEADER."""
-    return TaskSettings.parse({"kind": "choice", "endings": ENDINGS, **changes}, "the test")
+    return TaskSettings.parse({"kind": "choice", "ending_columns": ENDINGS, **changes}, "the test")
 
 
 def write_table(path: Path, *rows: str, header: str = HEADER) -> Path:
@@ -54,7 +54,7 @@ def test_label_is_index_letter_or_column(tmp_path: Path, label: str, index: int)
 def test_number_is_an_index_rather_than_a_column(tmp_path: Path) -> None:
     """CODAH's columns have numbers for names, and its labels are indices from 0."""
     (tmp_path / "t.tsv").write_text("o\tred\tgreen\tblue\t1\n")
-    task = make_task(text="1", endings=["2", "3"], label="4", header=False)
+    task = make_task(text_column="1", ending_columns=["2", "3"], label_column="4", header=False)
     ((example,), _) = read_examples(tmp_path / "t.tsv", task)
     assert (example.endings, example.correct_index) == (("green", "blue"), 1)
 
@@ -62,7 +62,7 @@ def test_number_is_an_index_rather_than_a_column(tmp_path: Path) -> None:
 def test_letter_is_a_column_rather_than_an_index(tmp_path: Path) -> None:
     """With the columns C, B and A the label A is the third ending."""
     file = write_table(tmp_path / "t.csv", "red,green,blue,white,A", header="text,C,B,A,label")
-    ((example,), _) = read_examples(file, make_task(endings=["C", "B", "A"]))
+    ((example,), _) = read_examples(file, make_task(ending_columns=["C", "B", "A"]))
     assert example.correct_index == 2
 
 
@@ -83,7 +83,7 @@ def test_endings_may_be_lists_of_different_lengths(tmp_path: Path) -> None:
     rows = [{"text": "red", "ends": ["green", "blue"], "label": 1},
             {"text": "red", "ends": ["green", "blue", "white"], "label": "C"}]  # fmt: skip
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    examples, _ = read_examples(tmp_path / "t.jsonl", make_task(endings=["ends"]))
+    examples, _ = read_examples(tmp_path / "t.jsonl", make_task(ending_columns=["ends"]))
     assert [(len(example.endings), example.correct_index) for example in examples] == [
         (2, 1),
         (3, 2),
@@ -94,7 +94,7 @@ def test_label_may_be_an_integral_float(tmp_path: Path) -> None:
     """Integer columns with missing values are stored as floats in Parquet."""
     row = {"text": "red", "ends": ["green", "blue"], "label": 1.0}
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
-    [example], _ = read_examples(tmp_path / "t.jsonl", make_task(endings=["ends"]))
+    [example], _ = read_examples(tmp_path / "t.jsonl", make_task(ending_columns=["ends"]))
     assert example.correct_index == 1
 
 
@@ -112,12 +112,12 @@ def test_label_may_be_an_integral_float(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_row_is_an_error_or_skipped(tmp_path: Path, row: str, message: str) -> None:
-    """The error names file, line and reason; with skip_bad the row is skipped and counted."""
+    """The error names file, line and reason; with skip_invalid the row is skipped and counted."""
     good = "red,green,blue,white,0"
     file = write_table(tmp_path / "t.csv", good, row, good)
     with pytest.raises(TaskError, match=message):
         read_examples(file, make_task())
-    examples, counts = read_examples(file, make_task(skip_bad=True))
+    examples, counts = read_examples(file, make_task(skip_invalid=True))
     assert [example.correct_index for example in examples] == [0, 0]
     assert (counts.num_read, counts.num_used, sum(counts.skipped.values())) == (3, 2, 1)
 
@@ -144,20 +144,20 @@ def test_wrong_json_type_is_rejected(tmp_path: Path, row: Any, message: str) -> 
     """Too few endings, endings that are not text, and invalid labels are errors."""
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(TaskError, match=message):
-        read_examples(tmp_path / "t.jsonl", make_task(endings=["ends"]))
+        read_examples(tmp_path / "t.jsonl", make_task(ending_columns=["ends"]))
 
 
-def test_wrong_columns_are_an_error_even_with_skip_bad(tmp_path: Path) -> None:
+def test_wrong_columns_are_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
     """Missing columns, or none given, are mistakes in the settings rather than in a row."""
     file = write_table(tmp_path / "t.csv", "red,green,blue,white,0")
     with pytest.raises(TaskError, match="no column 'd'; the columns are 'text', 'a'"):
-        read_examples(file, make_task(endings=["a", "d"], skip_bad=True))
+        read_examples(file, make_task(ending_columns=["a", "d"], skip_invalid=True))
     with pytest.raises(TaskError, match="no column 'right'"):
-        read_examples(file, make_task(label="right", skip_bad=True))
+        read_examples(file, make_task(label_column="right", skip_invalid=True))
     with pytest.raises(TaskError, match="the column 'a' holds one ending"):
-        read_examples(file, make_task(endings=["a"], skip_bad=True))
+        read_examples(file, make_task(ending_columns=["a"], skip_invalid=True))
     with pytest.raises(SettingsError, match=r"give --endings A,B"):
-        read_examples(file, make_task(endings=[], skip_bad=True))
+        read_examples(file, make_task(ending_columns=[], skip_invalid=True))
 
 
 def write_comve_files(directory: Path, answers: str, *ids: int) -> Path:
@@ -170,12 +170,12 @@ def write_comve_files(directory: Path, answers: str, *ids: int) -> Path:
 def test_answers_are_joined_by_id(tmp_path: Path) -> None:
     """The order of the answers does not matter; unlabeled reading does not need the file."""
     file = write_comve_files(tmp_path, "9,C\n7,A\n8,B\n", 7, 8, 9)
-    examples, _ = read_examples(file, make_task(answers="-answers"))
+    examples, _ = read_examples(file, make_task(label_file_suffix="-answers"))
     assert [example.correct_index for example in examples] == [0, 1, 2]
     (tmp_path / "t-answers.csv").unlink()
     with pytest.raises(TaskError, match=r"t-answers\.csv: no such file"):
-        read_examples(file, make_task(answers="-answers"))
-    examples, _ = read_examples(file, make_task(answers="-answers"), labeled=False)
+        read_examples(file, make_task(label_file_suffix="-answers"))
+    examples, _ = read_examples(file, make_task(label_file_suffix="-answers"), labeled=False)
     assert [example.correct_index for example in examples] == [None] * 3
 
 
@@ -193,8 +193,8 @@ def test_row_without_valid_answer_is_an_error_or_skipped(
     """Duplicate ids, missing answers and invalid answers make a row invalid."""
     file = write_comve_files(tmp_path, answers, *ids)
     with pytest.raises(TaskError, match=message):
-        read_examples(file, make_task(answers="-answers"))
-    _, counts = read_examples(file, make_task(answers="-answers", skip_bad=True))
+        read_examples(file, make_task(label_file_suffix="-answers"))
+    _, counts = read_examples(file, make_task(label_file_suffix="-answers", skip_invalid=True))
     assert (counts.num_used, sum(counts.skipped.values())) == (len(ids) - 1, 1)
 
 
@@ -211,7 +211,7 @@ def test_duplicate_id_is_rejected_in_a_labeled_table(tmp_path: Path) -> None:
 def test_answers_without_a_row_are_counted_as_skipped(tmp_path: Path) -> None:
     """They do not affect the rows of the table."""
     file = write_comve_files(tmp_path, "7,A\n8,B\n9,C\n", 7)
-    _, counts = read_examples(file, make_task(answers="-answers"))
+    _, counts = read_examples(file, make_task(label_file_suffix="-answers"))
     assert (counts.num_read, counts.num_used) == (3, 1)
     assert counts.skipped == {"an answer without a row of that id": 2}
 
@@ -224,13 +224,13 @@ def test_answers_without_a_row_are_counted_as_skipped(tmp_path: Path) -> None:
         ("7\n8\n", r"t-answers\.csv, line 1: there is no column '1'"),
     ],
 )
-def test_damaged_answers_file_is_an_error_even_with_skip_bad(
+def test_damaged_label_file_is_an_error_even_with_skip_invalid(
     tmp_path: Path, answers: str, message: str
 ) -> None:
     """No row of the table is invalid, so there is nothing to skip."""
     file = write_comve_files(tmp_path, answers, 7, 8)
     with pytest.raises(TaskError, match=message):
-        read_examples(file, make_task(answers="-answers", skip_bad=True))
+        read_examples(file, make_task(label_file_suffix="-answers", skip_invalid=True))
 
 
 def test_each_ending_forms_a_pair_with_the_prompt(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_each_ending_forms_a_pair_with_the_prompt(tmp_path: Path) -> None:
                        "red,blue,red,green,2")  # fmt: skip
     counts = ExampleCounts()
     examples, _ = read_examples(file, make_task())
-    inputs = encode_examples(examples, tokenizer, HEAD, make_task(length=8), counts)
+    inputs = encode_examples(examples, tokenizer, HEAD, make_task(max_seqlen=8), counts)
     tokens = [tokenizer.ids_to_tokens(ids) for ids, _ in inputs.sequences[0]]
     prompt = ["[CLS]", "red", "green", "##s", "[SEP]"]
     assert tokens[0] == [*prompt, "blue", "[SEP]"]
@@ -295,12 +295,12 @@ def test_public_datasets_are_read_completely(
     """CODAH has no invalid row; three rows of ComVE's training table have no third ending."""
     values = PUBLIC_TASKS[name].resolve_settings(labeled_data / name)
     task = TaskSettings.parse({"name": name, **values}, "the task")
-    examples, counts = read_examples(Path(task.train), task)
+    examples, counts = read_examples(Path(task.train_file), task)
     assert (counts.num_read, counts.num_used) == (num_rows, num_used)
     assert counts.skipped == ({} if num_rows == num_used else {"an empty text": 3})
     if label_counts is not None:
         correct_indices = np.array([example.correct_index for example in examples], np.int64)
         assert np.bincount(correct_indices).tolist() == label_counts
-    for file in task.heldout.values():
+    for file in task.validation_files.values():
         heldout_examples, counts = read_examples(Path(file), task)
         assert (len(heldout_examples), counts.skipped) == (997, {})

@@ -38,7 +38,7 @@ def tokenizer() -> Tokenizer:
 
 def make_task(**changes: Any) -> TaskSettings:
     """Return settings for span prediction."""
-    values = {"kind": "span", **SQUAD_FIELDS, "length": 64, **changes}
+    values = {"kind": "span", **SQUAD_FIELDS, "max_seqlen": 64, **changes}
     return TaskSettings.parse(values, "the test")
 
 
@@ -107,7 +107,7 @@ def test_windows_equal_transformers(tmp_path: Path, tokenizer: Tokenizer) -> Non
     for num_words in (1, 5, 6, 7, 13, 40):
         for stride in (1, 2, 4):
             example = QuestionExample("who and who?", repeat_words(num_words), (), "1", "f")
-            inputs = encode([example], tokenizer, length=16, stride=stride)
+            inputs = encode([example], tokenizer, max_seqlen=16, window_stride=stride)
             expected = hf_tokenizer(
                 example.question, example.context, truncation="only_second", max_length=16,
                 stride=window_size - stride, return_overflowing_tokens=True,
@@ -126,14 +126,14 @@ def test_windows_equal_transformers(tmp_path: Path, tokenizer: Tokenizer) -> Non
 def test_overlapping_windows_equal_transformers(
     tmp_path: Path, tokenizer: Tokenizer, overlap: int
 ) -> None:
-    """``task.overlap`` is transformers' stride, and spans may start with any token of a window."""
+    """``task.window_overlap`` is transformers' stride, and spans may start with any token."""
     from transformers import AutoTokenizer
 
     tokenizer.save(tmp_path)
     hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for num_words in (1, 9, 10, 11, 40):
         example = QuestionExample("who and who?", repeat_words(num_words), (), "1", "f")
-        inputs = encode([example], tokenizer, length=16, overlap=overlap)
+        inputs = encode([example], tokenizer, max_seqlen=16, window_overlap=overlap)
         expected = hf_tokenizer(
             example.question, example.context, truncation="only_second", max_length=16,
             stride=overlap, return_overflowing_tokens=True,
@@ -145,7 +145,7 @@ def test_overlapping_windows_equal_transformers(
 def test_large_overlap_of_short_windows_is_limited(tokenizer: Tokenizer) -> None:
     """Consecutive windows start at least an eighth of their length apart."""
     example = QuestionExample("who", "red " * 200, (), "1", "f")
-    inputs = encode([example], tokenizer, length=36, overlap=128)
+    inputs = encode([example], tokenizer, max_seqlen=36, window_overlap=128)
     assert len(inputs) == 1 + -(-(200 - 32) // 4)
 
 
@@ -153,7 +153,7 @@ def test_target_is_cls_unless_window_contains_the_whole_answer(tokenizer: Tokeni
     """A window with a part of the answer has the same target as one without it."""
     context = "red " * 6 + "green blue" + " red" * 6
     example = QuestionExample("who", context, (("green blue", 24),), "1", "f")
-    inputs = encode([example], tokenizer, length=11, stride=2)
+    inputs = encode([example], tokenizer, max_seqlen=11, window_stride=2)
     assert inputs.targets is not None
     targets = np.concatenate(inputs.targets).tolist()
     for [(ids, _)], target in zip(inputs.sequences, targets, strict=True):
@@ -166,7 +166,7 @@ def test_target_is_cls_unless_window_contains_the_whole_answer(tokenizer: Tokeni
 def test_long_question_leaves_room_for_the_context(tokenizer: Tokenizer) -> None:
     """With the minimum length the question takes half of the input; all context is covered."""
     example = QuestionExample("who " * 70, CONTEXT, (("again", 25),), "1", "f")
-    inputs = encode([example], tokenizer, length=8)
+    inputs = encode([example], tokenizer, max_seqlen=8)
     covered = {tuple(pair) for window in inputs.family_data for pair in window.offsets.tolist()}
     assert len(covered) == 8
     assert all(len(ids) <= 8 for [(ids, _)] in inputs.sequences)
@@ -218,7 +218,7 @@ def test_best_spans_equal_exhaustive_search(tokenizer: Tokenizer) -> None:
     rng = np.random.default_rng(3)
     contexts = [CONTEXT, "red green blue and again " * 7, "red " * 60]
     examples = [QuestionExample("who", context, None, "", "f") for context in contexts]
-    inputs = encode(examples, tokenizer, length=16, stride=4)
+    inputs = encode(examples, tokenizer, max_seqlen=16, window_stride=4)
     windows: list[spans.ContextWindow] = inputs.family_data
     outputs = [rng.normal(size=(len(ids), 2)).astype(np.float32) for [(ids, _)] in inputs.sequences]
     for max_answer_tokens, num_spans in ((3, 5), (30, 20), (1, 1), (4, 1)):
@@ -367,7 +367,7 @@ def test_squad_answers_survive_tokenization(tmp_path: Path, shared_text: Path) -
     tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
     examples, counts = read_examples(tmp_path / "labelled/squad/dev-v1.1.json", make_task())
     assert counts.num_used == counts.num_read == 10_570
-    inputs = encode(examples, tokenizer, length=384)
+    inputs = encode(examples, tokenizer, max_seqlen=384)
     assert inputs.targets is not None
     outputs = []
     for [(ids, _)], targets in zip(inputs.sequences, inputs.targets, strict=True):

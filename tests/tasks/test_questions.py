@@ -15,7 +15,7 @@ CONTEXT = "Red greens and BLUE, red again"
 
 def make_task(**changes: Any) -> TaskSettings:
     """Return settings for span prediction."""
-    values = {"kind": "span", **SQUAD_FIELDS, "length": 64, **changes}
+    values = {"kind": "span", **SQUAD_FIELDS, "max_seqlen": 64, **changes}
     return TaskSettings.parse(values, "the test")
 
 
@@ -76,12 +76,15 @@ def test_columns_of_flat_files_can_be_set(tmp_path: Path) -> None:
     """Question, context and answers are read from the columns in the settings."""
     row = {"id": 1, "q": "who?", "passage": CONTEXT, "gold": make_question()["answers"]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
-    task = make_task(text="q", pair="passage", label="gold")
+    task = make_task(text_column="q", pair_column="passage", label_column="gold")
     [example], _ = read_examples(tmp_path / "a.jsonl", task)
     assert (example.question, example.context) == ("who?", CONTEXT)
     assert example.answers == (("BLUE", 15),)
     with pytest.raises(TaskError, match="there is no field 'nope'; the fields are 'id', 'q'"):
-        read_examples(tmp_path / "a.jsonl", make_task(text="q", pair="nope", label="gold"))
+        read_examples(
+            tmp_path / "a.jsonl",
+            make_task(text_column="q", pair_column="nope", label_column="gold"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -119,14 +122,14 @@ def test_columns_of_flat_files_can_be_set(tmp_path: Path) -> None:
 def test_invalid_question_is_an_error_or_skipped(
     tmp_path: Path, question: Any, message: str
 ) -> None:
-    """The error names file, article, paragraph and question; with skip_bad it is counted."""
+    """The error names file, article, paragraph and question; with skip_invalid it is counted."""
     file = write_squad_file(tmp_path / "a.json", make_question(), question, make_question(id="q3"))
     with pytest.raises(TaskError) as caught:
         read_examples(file, make_task())
     assert message in str(caught.value)
     assert f"{file}, article 1 (T), paragraph 1, question" in str(caught.value)
-    assert "--skip-bad" in str(caught.value)
-    examples, counts = read_examples(file, make_task(skip_bad=True))
+    assert "--skip-invalid" in str(caught.value)
+    examples, counts = read_examples(file, make_task(skip_invalid=True))
     assert [example.id for example in examples] == ["q1", "q3"]
     assert (counts.num_read, counts.num_used, sum(counts.skipped.values())) == (3, 2, 1)
 
@@ -138,7 +141,7 @@ def test_empty_context_invalidates_its_questions(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"question q1: an empty context"):
         read_examples(file, make_task())
     with pytest.raises(TaskError, match="no usable example among 2"):
-        read_examples(file, make_task(skip_bad=True))
+        read_examples(file, make_task(skip_invalid=True))
 
 
 @pytest.mark.parametrize(
@@ -152,13 +155,13 @@ def test_empty_context_invalidates_its_questions(tmp_path: Path) -> None:
         ("[{}, ]", r"a\.json, line 1: not JSON: Expecting value; repair the array"),
     ],
 )
-def test_wrong_file_format_is_an_error_even_with_skip_bad(
+def test_wrong_file_format_is_an_error_even_with_skip_invalid(
     tmp_path: Path, content: str, message: str
 ) -> None:
     """The message names the place and the expected format."""
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(TaskError, match=message):
-        read_examples(tmp_path / "a.json", make_task(skip_bad=True))
+        read_examples(tmp_path / "a.json", make_task(skip_invalid=True))
     with pytest.raises(TaskError, match="no such file"):
         read_examples(tmp_path / "b.json", make_task())
     (tmp_path / "b.json").write_bytes(b'{"data":\n"caf\xe9"}')

@@ -39,10 +39,12 @@ Blackburn NNP I-NP I-PER
 
 Oslo NNP B-NP B-LOC
 """
-ENTITIES = TaskSettings(kind="entities", text="0", label="3", length=32, metrics=["f1", "accuracy"])
+ENTITIES = TaskSettings(
+    kind="entities", text_column="0", label_column="3", max_seqlen=32, metrics=["f1", "accuracy"]
+)
 #: Settings for files with two columns, words and entity tags.
-TWO_COLUMNS = ENTITIES.model_copy(update={"label": "1"})
-CHARACTERS = TWO_COLUMNS.model_copy(update={"unit": "character"})
+TWO_COLUMNS = ENTITIES.model_copy(update={"label_column": "1"})
+CHARACTERS = TWO_COLUMNS.model_copy(update={"tag_level": "character"})
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_conll_file_is_read(tmp_path: Path) -> None:
     assert sentences[1].units == ((0, 5), (6, 15), (16, 17))
     assert sentences[1].location.endswith("a.txt, line 6")
     assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
-    tags_task = ENTITIES.model_copy(update={"kind": "tags", "label": "1"})
+    tags_task = ENTITIES.model_copy(update={"kind": "tags", "label_column": "1"})
     plain_sentences, _ = read_examples(tmp_path / "a.txt", tags_task)
     assert plain_sentences[0].tags == ("NNP", "VBZ")
     labels = collect_labels(sentences, "f")
@@ -103,7 +105,7 @@ CONLLU = """# newdoc id = weblog-1
 # newdoc
 1\t서울에서\t서울+에서\tADV\tNNP+JKB\t_\t0\troot\t_\t_
 """
-TAGS = TaskSettings(kind="tags", text="0", label="-1", length=32)
+TAGS = TaskSettings(kind="tags", text_column="0", label_column="-1", max_seqlen=32)
 
 
 def test_conllu_file_is_read(tmp_path: Path) -> None:
@@ -117,11 +119,11 @@ def test_conllu_file_is_read(tmp_path: Path) -> None:
     assert [sentence.document for sentence in sentences] == [1, 1, 2]
     assert list(map(get_line_number, sentences)) == ["5", "9", "13"]
     assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
-    named_columns = TAGS.model_copy(update={"text": "lemma", "label": "XPOS"})
+    named_columns = TAGS.model_copy(update={"text_column": "lemma", "label_column": "XPOS"})
     sentences, _ = read_examples(path, named_columns)
     assert (sentences[0].text, sentences[2].tags) == ("do not go", ("NNP+JKB",))
     with pytest.raises(SettingsError, match=r"no column 'pos' in CoNLL-U; expected .* upos, xpos"):
-        read_examples(path, TAGS.model_copy(update={"label": "pos"}))
+        read_examples(path, TAGS.model_copy(update={"label_column": "pos"}))
     path.write_text("1\tDo\tdo\n")
     with pytest.raises(TaskError, match=r"line 1: a line of 3 columns, but column 3 is expected"):
         read_examples(path, TAGS)
@@ -167,7 +169,7 @@ def test_klue_characters_are_read(tmp_path: Path) -> None:
 def test_invalid_sentence_is_an_error_or_skipped(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
-    """With skip_bad invalid sentences are skipped and counted, except for a wrong column name."""
+    """With skip_invalid, invalid sentences are skipped and counted; a wrong column is an error."""
     labels = ["O", "B-X", "I-X"]
     (tmp_path / name).write_text(text)
     with pytest.raises(TaskError, match=message):
@@ -176,7 +178,7 @@ def test_invalid_sentence_is_an_error_or_skipped(
         return
     good = '\n{"tokens": ["a"], "tags": ["O"]}\n' if name.endswith("jsonl") else "\n\na O\n"
     (tmp_path / name).write_text(text + good)
-    task = TWO_COLUMNS.model_copy(update={"skip_bad": True})
+    task = TWO_COLUMNS.model_copy(update={"skip_invalid": True})
     sentences, counts = read_examples(tmp_path / name, task, labels=labels)
     assert sentences[-1].tags == ("O",)
     assert sum(counts.skipped.values()) == 1
@@ -207,7 +209,7 @@ def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("damaged\n\na O\nb B-X\n\nc O\n")
     with pytest.raises(TaskError, match=r"line 1: .* number of columns: 1 .* line 3 has 2"):
         read_examples(tmp_path / "a.txt", TWO_COLUMNS)
-    task = TWO_COLUMNS.model_copy(update={"skip_bad": True})
+    task = TWO_COLUMNS.model_copy(update={"skip_invalid": True})
     sentences, counts = read_examples(tmp_path / "a.txt", task)
     assert [sentence.text for sentence in sentences] == ["a b", "c"]
     assert sum(counts.skipped.values()) == 1
@@ -216,7 +218,7 @@ def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> No
 def test_error_for_characters_read_as_words_suggests_the_setting(tmp_path: Path) -> None:
     """A space that is a unit is an empty word; the message names task.unit."""
     (tmp_path / "k.tsv").write_text("서\tB-LC\n \tO\n살\tO\n")
-    with pytest.raises(TaskError, match=r"an empty word; if .* --set task\.unit=character"):
+    with pytest.raises(TaskError, match=r"an empty word; if .* --set task\.tag_level=character"):
         read_examples(tmp_path / "k.tsv", TWO_COLUMNS)
 
 
@@ -247,22 +249,22 @@ def test_word_may_contain_a_non_breaking_space(tmp_path: Path) -> None:
 def test_conll_column_names_are_rejected(tmp_path: Path) -> None:
     """CoNLL columns are numbered; a name is not replaced by a default."""
     (tmp_path / "a.txt").write_text("a O x\n")
-    for name in ("text", "label"):
+    for name in ("text_column", "label_column"):
         task = ENTITIES.model_copy(update={name: "word"})
         with pytest.raises(SettingsError, match=rf"a\.txt: task\.{name} is 'word'"):
             read_examples(tmp_path / "a.txt", task)
 
 
 def test_integer_column_is_converted_to_text(tmp_path: Path) -> None:
-    """``--set task.label=1`` selects the column "1"; values of other types are errors."""
-    values = user_settings(None, None, ["task.label=1", "task.text=0"])["task"]
+    """``--set task.label_column=1`` selects the column "1"; values of other types are errors."""
+    values = user_settings(None, None, ["task.label_column=1", "task.text_column=0"])["task"]
     task = TaskSettings.parse({"kind": "tags", **values}, "the test")
-    assert (task.text, task.label) == ("0", "1")
+    assert (task.text_column, task.label_column) == ("0", "1")
     (tmp_path / "a.txt").write_text("a X O\n")
     [sentence], _ = read_examples(tmp_path / "a.txt", task)
     assert sentence.tags == ("X",)
-    with pytest.raises(SettingsError, match="label: Input should be a valid string"):
-        TaskSettings.parse({"label": 1.5}, "the test")
+    with pytest.raises(SettingsError, match="label_column: Input should be a valid string"):
+        TaskSettings.parse({"label_column": 1.5}, "the test")
 
 
 def test_consecutive_rows_of_a_document_are_grouped(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_correct_outputs_score_one_unless_truncated(
         chosen_pairs = [pairs[choice] for choice in rng.integers(0, 4, rng.integers(1, 9))]
         text, tags = (" ".join(parts) for parts in zip(*chosen_pairs, strict=True))
         examples.append(make_sentence(text, tags, index // 7))
-    task = ENTITIES.model_copy(update={"context": context, "length": length})
+    task = ENTITIES.model_copy(update={"context": context, "max_seqlen": length})
     counts = ExampleCounts()
     inputs = encode_examples(examples, tokenizer, HEAD, task, counts)
     assert max(len(ids) for [(ids, _)] in inputs.sequences) <= length
@@ -338,7 +340,7 @@ def test_document_context_fills_the_inputs(tokenizer: Tokenizer) -> None:
     """Every input is as long as its document allows and has tokens of one document only."""
     examples = [make_sentence("eu", "B-ORG", 0) for _ in range(30)]
     examples += [make_sentence("oslo", "O", 1) for _ in range(3)]
-    task = ENTITIES.model_copy(update={"context": "document", "length": 12})
+    task = ENTITIES.model_copy(update={"context": "document", "max_seqlen": 12})
     inputs = encode_examples(examples, tokenizer, HEAD, task, ExampleCounts())
     windows = [tokenizer.ids_to_tokens(ids)[1:-1] for [(ids, _)] in inputs.sequences]
     assert [len(tokens) for tokens in windows] == [10] * 6 + [3]
@@ -370,8 +372,8 @@ def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
 
     CPU time is measured because it does not depend on other processes.
     """
-    task = ENTITIES.model_copy(update={"context": "document", "length": 16})
-    split_task = ENTITIES.model_copy(update={"length": 16})
+    task = ENTITIES.model_copy(update={"context": "document", "max_seqlen": 16})
+    split_task = ENTITIES.model_copy(update={"max_seqlen": 16})
 
     def cpu_seconds(num_words: int) -> float:
         document = make_sentence(" ".join(["peter"] * num_words), " ".join(["O"] * num_words))
@@ -464,7 +466,7 @@ def test_conll_2003_is_read_completely(labeled_data: Path) -> None:
     """The numbers of sentences and entities are the published ones."""
     values = PUBLIC_TASKS["conll2003"].resolve_settings(labeled_data / "conll2003")
     task = TaskSettings.parse({"name": "conll2003", **values}, "the task")
-    files = {"train": task.train, **task.heldout}
+    files = {"train": task.train_file, **task.validation_files}
     for name, num_sentences, num_entities in (
         ("train", 14041, 23499),
         ("dev", 3250, 5942),

@@ -257,7 +257,7 @@ def test_description_of_a_vocabulary() -> None:
     """The counts by kind add up to the size, and the scripts of all words are listed."""
     tokenizer = train_wordpiece(make_texts(), 500)
     description = describe_vocabulary(tokenizer)
-    num_entries = description.whole_words + description.continuations + len(SPECIAL_TOKENS)
+    num_entries = description.word_starts + description.continuations + len(SPECIAL_TOKENS)
     assert num_entries == description.size == 500
     assert set(description.scripts) >= {"Latin", "Cyrillic", "Hangul", "Cjk"}
     assert description.special["[MASK]"] == 4

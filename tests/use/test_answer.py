@@ -44,8 +44,8 @@ def save_span_model(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
     head = HeadConfig("span")
     task = {
         "kind": "span",
-        "length": 48,
-        "stride": 9,
+        "max_seqlen": 48,
+        "window_stride": 9,
         "max_question_length": 20,
         "max_answer_length": 6,
     }
@@ -253,15 +253,24 @@ def test_models_of_other_toolkits_use_windows_of_transformers(
 ) -> None:
     """Without recorded settings, windows overlap by 128 tokens, or by half a short input."""
     bundle = load_fine_tuned(save_span_model(tmp_path / "m", tokenizer))
-    assert (get_task_settings(bundle).stride, get_task_settings(bundle).overlap) == (9, None)
+    assert (get_task_settings(bundle).window_stride, get_task_settings(bundle).window_overlap) == (
+        9,
+        None,
+    )
     foreign = replace(bundle, info={})
-    assert (get_task_settings(foreign).length, get_task_settings(foreign).overlap) == (61, 30)
+    assert (get_task_settings(foreign).max_seqlen, get_task_settings(foreign).window_overlap) == (
+        61,
+        30,
+    )
     large = replace(foreign, config=foreign.config.model_copy(update={"max_positions": 512}))
-    assert (get_task_settings(large).length, get_task_settings(large).overlap) == (384, 128)
-    assert get_task_settings(foreign, {"stride": 7}).overlap is None
-    assert get_task_settings(bundle, {"overlap": 7}).overlap == 7
-    with pytest.raises(SettingsError, match=r"task\.stride and task\.overlap both"):
-        evaluate(bundle, tmp_path / "a.json", changes={"stride": 7, "overlap": 7})
+    assert (get_task_settings(large).max_seqlen, get_task_settings(large).window_overlap) == (
+        384,
+        128,
+    )
+    assert get_task_settings(foreign, {"window_stride": 7}).window_overlap is None
+    assert get_task_settings(bundle, {"window_overlap": 7}).window_overlap == 7
+    with pytest.raises(SettingsError, match=r"task\.window_stride and task\.window_overlap both"):
+        evaluate(bundle, tmp_path / "a.json", changes={"window_stride": 7, "window_overlap": 7})
 
 
 def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -270,7 +279,7 @@ def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: T
     hf_tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
     bundle = load_fine_tuned(directory)
-    settings = {"kind": "span", "length": 40, "overlap": 16, "max_answer_length": 6}
+    settings = {"kind": "span", "max_seqlen": 40, "window_overlap": 16, "max_answer_length": 6}
     bundle = replace(bundle, info={"provenance": {"task": settings}})
     differences = 0
     for first_character in range(0, 200, 10):

@@ -91,7 +91,7 @@ def test_label_that_is_no_entity_tag_is_an_error(tmp_path: Path, tokenizer: Toke
         tag(directory, ["red"])
     (tmp_path / "a.txt").write_text("red B-X\n")
     with pytest.raises(ModelError, match="the label 'PAD' "):
-        evaluate(directory, tmp_path / "a.txt", changes={"text": "0", "label": "1"})
+        evaluate(directory, tmp_path / "a.txt", changes={"text_column": "0", "label_column": "1"})
 
 
 def test_empty_text_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -140,7 +140,7 @@ def test_table_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """Columns are named by number, and the output has no header either."""
     (tmp_path / "in.tsv").write_text('1\tiron "\n2\twater\n')
     source = TableSource(tmp_path / "in.tsv", header=False)
-    predict_table(bundle, source, tmp_path / "out.tsv", columns={"text": "1"})
+    predict_table(bundle, source, tmp_path / "out.tsv", columns={"text_column": "1"})
     lines = (tmp_path / "out.tsv").read_text().splitlines()
     assert len(lines) == 2
     assert lines[0].startswith('1\tiron "\t')
@@ -148,13 +148,13 @@ def test_table_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
 
 
 def test_invalid_rows_can_be_skipped(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """With ``skip_bad``, rows without text get no prediction and unreadable rows are dropped."""
+    """With ``skip_invalid``, rows without text get no prediction, unreadable rows are dropped."""
     (tmp_path / "in.csv").write_text("id,review\n1,iron\n2, \n3,a,b\n4,water\n")
     source, out = TableSource(tmp_path / "in.csv"), tmp_path / "out.csv"
-    with pytest.raises(TaskError, match=r"in\.csv, line 3: .*--skip-bad"):
+    with pytest.raises(TaskError, match=r"in\.csv, line 3: .*--skip-invalid"):
         predict_table(bundle, source, out)
     assert not out.exists()
-    counts = predict_table(bundle, source, out, skip_bad=True)
+    counts = predict_table(bundle, source, out, skip_invalid=True)
     assert (counts.rows, counts.without_prediction, counts.unreadable) == (3, 1, 1)
     assert "line 3: " in counts.first_problem
     assert counts.first_problem.endswith("in column 'review'")
@@ -171,11 +171,15 @@ def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -
     source = TableSource(tmp_path / "in.csv")
     cases: list[tuple[str, dict[str, str], str]] = [
         ("out.csv", {}, r"reads the column 'review' \(as in .*'id', 'words'; name it with --text"),
-        ("in.csv", {"text": "words"}, "exists already"),
-        ("out.txt", {"text": "words"}, r"out\.txt: expected a name that ends in \.csv"),
-        ("no/out.csv", {"text": "words"}, "no"),
-        ("out.csv", {"text": "words", "pair": "id"}, "was fine-tuned on single texts"),
-        ("out.csv", {"text": "words", "endings": "id"}, r"task\.endings"),
+        ("in.csv", {"text_column": "words"}, "exists already"),
+        ("out.txt", {"text_column": "words"}, r"out\.txt: expected a name that ends in \.csv"),
+        ("no/out.csv", {"text_column": "words"}, "no"),
+        (
+            "out.csv",
+            {"text_column": "words", "pair_column": "id"},
+            "was fine-tuned on single texts",
+        ),
+        ("out.csv", {"text_column": "words", "ending_columns": "id"}, r"task\.ending_columns"),
     ]
     for name, columns, message in cases:
         with pytest.raises(BertsmithError, match=message):
@@ -225,14 +229,16 @@ def test_stream_is_written_to_a_function(bundle: FineTunedBundle) -> None:
 @pytest.mark.parametrize(
     ("kind", "task", "table", "columns"),
     [
-        ("multi", {"text": "a"}, {"a": "iron"}, {"labels": str, "probabilities": str}),
-        ("regression", {"text": "a", "pair": "b"}, {"a": "iron", "b": "c"}, {"score": float}),
+        ("multi", {"text_column": "a"}, {"a": "iron"}, {"labels": str, "probabilities": str}),
+        ("regression", {"text_column": "a", "pair_column": "b"}, {"a": "iron", "b": "c"},
+         {"score": float}),
         ("span", {}, {"question": "Who?", "context": TEXT[0]}, {"answer": str, "answer_start": int,
                                                                 "probability": float}),
-        ("choice", {"text": "a", "endings": ["b", "c"]}, {"a": "x", "b": "iron", "c": "water"},
+        ("choice", {"text_column": "a", "ending_columns": ["b", "c"]},
+         {"a": "x", "b": "iron", "c": "water"},
          {"choice": int, "ending": str, "probability": float}),
-        ("entities", {"text": "a"}, {"a": TEXT[1]}, {"entities": json.loads}),
-        ("tags", {"text": "a"}, {"a": TEXT[1]}, {"tags": json.loads}),
+        ("entities", {"text_column": "a"}, {"a": TEXT[1]}, {"entities": json.loads}),
+        ("tags", {"text_column": "a"}, {"a": TEXT[1]}, {"tags": json.loads}),
     ],
 )  # fmt: skip
 def test_columns_of_each_kind_of_model(

@@ -42,7 +42,7 @@ def load_tagger(
     """Return a random tagger whose directory records how its training files were read."""
     directory = save_task_model(folder / "m", tokenizer, HeadConfig(kind, labels))
     info = json.loads((directory / "bertsmith.json").read_text())
-    task = {"text": "0", "label": "2", **task}
+    task = {"text_column": "0", "label_column": "2", **task}
     (directory / "bertsmith.json").write_text(json.dumps({**info, "provenance": {"task": task}}))
     return load_fine_tuned(directory)
 
@@ -113,21 +113,21 @@ def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> 
 
 
 def test_invalid_sentences_can_be_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """With ``skip_bad`` they are written without tags; otherwise nothing is written."""
+    """With ``skip_invalid`` they are written without tags; otherwise nothing is written."""
     bundle = load_tagger(tmp_path, tokenizer)
     (tmp_path / "in.txt").write_text("iron X O\nwas X\n\nwhite X O\n")
     source, out = TableSource(tmp_path / "in.txt"), tmp_path / "out.txt"
-    with pytest.raises(TaskError, match=r"line 2: .*--skip-bad"):
+    with pytest.raises(TaskError, match=r"line 2: .*--skip-invalid"):
         tag_file(bundle, source, out)
     assert not out.exists()
-    counts = tag_file(bundle, source, out, skip_bad=True)
+    counts = tag_file(bundle, source, out, skip_invalid=True)
     assert (counts.rows, counts.without_prediction) == (2, 1)
     first, second, blank, last = out.read_text().splitlines()
     assert (first, second, blank) == ("iron X O _", "was X _", "")
     assert last.rsplit(" ", 1)[1] in LABELS
     (tmp_path / "in.jsonl").write_text('{"tokens": []}\n{"tokens": ["iron"]}\noops\n')
     source = TableSource(tmp_path / "in.jsonl")
-    counts = tag_file(bundle, source, tmp_path / "o.jsonl", skip_bad=True)
+    counts = tag_file(bundle, source, tmp_path / "o.jsonl", skip_invalid=True)
     assert (counts.rows, counts.without_prediction, counts.unreadable) == (2, 1, 1)
     for out_name, in_name in (("o.csv", "in.txt"), ("o.txt", "in.jsonl")):
         with pytest.raises(BertsmithError, match="expected a name that ends in"):

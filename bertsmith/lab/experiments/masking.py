@@ -26,7 +26,7 @@ def _build_mixture_settings(mask: int, random: int) -> dict[str, Any]:
     if (mask, random) == (80, 10):
         # No overrides: this is the baseline run, which other experiments share.
         return {}
-    return {"data": {"mask_token_share": mask / 100, "random_share": random / 100}}
+    return {"data": {"mask_replace_prob": mask / 100, "random_replace_prob": random / 100}}
 
 
 def _build_stages(factory: StageFactory) -> Stages:

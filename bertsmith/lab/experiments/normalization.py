@@ -39,8 +39,8 @@ def _list_configurations(factory: StageFactory) -> list[tuple[str, float, int]]:
 def _build_stages(factory: StageFactory) -> Stages:
     return {
         (norm, lr, batch_size, seed): factory.create_mlm_only_run(
-            seed, steps=_count_steps(factory), model={"norm": norm}, data={"batch": batch_size},
-            optim={"lr": lr}, run={"log_gradients": True},
+            seed, steps=_count_steps(factory), model={"norm": norm},
+            data={"batch_size": batch_size}, optim={"lr": lr}, run={"log_grad_norms": True},
         )
         for seed in range(factory.scale.num_seeds)
         for norm, lr, batch_size in _list_configurations(factory)

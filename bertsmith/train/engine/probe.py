@@ -25,12 +25,12 @@ class Cost:
 
     Attributes:
         step_seconds: Mean time of a step over all phases.
-        evaluation_seconds: Time of one evaluation of ``eval_sequences`` sequences.
+        evaluation_seconds: Time of one evaluation of ``num_eval_sequences`` sequences.
         peak_memory_bytes: Peak memory of the process or device.
         peak_macs: Peak matrix-multiply throughput, in multiply-accumulates per second.
         mfu: Model FLOPs utilization: the fraction of ``peak_macs`` that a step reaches.
         tokens_per_step: Mean number of tokens of a step.
-        eval_sequences: Sequences of one evaluation.
+        num_eval_sequences: Sequences of one evaluation.
         is_noisy: Whether the step times vary so much that another load disturbs them.
     """
 
@@ -40,12 +40,12 @@ class Cost:
     peak_macs: float
     mfu: float
     tokens_per_step: float
-    eval_sequences: int = 1
+    num_eval_sequences: int = 1
     is_noisy: bool = False
 
-    def estimate_seconds(self, steps: int, eval_every: int, eval_sequences: int) -> float:
+    def estimate_seconds(self, steps: int, eval_every: int, num_eval_sequences: int) -> float:
         """Return the expected time of a run that evaluates every ``eval_every`` steps."""
-        fraction = min(eval_sequences / self.eval_sequences, 1.0)
+        fraction = min(num_eval_sequences / self.num_eval_sequences, 1.0)
         num_evaluations = math.ceil(steps / eval_every)
         return steps * self.step_seconds + num_evaluations * self.evaluation_seconds * fraction
 

@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 from bertsmith.errors import RunError
 from bertsmith.files import hold_lock, write_atomic
 from bertsmith.progress import Progress
-from bertsmith.settings import Settings, get_table, read_toml
+from bertsmith.settings import Settings, get_table, read_stored_settings
 
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
 #: Settings that may change when a run is resumed, because they do not affect the weights.
 _MUTABLE_KEYS = (
     "checkpoint.every", "checkpoint.keep", "checkpoint.keep_optimizer",
-    "run.log_every", "run.log_gradients", "run.tensorboard",
+    "run.log_every", "run.log_grad_norms", "run.tensorboard",
 )  # fmt: skip
-#: The path of the store, which may have moved: ``run.store`` identifies it.
-_STORE_KEY = "run.data"
+#: The path of the store, which may have moved: ``run.store_id`` identifies it.
+_STORE_KEY = "run.store_path"
 #: Settings that a time budget (schedule.minutes) determines before the first step.
-_BUDGET_KEYS = ("run.eval_every", "run.eval_sequences", "schedule.min_steps")
+_BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
 #: Prefixes of settings that a run stores only if the user has set them.
-_USER_SET_PREFIXES = ("task.", "features", "run.freeze", "run.patience")
+_USER_SET_PREFIXES = ("task.", "features", "run.num_frozen_layers", "run.patience")
 #: Two lists with more items than this are not printed in full, but only this many differences.
 _MAX_LIST_ITEMS, _MAX_CHANGES = 12, 3
 SettingsType = TypeVar("SettingsType", bound=Settings)
@@ -72,7 +72,7 @@ def load_run_settings(
     path = run / SETTINGS_FILE
     if not path.exists():
         return None
-    stored = type(settings).parse(read_toml(path), str(path))
+    stored = type(settings).parse(read_stored_settings(path), str(path))
     stored_values = stored.model_dump()
     budget_keys = _BUDGET_KEYS if stored_values["schedule"]["minutes"] is not None else ()
     differences, changes = [], {}

@@ -20,23 +20,22 @@ class ScheduleSettings(SettingsTable):
 
     #: Number of optimizer steps.
     steps: Annotated[int, Field(gt=0)] | None = None
-    #: Passes over the training data.
+    #: Passes over the training data; converted to steps.
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    #: Time budget in minutes.
+    #: Time budget; converted to steps by measuring the speed before the run.
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     #: Minimum number of steps of a run with a time budget.
     min_steps: Annotated[int, Field(ge=1)] = 1
-    #: Written by a run that revised its number of steps to meet the time budget: the step of the
-    #: revision.
+    #: Step at which the number of steps was revised to meet the time budget; set by the run.
     replanned_at: Annotated[int, Field(ge=1)] | None = None
-    #: Written together with ``replanned_at``: the number of steps before the revision.
+    #: Number of steps before the revision; set by the run.
     planned_steps: Annotated[int, Field(gt=0)] | None = None
     #: Number of steps in which the learning rate rises from 0, at most a tenth of the run.
     warmup_steps: Annotated[int, Field(ge=0)] = 10_000
-    #: Sequence length of the last phase; None: the run has a single phase.
-    long_length: Annotated[int, Field(ge=8)] | None = None
-    #: Fraction of the steps in the last phase.
-    long_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    #: Maximum sequence length in a second phase of longer sequences; None: a single phase.
+    phase2_max_seqlen: Annotated[int, Field(ge=8)] | None = None
+    #: Fraction of the steps in the second phase.
+    phase2_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
 
     @model_validator(mode="after")
     def _check_single_length(self) -> Self:
@@ -65,9 +64,12 @@ class Phase:
 
 
 def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
-    """Split a run into a phase of ``length`` and one of ``long_length`` (appendix A.2: 90/10 %)."""
+    """Split a run into a phase of ``length`` and one of ``phase2_max_seqlen``.
+
+    The paper has 90 % and 10 % of the steps (appendix A.2).
+    """
     total_steps = settings.total_steps()
-    if settings.long_length is None:
+    if settings.phase2_max_seqlen is None:
         return [Phase(0, total_steps, length)]
     long_start = _long_phase_start(settings, total_steps)
     if settings.replanned_at is not None and settings.planned_steps is not None:
@@ -77,12 +79,15 @@ def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
             long_start = old_start
         else:
             long_start = max(settings.replanned_at, long_start)
-    phases = [Phase(0, long_start, length), Phase(long_start, total_steps, settings.long_length)]
+    phases = [
+        Phase(0, long_start, length),
+        Phase(long_start, total_steps, settings.phase2_max_seqlen),
+    ]
     return [phase for phase in phases if phase.start_step < phase.end_step]
 
 
 def _long_phase_start(settings: ScheduleSettings, total_steps: int) -> int:
-    return total_steps - round(total_steps * settings.long_share)
+    return total_steps - round(total_steps * settings.phase2_fraction)
 
 
 def revise_schedule(settings: ScheduleSettings, step: int, steps: int) -> ScheduleSettings:

@@ -163,18 +163,18 @@ def _train(
 ) -> FinetuneResult:
     task, options = settings.task, settings.run
     machine = device.resolve_machine(
-        options.device, options.precision, options.kernel,
+        options.device, options.precision, options.attention_kernel,
         attention_dropout=settings.model.attention_dropout,
         threads=options.threads or _choose_thread_count(options, progress),
     )  # fmt: skip
-    max_length = task.length or settings.model.max_positions
-    batch_tokens = min(task.batch, len(data.train)) * max_length
+    max_length = task.max_seqlen or settings.model.max_positions
+    batch_tokens = min(task.batch_size, len(data.train)) * max_length
     # A frozen encoder needs no memory for gradients and moments.
-    if options.freeze is None and not (settings.features and settings.features.frozen):
+    if options.num_frozen_layers is None and not (settings.features and settings.features.frozen):
         device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
     model = start.model.to(machine.device)
     objective = _build_objective(settings, start, head, data, machine)
-    _freeze(start, options.freeze)
+    _freeze(start, options.num_frozen_layers)
     if is_new:
         settings = _resolve_on_machine(settings, machine, objective.steps_per_epoch)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
@@ -183,7 +183,7 @@ def _train(
     loop_options = _build_loop_options(settings, machine, objective.steps_per_epoch)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
     state, metrics = outcome.state, _read_heldout_metrics(run)
-    use_best = options.choose == "best" or options.patience is not None
+    use_best = options.model_selection == "best" or options.patience is not None
     if outcome.signal is None and use_best and state.best_step is not None:
         checkpoint.load_best(run, state.best_step, model)
         metrics = _read_heldout_metrics(run, state.best_step)
@@ -295,7 +295,7 @@ def _resolve_on_machine(
     steps = timing.steps or max(1, round((timing.epochs or 0) * steps_per_epoch))
     run = settings.run.model_copy(
         update={"device": str(machine.device), "precision": machine.precision,
-                "kernel": machine.kernel, "threads": torch.get_num_threads()}
+                "attention_kernel": machine.kernel, "threads": torch.get_num_threads()}
     )  # fmt: skip
     checkpoint_every = settings.checkpoint.every or steps_per_epoch
     return settings.model_copy(
@@ -318,7 +318,9 @@ def _build_loop_options(
         max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
         log_every=settings.run.log_every,
-        eval_every=steps_per_epoch if settings.run.evaluate == "epoch" else timing.total_steps(),
+        eval_every=steps_per_epoch
+        if settings.run.eval_strategy == "epoch"
+        else timing.total_steps(),
         checkpoint_every=settings.checkpoint.every,
         keep_checkpoints=settings.checkpoint.keep,
         selection_metric=settings.task.metrics[0],
@@ -334,13 +336,13 @@ def _freeze(start: FineTunedBundle, num_layers: int | None) -> None:
         return
     if isinstance(start.model, BertWithBiLSTM) and start.model.features.frozen:
         raise SettingsError(
-            f"run.freeze is {num_layers}, but features already freezes the whole encoder; leave "
-            "run.freeze out"
+            f"run.num_frozen_layers is {num_layers}, but features already freezes the whole "
+            "encoder; leave run.num_frozen_layers out"
         )
     if num_layers > start.config.layers:
         raise SettingsError(
-            f"run.freeze is {num_layers}, but the model has {start.config.layers} layers; give at "
-            "most that many"
+            f"run.num_frozen_layers is {num_layers}, but the model has {start.config.layers} "
+            "layers; give at most that many"
         )
     start.model.bert.embeddings.requires_grad_(False)
     for layer in list(start.model.bert.encoder.layers)[:num_layers]:

@@ -72,11 +72,11 @@ class FinetuningObjective:
         self._train_indices = train.indices_with_target()
         if not self._train_indices:
             raise TaskError(
-                f"{task.train}: no training target is left after tokenization; add at least one "
-                "example whose labeled text has a token"
+                f"{task.train_file}: no training target is left after tokenization; add at least "
+                "one example whose labeled text has a token"
             )
         self._batch_size, self._micro_batch_tokens, self._seed = (
-            task.batch,
+            task.batch_size,
             micro_batch_tokens,
             seed,
         )

@@ -39,35 +39,39 @@ class FinetuneRunSettings(SettingsTable):
 
     #: Model directory that the run starts from.
     start_from: str = ""
-    #: Random seed of the head's initialization, data order and dropout.
+    #: Random seed of new weights, data order and dropout.
     seed: compute_settings.Seed = 0
-    #: ``auto``, ``cpu``, ``cuda`` or a device such as ``cuda:1``.
+    #: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available, else the CPU.
     device: str = "auto"
-    #: ``auto`` is bf16 on CUDA and on CPUs with bf16 instructions, otherwise fp32.
+    #: `fp32`, `bf16` (mixed precision), or `auto`: bf16 if the device computes it fast.
     precision: compute_settings.Precision = "auto"
-    #: Attention kernel; ``auto`` selects the fastest one that supports the settings.
-    kernel: compute_settings.Kernel = "auto"
-    #: Number of CPU threads; None: PyTorch's default.
+    #: Attention implementation: `reference` (explicit softmax), `padded`
+    #: (scaled_dot_product_attention), `varlen` (FlashAttention on CUDA), or `auto`.
+    attention_kernel: compute_settings.Kernel = "auto"
+    #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
     threads: compute_settings.Threads = None
-    #: Maximum number of tokens in a micro-batch; gradients of larger batches are accumulated.
+    #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
     micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
-    #: Steps between two lines of training metrics in metrics.jsonl.
+    #: Steps between two training lines of the metrics log.
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
-    #: Evaluate on the held-out files after each epoch, or only after the last step.
-    evaluate: Literal["epoch", "end"] = "epoch"
+    #: Evaluate on the validation files after each epoch, or only after the last step.
+    eval_strategy: Literal["epoch", "end"] = "epoch"
     #: Which weights become the model: those of the last step, or of the best evaluation.
-    choose: Literal["last", "best"] = "last"
-    #: Early stopping after this many evaluations without improvement; implies choose = "best".
+    model_selection: Literal["last", "best"] = "last"
+    #: Early stopping after this many evaluations without improvement; implies
+    #: model_selection = "best".
     patience: Annotated[int, Field(ge=1)] | None = None
     #: Freeze the embeddings and this many of the first layers; None: freeze nothing.
-    freeze: Annotated[int, Field(ge=0)] | None = None
+    num_frozen_layers: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _check_evaluates_every_epoch(self) -> Self:
-        setting = 'choose = "best"' if self.choose == "best" else "patience"
-        if self.evaluate == "end" and (self.choose == "best" or self.patience is not None):
+        setting = 'model_selection = "best"' if self.model_selection == "best" else "patience"
+        if self.eval_strategy == "end" and (
+            self.model_selection == "best" or self.patience is not None
+        ):
             raise ValueError(
-                f'{setting} needs an evaluation after each epoch, but evaluate is "end"; '
+                f'{setting} needs an evaluation after each epoch, but eval_strategy is "end"; '
                 "change one of them"
             )
         return self
@@ -108,7 +112,7 @@ def read_overrides(
         SettingsError: If the file is invalid, or of a run on another task.
     """
     settings = user_settings(config)
-    if get_table(settings, "run").get("store"):
+    if get_table(settings, "run").get("store_id"):
         raise SettingsError(
             f"{config}: these are the settings of a pre-training run; give the settings of a "
             "fine-tuning run, or use --set"
@@ -141,14 +145,14 @@ def _drop_computed_values(
         )
     del task_table["fingerprint"]
     if task in PUBLIC_TASKS:
-        folder = Path(task_table.pop("train", "")).parent
+        folder = Path(task_table.pop("train_file", "")).parent
         dev_files = PUBLIC_TASKS[task].dev_files.items()
-        defaults = {**PUBLIC_TASKS[task].fixed_settings,
-                    "heldout": {dev: str(folder / file) for dev, file in dev_files}}  # fmt: skip
+        validation_files = {dev: str(folder / file) for dev, file in dev_files}
+        defaults = {**PUBLIC_TASKS[task].fixed_settings, "validation_files": validation_files}
     else:
         defaults = FAMILY_DEFAULTS.get(task, {})
-    if data is not None and task_table.get("train") != str(data.resolve()):
-        for key in ("train", "labels"):
+    if data is not None and task_table.get("train_file") != str(data.resolve()):
+        for key in ("train_file", "labels"):
             task_table.pop(key, None)
     for key, field in TaskSettings.model_fields.items():
         default = defaults.get(key, field.get_default(call_default_factory=True))
@@ -191,11 +195,11 @@ def resolve_settings(
     else:
         base |= {"kind": FAMILY_KINDS[task][0], **FAMILY_DEFAULTS.get(task, {})}
         if data is not None:
-            base["train"] = str(data.resolve())
+            base["train_file"] = str(data.resolve())
     _check_tables(overrides)
-    if "heldout" in overrides.get("task", {}):
+    if "validation_files" in overrides.get("task", {}):
         # The user's held-out files replace those of a public task.
-        base.pop("heldout", None)
+        base.pop("validation_files", None)
     features = overrides.get("features")
     is_frozen = isinstance(features, Mapping) and features.get("frozen", True)
     lr, epochs = (_FEATURE_LR, _FEATURE_EPOCHS) if is_frozen else (_DEFAULT_LR, _DEFAULT_EPOCHS)
@@ -206,8 +210,8 @@ def resolve_settings(
     # The model config is read later, and the user's changes are applied to it then.
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
-    if not settings.task.train:
-        raise SettingsError("no training file: give --data FILE, or --set task.train=FILE")
+    if not settings.task.train_file:
+        raise SettingsError("no training file: give --data FILE, or --set task.train_file=FILE")
     _check_kind(task, settings.task)
     return settings
 
@@ -253,7 +257,7 @@ def _check_kind(task: str, settings: TaskSettings) -> None:
 def check_files_exist(settings: TaskSettings) -> None:
     """Raise TaskError if a data file of the task does not exist."""
     public_task = PUBLIC_TASKS.get(settings.name)
-    for file in map(Path, (settings.train, *settings.heldout.values())):
+    for file in map(Path, (settings.train_file, *settings.validation_files.values())):
         if not file.exists():
             hint = f"; {public_task.describe_expected_data(settings.name)}" if public_task else ""
             raise TaskError(f"{file}: no such file{hint}")

@@ -43,8 +43,8 @@ def log_run_summary(
         progress.log(f"{name}: {summarize_labels(examples, task.kind)}")
     for warning in warn_about_labels(data.train, task):
         progress.log(f"warning: train: {warning}")
-    for name, file in task.heldout.items():
-        if Path(file).samefile(task.train):
+    for name, file in task.validation_files.items():
+        if Path(file).samefile(task.train_file):
             progress.log(
                 f"{name}: the held-out file is the training file ({file}), so its scores "
                 "do not measure how the model does on new texts"

@@ -21,7 +21,7 @@ from bertsmith.train.finetuning.settings import read_overrides
 
 #: Batch size, learning rate and epochs of appendix A.3.
 GRID: dict[str, tuple[Any, ...]] = {
-    "task.batch": (16, 32), "optim.lr": (5e-5, 3e-5, 2e-5), "schedule.epochs": (2.0, 3.0, 4.0),
+    "task.batch_size": (16, 32), "optim.lr": (5e-5, 3e-5, 2e-5), "schedule.epochs": (2.0, 3.0, 4.0),
 }  # fmt: skip
 RESULTS_FILE = "results.json"
 
@@ -155,14 +155,15 @@ def _check_no_grid_settings(overrides: Mapping[str, Any]) -> None:
         table = overrides.get(section)
         if isinstance(table, Mapping) and table.get(name) is not None:
             raise SettingsError(
-                f"{key} is {table[name]}, but the grid sets batch, learning rate and epochs; "
+                f"{key} is {table[name]}, but the grid sets batch size, learning rate and epochs; "
                 f"leave out {key} or the grid"
             )
 
 
 def _run_name(hyperparameters: Mapping[str, Any], seed: int) -> str:
     """Return the directory name of a run, such as "batch-16_lr-5e-05_epochs-2.0_seed-0"."""
-    parts = [f"{key.rpartition('.')[2]}-{value}" for key, value in hyperparameters.items()]
+    names = [key.rpartition(".")[2].removesuffix("_size") for key in hyperparameters]
+    parts = map("{}-{}".format, names, hyperparameters.values())
     return "_".join([*parts, f"seed-{seed}"])
 
 

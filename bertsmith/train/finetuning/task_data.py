@@ -11,7 +11,7 @@ import numpy as np
 from bertsmith.bundle import FineTunedBundle, HeadConfig
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
-from bertsmith.settings import read_toml
+from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.entities import find_invalid_tags
 from bertsmith.tasks.families import get_family, reject_unused_fields, resolve_metrics
 from bertsmith.tasks.inputs import ExampleCounts
@@ -47,7 +47,9 @@ def resolve_task_settings(
             f"task.labels: {invalid_tags[0]!r} is not an entity tag; use O, B-… and I-…, or set "
             "task.kind=tags for other tags"
         )
-    files = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
+    files = [
+        Path(file) for file in (settings.task.train_file, *settings.task.validation_files.values())
+    ]
     reject_unused_fields(settings.task.kind, overrides.get("task", {}), files)
     return with_task(settings, {"metrics": resolve_metrics(settings.task)})
 
@@ -61,17 +63,19 @@ def with_model(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSe
     """Return the settings with the model's config and a resolved task.length.
 
     Raises:
-        SettingsError: If task.length exceeds the model's maximum.
+        SettingsError: If task.max_seqlen exceeds the model's maximum.
     """
     max_length = start.config.max_positions
-    length = settings.task.length or min(get_family(settings.task.kind).DEFAULT_LENGTH, max_length)
+    length = settings.task.max_seqlen or min(
+        get_family(settings.task.kind).DEFAULT_LENGTH, max_length
+    )
     if length > max_length:
         raise SettingsError(
-            f"task.length is {length}, but the model takes at most {max_length} tokens; reduce "
-            "task.length"
+            f"task.max_seqlen is {length}, but the model takes at most {max_length} tokens; reduce "
+            "task.max_seqlen"
         )
     settings = settings.model_copy(update={"model": start.config})
-    return with_task(settings, {"length": length})
+    return with_task(settings, {"max_seqlen": length})
 
 
 def hash_task_files(task: TaskSettings) -> str:
@@ -93,7 +97,9 @@ def check_files_unchanged(run: Path, task: TaskSettings) -> None:
     """Raise RunError if the content of the data files has changed since the run was started."""
     if not (run / SETTINGS_FILE).exists():
         return
-    stored = FinetuneSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE)).task
+    stored = FinetuneSettings.parse(
+        read_stored_settings(run / SETTINGS_FILE), str(run / SETTINGS_FILE)
+    ).task
     if stored.files() == task.files() and stored.fingerprint != task.fingerprint:
         raise RunError(
             f"{run}: the data files have changed since this run was started "
@@ -105,7 +111,7 @@ def check_files_unchanged(run: Path, task: TaskSettings) -> None:
 def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
     """Read the training and held-out examples.
 
-    Without held-out files, ``task.heldout_share`` of the training examples is held out.
+    Without held-out files, ``task.validation_fraction`` of the training examples is held out.
 
     Args:
         task: Task settings.
@@ -116,36 +122,36 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
     """
     family, labels = get_family(task.kind), task.labels or None
     counts: dict[str, ExampleCounts] = {}
-    all_train, counts["train"] = family.read_examples(Path(task.train), task, labels=labels)
+    all_train, counts["train"] = family.read_examples(Path(task.train_file), task, labels=labels)
     train = _take_subset(all_train, task, counts["train"])
     if not allow_numeric:
         reject_numeric_labels(train, task)
-    if not task.heldout:
+    if not task.validation_files:
         train, held_out = _hold_out(train, task)
         return TaskData(train, {"heldout": held_out}, counts)
     # The subset may lack a label of the training file that a held-out example has.
-    labels = labels or list(family.collect_labels(all_train, task.train)) or None
+    labels = labels or list(family.collect_labels(all_train, task.train_file)) or None
     heldout = {}
-    for name, file in task.heldout.items():
+    for name, file in task.validation_files.items():
         heldout[name], counts[name] = family.read_examples(Path(file), task, labels=labels)
     return TaskData(train, heldout, counts)
 
 
 def _take_subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
-    """Return ``task.examples`` of the examples, in their order, and count the others."""
-    size = task.examples
+    """Return ``task.max_train_examples`` of the examples, in their order, and count the others."""
+    size = task.max_train_examples
     if size is None or len(examples) <= size:
         return examples
     indices = list(range(size))
-    if task.examples_draw == "random":
+    if task.train_subset == "random":
         by_document = task.context == "document"
         groups = (
             _group_indices(examples, task) if by_document else [[i] for i in range(len(examples))]
         )
-        order = np.random.default_rng(task.examples_seed).permutation(len(groups)).tolist()
+        order = np.random.default_rng(task.train_subset_seed).permutation(len(groups)).tolist()
         indices = sorted([index for group in order for index in groups[group]][:size])
     counts.num_used = size
-    counts.skipped[f"not among the task.examples = {size}"] += len(examples) - size
+    counts.skipped[f"not among the task.max_train_examples = {size}"] += len(examples) - size
     return [examples[index] for index in indices]
 
 
@@ -153,20 +159,20 @@ def _hold_out(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[
     """Split the examples into training and held-out examples.
 
     Raises:
-        SettingsError: If there is no fold ``task.heldout_fold``.
+        SettingsError: If there is no fold ``task.validation_fold``.
         RunError: If no training example would be left.
     """
     groups = _group_indices(examples, task)
     # The split does not depend on run.seed, so that runs with different seeds are comparable.
     order = np.random.default_rng(0).permutation(len(groups))
-    share, fold = task.heldout_share, task.heldout_fold
+    share, fold = task.validation_fraction, task.validation_fold
     start, end = (
         min(round(index * share * len(groups)), len(groups)) for index in (fold, fold + 1)
     )
     if fold and start == len(groups):
         raise SettingsError(
-            f"task.heldout_fold is {fold}, but folds of {share} of the data end before it; folds "
-            "are numbered from 0"
+            f"task.validation_fold is {fold}, but folds of {share} of the data end before it; "
+            "folds are numbered from 0"
         )
     held_out = {index for group in order[start : max(end, start + 1)] for index in groups[group]}
     if len(held_out) == len(examples):
@@ -178,7 +184,7 @@ def _hold_out(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[
                 else "all sentences are in one document"
             )
             reason += ", which cannot be split into training and held-out examples"
-        raise RunError(f"{task.train}: {reason}; give a held-out file with --dev")
+        raise RunError(f"{task.train_file}: {reason}; give a held-out file with --dev")
     return (
         [example for index, example in enumerate(examples) if index not in held_out],
         [example for index, example in enumerate(examples) if index in held_out],
@@ -206,7 +212,7 @@ def _group_indices(examples: list[Any], task: TaskSettings) -> list[list[int]]:
 def build_head(task: TaskSettings, data: TaskData) -> HeadConfig:
     """Return the head with the labels of ``task``, or the labels that occur in the data."""
     examples = [*data.train, *(example for part in data.heldout.values() for example in part)]
-    labels = get_family(task.kind).collect_labels(examples, task.train)
+    labels = get_family(task.kind).collect_labels(examples, task.train_file)
     return HeadConfig(task.kind, tuple(task.labels) or labels)
 
 
@@ -216,6 +222,10 @@ def find_unseen_labels(task: TaskSettings, head: HeadConfig, data: TaskData) -> 
     Raises:
         TaskError: If all training examples have the same label.
     """
-    location = task.train if task.heldout else f"{task.train} without the held-out examples"
+    location = (
+        task.train_file
+        if task.validation_files
+        else f"{task.train_file} without the held-out examples"
+    )
     labels = get_family(task.kind).collect_labels(data.train, location)
     return [name for name in head.labels if name not in labels]

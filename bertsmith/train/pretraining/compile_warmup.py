@@ -29,12 +29,12 @@ def warmup_batches(
         micro_batch_tokens: Maximum tokens of a micro-batch.
     """
     batches = []
-    if data.batch > 1:
-        num_sequences = max(2, min(data.batch, micro_batch_tokens // data.length))
-        lengths = [data.length - i % 5 for i in range(num_sequences)]
+    if data.batch_size > 1:
+        num_sequences = max(2, min(data.batch_size, micro_batch_tokens // data.max_seqlen))
+        lengths = [data.max_seqlen - i % 5 for i in range(num_sequences)]
         batches.append(_build_batch(lengths, nsp=data.nsp))
-    if data.batch == 1 or data.batch * max_length > micro_batch_tokens:
-        batches.append(_build_batch([data.length], nsp=data.nsp))
+    if data.batch_size == 1 or data.batch_size * max_length > micro_batch_tokens:
+        batches.append(_build_batch([data.max_seqlen], nsp=data.nsp))
     return batches
 
 

@@ -29,7 +29,7 @@ def build_heldout_stream(
     split: Split, vocabulary: VocabularyInfo, settings: DataSettings
 ) -> ExampleStream:
     """Return the held-out examples, the same for every run on a store with this length."""
-    return ExampleStream(split, vocabulary, settings, settings.length, _SEED, _EPOCH)
+    return ExampleStream(split, vocabulary, settings, settings.max_seqlen, _SEED, _EPOCH)
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:

@@ -67,7 +67,7 @@ class PretrainingObjective:
 
     def iter_batches(self, first_step: int) -> Iterator[list[PretrainingMicroBatch]]:
         """Yield the micro-batches of each step; every phase starts a new epoch."""
-        run, batch_size = self._settings.run, self._settings.data.batch
+        run, batch_size = self._settings.run, self._settings.data.batch_size
         first_epoch = 0
         for phase in self._phases:
             num_examples = (phase.end_step - phase.start_step) * batch_size
@@ -96,9 +96,9 @@ class PretrainingObjective:
     def describe_batch(self, step: int) -> str:
         """Return which examples the batch of ``step`` contains."""
         phase = next(phase for phase in self._phases if step < phase.end_step)
-        first = (step - phase.start_step) * self._settings.data.batch
+        first = (step - phase.start_step) * self._settings.data.batch_size
         return (
-            f"that of examples {first} to {first + self._settings.data.batch - 1} "
+            f"that of examples {first} to {first + self._settings.data.batch_size - 1} "
             f"of the phase of length {phase.length}"
         )
 
@@ -124,5 +124,5 @@ class PretrainingObjective:
 
     def evaluate(self) -> dict[str, float]:
         """Return the held-out metrics."""
-        num_sequences = self._settings.run.eval_sequences
+        num_sequences = self._settings.run.max_eval_sequences
         return evaluate(self.model, self._heldout_stream, num_sequences, self._machine).to_metrics()

@@ -183,18 +183,20 @@ def estimate_run(
     resolved = resolve_length(session, cost, budget)
     total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
     assert eval_every is not None
-    eval_sequences = resolved.run.eval_sequences
+    num_eval_sequences = resolved.run.max_eval_sequences
     num_tokens = total_steps * cost.tokens_per_step
     return {
         "machine": machine,
         "parameters": count_parameters(session.model),
         "steps": total_steps,
-        "batch": settings.data.batch,
+        "batch_size": settings.data.batch_size,
         "tokens": round(num_tokens),
-        "epochs": schedule.count_epochs(total_steps, settings.data.batch, session.phase_epochs()),
-        "minutes": cost.estimate_seconds(total_steps, eval_every, eval_sequences) / 60,
+        "epochs": schedule.count_epochs(
+            total_steps, settings.data.batch_size, session.phase_epochs()
+        ),
+        "minutes": cost.estimate_seconds(total_steps, eval_every, num_eval_sequences) / 60,
         "evaluations": math.ceil(total_steps / eval_every),
-        "eval_sequences": min(eval_sequences, cost.eval_sequences),
+        "num_eval_sequences": min(num_eval_sequences, cost.num_eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
         "memory_bytes": cost.peak_memory_bytes,
         "mfu": cost.mfu,
@@ -276,7 +278,7 @@ def resolve_on_machine(session: Session, progress: Progress, start_time: float) 
         update={
             "device": str(machine.device),
             "precision": machine.precision,
-            "kernel": machine.kernel,
+            "attention_kernel": machine.kernel,
             "threads": torch.get_num_threads(),
         }
     )
@@ -313,9 +315,9 @@ def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cos
     total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
     assert eval_every is not None
     text = f"{total_steps:,} steps fit into {resolved.schedule.minutes:g} minutes"
-    num_sequences = min(resolved.run.eval_sequences, cost.eval_sequences)
+    num_sequences = min(resolved.run.max_eval_sequences, cost.num_eval_sequences)
     default_every = settings.run.eval_every or recipes.default_interval(total_steps)
-    if (eval_every, num_sequences) == (default_every, cost.eval_sequences):
+    if (eval_every, num_sequences) == (default_every, cost.num_eval_sequences):
         return text
     return (
         f"{text}; evaluations are limited to {recipes.EVALUATION_SHARE:.0%} of the time: "
@@ -352,7 +354,7 @@ def resolve_length(session: Session, cost: Cost | None, budget: float | None) ->
     if steps is None:
         assert timing.epochs is not None
         phase_epochs = session.phase_epochs()
-        steps = schedule.steps_for_epochs(timing.epochs, settings.data.batch, phase_epochs)
+        steps = schedule.steps_for_epochs(timing.epochs, settings.data.batch_size, phase_epochs)
         steps = max(timing.min_steps, steps)
     return recipes.with_steps(settings, steps)
 
@@ -394,10 +396,10 @@ def _store_revised_schedule(
 def _train(session: Session, run: Path, progress: Progress, start_time: float) -> Outcome:
     settings = session.settings
     timing = settings.schedule
-    phases = schedule.build_phases(timing, settings.data.length)
+    phases = schedule.build_phases(timing, settings.data.max_seqlen)
     assert settings.run.eval_every is not None
     assert settings.checkpoint.every is not None
-    log_gradients = settings.run.log_gradients
+    log_grad_norms = settings.run.log_grad_norms
     options = LoopOptions(
         steps=timing.total_steps(),
         seed=settings.run.seed,
@@ -409,7 +411,7 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
         keep_checkpoints=settings.checkpoint.keep,
         selection_metric="masked_lm",
         measure_peak_macs=lambda: device.measure_peak_macs(session.machine),
-        grad_norm_groups=build_grad_norm_groups(session.model) if log_gradients else {},
+        grad_norm_groups=build_grad_norm_groups(session.model) if log_grad_norms else {},
     )
     budget = None
     if timing.minutes is not None and timing.replanned_at is None:

@@ -22,12 +22,12 @@ class RunSettings(SettingsTable):
 
     table: ClassVar[str] = "run"
 
-    #: Name of the set of defaults: ``fast`` or ``paper``.
+    #: `paper`: defaults as published; `fast`: with later methods.
     recipe: RecipeName = "fast"
-    #: Path of the token store.
-    data: str = ""
-    #: Hash that identifies the content of the store; written by the run.
-    store: str = ""
+    #: Path of the store; set by the run.
+    store_path: str = ""
+    #: Hash of the store's manifest; set by the run.
+    store_id: str = ""
     #: Model directory for continued pre-training; None: newly initialized weights.
     start_from: str | None = None
     #: Initialization of the weights; each value includes the previous ones.
@@ -39,28 +39,29 @@ class RunSettings(SettingsTable):
     initialization: Literal["random", "unigram", "neighbor-heads", "cross-segment-heads"] = "random"
     #: Random seed of initialization, data order, masks and dropout.
     seed: compute_settings.Seed = 0
-    #: ``auto``, ``cpu``, ``cuda`` or a device such as ``cuda:1``.
+    #: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available, else the CPU.
     device: str = "auto"
-    #: ``auto`` is bf16 on CUDA and on CPUs with bf16 instructions, otherwise fp32.
+    #: `fp32`, `bf16` (mixed precision), or `auto`: bf16 if the device computes it fast.
     precision: compute_settings.Precision = "auto"
-    #: Attention kernel; ``auto`` selects the fastest one that supports the settings.
-    kernel: compute_settings.Kernel = "auto"
+    #: Attention implementation: `reference` (explicit softmax), `padded`
+    #: (scaled_dot_product_attention), `varlen` (FlashAttention on CUDA), or `auto`.
+    attention_kernel: compute_settings.Kernel = "auto"
     #: Whether to use torch.compile.
     compile: bool = False
-    #: Number of CPU threads; None: PyTorch's default.
+    #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
     threads: compute_settings.Threads = None
-    #: Maximum number of tokens in a micro-batch; gradients of larger batches are accumulated.
+    #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
     micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
-    #: Steps between two lines of training metrics in metrics.jsonl.
+    #: Steps between two training lines of the metrics log.
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
-    #: Held-out sequences per evaluation, always the same ones with the same masks.
-    eval_sequences: Annotated[int, Field(ge=1)] = 512
-    #: Whether to write metrics for TensorBoard too.
+    #: Maximum validation sequences per evaluation, always the same ones with the same masks.
+    max_eval_sequences: Annotated[int, Field(ge=1)] = 512
+    #: Whether to write TensorBoard event files.
     tensorboard: bool = False
     #: Whether to log the gradient norms of the embeddings, each layer and the heads.
-    log_gradients: bool = False
+    log_grad_norms: bool = False
 
 
 class PretrainSettings(Settings):
@@ -76,13 +77,13 @@ class PretrainSettings(Settings):
 
 #: As published: the defaults of the settings classes, and the second phase of appendix A.2.
 _PAPER: dict[str, Any] = {
-    "schedule": {"long_length": 512, "long_share": 0.1, "warmup_steps": 10_000},
+    "schedule": {"phase2_max_seqlen": 512, "phase2_fraction": 0.1, "warmup_steps": 10_000},
 }
 
 #: Later improvements; docs/deviations.md gives the source of each.
 _FAST: dict[str, Any] = {
     "model": {"attention_dropout": 0.0, "activation": "gelu"},
-    "data": {"batch": 32},
+    "data": {"batch_size": 32},
     "optim": {"beta2": 0.98, "weight_decay": 0.01},
     "schedule": {"warmup_steps": 10_000},
 }
@@ -167,10 +168,10 @@ def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> Pretr
     """
     timing, run, checkpoint = settings.schedule, settings.run, settings.checkpoint
     max_eval_seconds = EVALUATION_SHARE * seconds
-    evaluation_seconds, eval_sequences = cost.evaluation_seconds, run.eval_sequences
+    evaluation_seconds, num_eval_sequences = cost.evaluation_seconds, run.max_eval_sequences
     if evaluation_seconds > max_eval_seconds:
-        max_sequences = min(eval_sequences, cost.eval_sequences)
-        eval_sequences = max(1, int(max_sequences * max_eval_seconds / evaluation_seconds))
+        max_sequences = min(num_eval_sequences, cost.num_eval_sequences)
+        num_eval_sequences = max(1, int(max_sequences * max_eval_seconds / evaluation_seconds))
         evaluation_seconds = max_eval_seconds
     max_evaluations = (
         max(1, int(max_eval_seconds / evaluation_seconds)) if evaluation_seconds > 0 else math.inf
@@ -189,7 +190,7 @@ def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> Pretr
         eval_every = math.ceil(steps / max_evaluations)
     min_checkpoint_steps = math.ceil(MIN_CHECKPOINT_SECONDS / cost.step_seconds)
     checkpoint_every = checkpoint.every or max(default_interval(steps), min_checkpoint_steps)
-    run_changes = {"eval_every": eval_every, "eval_sequences": eval_sequences}
+    run_changes = {"eval_every": eval_every, "max_eval_sequences": num_eval_sequences}
     return settings.model_copy(
         update={
             "schedule": timing.model_copy(update={"steps": steps}),

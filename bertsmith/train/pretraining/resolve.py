@@ -57,7 +57,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         SettingsError: If a setting is unknown or contradicts another one.
     """
     file_values = user_settings(overrides.config)
-    if get_table(file_values, "run").get("store"):
+    if get_table(file_values, "run").get("store_id"):
         overrides, file_values = _adopt_run_settings(overrides, file_values, store)
     user_values = user_settings(file_values, overrides.values, overrides.assignments)
     if overrides.start_from and overrides.size:
@@ -75,8 +75,8 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     if overrides.cuda and overrides.recipe == "fast":
         # A larger batch uses the GPU fully. On the CPU, more steps with smaller batches learn
         # faster.
-        base = merge_settings(base, {"data": {"batch": 256}})
-    run_values = {"data": str(overrides.data.resolve()), "store": store_id(store)}
+        base = merge_settings(base, {"data": {"batch_size": 256}})
+    run_values = {"store_path": str(overrides.data.resolve()), "store_id": store_id(store)}
     if overrides.start_from:
         run_values["start_from"] = str(bundle.pin_model_path(overrides.start_from))
         # The config of the start model takes precedence over that of the recipe.
@@ -174,8 +174,8 @@ def _adopt_run_settings(
             f"settings of a run with the recipe {recipe!r}; leave out --recipe"
         )
     overrides = replace(overrides, recipe=recipe, start_from=overrides.start_from or start_from)
-    run.pop("data", None)
-    if run.pop("store") != store_id(store):
+    run.pop("store_path", None)
+    if run.pop("store_id") != store_id(store):
         model.pop("vocab_size", None)
     if overrides.start_from:
         # The start model has its own config.
@@ -251,11 +251,11 @@ def _load_start_config(path: str, store: Store) -> dict[str, Any]:
 
 def _check_consistency(settings: PretrainSettings, store: Store, source: str) -> None:
     model, vocab_size = settings.model, store.manifest.vocab_size
-    max_length = max(settings.data.length, settings.schedule.long_length or 0)
+    max_length = max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
     if max_length > model.max_positions:
         raise SettingsError(
             f"{source}: sequences of {max_length} tokens, but model.max_positions is "
-            f"{model.max_positions}; reduce data.length or raise model.max_positions"
+            f"{model.max_positions}; reduce data.max_seqlen or raise model.max_positions"
         )
     if model.vocab_size < vocab_size:
         raise SettingsError(

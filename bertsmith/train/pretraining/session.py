@@ -49,10 +49,10 @@ class Session:
         """Build the model, newly initialized or loaded from ``run.start_from``."""
         run = settings.run
         self.machine = device.resolve_machine(
-            run.device, run.precision, run.kernel,
+            run.device, run.precision, run.attention_kernel,
             attention_dropout=settings.model.attention_dropout, threads=run.threads,
         )  # fmt: skip
-        batch_tokens = settings.data.batch * _max_length(settings)
+        batch_tokens = settings.data.batch_size * _max_length(settings)
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
         self.settings, self.store = settings, store
         #: Notes about the files of the start model, for the user.
@@ -125,7 +125,7 @@ class Session:
         peak_macs = device.measure_peak_macs(self.machine)
         # Any number of steps would do: only the fractions of the phases are used.
         timing = settings.schedule.model_copy(update={"steps": 1000})
-        for phase in schedule.build_phases(timing, settings.data.length):
+        for phase in schedule.build_phases(timing, settings.data.max_seqlen):
             objective = self.build_objective([Phase(0, 1000, phase.length)])
             self.model.train()
             times, batches = probe.measure_steps(
@@ -139,12 +139,12 @@ class Session:
             mfu += fraction * macs / len(batches) / mean_seconds / peak_macs
             tokens_per_step += fraction * sum(map(objective.count_tokens, batches)) / len(batches)
             is_noisy = is_noisy or probe.is_noisy(times)
-        evaluation_seconds, eval_sequences = self._time_evaluation()
+        evaluation_seconds, num_eval_sequences = self._time_evaluation()
         peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
         self.reset()
         return Cost(
             step_seconds, evaluation_seconds, peak_memory_bytes, peak_macs, mfu, tokens_per_step,
-            eval_sequences, is_noisy,
+            num_eval_sequences, is_noisy,
         )  # fmt: skip
 
     def choose_thread_count(self, load: CpuLoad, seconds: float = ROUND_SECONDS) -> ThreadChoice:
@@ -154,7 +154,7 @@ class Session:
             load: CPU load of other processes.
             seconds: Maximum duration of one timing.
         """
-        objective = self.build_objective([Phase(0, 1000, self.settings.data.length)])
+        objective = self.build_objective([Phase(0, 1000, self.settings.data.max_seqlen)])
         batches = list(islice(objective.iter_batches(0), _ROUND_STEPS))
         self.model.train()
 
@@ -178,7 +178,7 @@ class Session:
     def _time_evaluation(self) -> tuple[float, int]:
         """Return the estimated seconds of an evaluation, and its number of sequences."""
         stream = build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
-        num_sequences = min(self.settings.run.eval_sequences, len(stream))
+        num_sequences = min(self.settings.run.max_eval_sequences, len(stream))
         num_timed = min(num_sequences, _TIMED_SEQUENCES)
         self.model.eval()
         start_time = time.perf_counter()
@@ -204,7 +204,7 @@ class Session:
     def phase_epochs(self) -> list[tuple[float, int]]:
         """Return for each phase its fraction of the steps and the examples in an epoch."""
         timing = self.settings.schedule.model_copy(update={"steps": 1000})
-        phases = schedule.build_phases(timing, self.settings.data.length)
+        phases = schedule.build_phases(timing, self.settings.data.max_seqlen)
         return [
             ((phase.end_step - phase.start_step) / 1000, self.count_epoch_examples(phase.length))
             for phase in phases
@@ -212,7 +212,7 @@ class Session:
 
 
 def _max_length(settings: PretrainSettings) -> int:
-    return max(settings.data.length, settings.schedule.long_length or 0)
+    return max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
 
 
 def build_grad_norm_groups(model: BertForPreTraining) -> dict[str, list[nn.Parameter]]:

@@ -6,7 +6,7 @@ from bertsmith import bundle
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.settings import read_toml
+from bertsmith.settings import read_stored_settings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
@@ -24,7 +24,9 @@ def write_snapshot(run: Path, step: int, out: Path) -> None:
         RunError: If the run has no such checkpoint.
         StoreError: If the store is needed but missing.
     """
-    settings = PretrainSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE))
+    settings = PretrainSettings.parse(
+        read_stored_settings(run / SETTINGS_FILE), str(run / SETTINGS_FILE)
+    )
     checkpoints = dict(checkpoint.list_checkpoints(run))
     if step not in checkpoints:
         steps = ", ".join(map(str, checkpoints)) or "none"
@@ -38,5 +40,5 @@ def write_snapshot(run: Path, step: int, out: Path) -> None:
     if model_directory.exists():
         tokenizer = Tokenizer.load(model_directory)
     else:
-        tokenizer = Store.open(settings.run.data).load_tokenizer()
+        tokenizer = Store.open(settings.run.store_path).load_tokenizer()
     bundle.save(out, model, tokenizer, build_checkpoint_provenance(settings, step))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bertsmith import bundle
-from bertsmith.settings import read_toml
+from bertsmith.settings import read_stored_settings
 from bertsmith.text.vocabulary_report import describe_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint, metrics_log
@@ -138,7 +138,7 @@ def is_finished(run: Path) -> bool:
 
 def describe_run(path: Path) -> Description:
     """Describe a run directory: settings, progress, metrics and checkpoints."""
-    settings = read_toml(path / "settings.toml")
+    settings = read_stored_settings(path / "settings.toml")
     records = metrics_log.read_metrics(path)
     checkpoints = [
         (step, _directory_bytes(folder)) for step, folder in checkpoint.list_checkpoints(path)
@@ -197,7 +197,7 @@ def describe_checkpoint(path: Path) -> Description:
 
 def describe_settings(path: Path) -> Description:
     """Describe a settings file."""
-    settings = read_toml(path)
+    settings = read_stored_settings(path)
     facts = {"path": str(path), "settings": settings}
     return Description(facts, [f"settings {path}", *format_aligned(flatten(settings))])
 

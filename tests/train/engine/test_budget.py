@@ -26,7 +26,7 @@ COST = Cost(
     peak_macs=1e9,
     mfu=0.1,
     tokens_per_step=100.0,
-    eval_sequences=512,
+    num_eval_sequences=512,
 )
 
 
@@ -50,7 +50,7 @@ def test_evaluations_take_at_most_a_tenth_of_the_budget(
     )
     steps, resolved_every = settings.schedule.total_steps(), settings.run.eval_every
     assert resolved_every is not None
-    seconds_per_evaluation = evaluation_seconds * settings.run.eval_sequences / 512
+    seconds_per_evaluation = evaluation_seconds * settings.run.max_eval_sequences / 512
     eval_seconds = math.ceil(steps / resolved_every) * seconds_per_evaluation
     assert eval_seconds <= 0.1 * seconds + 1e-9
     # Rounding the interval down may add a few evaluations.
@@ -62,9 +62,9 @@ def test_short_budget_has_few_evaluations() -> None:
     """With slow evaluations and a budget of 30 s, there are fewer and then shorter evaluations."""
     settings = with_budget(_settings(), replace(COST, evaluation_seconds=1.5), 30.0)
     assert settings.schedule.total_steps() == 270
-    assert (settings.run.eval_every, settings.run.eval_sequences) == (135, 512)
+    assert (settings.run.eval_every, settings.run.max_eval_sequences) == (135, 512)
     slow = with_budget(_settings(), replace(COST, evaluation_seconds=6.0), 30.0)
-    assert (slow.run.eval_every, slow.run.eval_sequences) == (slow.schedule.total_steps(), 256)
+    assert (slow.run.eval_every, slow.run.max_eval_sequences) == (slow.schedule.total_steps(), 256)
 
 
 def test_fast_evaluations_keep_the_default_interval() -> None:
@@ -218,14 +218,14 @@ def test_budget_limits_evaluations_of_the_user(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The budget also limits an evaluation interval of the user, and the run can be resumed."""
-    cost = replace(COST, step_seconds=0.5, evaluation_seconds=4.0, eval_sequences=8)
+    cost = replace(COST, step_seconds=0.5, evaluation_seconds=4.0, num_eval_sequences=8)
     monkeypatch.setattr(Session, "measure_cost", lambda *_: cost)
     monkeypatch.setattr(TimeBudget, "revise", lambda *_: None)
-    arguments = {"minutes": 0.2, "run__eval_every": 2, "run__eval_sequences": 8}
+    arguments = {"minutes": 0.2, "run__eval_every": 2, "run__max_eval_sequences": 8}
     result = train(**arguments)
     settings = read_toml(tmp_path / "run" / "settings.toml")
     assert settings["run"]["eval_every"] == settings["schedule"]["steps"] == result.steps
-    assert 1 <= settings["run"]["eval_sequences"] <= 2
+    assert 1 <= settings["run"]["max_eval_sequences"] <= 2
     heldout = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"]
     assert [line["step"] for line in heldout] == [result.steps]
     monkeypatch.setattr(Session, "measure_cost", _fail)

@@ -59,7 +59,7 @@ def test_learning_rate_is_positive_in_every_step(steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "long_share", "expected"),
+    ("steps", "phase2_fraction", "expected"),
     [
         (1000, 0.1, [Phase(0, 900, 128), Phase(900, 1000, 512)]),
         (15, 0.1, [Phase(0, 13, 128), Phase(13, 15, 512)]),
@@ -68,15 +68,15 @@ def test_learning_rate_is_positive_in_every_step(steps: int) -> None:
         (10, 0.0, [Phase(0, 10, 128)]),
     ],
 )
-def test_run_has_two_phases(steps: int, long_share: float, expected: list[Phase]) -> None:
+def test_run_has_two_phases(steps: int, phase2_fraction: float, expected: list[Phase]) -> None:
     """The last fraction of the steps has the long length; phases without steps are left out."""
-    settings = ScheduleSettings(steps=steps, long_length=512, long_share=long_share)
+    settings = ScheduleSettings(steps=steps, phase2_max_seqlen=512, phase2_fraction=phase2_fraction)
     assert build_phases(settings, 128) == expected
 
 
-def test_run_without_a_long_length_has_one_phase() -> None:
+def test_run_without_phase2_has_one_phase() -> None:
     """Without a long length, its fraction of the steps has no effect."""
-    assert build_phases(ScheduleSettings(steps=7, long_share=0.5), 64) == [Phase(0, 7, 64)]
+    assert build_phases(ScheduleSettings(steps=7, phase2_fraction=0.5), 64) == [Phase(0, 7, 64)]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_warmup_continues_after_a_revision() -> None:
 )
 def test_completed_steps_keep_their_phase(step: int, steps: int, long_start: int) -> None:
     """Phases keep their fractions in the revised run, except that completed steps do not move."""
-    original = ScheduleSettings(steps=1000, minutes=1.0, long_length=512)
+    original = ScheduleSettings(steps=1000, minutes=1.0, phase2_max_seqlen=512)
     revised = revise_schedule(original, step, steps)
     expected = [Phase(0, long_start, 128), Phase(long_start, steps, 512)]
     assert build_phases(revised, 128) == expected

@@ -72,7 +72,8 @@ def test_weights_equal_those_of_the_trainer(
 
     def finetune_with_lr(lr: float) -> Path:
         values = {
-            "task": {"kind": kind, "batch": NUM_EXAMPLES, "heldout": {"dev": str(data)}},
+            "task": {"kind": kind, "batch_size": NUM_EXAMPLES,
+                     "validation_files": {"dev": str(data)}},
             "optim": {"lr": lr}, "schedule": {"steps": STEPS},
             "run": {"threads": 1, "precision": "fp32"},
         }  # fmt: skip

@@ -35,7 +35,7 @@ NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
 FAST_SETTINGS: dict[str, dict[str, Any]] = {
     "optim": {"lr": 3e-3},
     "run": {"threads": 1},
-    "task": {"batch": 8},
+    "task": {"batch_size": 8},
 }
 
 
@@ -180,17 +180,17 @@ def test_evaluation_only_at_the_end(start: Path, tmp_path: Path) -> None:
     results = [
         finetune_table(
             start, tmp_path / setting, data, "single", schedule={"epochs": 3.0},
-            run={"threads": 1, "evaluate": setting},
+            run={"threads": 1, "eval_strategy": setting},
         )
         for setting in ("epoch", "end")
     ]  # fmt: skip
     assert results[0].metrics == results[1].metrics
     logs = [(result.run / "metrics.jsonl").read_text() for result in results]
     assert [log.count('"heldout"') for log in logs] == [3, 1]
-    for name, value in (("choose", "best"), ("patience", 1)):
+    for name, value in (("model_selection", "best"), ("patience", 1)):
         with pytest.raises(SettingsError, match=f"{name}.* needs an evaluation after each epoch"):
             finetune_table(
-                start, tmp_path / name, data, "single", run={"evaluate": "end", name: value}
+                start, tmp_path / name, data, "single", run={"eval_strategy": "end", name: value}
             )
         assert not (tmp_path / name).exists()
 
@@ -272,7 +272,7 @@ def test_lowest_error_is_the_best(start: Path, tmp_path: Path) -> None:
     data = write_table(tmp_path / "train.jsonl", "regression", 40)
     task = {**FAST_SETTINGS["task"], "kind": "regression", "metrics": ["mse", "pearson"]}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 3.0},
-              "run": {"threads": 1, "choose": "best"}}  # fmt: skip
+              "run": {"threads": 1, "model_selection": "best"}}  # fmt: skip
     result = run_sweep("classify", start, tmp_path / "sweep", seeds=3, data=data, values=values)
     (point,) = result.points
     errors = [run.metrics["mse"] for run in point.runs]
@@ -314,7 +314,7 @@ def test_defaults_are_those_of_the_paper(start: Path, tmp_path: Path) -> None:
     result = finetune("classify", start, tmp_path / "run", data=data, values=values)
     settings = read_toml(tmp_path / "run" / "settings.toml")
     assert (settings["optim"]["lr"], settings["optim"]["weight_decay"]) == (3e-5, 0.0)
-    assert (settings["schedule"]["epochs"], settings["task"]["batch"]) == (3.0, 32)
+    assert (settings["schedule"]["epochs"], settings["task"]["batch_size"]) == (3.0, 32)
     assert result.steps == 3 * 2
 
 
@@ -324,8 +324,10 @@ def test_resuming_needs_the_same_columns(start: Path, tmp_path: Path) -> None:
     data = tmp_path / "t.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     schedule = {"steps": 1}
-    finetune_table(start, tmp_path / "run", data, "single", task={"pair": "b"}, schedule=schedule)
-    with pytest.raises(RunError, match=r"task\.pair: 'b' in the run, None now"):
+    finetune_table(
+        start, tmp_path / "run", data, "single", task={"pair_column": "b"}, schedule=schedule
+    )
+    with pytest.raises(RunError, match=r"task\.pair_column: 'b' in the run, None now"):
         finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
 
 
@@ -334,21 +336,21 @@ def test_grid_is_that_of_the_paper(
 ) -> None:
     """A grid runs all combinations, and that of appendix A.3 has 18 points."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
-    monkeypatch.setattr(sweep, "GRID", {"task.batch": (4, 8), "optim.lr": (1e-3, 2e-3)})
+    monkeypatch.setattr(sweep, "GRID", {"task.batch_size": (4, 8), "optim.lr": (1e-3, 2e-3)})
     values = {"run": FAST_SETTINGS["run"], "schedule": {"epochs": 0.5}}
     out = tmp_path / "sweep"
     result = run_sweep("classify", start, out, grid=True, data=data, values=values)
     assert [point.hyperparameters for point in result.points] == [
-        {"task.batch": batch, "optim.lr": lr} for batch in (4, 8) for lr in (1e-3, 2e-3)
+        {"task.batch_size": batch, "optim.lr": lr} for batch in (4, 8) for lr in (1e-3, 2e-3)
     ]
     settings = read_toml(out / "batch-4_lr-0.002_seed-0" / "settings.toml")
-    assert (settings["task"]["batch"], settings["optim"]["lr"]) == (4, 2e-3)
+    assert (settings["task"]["batch_size"], settings["optim"]["lr"]) == (4, 2e-3)
     monkeypatch.undo()
     assert np.prod([len(values) for values in sweep.GRID.values()]) == 18
 
 
 @pytest.mark.parametrize(
-    "assignment", ["task.batch=4", "optim.lr=0.5", "schedule.epochs=1.0", "schedule.steps=2"]
+    "assignment", ["task.batch_size=4", "optim.lr=0.5", "schedule.epochs=1.0", "schedule.steps=2"]
 )
 def test_grid_rejects_settings_it_would_override(
     start: Path, tmp_path: Path, assignment: str
@@ -391,7 +393,7 @@ def test_settings_of_a_run_are_a_settings_file(start: Path, tmp_path: Path) -> N
         )
         assert result.steps == (3 if assignments else 9)
         task = read_toml(run / "settings.toml")["task"]
-        assert (task["labels"], task["train"]) == (["false", "true"], str(other))
+        assert (task["labels"], task["train_file"]) == (["false", "true"], str(other))
     with pytest.raises(SettingsError, match="settings of a run on the task 'classify', not on"):
         finetune("tag", start, tmp_path / "third", data=data, config=config)
     config.write_text('[run]\nstore = "1a2b"\n')
@@ -404,7 +406,7 @@ def test_settings_of_a_run_are_a_settings_file(start: Path, tmp_path: Path) -> N
 )
 def test_stored_task_settings_are_read_back(start: Path, tmp_path: Path, task: str) -> None:
     """The settings that a run of any task stores resolve to themselves."""
-    settings = resolve_task_settings(task, start, tmp_path, {"task": {"skip_bad": True}})
+    settings = resolve_task_settings(task, start, tmp_path, {"task": {"skip_invalid": True}})
     config = tmp_path / "settings.toml"
     config.write_text(with_task(settings, {"fingerprint": "1a2b"}).to_toml())
     overrides = read_overrides(task, tmp_path, config, None, ())
@@ -414,7 +416,7 @@ def test_stored_task_settings_are_read_back(start: Path, tmp_path: Path, task: s
 def test_micro_batches_with_class_weights_equal_one_batch(start: Path, tmp_path: Path) -> None:
     """A batch split into micro-batches of 64 tokens ends with the same weighted loss."""
     data = write_table(tmp_path / "train.jsonl", "single", 60)
-    task = {"class_weights": "balanced", "batch": 16}
+    task = {"class_weights": "balanced", "batch_size": 16}
     losses = []
     for micro_batch_tokens in (64, 4096):
         run = {"threads": 1, "micro_batch_tokens": micro_batch_tokens, "precision": "fp32"}
@@ -427,10 +429,10 @@ def test_micro_batches_with_class_weights_equal_one_batch(start: Path, tmp_path:
 
 
 def test_frozen_layers_do_not_change(start: Path, tmp_path: Path) -> None:
-    """With run.freeze=1, embeddings and first layer keep their weights, other layers change."""
+    """With run.num_frozen_layers=1, embeddings and first layer do not change."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     result = finetune_table(
-        start, tmp_path / "run", data, "single", run={"threads": 1, "freeze": 1}
+        start, tmp_path / "run", data, "single", run={"threads": 1, "num_frozen_layers": 1}
     )
     assert result.model is not None
     old_weights = load_file(start / bundle.WEIGHTS_FILE)

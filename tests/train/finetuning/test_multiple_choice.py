@@ -37,7 +37,7 @@ def write_choices(path: Path, count: int, seed: int, answers: Path | None = None
 def finetune_choices(start: Path, out: Path, data: Path, **task: object) -> FinetuneResult:
     """Fine-tune on ``data`` for a few fast epochs."""
     values = {
-        "task": {"endings": ["x", "y", "z"], "batch": 8, **task},
+        "task": {"ending_columns": ["x", "y", "z"], "batch_size": 8, **task},
         "model": NO_DROPOUT,
         "optim": {"lr": 3e-3},
         "schedule": {"epochs": 4.0},
@@ -70,14 +70,14 @@ def test_answer_files_are_part_of_a_run(start: Path, tmp_path: Path) -> None:
     """Training and held-out tables have answer files, whose content must not change in a run."""
     data = write_choices(tmp_path / "t.csv", 40, 0, tmp_path / "t-right.csv")
     dev = write_choices(tmp_path / "d.csv", 20, 1, tmp_path / "d-right.csv")
-    task = {"answers": "-right", "heldout": {"dev": str(dev)}}
+    task = {"label_file_suffix": "-right", "validation_files": {"dev": str(dev)}}
     result = finetune_choices(start, tmp_path / "run", data, **task)
     assert (result.counts["train"]["used"], result.counts["dev"]["used"]) == (40, 20)
     assert result.model is not None
     metrics = evaluate(result.model, dev)
     assert metrics["accuracy"] == pytest.approx(result.metrics["accuracy"])
     info = json.loads((result.model / bundle.INFO_FILE).read_text())
-    assert info["provenance"]["task"]["answers"] == "-right"
+    assert info["provenance"]["task"]["label_file_suffix"] == "-right"
     answers = (tmp_path / "d-right.csv").read_text()
     (tmp_path / "d-right.csv").write_text(answers.replace("A", "B"))
     with pytest.raises(RunError, match=r"the data files have changed .*d-right\.csv"):
@@ -90,7 +90,7 @@ def test_micro_batches_equal_one_batch(start: Path, tmp_path: Path) -> None:
     losses = []
     for micro_batch_tokens in (64, 4096):
         values = {
-            "task": {"endings": ["x", "y", "z"], "batch": 16}, "schedule": {"steps": 3},
+            "task": {"ending_columns": ["x", "y", "z"], "batch_size": 16}, "schedule": {"steps": 3},
             "model": {"dropout": 0.0, "attention_dropout": 0.0}, "optim": {"lr": 1e-3},
             "run": {"threads": 1, "micro_batch_tokens": micro_batch_tokens, "precision": "fp32"},
         }  # fmt: skip

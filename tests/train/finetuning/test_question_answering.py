@@ -55,7 +55,8 @@ def test_spans_are_learned(start: Path, tmp_path: Path, unanswerable: float) -> 
         "answer", start, tmp_path / "run", data=data,
         values={"optim": {"lr": 4e-3}, "run": {"threads": 1}, "schedule": {"epochs": 18.0},
                 "model": NO_DROPOUT,
-                "task": {"batch": 16, "length": 24, "stride": 8, "heldout": {"dev": str(dev)}}},
+                "task": {"batch_size": 16, "max_seqlen": 24, "window_stride": 8,
+                         "validation_files": {"dev": str(dev)}}},
     )  # fmt: skip
     assert result.metric_names == ["f1", "exact"]
     assert result.metrics["f1"] >= 0.9
@@ -82,7 +83,7 @@ def test_null_threshold_can_be_set(start: Path, tmp_path: Path) -> None:
     data = write_questions(tmp_path / "train.jsonl", 40, 0.4)
     result = finetune(
         "answer", start, tmp_path / "run", data=data, assignments=["task.null_threshold=-99.0"],
-        values={"schedule": {"steps": 1}, "run": {"threads": 1}, "task": {"length": 24}},
+        values={"schedule": {"steps": 1}, "run": {"threads": 1}, "task": {"max_seqlen": 24}},
     )  # fmt: skip
     assert result.model is not None
     assert result.metrics["null_threshold"] == -99.0
@@ -103,7 +104,7 @@ def test_answers_without_a_token_are_not_trained_on(start: Path, tmp_path: Path)
     result = finetune(
         "answer", start, tmp_path / "run", data=data, progress=progress,
         values={"schedule": {"steps": 12}, "run": {"threads": 1},
-                "task": {"length": 40, "batch": 2, "heldout": {"dev": str(dev)}}},
+                "task": {"max_seqlen": 40, "batch_size": 2, "validation_files": {"dev": str(dev)}}},
     )  # fmt: skip
     assert result.counts["train"]["untaught"] == 20
     message = "train: of 40 examples 20 inputs without a target, not trained on"

@@ -54,8 +54,8 @@ def test_tags_are_learned(start: Path, tmp_path: Path, kind: str, context: str, 
     two_word_names = context == "sentence"
     data = write_conll(tmp_path / "train.txt", 300, 0, two_word_names=two_word_names)
     dev = write_conll(tmp_path / "dev.txt", 40, 1, two_word_names=two_word_names)
-    task = {**FAST_SETTINGS["task"], "kind": kind, "context": context, "label": label, "length": 32,
-            "heldout": {"dev": str(dev)}}  # fmt: skip
+    task = {**FAST_SETTINGS["task"], "kind": kind, "context": context, "label_column": label,
+            "max_seqlen": 32, "validation_files": {"dev": str(dev)}}  # fmt: skip
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 20.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     metric = result.metric_names[0]
@@ -94,7 +94,12 @@ def test_sentences_without_a_token_are_not_trained_on(
     data = write_conll(tmp_path / "train.txt", 8, 0)
     empty_sentences = "\n-DOCSTART-\n\u200b N O\n" * 8
     data.write_text(data.read_text() + empty_sentences)
-    task = {"batch": 1, "label": "2", "context": context, "heldout": {"dev": str(data)}}
+    task = {
+        "batch_size": 1,
+        "label_column": "2",
+        "context": context,
+        "validation_files": {"dev": str(data)},
+    }
     values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 2.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     assert result.counts["train"]["untaught"] == 8
@@ -111,7 +116,7 @@ def test_sentences_without_a_token_are_not_trained_on(
 def test_long_texts_are_tagged_to_the_end(start: Path, tmp_path: Path) -> None:
     """A text ten times as long as the model's inputs is tagged up to its last word."""
     data = write_conll(tmp_path / "train.txt", 150, 0)
-    task = {**FAST_SETTINGS["task"], "label": "2", "length": 16}
+    task = {**FAST_SETTINGS["task"], "label_column": "2", "max_seqlen": 16}
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 16.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     assert result.model is not None
@@ -128,7 +133,7 @@ def test_wrong_kinds_and_tags_are_rejected(start: Path, tmp_path: Path) -> None:
     values = {
         **FAST_SETTINGS,
         "schedule": {"steps": 1},
-        "task": {**FAST_SETTINGS["task"], "label": "2"},
+        "task": {**FAST_SETTINGS["task"], "label_column": "2"},
     }
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     assert result.model is not None
@@ -171,6 +176,6 @@ def test_bilstm_learns_on_a_frozen_encoder(start: Path, tmp_path: Path, family: 
     assert evaluate(result.model, data)[metric] > 0.9
     with pytest.raises(ValueError, match="bertsmith"):
         AutoModel.from_pretrained(result.model)
-    frozen = {**values, "run": {**FAST_SETTINGS["run"], "freeze": 1}}
-    with pytest.raises(SettingsError, match=r"run\.freeze"):
+    frozen = {**values, "run": {**FAST_SETTINGS["run"], "num_frozen_layers": 1}}
+    with pytest.raises(SettingsError, match=r"run\.num_frozen_layers"):
         finetune(family, start, tmp_path / "x", data=data, values=frozen)

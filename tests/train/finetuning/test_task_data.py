@@ -45,7 +45,9 @@ def test_unknown_label_in_a_held_out_file_is_rejected(start: Path, tmp_path: Pat
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
     with pytest.raises(TaskError, match=r"dev\.jsonl, line 1: an unknown label: 'perhaps'"):
-        finetune_table(start, tmp_path / "run", data, "single", task={"heldout": {"dev": str(dev)}})
+        finetune_table(
+            start, tmp_path / "run", data, "single", task={"validation_files": {"dev": str(dev)}}
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -55,7 +57,7 @@ def test_unknown_tokens_are_warned_about(start: Path, tmp_path: Path) -> None:
     rows = [{"text": "겨울에는 날씨가 춥습니다", "label": label} for label in ("yes", "no")]
     dev = write_rows(tmp_path / "dev.jsonl", rows)
     progress = RecordingProgress()
-    task = {**FAST_SETTINGS["task"], "heldout": {"dev": str(dev)}}
+    task = {**FAST_SETTINGS["task"], "validation_files": {"dev": str(dev)}}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
     result = finetune(
         "classify", start, tmp_path / "run", data=data, values=values, progress=progress
@@ -71,7 +73,7 @@ def test_label_without_training_examples_is_logged(start: Path, tmp_path: Path) 
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
     progress = RecordingProgress()
-    task = {"heldout": {"dev": str(dev)}, "labels": ["no", "perhaps", "yes"]}
+    task = {"validation_files": {"dev": str(dev)}, "labels": ["no", "perhaps", "yes"]}
     values = {
         **FAST_SETTINGS,
         "task": {**FAST_SETTINGS["task"], **task},
@@ -96,7 +98,11 @@ def test_labels_are_counted_and_compared_with_the_majority(start: Path, tmp_path
     rows = [{"text": WORDS[0], "label": "yes" if n % 10 else "no"} for n in range(40)]
     data = write_rows(tmp_path / "t.jsonl", rows)
     progress = RecordingProgress()
-    task = {**FAST_SETTINGS["task"], "metrics": ["macro_f1"], "heldout": {"dev": str(data)}}
+    task = {
+        **FAST_SETTINGS["task"],
+        "metrics": ["macro_f1"],
+        "validation_files": {"dev": str(data)},
+    }
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
     finetune("classify", start, tmp_path / "run", data=data, values=values, progress=progress)
     assert "train: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.messages
@@ -112,7 +118,7 @@ def test_training_on_the_held_out_file_is_logged(start: Path, tmp_path: Path) ->
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     (tmp_path / "link.jsonl").symlink_to(data)
     progress = RecordingProgress()
-    task = {**FAST_SETTINGS["task"], "heldout": {"dev": str(tmp_path / "link.jsonl")}}
+    task = {**FAST_SETTINGS["task"], "validation_files": {"dev": str(tmp_path / "link.jsonl")}}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
     finetune("classify", start, tmp_path / "run", data=data, values=values, progress=progress)
     expected = "dev: the held-out file is the training file"
@@ -134,7 +140,7 @@ def test_training_examples_of_one_class_are_rejected(start: Path, tmp_path: Path
     other_row = {"text": "w", "label": "yes"}
     data = write_rows(tmp_path / "train.jsonl", rows)
     dev = write_rows(tmp_path / "dev.jsonl", [*rows, other_row])
-    task = {"heldout": {"dev": str(dev)}, "labels": ["no", "yes"]}
+    task = {"validation_files": {"dev": str(dev)}, "labels": ["no", "yes"]}
     with pytest.raises(
         TaskError, match=r"train\.jsonl: every label is 'no'; expected at least two"
     ):
@@ -143,7 +149,7 @@ def test_training_examples_of_one_class_are_rejected(start: Path, tmp_path: Path
     index = int(np.random.default_rng(0).permutation(20)[0])
     data = write_rows(tmp_path / "all.jsonl", [*rows[:index], other_row, *rows[index:]])
     with pytest.raises(TaskError, match="without the held-out examples: every label is 'no'"):
-        finetune_table(start, tmp_path / "run", data, "single", task={"heldout_share": 0.05})
+        finetune_table(start, tmp_path / "run", data, "single", task={"validation_fraction": 0.05})
     assert not (tmp_path / "run").exists()
 
 
@@ -157,7 +163,7 @@ def test_nan_metric_is_null_on_disk(start: Path, tmp_path: Path) -> None:
     data = write_table(tmp_path / "train.jsonl", "regression", 20)
     rows = [{"text": f"w {word}", "label": 2} for word in WORDS[:3]]
     dev = write_rows(tmp_path / "dev.jsonl", rows)
-    task = {"heldout": {"dev": str(dev)}}
+    task = {"validation_files": {"dev": str(dev)}}
     run = tmp_path / "run"
     changes: dict[str, Any] = {"schedule": {"steps": 2}, "task": task}
     result = finetune_table(start, run, data, "regression", **changes)
@@ -183,7 +189,7 @@ def test_truncated_held_out_examples_are_counted(start: Path, tmp_path: Path) ->
     rows = [{"text": "w " * 20, "label": str(n % 2)} for n in range(20)]
     data = write_rows(tmp_path / "train.jsonl", rows)
     result = finetune_table(
-        start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"length": 12}
+        start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"max_seqlen": 12}
     )
     assert result.counts["train"]["cut_off"] == 20
 
@@ -196,26 +202,26 @@ def test_invalid_settings_are_rejected(start: Path, tmp_path: Path) -> None:
         finetune("cole", start, run, data=data)
     with pytest.raises(SettingsError, match="'matthew'"):
         finetune_table(start, run, data, "single", task={"metrics": ["matthew"]})
-    with pytest.raises(SettingsError, match=r"run\.freeze is 99"):
-        finetune_table(start, run, data, "single", run={"freeze": 99})
+    with pytest.raises(SettingsError, match=r"run\.num_frozen_layers is 99"):
+        finetune_table(start, run, data, "single", run={"num_frozen_layers": 99})
     assert not (run / "settings.toml").exists()
     with pytest.raises(SettingsError, match=r"model\.width"):
         finetune_table(start, run, data, "single", model={"width": 64})
-    with pytest.raises(SettingsError, match=r"reduce task\.length"):
-        finetune_table(start, run, data, "single", task={"length": 5000})
+    with pytest.raises(SettingsError, match=r"reduce task\.max_seqlen"):
+        finetune_table(start, run, data, "single", task={"max_seqlen": 5000})
     schedule = {"steps": 1}
     finetune_table(start, run, data, "single", schedule=schedule)
-    with pytest.raises(RunError, match=r"task\.batch: 8 in the run, 4 now"):
-        finetune_table(start, run, data, "single", schedule=schedule, task={"batch": 4})
+    with pytest.raises(RunError, match=r"task\.batch_size: 8 in the run, 4 now"):
+        finetune_table(start, run, data, "single", schedule=schedule, task={"batch_size": 4})
 
 
 @pytest.mark.parametrize(
     ("task", "task_settings", "message"),
     [
-        ("answer", {"endings": ["x", "y"]}, "endings: .*choose"),
-        ("tag", {"pair": "other"}, "pair: .*classify, answer, choose"),
+        ("answer", {"ending_columns": ["x", "y"]}, "ending_columns: .*choose"),
+        ("tag", {"pair_column": "other"}, "pair_column: .*classify, answer, choose"),
         ("classify", {"context": "document"}, "context: .*tag"),
-        ("answer", {"text": "nosuch"}, r"text: .*own\.json"),
+        ("answer", {"text_column": "nosuch"}, r"text_column: .*own\.json"),
     ],
 )
 def test_unused_settings_are_rejected(
@@ -230,7 +236,9 @@ def test_unused_settings_are_rejected(
 def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
     """A subset has its own seed and the order of the file; it can also be the first rows."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
-    task = TaskSettings(train=str(data), examples=10, heldout={"dev": str(data)})
+    task = TaskSettings(
+        train_file=str(data), max_train_examples=10, validation_files={"dev": str(data)}
+    )
 
     def draw_line_numbers(**changes: Any) -> list[int]:
         task_data = read_task_data(task.model_copy(update=changes))
@@ -239,9 +247,9 @@ def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
 
     lines = draw_line_numbers()
     assert lines == draw_line_numbers() == sorted(lines)
-    assert lines != draw_line_numbers(examples_seed=1)
+    assert lines != draw_line_numbers(train_subset_seed=1)
     assert max(lines) > 20
-    assert draw_line_numbers(examples_draw="first") == list(range(1, 11))
+    assert draw_line_numbers(train_subset="first") == list(range(1, 11))
 
 
 def test_label_missing_in_a_subset_is_valid(tmp_path: Path) -> None:
@@ -249,7 +257,9 @@ def test_label_missing_in_a_subset_is_valid(tmp_path: Path) -> None:
     rows = [{"text": "w", "label": ["a", "b"][n % 2]} for n in range(8)]
     rows.append({"text": "w", "label": "c"})
     file = str(write_rows(tmp_path / "t.jsonl", rows))
-    task = TaskSettings(train=file, heldout={"dev": file}, examples=4, examples_draw="first")
+    task = TaskSettings(
+        train_file=file, validation_files={"dev": file}, max_train_examples=4, train_subset="first"
+    )
     task_data = read_task_data(task)
     assert {example.label for example in task_data.train} == {"a", "b"}
     assert {example.label for example in task_data.heldout["dev"]} == {"a", "b", "c"}
@@ -259,8 +269,9 @@ def test_random_subset_keeps_documents_together(tmp_path: Path) -> None:
     """If documents are the context, whole documents are drawn; the last one is cut to the size."""
     rows = [{"tokens": ["w"], "tags": ["NV"[n % 2]], "document": n // 5} for n in range(40)]
     file = str(write_rows(tmp_path / "t.jsonl", rows))
-    task = TaskSettings(kind="tags", text="0", label="-1", train=file, heldout={"dev": file},
-                        context="document", examples=12)  # fmt: skip
+    task = TaskSettings(kind="tags", text_column="0", label_column="-1", train_file=file,
+                        validation_files={"dev": file}, context="document",
+                        max_train_examples=12)  # fmt: skip
     documents = [example.document for example in read_task_data(task).train]
     assert sorted(documents.count(document) for document in set(documents)) == [2, 5, 5]
 
@@ -270,18 +281,20 @@ def test_folds_partition_the_training_file(start: Path, tmp_path: Path) -> None:
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     result = finetune_table(
         start, tmp_path / "run", data, "single", schedule={"steps": 1},
-        task={"examples": 30, "heldout_share": 0.2},
+        task={"max_train_examples": 30, "validation_fraction": 0.2},
     )  # fmt: skip
     assert result.counts["train"]["used"] == 30
-    assert result.counts["train"]["skipped"] == {"not among the task.examples = 30": 10}
+    assert result.counts["train"]["skipped"] == {"not among the task.max_train_examples = 30": 10}
     assert result.metrics["examples"] == 6
     write_table(data, "single", 41)
-    task = TaskSettings(train=str(data), heldout_share=0.2)
-    folds = [read_task_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(5)]
+    task = TaskSettings(train_file=str(data), validation_fraction=0.2)
+    folds = [read_task_data(task.model_copy(update={"validation_fold": fold})) for fold in range(5)]
     locations = [example.location for fold in folds for example in fold.heldout["heldout"]]
     assert len(locations) == len(set(locations)) == 41
-    with pytest.raises(SettingsError, match=r"heldout_fold is 5, but folds of 0.2 of the data end"):
-        read_task_data(task.model_copy(update={"heldout_fold": 5}))
+    with pytest.raises(
+        SettingsError, match=r"validation_fold is 5, but folds of 0.2 of the data end"
+    ):
+        read_task_data(task.model_copy(update={"validation_fold": 5}))
 
 
 def test_numeric_labels_are_classes_only_on_request(start: Path, tmp_path: Path) -> None:
@@ -313,15 +326,21 @@ def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) ->
     ]
     (tmp_path / "b.txt").write_text("".join(sentences))
     span_task = TaskSettings.parse(
-        {"kind": "span", **SQUAD_FIELDS, "train": str(tmp_path / "a.jsonl"), "heldout_share": 0.2},
+        {
+            "kind": "span",
+            **SQUAD_FIELDS,
+            "train_file": str(tmp_path / "a.jsonl"),
+            "validation_fraction": 0.2,
+        },
         "the test",
     )
     task_data = read_task_data(span_task)
     contexts = {example.context for example in task_data.heldout["heldout"]}
     assert len(contexts) == 2
     assert not contexts & {example.context for example in task_data.train}
-    entity_task = TaskSettings(kind="entities", train=str(tmp_path / "b.txt"), text="0", label="1",
-                               context="document", heldout_share=0.25)  # fmt: skip
+    entity_task = TaskSettings(kind="entities", train_file=str(tmp_path / "b.txt"), text_column="0",
+                               label_column="1", context="document",
+                               validation_fraction=0.25)  # fmt: skip
     task_data = read_task_data(entity_task)
     documents = {example.document for example in task_data.heldout["heldout"]}
     assert len(documents) == 2
@@ -330,9 +349,9 @@ def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"task": {"examples": 30}}, r"task\.examples: 30 in the run, None now"),
+    [({"task": {"max_train_examples": 30}}, r"task\.max_train_examples: 30 in the run, None now"),
      ({"features": {"layers": "last", "width": 8}}, "features: "),
-     ({"run": {"freeze": 1}}, r"run\.freeze: 1 in the run, None now")],
+     ({"run": {"num_frozen_layers": 1}}, r"run\.num_frozen_layers: 1 in the run, None now")],
 )  # fmt: skip
 def test_resuming_without_a_setting_is_rejected(
     start: Path, tmp_path: Path, values: dict[str, Any], message: str

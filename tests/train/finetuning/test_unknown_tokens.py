@@ -96,7 +96,7 @@ def test_unknown_tokens_are_excluded_from_the_metrics(objective: str) -> None:
         ]
     )
     vocabulary = VocabularyInfo.from_tokenizer(make_tokenizer())
-    settings = DataSettings.model_validate({"length": 32, "objective": objective, "nsp": False})
+    settings = DataSettings.model_validate({"max_seqlen": 32, "objective": objective, "nsp": False})
     stream = build_heldout_stream(split, vocabulary, settings)
     batch = stream.batch(0, len(stream))
     assert UNK_ID not in batch.masked_labels
@@ -116,7 +116,7 @@ def test_held_out_text_without_targets_has_a_nan_loss() -> None:
     """Held-out text with only [UNK] has a NaN loss instead of raising an error."""
     split = Split.from_documents([[[UNK_ID] * 9] * 4 for _ in range(9)])
     vocabulary = VocabularyInfo.from_tokenizer(make_tokenizer())
-    stream = build_heldout_stream(split, vocabulary, DataSettings(length=32, nsp=False))
+    stream = build_heldout_stream(split, vocabulary, DataSettings(max_seqlen=32, nsp=False))
     metrics = evaluate_random_model(stream).to_metrics()
     assert math.isnan(metrics["masked_lm"])
     assert metrics["unknown_share"] == 1

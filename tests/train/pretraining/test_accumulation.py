@@ -19,7 +19,7 @@ from tests.train.conftest import assignments
 def session(store: Path) -> Session:
     """A session without dropout, with batches of 24 sequences."""
     options = assignments(
-        data__batch=24, model__dropout=0, model__attention_dropout=0, model__init_range=0.3
+        data__batch_size=24, model__dropout=0, model__attention_dropout=0, model__init_range=0.3
     )
     settings = resolve_settings(Overrides(data=store, assignments=options), Store.open(store))
     return Session(settings, Store.open(store))

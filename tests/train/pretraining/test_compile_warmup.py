@@ -27,7 +27,7 @@ def test_all_sizes_of_a_warmup_batch_differ(
     batch_size: int, length: int, micro_batch_tokens: int
 ) -> None:
     """Tokens, sequences, cu_seqlens, max_seqlen and predictions of the first batch differ."""
-    settings = DataSettings(batch=batch_size, length=length)
+    settings = DataSettings(batch_size=batch_size, max_seqlen=length)
     batch = warmup_batches(settings, length, micro_batch_tokens)[0]
     num_predictions = len(batch.masked_labels)
     num_boundaries = len(batch.cu_seqlens)
@@ -40,7 +40,7 @@ def test_single_sequence_is_compiled_only_if_needed() -> None:
     """There is a batch of one sequence if the batch size is 1 or splitting can leave one."""
 
     def sequences_per_batch(batch_size: int, max_length: int, micro_batch_tokens: int) -> list[int]:
-        settings = DataSettings(batch=batch_size, length=32)
+        settings = DataSettings(batch_size=batch_size, max_seqlen=32)
         return [
             min(len(batch), 2) for batch in warmup_batches(settings, max_length, micro_batch_tokens)
         ]
@@ -61,7 +61,7 @@ def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyP
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
-    options = assignments(run__compile="true", data__batch=8, run__micro_batch_tokens=128)
+    options = assignments(run__compile="true", data__batch_size=8, run__micro_batch_tokens=128)
     settings = resolve_settings(Overrides(data=store, assignments=options), Store.open(store))
     session = Session(settings, Store.open(store))
     num_graphs = len(graphs)
@@ -80,7 +80,7 @@ def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyP
     single = stream.batch(0, 1)
     compute_losses(concat_batches([single, single]))
     compute_losses(concat_batches([single, single, single, single]))
-    longer = settings.data.model_copy(update={"length": 64})
+    longer = settings.data.model_copy(update={"max_seqlen": 64})
     long_stream = build_heldout_stream(session.heldout_split, session.vocabulary, longer)
     compute_losses(long_stream.batch(0, 6))
     assert len(graphs) == num_graphs

@@ -19,7 +19,11 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
     """
     store = Store.open(make_store(tmp_path, documents=40))
     options = assignments(
-        model__width=48, model__feed_forward=96, model__dropout=0, data__batch=16, data__length=24
+        model__width=48,
+        model__feed_forward=96,
+        model__dropout=0,
+        data__batch_size=16,
+        data__max_seqlen=24,
     )
     settings = resolve_settings(Overrides(data=store.path, assignments=options), store)
     session = Session(settings, store)

@@ -173,7 +173,7 @@ def test_estimate_writes_nothing(
     assert 2.0 <= estimate["epochs"] < 2.02
     # Most sequences have the maximum length of 32 tokens.
     assert 20 * 4 * estimate["steps"] < estimate["tokens"] <= 32 * 4 * estimate["steps"]
-    assert estimate["batch"] == 4
+    assert estimate["batch_size"] == 4
     assert estimate["memory_bytes"] > 10_000_000
     assert estimate["minutes"] > 0 < estimate["tokens_per_second"]
     json.dumps(estimate)
@@ -225,7 +225,9 @@ def test_continued_pretraining_starts_with_all_weights(
 ) -> None:
     """With --from, encoder and heads start with the weights of the given model."""
     opened_store = Store.open(store)
-    overrides = Overrides(data=store, start_from=str(finished_run), assignments=["data.length=32"])
+    overrides = Overrides(
+        data=store, start_from=str(finished_run), assignments=["data.max_seqlen=32"]
+    )
     settings = resolve_settings(overrides, opened_store)
     assert settings.model == bundle.load(finished_run).config
     session = Session(settings, opened_store)
@@ -234,8 +236,8 @@ def test_continued_pretraining_starts_with_all_weights(
         assert torch.equal(weight, start_weights[name]), name
     result = pretrain(
         store, tmp_path / "continued", steps=1, start_from=str(finished_run),
-        assignments=["data.length=32", "data.batch=4", "run.eval_sequences=8", "optim.lr=1e-12",
-                     "optim.weight_decay=0"],
+        assignments=["data.max_seqlen=32", "data.batch_size=4", "run.max_eval_sequences=8",
+                     "optim.lr=1e-12", "optim.weight_decay=0"],
     )  # fmt: skip
     assert result.model is not None
     for name, weight in bundle.load(result.model).model.state_dict().items():
@@ -251,7 +253,7 @@ def test_missing_heads_are_newly_initialized(
     state = load_file(start / "model.safetensors")
     encoder = {name: tensor for name, tensor in state.items() if not name.startswith("cls.")}
     save_file(encoder, start / "model.safetensors")
-    options: dict[str, Any] = {"data": store, "assignments": ["data.length=32"]}
+    options: dict[str, Any] = {"data": store, "assignments": ["data.max_seqlen=32"]}
     opened_store = Store.open(store)
     overrides = Overrides(**options, start_from=str(finished_run))
     values = resolve_settings(overrides, opened_store).model_dump()
@@ -274,7 +276,7 @@ def test_mismatched_start_model_is_rejected(
     other_store = make_store(tmp_path / "other", documents=20, extra=("zz",))
     start: dict[str, Any] = {"start_from": str(finished_run), "steps": 1}
     with pytest.raises(StoreError, match="tokenizer"):
-        pretrain(other_store, tmp_path / "run", assignments=["data.length=32"], **start)
+        pretrain(other_store, tmp_path / "run", assignments=["data.max_seqlen=32"], **start)
     with pytest.raises(SettingsError, match="exclude each other"):
         pretrain(store, tmp_path / "run", size="tiny", **start)
     with pytest.raises(SettingsError, match=r"model\.width is 32, but the model at .* has 16"):
@@ -285,7 +287,9 @@ def test_mismatched_start_model_is_rejected(
 def test_start_model_may_have_unused_embedding_rows(train: Train, store: Path) -> None:
     """A start model with more embedding rows than the store has tokens keeps them."""
     result = train("first", steps=1, model__vocab_size=72)
-    overrides = Overrides(data=store, start_from=str(result.model), assignments=["data.length=32"])
+    overrides = Overrides(
+        data=store, start_from=str(result.model), assignments=["data.max_seqlen=32"]
+    )
     settings = resolve_settings(overrides, Store.open(store))
     assert settings.model.vocab_size == 72
     Session(settings, Store.open(store))
@@ -294,13 +298,13 @@ def test_start_model_may_have_unused_embedding_rows(train: Train, store: Path) -
 def test_run_with_two_phases_can_be_resumed(train: Train, tmp_path: Path) -> None:
     """The last steps have longer sequences, and a run resumed in any phase ends the same."""
     arguments: dict[str, Any] = {
-        "steps": 8, "schedule__long_length": 64, "schedule__long_share": 0.25,
+        "steps": 8, "schedule__phase2_max_seqlen": 64, "schedule__phase2_fraction": 0.25,
         "checkpoint__every": 1, "checkpoint__keep": 9, "checkpoint__keep_optimizer": "true",
     }  # fmt: skip
     train("uninterrupted", **arguments)
     uninterrupted, run = tmp_path / "uninterrupted", tmp_path / "run"
     settings = PretrainSettings.parse(read_toml(uninterrupted / "settings.toml"), "here")
-    session = Session(settings, Store.open(settings.run.data))
+    session = Session(settings, Store.open(settings.run.store_path))
     objective = session.build_objective([Phase(0, 6, 32), Phase(6, 8, 64)])
     max_lengths = [
         max(micro_batch.packed.max_seqlen for micro_batch in micro_batches)

@@ -61,8 +61,8 @@ def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
     assert default.optim.beta2 == 0.98  # of the recipe
     assert default.model.vocab_size == 5 + 1 + 60
     paper = resolve(size="small", recipe="paper")
-    assert (paper.model.width, paper.optim.beta2, paper.data.batch) == (512, 0.999, 256)
-    assert (paper.schedule.long_length, paper.schedule.warmup_steps) == (512, 10_000)
+    assert (paper.model.width, paper.optim.beta2, paper.data.batch_size) == (512, 0.999, 256)
+    assert (paper.schedule.phase2_max_seqlen, paper.schedule.warmup_steps) == (512, 10_000)
     with_file = resolve(size="small", config=config)
     assert (with_file.model.layers, with_file.model.width, with_file.optim.lr) == (4, 64, 0.5)
     with_all = resolve(
@@ -114,7 +114,7 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
     assert "did you mean 'weight_decay'?" in str(caught.value)
     config.write_text("[optim]\nlr = 0.1\n")
     with pytest.raises(
-        SettingsError, match=r"unknown setting 'data\.lenght'; did you mean 'length"
+        SettingsError, match=r"unknown setting 'data\.lenght'; did you mean 'max_seqlen"
     ):
         resolve(assignments=["data.lenght=64"])
     with pytest.raises(SettingsError, match=r"'run\.epochs'; did you mean 'schedule\.epochs'"):
@@ -140,8 +140,8 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
         ("optim.lr", "expected KEY=VALUE"),
         ("model.heads=7", r"^the settings: model: width 256 is not a multiple of heads 7"),
         ("model.vocab_size=65", r"vocab_size is 65, but the store's vocabulary has 66 tokens"),
-        ("data.length=600", r"sequences of 600 tokens, but model\.max_positions is 512"),
-        ("schedule.long_length=513", r"sequences of 513 tokens"),
+        ("data.max_seqlen=600", r"sequences of 600 tokens, but model\.max_positions is 512"),
+        ("schedule.phase2_max_seqlen=513", r"sequences of 513 tokens"),
         ("model.attention=causal", r"\[CLS\] sees only itself .*; set data\.nsp=false"),
         ("schedule.steps=0", r"schedule\.steps: Input should be greater than 0"),
         ("run.precision=fp8", r"run\.precision: Input should be 'auto', 'fp32' or 'bf16'"),
@@ -232,7 +232,7 @@ def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path)
     changes = [
         "model.dropout=0.2",
         "run.seed=3",
-        "data.batch=7",
+        "data.batch_size=7",
         "checkpoint.keep=9",
         "optim.lr=0.5",
     ]
@@ -242,7 +242,7 @@ def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path)
     lines = {line.strip() for line in str(caught.value).splitlines()[1:-1]}
     assert lines == {
         "model.dropout: 0.1 in the run, 0.2 now",
-        "data.batch: 32 in the run, 7 now",
+        "data.batch_size: 32 in the run, 7 now",
         "optim.lr: 0.001 in the run, 0.5 now",
         "run.seed: 0 in the run, 3 now",
     }
@@ -281,11 +281,15 @@ def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
     """Another path of the same store is accepted and stored, another store is rejected."""
     (tmp_path / SETTINGS_FILE).write_text(with_steps(resolve(), 5).to_toml())
     settings = resolve()
-    moved = settings.model_copy(update={"run": settings.run.model_copy(update={"data": "/else"})})
+    moved = settings.model_copy(
+        update={"run": settings.run.model_copy(update={"store_path": "/else"})}
+    )
     assert load_run_settings(tmp_path, moved)
-    assert read_toml(tmp_path / SETTINGS_FILE)["run"]["data"] == "/else"
-    other = settings.model_copy(update={"run": settings.run.model_copy(update={"store": "0" * 16})})
-    with pytest.raises(RunError, match=r"run\.store: .* in the run, '0000000000000000' now"):
+    assert read_toml(tmp_path / SETTINGS_FILE)["run"]["store_path"] == "/else"
+    other = settings.model_copy(
+        update={"run": settings.run.model_copy(update={"store_id": "0" * 16})}
+    )
+    with pytest.raises(RunError, match=r"run\.store_id: .* in the run, '0000000000000000' now"):
         load_run_settings(tmp_path, other)
 
 

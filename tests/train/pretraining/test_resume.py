@@ -44,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
     options = assignments(
         model__attention_dropout=0.1, checkpoint__every=3, run__eval_every=5,
-        run__micro_batch_tokens=64, schedule__long_length=48, schedule__long_share=0.3,
+        run__micro_batch_tokens=64, schedule__phase2_max_seqlen=48, schedule__phase2_fraction=0.3,
         checkpoint__keep_optimizer="true", **changes,
     )  # fmt: skip
     command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(store)]

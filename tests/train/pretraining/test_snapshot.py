@@ -55,9 +55,9 @@ def test_initial_model_is_the_start_of_a_run(store: Path, tmp_path: Path) -> Non
 
 
 def test_gradient_norms_are_logged_by_layer(store: Path, tmp_path: Path) -> None:
-    """With run.log_gradients, the squared norms of all groups add up to that of the gradient."""
-    for name, log_gradients in (("without", "false"), ("with", "true")):
-        options = assignments(model__layers=3, run__log_gradients=log_gradients)
+    """With run.log_grad_norms, the squared norms of all groups add up to that of the gradient."""
+    for name, log_grad_norms in (("without", "false"), ("with", "true")):
+        options = assignments(model__layers=3, run__log_grad_norms=log_grad_norms)
         pretrain(store, tmp_path / name, steps=4, assignments=options)
     lines = [line for line in read_metrics(tmp_path / "with") if line["kind"] == "train"]
     assert len(lines) == 4
