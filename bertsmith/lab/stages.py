@@ -6,7 +6,7 @@ their results.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertsmith.lab.scale import Scale
 from bertsmith.lab.sources import Sources, subsample_squad
@@ -202,13 +202,33 @@ class StageFactory:
         return path if path.exists() else subsample_squad(file, step, path)
 
 
-#: The metric of each task, and its column title. MRPC has accuracy, as in tables 5 and 6 of the
-#: paper.
+class TaskMetric(NamedTuple):
+    """The reported metric of a task.
+
+    Attributes:
+        name: The metric's name in the results of fine-tuning.
+        task_label: The task's name in tables and plots.
+        metric_label: The metric's name in tables and plots.
+    """
+
+    name: str
+    task_label: str
+    metric_label: str
+
+    @property
+    def label(self) -> str:
+        """Task and metric, such as "SQuAD, F1"."""
+        return f"{self.task_label}, {self.metric_label}"
+
+
+#: The reported metric of each task. For MRPC, tables 5 and 6 of the paper have accuracy.
 TASK_METRICS = {
-    "mrpc": ("accuracy", "MRPC, accuracy"), "sts-b": ("spearman", "STS-B, Spearman"),
-    "sst-2": ("accuracy", "SST-2, accuracy"), "squad": ("f1", "SQuAD, F1"),
-    "conll2003": ("f1", "CoNLL-2003, F1"),
-}  # fmt: skip
+    "mrpc": TaskMetric("accuracy", "MRPC", "accuracy"),
+    "sts-b": TaskMetric("spearman", "STS-B", "Spearman"),
+    "sst-2": TaskMetric("accuracy", "SST-2", "accuracy"),
+    "squad": TaskMetric("f1", "SQuAD", "F1"),
+    "conll2003": TaskMetric("f1", "CoNLL-2003", "F1"),
+}
 
 
 def get_task_score(result: dict[str, Any] | None, task: str) -> float | None:
@@ -219,7 +239,7 @@ def get_task_score(result: dict[str, Any] | None, task: str) -> float | None:
     """
     if result is None:
         return None
-    value = None if "diverged" in result else result["metrics"][TASK_METRICS[task][0]]
+    value = None if "diverged" in result else result["metrics"][TASK_METRICS[task].name]
     return float("nan") if value is None else float(value)
 
 

@@ -4,13 +4,14 @@ from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_line_plot
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
 
+#: Activation settings and their names in tables and plots.
 NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
 #: The reported metrics and their column titles.
 _METRICS = {"masked_lm": "held-out MLM loss, nats", "masked_accuracy": "MLM accuracy"}
 
 
 def _build_stages(factory: StageFactory) -> Stages:
-    # The recipe's own activation needs no override, so that this run is shared with others.
+    # The recipe's default activation is not overridden, so that other experiments share the run.
     default = "gelu_tanh" if factory.scale.recipe == "paper" else "gelu"
     return {
         (name, seed): factory.create_mlm_only_run(
@@ -23,15 +24,14 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
-    data = {
-        name: {
+    data: dict[str, dict[str, list[float | None]]] = {}
+    rows = []
+    for name, label in NAMES.items():
+        data[label] = {
             metric: [get_heldout_metric(results[name, seed], metric) for seed in seeds]
             for metric in _METRICS
         }
-        for name in NAMES
-    }
-    rows = [[NAMES[name], *(format_mean_std(values, ".4f") for values in metrics.values())]
-            for name, metrics in data.items()]  # fmt: skip
+        rows.append([label, *(format_mean_std(values, ".4f") for values in data[label].values())])
     title = "Activation functions, MLM only (the paper uses GELU as OpenAI GPT does, section A.2)"
     table = Table(title, ["activation", *_METRICS.values()], rows)
     curves = {}
@@ -39,7 +39,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         result = results[name, 0]
         curves[label] = result["heldout_curve"] if result else []
     panel = Panel("held-out loss, seed 0", make_line_plot(curves, "steps", "MLM loss, nats"))
-    return Report([table], [panel], {NAMES[name]: metrics for name, metrics in data.items()})
+    return Report([table], [panel], data)
 
 
 EXPERIMENT = Experiment(

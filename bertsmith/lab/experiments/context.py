@@ -1,8 +1,8 @@
-"""Contextual word vectors: do they separate the senses of ambiguous words?"""
+"""Measures whether contextual word vectors separate the senses of ambiguous words."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,21 @@ from bertsmith.use.similar import cosine_distances
 
 #: The kind of the stages that measure word senses.
 SENSES_KIND = "word-senses"
+#: Measures of a layer and their column titles, see ``_measure_layer``.
+_MEASURES = {
+    "same_sense": "same sense",
+    "different_senses": "different senses",
+    "auc": "same sense is closer (AUC)",
+}
 _LANGUAGE_NAMES = {"en": "English", "ko": "Korean"}
-#: Values of all seeds, by measure and by layer; layer -1 has the static word embeddings.
+#: Maps measure and layer to one value per seed. Layer -1 has the static word embeddings.
 _ValuesByLayer = dict[str, dict[int, list[float | None]]]
 
 
 def measure_senses(job: Job) -> dict[str, Any]:
-    """Compare the vectors of a word within one sense and between senses, by layer.
+    """Compare occurrences of a word with the same sense and with different senses, by layer.
 
-    Words that the tokenizer maps to [UNK] are excluded. Static vectors of a word differ only where
+    Words that the tokenizer maps to [UNK] are excluded. Static vectors of a word differ only if
     a Korean noun and its particle are one token.
 
     Returns:
@@ -44,7 +50,7 @@ def measure_senses(job: Job) -> dict[str, Any]:
         language = _LANGUAGE_NAMES[job.stage.settings["language"]]
         raise ModelError(
             f"{job.model}: its vocabulary has none of the {language} words {', '.join(all_words)}; "
-            "use a model of that language"
+            f"use a {language} model"
         )
     layers = range(embedder.config.layers + 1)
     return {"measured_words": list(words), "static": _measure_layer(embedder, words, None),
@@ -52,70 +58,96 @@ def measure_senses(job: Job) -> dict[str, Any]:
 
 
 def _is_in_vocabulary(embedder: Embedder, word: str, senses: Mapping[str, list[str]]) -> bool:
-    """Return whether the word has no [UNK] piece in its sentences.
+    """Return whether the word has no [UNK] token in its sentences.
 
-    The word's pieces can depend on the sentence, because Korean particles are attached to it.
+    The tokens of a Korean word depend on the sentence, because particles are attached to the word.
     """
-    texts = [text for sense_texts in senses.values() for text in sense_texts]
-    unk_id = embedder.tokenizer.unk_id
-    unk_marks = [
-        replace(tokens, vectors=np.array([[token_id == unk_id] for token_id in tokens.ids],
-                                         np.float32))
-        for tokens in embedder.encode_tokens(texts, layer=0)
-    ]  # fmt: skip
-    occurrences = embedder.word_vectors(texts, word, unk_marks)
+    texts, _ = _list_texts(senses)
+    unk_flags = []
+    for tokens in embedder.encode_tokens(texts, layer=0):
+        # In place of a vector, each token has a single number that is 1 for [UNK].
+        is_unk = np.array(tokens.ids) == embedder.tokenizer.unk_id
+        unk_flags.append(replace(tokens, vectors=is_unk[:, np.newaxis].astype(np.float32)))
+    occurrences = embedder.word_vectors(texts, word, unk_flags)
     return not any(occurrence.vector.any() for occurrence in occurrences)
+
+
+def _list_texts(senses: Mapping[str, list[str]]) -> tuple[list[str], list[str]]:
+    """Return the sentences of all senses, and the sense of each sentence."""
+    texts: list[str] = []
+    text_senses: list[str] = []
+    for sense, sense_texts in senses.items():
+        texts += sense_texts
+        text_senses += [sense] * len(sense_texts)
+    return texts, text_senses
 
 
 def _measure_layer(
     embedder: Embedder, words: Mapping[str, Mapping[str, list[str]]], layer: int | None
 ) -> dict[str, float]:
-    """Return how well a layer separates senses; ``layer`` None means the static embeddings.
+    """Measure how well a layer separates the senses of words.
+
+    Args:
+        embedder: The model.
+        words: The sentences of each sense of each word.
+        layer: The layer, None for the static word embeddings.
 
     Returns:
         ``same_sense`` and ``different_senses``, the mean cosine distances of two occurrences of a
-        word; and ``auc``, the share of comparisons in which a pair with the same sense is closer
-        than a pair of the same word with different senses. It is the area under the ROC curve;
-        ties count half.
+        word; and ``auc``, the probability that a pair of occurrences with the same sense is closer
+        than a pair of the same word with different senses. It is the area under the ROC curve, in
+        which ties count half.
     """
-    all_same: list[float] = []
-    all_other: list[float] = []
-    wins: list[float] = []
+    same_distances: list[float] = []
+    different_distances: list[float] = []
+    comparisons: list[float] = []
     for word, senses in words.items():
-        same, other = _measure_sense_distances(embedder, word, senses, layer)
-        all_same, all_other = all_same + same, all_other + other
-        wins += [(a < b) + 0.5 * (a == b) for a in same for b in other]
-    return {"same_sense": float(np.mean(all_same)), "different_senses": float(np.mean(all_other)),
-            "auc": float(np.mean(wins))}  # fmt: skip
+        same, different = _measure_sense_distances(embedder, word, senses, layer)
+        same_distances += same
+        different_distances += different
+        for same_distance, different_distance in product(same, different):
+            is_tie = same_distance == different_distance
+            comparisons.append(0.5 if is_tie else float(same_distance < different_distance))
+    return {
+        "same_sense": float(np.mean(same_distances)),
+        "different_senses": float(np.mean(different_distances)),
+        "auc": float(np.mean(comparisons)),
+    }
 
 
 def _measure_sense_distances(
     embedder: Embedder, word: str, senses: Mapping[str, list[str]], layer: int | None
 ) -> tuple[list[float], list[float]]:
-    """Return the cosine distances of a word's occurrences within senses and between senses."""
-    texts = [text for sense_texts in senses.values() for text in sense_texts]
-    sense_of_text = [name for name, sense_texts in senses.items() for _ in sense_texts]
-    vectors = embedder.encode_tokens(texts, layer=layer or 0)
+    """Return cosine distances of a word's occurrences with the same and with different senses.
+
+    The arguments are those of ``_measure_layer``, for one word.
+    """
+    texts, text_senses = _list_texts(senses)
+    token_vectors = embedder.encode_tokens(texts, layer=layer or 0)
     if layer is None:
         table = embedder.encoder.embeddings.words.weight.numpy(force=True)
-        vectors = [replace(tokens, vectors=table[tokens.ids]) for tokens in vectors]
-    occurrences = embedder.word_vectors(texts, word, vectors)
-    stacked = np.stack([occurrence.vector for occurrence in occurrences])
+        token_vectors = [replace(tokens, vectors=table[tokens.ids]) for tokens in token_vectors]
+    occurrences = embedder.word_vectors(texts, word, token_vectors)
+    vectors = np.stack([occurrence.vector for occurrence in occurrences])
     # Rounding makes the distance of equal vectors exactly 0.
-    distances = cosine_distances(stacked).round(6)
+    distances = cosine_distances(vectors).round(6)
     same: list[float] = []
-    other: list[float] = []
-    for a, b in combinations(range(len(occurrences)), 2):
-        first_index, second_index = occurrences[a].text_index, occurrences[b].text_index
-        if first_index == second_index:
-            continue  # The shared sentence makes these similar, whatever the sense.
-        is_same_sense = sense_of_text[first_index] == sense_of_text[second_index]
-        (same if is_same_sense else other).append(float(distances[a, b]))
-    return same, other
+    different: list[float] = []
+    for first, second in combinations(range(len(occurrences)), 2):
+        first_text, second_text = occurrences[first].text_index, occurrences[second].text_index
+        if first_text == second_text:
+            # Occurrences in the same sentence are similar whatever their sense is.
+            continue
+        distance = float(distances[first, second])
+        if text_senses[first_text] == text_senses[second_text]:
+            same.append(distance)
+        else:
+            different.append(distance)
+    return same, different
 
 
 def create_senses_stage(factory: StageFactory, language: str, seed: int) -> Stage:
-    """Return the stage that measures the user's model, or the baseline model of a language."""
+    """Return the stage that measures word senses in the user's model or in a baseline model."""
     words = {word: {name: list(texts) for name, texts in senses.items()}
              for word, senses in SENSES[language].items()}  # fmt: skip
     settings = {"language": language, "words": words}
@@ -133,58 +165,82 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: ARG001 - same signature in all experiments
-    tables, panels, data = [], [], {}
+    tables: list[Table] = []
+    panels: list[Panel] = []
+    data: dict[str, Any] = {}
     for language in dict.fromkeys(key[0] for key in results):  # type: ignore[index]
-        # Static embeddings first, then layer by layer.
-        runs = [[result["static"], *result["layers"]] if result else None
-                for key, result in results.items() if key[0] == language]  # type: ignore[index] # fmt: skip
-        first_run = next((run for run in runs if run), None)
-        if first_run is None:
-            continue
-        name, rows = _LANGUAGE_NAMES[language], []
-        values_by_layer: _ValuesByLayer = {measure: {} for measure in first_run[0]}
-        vectors = ["static word embedding", "embeddings, with position",
-                   *(f"layer {layer}" for layer in range(1, len(first_run) - 1))]  # fmt: skip
-        for index, vector in enumerate(vectors):
-            values = {measure: [run[index][measure] if run else None for run in runs]
-                      for measure in values_by_layer}  # fmt: skip
-            cells = (
-                format_mean_std(values[measure])
-                for measure in ("same_sense", "different_senses", "auc")
-            )
-            rows.append([vector, *cells])
-            data[f"{name}, {vector}"] = values
-            for measure, seed_values in values.items():
-                values_by_layer[measure][index - 1] = seed_values
-        tables.append(Table(
-            f"{name}: cosine distance between two occurrences of a word",
-            ["vector", "same sense", "different senses", "same sense is closer (AUC)"], rows,
-        ))  # fmt: skip
-        panels += _build_panels(name, values_by_layer)
+        language_results = [result for key, result in results.items() if key[0] == language]  # type: ignore[index]
+        if any(language_results):
+            _add_language(_LANGUAGE_NAMES[language], language_results, tables, panels, data)
     return Report(tables, panels, data)
 
 
+def _add_language(
+    name: str,
+    results: Sequence[dict[str, Any] | None],
+    tables: list[Table],
+    panels: list[Panel],
+    data: dict[str, Any],
+) -> None:
+    """Add the table, the plots and the data of a language.
+
+    Args:
+        name: The name of the language.
+        results: The result of each seed, None if it is missing.
+        tables: The tables to extend.
+        panels: The plots to extend.
+        data: The data to extend.
+    """
+    # The static embeddings are followed by the layers.
+    runs = [[result["static"], *result["layers"]] if result else None for result in results]
+    num_vectors = max(len(run) for run in runs if run is not None)
+    vector_names = ["static word embedding", "embeddings, with position",
+                    *(f"layer {layer}" for layer in range(1, num_vectors - 1))]  # fmt: skip
+    values_by_layer: _ValuesByLayer = {measure: {} for measure in _MEASURES}
+    rows = []
+    for index, vector_name in enumerate(vector_names):
+        values = {measure: [run[index][measure] if run else None for run in runs]
+                  for measure in _MEASURES}  # fmt: skip
+        for measure in _MEASURES:
+            values_by_layer[measure][index - 1] = values[measure]
+        rows.append([vector_name, *(format_mean_std(values[measure]) for measure in _MEASURES)])
+        data[f"{name}, {vector_name}"] = values
+    title = f"{name}: cosine distance between two occurrences of a word"
+    tables.append(Table(title, ["vector", *_MEASURES.values()], rows))
+    panels += _build_panels(name, values_by_layer)
+
+
 def _build_panels(name: str, values_by_layer: _ValuesByLayer) -> list[Panel]:
-    """Return plots of sense separation and distance by layer."""
-    separation = make_mean_plot({"layers": values_by_layer["auc"]}, "",
-                           "share of pairs with the same sense closer", chance=0.5)  # fmt: skip
-    curves = {"same sense": values_by_layer["same_sense"],
-              "different senses": values_by_layer["different_senses"]}  # fmt: skip
-    distances = make_mean_plot(curves, "", "cosine distance")
+    """Return plots of sense separation and of distances by layer."""
+    separation = make_mean_plot(
+        {"word vectors": values_by_layer["auc"]}, "layer", "AUC: same sense is closer", chance=0.5
+    )
+    curves = {_MEASURES[measure]: values_by_layer[measure]
+              for measure in ("same_sense", "different_senses")}  # fmt: skip
+    distances = make_mean_plot(curves, "layer", "cosine distance")
     num_layers = max(values_by_layer["auc"])
     # Fixed limits make plots of different models and languages comparable.
     return [
         Panel(
             f"{name}: separation of senses", _with_layer_axis(separation, num_layers, (0.0, 1.0))
         ),
-        Panel(f"{name}: distance", _with_layer_axis(distances, num_layers, (0.0, None))),
+        Panel(
+            f"{name}: distance between occurrences",
+            _with_layer_axis(distances, num_layers, (0.0, None)),
+        ),
     ]
 
 
 def _with_layer_axis(
     draw: DrawFunction, num_layers: int, limits: tuple[float, float | None]
 ) -> DrawFunction:
-    """Return ``draw`` with layer names on the x axis and fixed limits of the y axis."""
+    """Return a function that draws a plot with layer names on the x axis.
+
+    Args:
+        draw: Draws the plot.
+        num_layers: The number of layers.
+        limits: Lower and upper limit of the y axis; None chooses a limit from the data.
+    """
 
     def draw_by_layer(axes: Any) -> None:
         draw(axes)
@@ -197,7 +253,7 @@ def _with_layer_axis(
 
 EXPERIMENT = Experiment(
     name="context",
-    source="section 2.1 and 5.3 (contextual against static vectors)",
+    source="sections 2.1 and 5.3 (contextual and static vectors)",
     question="Do word vectors separate the senses of a word, and from which layer on?",
     build_stages=_build_stages,
     build_report=_build_report,

@@ -1,4 +1,4 @@
-"""One model during training: its loss, and its predictions for masked words at some steps."""
+"""Loss and predictions for masked words of one model during pre-training."""
 
 from typing import Any
 
@@ -18,17 +18,18 @@ from bertsmith.lab.stages import StageFactory
 from bertsmith.use.fill import fill
 
 _PREDICTIONS_KIND = "mask-predictions"
-#: Predictions per sentence.
+#: Number of predictions per sentence.
 _TOP_K = 3
-#: A snapshot is taken after each twentieth of the run. The first, fifth and last are evaluated, in
-#: addition to the initialized model.
-_EVALUATED_SNAPSHOTS, _NUM_SNAPSHOTS = (1, 5, 20), 20
-#: Factor on the usual number of steps: a model first learns word frequencies and only much later
-#: which words fit a context.
+#: Number of evenly spaced snapshots of the run.
+_NUM_SNAPSHOTS = 20
+#: Numbers of the snapshots that predict masked words, in addition to the initialized model.
+_EVALUATED_SNAPSHOTS = (1, 5, 20)
+#: Factors on the number of steps by scale. A model first learns word frequencies, and only much
+#: later which words fit a context.
 _STEP_FACTORS = {"small": 10}
-#: Color of the evaluated steps.
+#: Color of the steps at which masked words are predicted.
 _SNAPSHOT_COLOR = COLORS[1]
-#: Evaluations per twentieth of the run, because the loss falls fast at first.
+#: Evaluations between two snapshots, enough to show the fast fall of the loss at first.
 _EVALUATIONS_PER_SNAPSHOT = 4
 SENTENCES = (
     "the capital of france is [MASK] .",
@@ -40,7 +41,7 @@ SENTENCES = (
 
 
 def predict_masks(job: Job) -> dict[str, Any]:
-    """Return the most probable words for the mask of each sentence, with their probabilities."""
+    """Return the most probable words for [MASK] in each sentence, with their probabilities."""
     predictions = {}
     for sentence in job.stage.settings["sentences"]:
         model, top_k = job.inputs["model"], job.stage.settings["top_k"]
@@ -54,16 +55,19 @@ def _create_pretraining_run(factory: StageFactory) -> Stage:
         return factory.create_mlm_only_run(0)
     steps = factory.scale.num_steps * _STEP_FACTORS[factory.scale.name]
     snapshot_every = max(1, steps // _NUM_SNAPSHOTS)
+    eval_every = max(1, snapshot_every // _EVALUATIONS_PER_SNAPSHOT)
+    # Evaluations with the best loss so far save checkpoints too, possibly all of them.
+    max_checkpoints = (_EVALUATIONS_PER_SNAPSHOT + 1) * _NUM_SNAPSHOTS
     return factory.create_mlm_only_run(
-        0, steps=steps, run={"eval_every": max(1, snapshot_every // _EVALUATIONS_PER_SNAPSHOT)},
-        # Each evaluation may be the best so far, and is then also saved as a checkpoint.
-        checkpoint={"every": snapshot_every,
-                    "keep": (_EVALUATIONS_PER_SNAPSHOT + 1) * _NUM_SNAPSHOTS},
-    )  # fmt: skip
+        0,
+        steps=steps,
+        run={"eval_every": eval_every},
+        checkpoint={"every": snapshot_every, "keep": max_checkpoints},
+    )
 
 
 def _create_evaluated_models(factory: StageFactory) -> dict[int, Stage]:
-    """Return the evaluated models by step, from initialization to the end of the run."""
+    """Return the models that predict masked words by step, from the initialized to the last one."""
     run = _create_pretraining_run(factory)
     snapshots = list(factory.create_snapshots(run).items())
     indices = {round(index * len(snapshots) / _NUM_SNAPSHOTS) for index in _EVALUATED_SNAPSHOTS}
@@ -96,17 +100,26 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     if run and "heldout_metrics" in run:
         curves = {"training": run["training_curve"], "held out": run["heldout_curve"]}
         reference_lines = {"unigram_entropy": run["heldout_metrics"]["unigram_entropy"]}
-    panels = [Panel("loss", _draw_losses(curves, reference_lines, steps), is_full_width=True),
-              Panel("predictions for [MASK], most probable first",
-                    _draw_predictions(rows, steps), is_full_width=True)]  # fmt: skip
+    panels = [
+        Panel(
+            "loss; vertical lines mark the steps of the predictions below",
+            _make_loss_plot(curves, reference_lines, steps),
+            is_full_width=True,
+        ),
+        Panel(
+            "predictions for [MASK], most probable first",
+            _make_prediction_table(rows, steps),
+            is_full_width=True,
+        ),
+    ]
     table = Table("Predictions for [MASK], most probable first", columns, rows)
     return Report([table], panels, {**reference_lines, **curves})
 
 
-def _draw_losses(
+def _make_loss_plot(
     curves: dict[str, Any], reference_lines: dict[str, float], steps: list[int]
 ) -> DrawFunction:
-    """Return a function that draws training and held-out loss, and marks the evaluated steps."""
+    """Return a function that draws training and held-out loss with a vertical line at each step."""
     heldout_curve = {"held out": curves.get("held out", ())}
     draw_heldout = make_line_plot(heldout_curve, "steps", "MLM loss, nats", **reference_lines)
 
@@ -125,8 +138,8 @@ def _draw_losses(
     return draw
 
 
-def _draw_predictions(rows: list[list[str]], steps: list[int]) -> DrawFunction:
-    """Return a function that draws a table of text: sentences, and predictions by step."""
+def _make_prediction_table(rows: list[list[str]], steps: list[int]) -> DrawFunction:
+    """Return a function that draws a table with a sentence and its predictions in each row."""
 
     def draw(axes: Any) -> None:
         axes.set_axis_off()

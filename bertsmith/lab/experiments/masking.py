@@ -1,4 +1,4 @@
-"""Table 8: replacing the selected tokens with [MASK], with random tokens, or not at all."""
+"""Table 8: mixtures of [MASK], random tokens and unchanged tokens in masked LM."""
 
 from typing import Any
 
@@ -7,24 +7,25 @@ from bertsmith.lab.experiments.features import build_bilstm_settings
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
 
-#: Percentages of [MASK], same token and random token, with the paper's results: MNLI accuracy, and
-#: named entities with fine-tuning and with a BiLSTM on features.
+#: Percentages of [MASK], unchanged token and random token, with the paper's results: accuracy on
+#: MNLI, and F1 on named entities with fine-tuning and with a BiLSTM on features.
 PAPER = {
     (80, 10, 10): (84.2, 95.4, 94.9), (100, 0, 0): (84.3, 94.9, 94.0),
     (80, 0, 20): (84.1, 95.2, 94.6), (80, 20, 0): (84.4, 95.2, 94.7),
     (0, 20, 80): (83.7, 94.8, 94.6), (0, 0, 100): (83.6, 94.9, 94.6),
 }  # fmt: skip
-#: The evaluations: the task, and the column title.
+#: The task of each evaluation, its title, and the paper's metric.
 _EVALUATIONS = {
-    "sst-2": ("sst-2", "SST-2 (MNLI)"),
-    "ner": ("conll2003", "NER, fine-tuned"),
-    "ner-features": ("conll2003", "NER, features"),
+    "sst-2": ("sst-2", "SST-2", "MNLI, %"),
+    "ner": ("conll2003", "NER, fine-tuned", "%"),
+    "ner-features": ("conll2003", "NER, features", "%"),
 }
 
 
 def _build_mixture_settings(mask: int, random: int) -> dict[str, Any]:
+    """Return the settings for percentages of [MASK] and random tokens."""
     if (mask, random) == (80, 10):
-        # No overrides: this is the baseline run, which other experiments share.
+        # Without overrides, this is the baseline run that other experiments share.
         return {}
     return {"data": {"mask_replace_prob": mask / 100, "random_replace_prob": random / 100}}
 
@@ -50,22 +51,23 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     for mixture, paper in PAPER.items():
         scores = {
             evaluation: [get_task_score(results[mixture, evaluation, seed], task) for seed in seeds]
-            for evaluation, (task, _) in _EVALUATIONS.items()
+            for evaluation, (task, *_) in _EVALUATIONS.items()
         }
         losses = [get_heldout_metric(results[mixture, "model", seed]) for seed in seeds]
         data["/".join(map(str, mixture))] = {**scores, "held-out loss": losses}
-        cells = (f"{format_mean_std(scores[evaluation])} ({paper_score})"
-                 for evaluation, paper_score in zip(_EVALUATIONS, paper, strict=True))  # fmt: skip
-        percentages = (f"{percentage} %" for percentage in mixture)
+        cells = [f"{format_mean_std(scores[evaluation])} ({paper_score})"
+                 for evaluation, paper_score in zip(_EVALUATIONS, paper, strict=True)]  # fmt: skip
+        percentages = [f"{percentage} %" for percentage in mixture]
         rows.append([*percentages, format_mean_std(losses), *cells])
-    columns = ["mask", "same", "random", "held-out MLM loss (same mixture)",
-               *(f"{name} (paper, %)" for _, name in _EVALUATIONS.values())]  # fmt: skip
+    columns = ["[MASK]", "unchanged", "random", "held-out MLM loss (same mixture)",
+               *(f"{name} (paper: {paper_metric})"
+                 for _, name, paper_metric in _EVALUATIONS.values())]  # fmt: skip
     panels = []
-    for evaluation, (task, name) in _EVALUATIONS.items():
+    for evaluation, (task, name, _) in _EVALUATIONS.items():
         groups = {mixture: {evaluation: values[evaluation]} for mixture, values in data.items()}
-        title = f"{name}, held out, by % mask/same/random"
-        panels.append(Panel(title, make_dot_plot(groups, TASK_METRICS[task][0])))
-    title = "Table 8: mixtures of [MASK], same token and random token"
+        title = f"{name}, held out, by % [MASK]/unchanged/random"
+        panels.append(Panel(title, make_dot_plot(groups, TASK_METRICS[task].metric_label)))
+    title = "Table 8: mixtures of [MASK], unchanged tokens and random tokens"
     return Report([Table(title, columns, rows)], panels, data)
 
 

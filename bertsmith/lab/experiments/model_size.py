@@ -1,4 +1,4 @@
-"""Table 6: the effect of model size on held-out perplexity and on tasks."""
+"""Table 6: effect of the model size on held-out perplexity and on tasks."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_s
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
 
 TASKS = ("mrpc", "sts-b", "sst-2")
-#: Layers, width and heads by scale. The baseline model of the scale is one of them.
+#: Layers, width and heads of the models by scale, including the baseline model.
 _SIZES: dict[str, list[tuple[int, int, int]]] = {
     "smoke": [(2, 16, 2), (4, 16, 2)],
     "small": [(2, 128, 4), (4, 128, 2), (4, 128, 4), (8, 128, 4), (2, 256, 4), (4, 256, 4)],
@@ -39,15 +39,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     rows, data = [], {}
     for size in _SIZES[factory.scale.name]:
         models = [results[size, "model", seed] for seed in seeds]
+        num_parameters = _get_num_parameters(models)
         values: dict[str, Any] = {
-            "num_parameters": next((model["num_parameters"] for model in models
-                                if model and "num_parameters" in model), None),
+            "num_parameters": num_parameters,
             "perplexity": [get_heldout_metric(model, "perplexity") for model in models],
         }  # fmt: skip
         for task in TASKS:
             values[task] = [get_task_score(results[size, task, seed], task) for seed in seeds]
         data[" x ".join(map(str, size))] = values
-        num_parameters = values["num_parameters"]
         rows.append([
             *map(str, size),
             EMPTY_CELL if num_parameters is None else f"{num_parameters / 1e6:.2f} M",
@@ -55,7 +54,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             *(format_mean_std(values[task]) for task in TASKS),
         ])  # fmt: skip
     columns = ["layers", "width", "heads", "parameters", "perplexity",
-               *(TASK_METRICS[task][1] for task in TASKS)]  # fmt: skip
+               *(TASK_METRICS[task].label for task in TASKS)]  # fmt: skip
     paper_columns = ["layers", "width", "heads", "perplexity", "MRPC, %", "SST-2, %"]
     paper_rows = [[*map(str, size), *map(str, values)] for size, values in _PAPER.items()]
     tables = [
@@ -65,15 +64,23 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     return Report(tables, _build_panels(data), data)
 
 
+def _get_num_parameters(models: list[dict[str, Any] | None]) -> int | None:
+    """Return the number of parameters from the first result that has it."""
+    for model in models:
+        if model is not None and "num_parameters" in model:
+            return int(model["num_parameters"])
+    return None
+
+
 def _build_panels(data: dict[str, Any]) -> list[Panel]:
-    """Return plots of perplexity and task scores by size, since sizes can differ in heads only."""
+    """Return plots of perplexity and task scores by model size."""
     perplexities = {size: {"masked LM": values["perplexity"]} for size, values in data.items()}
-    scores = {size: {TASK_METRICS[task][1]: values[task] for task in TASKS}
+    scores = {size: {TASK_METRICS[task].label: values[task] for task in TASKS}
               for size, values in data.items()}  # fmt: skip
     sizes = "layers x width x heads"
     return [
         Panel(f"held-out perplexity by {sizes}", make_dot_plot(perplexities, "perplexity")),
-        Panel(f"fine-tuned, by {sizes}", make_dot_plot(scores, "score, held out")),
+        Panel(f"fine-tuning scores by {sizes}", make_dot_plot(scores, "score, held out")),
     ]
 
 

@@ -1,4 +1,7 @@
-"""Post-norm, pre-norm, batch norm and no normalization, at two learning rates and batch sizes."""
+"""Compares post-norm, pre-norm, batch norm and no normalization in pre-training.
+
+Each of them is trained with two learning rates and two batch sizes.
+"""
 
 from itertools import product
 from statistics import mean, median, pstdev
@@ -8,21 +11,27 @@ from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_line_plot
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
 
+#: Normalization settings and their names in tables and plots.
 NORMS = {
     "post": "LayerNorm after each sublayer (post-norm)",
     "pre": "LayerNorm before each sublayer (pre-norm)",
     "batch": "batch norm after each sublayer",
-    "none": "none",
+    "none": "no normalization",
 }
-#: Divisors of the usual number of steps, and of batch size and learning rate for the lower values.
-_STEPS_DIVISOR, _BATCH_DIVISOR, _LR_DIVISOR = 2, 4, 8
-#: Measures of a training curve and their column titles: convergence speed; generalization gap (the
-#: training loss includes dropout and still falls in the last quarter); and smoothness.
+#: Runs are shorter than those of other experiments by this factor.
+_STEPS_DIVISOR = 2
+#: The second batch size and learning rate are those of the scale, divided by these numbers.
+_BATCH_DIVISOR, _LR_DIVISOR = 4, 8
+#: Measures of speed, generalization and smoothness from training curves, and their column titles.
+#: The generalization gap can be negative, because the training loss includes dropout and falls
+#: during the last quarter.
 _CURVE_MEASURES = {
-    "early_loss": "held-out loss after a quarter",
-    "generalization_gap": "held-out - training loss, last quarter",
+    "early_loss": "held-out loss after a quarter of the steps",
+    "generalization_gap": "held-out loss minus training loss, last quarter",
     "relative_gradient_deviation": "gradient norm: standard deviation / mean, second half",
 }
+#: Names of parts of the model in tables and plots, if different from the training log.
+_PART_NAMES = {"heads": "output heads"}
 
 
 def _count_steps(factory: StageFactory) -> int:
@@ -32,8 +41,9 @@ def _count_steps(factory: StageFactory) -> int:
 def _list_configurations(factory: StageFactory) -> list[tuple[str, float, int]]:
     """Return all combinations of normalization, learning rate and batch size."""
     lr, batch_size = factory.learning_rate, factory.scale.batch_size
-    rates, batch_sizes = (lr, lr / _LR_DIVISOR), (batch_size, max(1, batch_size // _BATCH_DIVISOR))
-    return list(product(NORMS, rates, batch_sizes))
+    lrs = (lr, lr / _LR_DIVISOR)
+    batch_sizes = (batch_size, max(1, batch_size // _BATCH_DIVISOR))
+    return list(product(NORMS, lrs, batch_sizes))
 
 
 def _build_stages(factory: StageFactory) -> Stages:
@@ -49,7 +59,7 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
-    # Pairs of learning rate and batch size, one column each.
+    # Each pair of learning rate and batch size has a column in the first table.
     pairs = sorted(
         {(lr, batch_size) for _, lr, batch_size in _list_configurations(factory)}, reverse=True
     )
@@ -71,8 +81,8 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         loss_rows.append(loss_row)
     columns = ["normalization", *(f"lr {lr:g}, batch {batch_size}" for lr, batch_size in pairs)]
     title = (
-        f"Held-out MLM loss, nats, after {_count_steps(factory):,} steps (smaller batches see less "
-        "text)"
+        f"Held-out MLM loss, nats, after {_count_steps(factory):,} steps (with less text for "
+        "smaller batches)"
     )
     curve_columns = ["normalization", "lr", "batch", *_CURVE_MEASURES.values()]
     tables = [
@@ -95,19 +105,28 @@ def _build_panels(
         panels.append(Panel(f"lr {lr:g}, batch {batch_size}, seed 0", plot))
     for norm, label in NORMS.items():
         norms = _collect_gradient_norms(_get_baseline_result(factory, results, norm))
-        panels.append(Panel(f"gradients: {label}", make_line_plot(norms, "steps", "gradient norm")))
+        panels.append(
+            Panel(
+                f"gradient norms by part of the model: {label}",
+                make_line_plot(norms, "steps", "gradient norm"),
+            )
+        )
     return panels
 
 
 def _get_baseline_result(
     factory: StageFactory, results: Results, norm: str
 ) -> dict[str, Any] | None:
-    """Return the result with the usual learning rate and batch size, for seed 0."""
+    """Return the result with the higher learning rate and the larger batch size, for seed 0."""
     return results[norm, factory.learning_rate, factory.scale.batch_size, 0]
 
 
 def _measure_curve(run: dict[str, Any] | None) -> dict[str, float] | None:
-    """Return the ``_CURVE_MEASURES`` of a run, NaN if it diverged, None without a result."""
+    """Return the ``_CURVE_MEASURES`` of a run.
+
+    Returns:
+        None without a result. The measures are NaN if the run diverged.
+    """
     if run is None:
         return None
     curve, final_loss = run["heldout_curve"], get_heldout_metric(run)
@@ -128,36 +147,44 @@ def _measure_curve(run: dict[str, Any] | None) -> dict[str, float] | None:
 
 
 def _nan_if_none(value: float | None) -> float:
-    """Return a value read from JSON, which has null for values that are not finite."""
+    """Return a number from a JSON file, in which values that are not finite are null."""
     return float("nan") if value is None else value
 
 
 def _collect_gradient_norms(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
-    """Return the [step, norm] curve of the gradient for each part of the model."""
+    """Return the gradient norms of each part of the model, as pairs of step and norm."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for step, part_norms in run["gradient_norms"] if run else ():
-        for part, value in part_norms.items():
-            curves.setdefault(part, []).append((step, value))
+    if run is None:
+        return curves
+    for step, part_norms in run["gradient_norms"]:
+        for part, norm in part_norms.items():
+            curves.setdefault(_PART_NAMES.get(part, part), []).append((step, norm))
     return curves
 
 
 def _build_gradient_table(factory: StageFactory, results: Results) -> Table:
-    """Return a table of gradient norms by part of the model, to compare the layers."""
+    """Return a table of gradient norms by part of the model."""
     rows, parts = [], []
     for norm, label in NORMS.items():
         curves = _collect_gradient_norms(_get_baseline_result(factory, results, norm))
         if curves:
             parts = list(curves)
-            rows.append([label, *(f"{median(value for _, value in curve):.3g} ({curve[0][1]:.3g})"
-                                  for curve in curves.values())])  # fmt: skip
-    title = "Gradient norm: median of logged steps (first step), seed 0, higher lr, larger batch"
+            cells = []
+            for curve in curves.values():
+                norms = [norm for _, norm in curve]
+                cells.append(f"{median(norms):.3g} ({norms[0]:.3g})")
+            rows.append([label, *cells])
+    title = (
+        "Gradient norm: median of the logged steps (in parentheses: first step), seed 0, higher "
+        "lr, larger batch"
+    )
     return Table(title, ["normalization", *parts], rows)
 
 
 EXPERIMENT = Experiment(
     name="normalization",
-    source="section 3 (after Ba et al. 2016, and Xiong et al. 2020 for its place)",
-    question="Does LayerNorm train faster, more smoothly and better, at any batch size?",
+    source="section 3 (LayerNorm: Ba et al. 2016; pre-norm: Xiong et al. 2020)",
+    question="Is training with LayerNorm faster, smoother and better, at any batch size?",
     build_stages=_build_stages,
     build_report=_build_report,
 )

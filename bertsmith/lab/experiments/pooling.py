@@ -1,4 +1,4 @@
-"""Sentence vectors by layer and pooling, compared on STS-B and drawn as 2-D maps of SST-2."""
+"""Compares sentence vectors by layer and pooling on STS-B, and draws 2-D maps of SST-2."""
 
 import csv
 import math
@@ -14,6 +14,7 @@ from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.context import SENSES_KIND, create_senses_stage, measure_senses
 from bertsmith.lab.report import (
+    COLORS,
     EMPTY_CELL,
     DrawFunction,
     Panel,
@@ -29,20 +30,26 @@ from bertsmith.tasks.metrics import spearman
 from bertsmith.use.embed import Embedder
 
 POOLINGS = ("mean", "max", "mean-max", "first", "last")
-#: Sentences in a map.
+#: Number of sentences in a map.
 _MAP_SENTENCES = 300
 _SIMILARITY_KIND, _MAP_KIND = "layer-similarity", "sentence-map"
-#: Column title of the sense separation that experiment "context" measures.
-_SENSES_COLUMN = "words: same sense is closer (see context)"
-#: Limit of the map's axes, in standard deviations; points farther out are drawn at the edge.
+#: Column title of the separation of word senses, which experiment "context" explains.
+_SENSES_COLUMN = "word senses, AUC (see context)"
+#: Limit of the axes of a map in standard deviations. Points beyond it are drawn at the edge.
 _MAP_LIMIT = 3.0
+#: Title of the column with the layers. Negative numbers count from the last layer.
+_LAYER_LABEL = "layer (from the end)"
 #: Names of SST-2's labels.
 _SENTIMENTS = {"0": "negative", "1": "positive"}
 Floats = NDArray[np.float32]
 
 
 def measure_layer_similarity(job: Job) -> dict[str, Any]:
-    """Return Spearman's correlation of cosine and human similarity, by layer and pooling."""
+    """Return Spearman's correlation of cosine similarity and human scores.
+
+    Returns:
+        ``spearman``, the correlations [layers, poolings]; and ``num_pairs``.
+    """
     embedder = Embedder.load(job.model)
     pairs = _read_pairs(job.stage.files["pairs"], job.stage.settings["max_pairs"])
     first_texts = [first for first, _, _ in pairs]
@@ -66,25 +73,31 @@ def measure_layer_similarity(job: Job) -> dict[str, Any]:
     return {"spearman": table, "num_pairs": len(pairs)}
 
 
-def measure_map(job: Job) -> dict[str, Any]:
-    """Project labeled sentences onto their two principal components, for each layer."""
+def measure_sentence_map(job: Job) -> dict[str, Any]:
+    """Project sentence vectors of each layer onto their first two principal components.
+
+    Returns:
+        ``labels``; ``points``, the coordinates [layers, sentences, 2]; and
+        ``nearest_neighbor_accuracy`` by layer.
+    """
     embedder = Embedder.load(job.model)
     rows = _read_tsv(
         job.stage.files["sentences"], ("sentence", "label"), job.stage.settings["max_sentences"]
     )
-    sentences, labels = ([row[column] for row in rows] for column in range(2))
+    sentences = [sentence for sentence, _ in rows]
+    labels = [label for _, label in rows]
     maps, neighbor_accuracies = [], []
     for layer in range(embedder.config.layers + 1):
         vectors = embedder.encode(sentences, layer=layer, pooling="mean")
-        components = _principal_components(vectors)
-        maps.append([[round(float(x), 3) for x in point] for point in components])
-        neighbor_accuracies.append(_nearest_neighbor_accuracy(vectors, labels))
+        projected = _project_on_principal_components(vectors)
+        maps.append([[round(float(x), 3) for x in point] for point in projected])
+        neighbor_accuracies.append(_measure_nearest_neighbor_accuracy(vectors, labels))
     return {"labels": labels, "points": maps,
             "nearest_neighbor_accuracy": neighbor_accuracies}  # fmt: skip
 
 
 def _read_pairs(path: Path, max_rows: int) -> list[tuple[str, str, float]]:
-    """Return two sentences and their similarity from each row of an STS-B file."""
+    """Return pairs of sentences with their similarity scores from an STS-B file."""
     columns = ("sentence1", "sentence2", "score")
     return [
         (first, second, float(score))
@@ -100,12 +113,12 @@ def _read_tsv(
     Args:
         path: A file with a header line.
         columns: The columns to return.
-        max_rows: Rows to read at most.
+        max_rows: The maximum number of rows.
         number_column: A column whose cells must be finite numbers.
 
     Raises:
         TaskError: The file is not UTF-8, a column or a cell is missing, a cell of the number
-            column is not a number, or there are fewer than two rows.
+            column is not a finite number, or there are fewer than two rows.
     """
     result = []
     try:
@@ -114,35 +127,45 @@ def _read_tsv(
             for name in columns:
                 if name not in (rows.fieldnames or ()):
                     raise TaskError(
-                        f"{path}, line 1: no column {name}; the columns {', '.join(columns)} are "
-                        "needed"
+                        f"{path}, line 1: no column {name}; expected the columns "
+                        f"{', '.join(columns)}"
                     )
             for row in islice(rows, max_rows):
                 cells = tuple(row[name] for name in columns)
                 line = f"{path}, line {rows.line_num}"
                 if None in cells:
-                    raise TaskError(f"{line}: fewer columns than in the header")
+                    raise TaskError(
+                        f"{line}: fewer columns than in the header; add the missing cells"
+                    )
                 if number_column is not None and not _is_number(row[number_column]):
                     raise TaskError(
-                        f"{line}: the {number_column} is not a number: {row[number_column]!r}"
+                        f"{line}: the {number_column} is not a number: {row[number_column]!r}; "
+                        "correct or remove the line"
                     )
                 result.append(cells)
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: not UTF-8 text ({error.reason})") from None
+        raise TaskError(
+            f"{path}: not UTF-8 text ({error.reason}); convert the file to UTF-8"
+        ) from None
     if len(result) <= 1:
-        raise TaskError(f"{path}: {len(result)} rows after the header; at least 2 are needed")
+        raise TaskError(f"{path}: {len(result)} rows after the header; expected at least 2")
     return result
 
 
 def _is_number(cell: str) -> bool:
+    """Return whether a cell is a finite number."""
     try:
         return math.isfinite(float(cell))
     except ValueError:
         return False
 
 
-def _principal_components(vectors: Floats) -> Floats:
-    """Return the first two principal components [n, 2], scaled to a standard deviation of 1."""
+def _project_on_principal_components(vectors: Floats) -> Floats:
+    """Project vectors [N, D] onto their first two principal components.
+
+    Returns:
+        Coordinates [N, 2] with a standard deviation of 1 on both axes.
+    """
     centered = vectors - vectors.mean(0)
     _, _, axes = np.linalg.svd(centered, full_matrices=False)
     projected = centered @ axes[:2].T
@@ -150,8 +173,8 @@ def _principal_components(vectors: Floats) -> Floats:
     return scaled
 
 
-def _nearest_neighbor_accuracy(vectors: Floats, labels: list[str]) -> float:
-    """Return the share of sentences whose nearest neighbor (by cosine) has the same label."""
+def _measure_nearest_neighbor_accuracy(vectors: Floats, labels: list[str]) -> float:
+    """Return the share of vectors [N, D] whose nearest neighbor by cosine has the same label."""
     normalized = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-9)
     similarities = normalized @ normalized.T
     np.fill_diagonal(similarities, -np.inf)
@@ -185,7 +208,7 @@ def _build_stages(factory: StageFactory) -> Stages:
 def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: ARG001 - same signature in all experiments
     map_result = results["map", 0]
     tables, panels, data = [], [], {}
-    # float64 turns null, which JSON has for the correlation with a constant, into NaN.
+    # A correlation with a constant is null in JSON. The dtype float64 converts null to NaN.
     runs = [np.array(result["spearman"], np.float64) if result else None
             for key, result in results.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
     finished = [run for run in runs if run is not None]
@@ -203,39 +226,41 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
              *_format_senses_cell(senses, layer)]
             for layer in reversed(range(len(means)))
         ]  # fmt: skip
-        title = "Spearman correlation of cosine and human similarity (STS-B, held out), pre-trained"
-        columns = ["layer", *POOLINGS, "nearest neighbor has the same label (SST-2, mean, seed 0)"]
-        columns += [_SENSES_COLUMN] if senses else []
+        title = "Spearman correlation of cosine and human similarity on STS-B, without fine-tuning"
+        columns = [_LAYER_LABEL, *POOLINGS,
+                   "nearest neighbor has the same label (SST-2, mean pooling, seed 0)"]  # fmt: skip
+        if senses:
+            columns.append(_SENSES_COLUMN)
         tables.append(Table(title, columns, rows))
-        data["spearman by layer from the embeddings on"] = means.tolist()
+        data["spearman by layer, from the embeddings to the last layer"] = means.tolist()
         plot = make_heatmap(means.tolist()[::-1], names[::-1], POOLINGS)
-        panels.append(Panel("Spearman by layer and pooling", plot))
+        panels.append(Panel("Spearman correlation on STS-B by layer and pooling", plot))
     if map_result:
         for layer in reversed(range(len(map_result["points"]))):
-            title = f"layer {layer}" if layer else "embeddings"
+            title = f"SST-2 sentences, {f'layer {layer}' if layer else 'embeddings'}"
             plot = _make_scatter_plot(map_result["points"][layer], map_result["labels"])
             panels.append(Panel(title, plot))
     return Report(tables, panels, data)
 
 
 def _format_layer_names(num_states: int) -> list[str]:
-    """Return names for the embeddings and each layer, numbered from both ends."""
+    """Return the row labels of the embeddings and the layers, such as "3 (-2)"."""
     return [f"{layer} ({layer - num_states})" if layer else "embeddings"
             for layer in range(num_states)]  # fmt: skip
 
 
 def _format_senses_cell(senses: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
-    """Return the cell with the sense separation of a layer, no cell for the user's model."""
+    """Return a list with the cell for word senses; the list is empty for the user's model."""
     shares = [result["layers"][layer]["auc"] if result else None for result in senses]
     return [format_mean_std(shares)] if senses else []
 
 
 def _make_scatter_plot(points: list[list[float]], labels: list[str]) -> DrawFunction:
-    """Return a function that draws points [n, 2] with a color per label."""
+    """Return a function that draws points [N, 2] in one color per label."""
 
     def draw(axes: Any) -> None:
-        for label, color in zip(sorted(set(labels)), ("#D55E00", "#0072B2"), strict=False):
-            # Clipping keeps outliers from compressing the other points.
+        for label, color in zip(sorted(set(labels)), (COLORS[1], COLORS[0]), strict=False):
+            # Without clipping, outliers would compress the other points.
             clipped = [
                 [min(max(x, -_MAP_LIMIT), _MAP_LIMIT) for x in point]
                 for point, point_label in zip(points, labels, strict=True)
@@ -246,7 +271,7 @@ def _make_scatter_plot(points: list[list[float]], labels: list[str]) -> DrawFunc
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_xlabel("first principal component", fontsize=8)
-        axes.set_ylabel("second", fontsize=8)
+        axes.set_ylabel("second principal component", fontsize=8)
         axes.legend(frameon=False, fontsize=8)
 
     return draw
@@ -260,7 +285,7 @@ EXPERIMENT = Experiment(
     build_report=_build_report,
     stage_functions={
         _SIMILARITY_KIND: measure_layer_similarity,
-        _MAP_KIND: measure_map,
+        _MAP_KIND: measure_sentence_map,
         SENSES_KIND: measure_senses,
     },
 )

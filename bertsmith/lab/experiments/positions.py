@@ -1,4 +1,4 @@
-"""Learned and sinusoidal position embeddings, and the similarity of learned positions."""
+"""Compares learned and sinusoidal positions, and measures similarities of learned positions."""
 
 from pathlib import Path
 from typing import Any
@@ -22,25 +22,25 @@ from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
 
-#: The rows of the table, with the settings that differ from the baseline run. In the baseline,
-#: position embeddings start as sinusoids in dimensions of their own, and two heads start by
-#: attending to the neighboring tokens (`initialization` is "cross-segment-heads").
+#: The rows of the table, with the settings that differ from the baseline run. The baseline has the
+#: initialization "cross-segment-heads": position embeddings start as sinusoids in separate
+#: dimensions, and two attention heads initially attend to the neighboring tokens.
 MODELS: dict[str, dict[str, Any]] = {
     "learned, random initialization": {"run": {"initialization": "random"}},
     "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"initialization": "random"}},
-    # The last two also initialize the output bias with word frequencies.
+    # Here and in the next row, the output bias is initialized with word frequencies.
     "learned, initialized as sinusoids": {"run": {"initialization": "unigram"}},
     "learned, initialized as sinusoids, with neighbor heads": {},
 }
-#: Positions in the similarity map at most.
+#: Maximum number of positions in the similarity map.
 _MAX_MAP_POSITIONS = 128
 _MAP_KIND = "position-map"
-#: Distances in the table.
+#: Distances between two positions in the table.
 _DISTANCES = (1, 2, 4, 8, 16, 32)
 
 
 def _create_map_stage(factory: StageFactory, model: Stage | None) -> Stage:
-    """Return the stage that compares positions, of the user's model if ``model`` is None."""
+    """Return the stage that compares the positions of a model, or of the user's model for None."""
     if model is None:
         files = {"model": Path(str(factory.sources.model))}
         return Stage(_MAP_KIND, {"max_positions": _MAX_MAP_POSITIONS}, {}, files)
@@ -48,11 +48,15 @@ def _create_map_stage(factory: StageFactory, model: Stage | None) -> Stage:
     return Stage(_MAP_KIND, {"max_positions": num_positions}, {"model": model})
 
 
-def measure_map(job: Job) -> dict[str, Any]:
-    """Return the cosine similarities of the position embeddings, [n, n], and means by distance."""
+def measure_position_similarity(job: Job) -> dict[str, Any]:
+    """Return the cosine similarities of position embeddings [positions, D].
+
+    Returns:
+        ``similarities`` [positions, positions], and ``mean_similarity_by_distance`` [positions].
+    """
     encoder = load_encoder(job.model).model
     table = encoder.embeddings.positions.weight.detach()[: job.stage.settings["max_positions"]]
-    # The mean is subtracted because it says nothing about the position.
+    # The mean is subtracted because it is the same for all positions.
     normalized = torch.nn.functional.normalize(table - table.mean(0), dim=-1)
     similarities = normalized @ normalized.T
     by_distance = [float(similarities.diagonal(distance).mean())
@@ -86,8 +90,11 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             name: [get_heldout_metric(results[name, seed]) for seed in seeds] for name in MODELS
         }
         rows = [[name, format_mean_std(values, ".4f")] for name, values in losses.items()]
-        title = "Positions; the last two rows also start with word frequencies as output bias"
-        tables.append(Table(title, ["positions", "held-out MLM loss, nats"], rows))
+        title = (
+            "Position embeddings (in the last two rows, the output bias also starts with word "
+            "frequencies)"
+        )
+        tables.append(Table(title, ["position embeddings", "held-out MLM loss, nats"], rows))
     rows = []
     for name, result in maps.items():
         by_distance = result["mean_similarity_by_distance"]
@@ -95,7 +102,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
                  for distance in _DISTANCES)  # fmt: skip
         rows.append([name, *cells])
     columns = ["model", *(f"distance {distance}" for distance in _DISTANCES)]
-    title = "Mean cosine similarity of two positions by distance, after subtracting their mean"
+    title = "Mean cosine similarity of position embeddings by distance, after subtracting the mean"
     tables.append(Table(title, columns, rows))
     panels = [
         Panel(name, _make_similarity_map(result["similarities"])) for name, result in maps.items()
@@ -103,23 +110,24 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     if losses:
         groups = {name: {"loss": values} for name, values in losses.items()}
         panels.insert(0, Panel("held-out loss", make_dot_plot(groups, "MLM loss, nats")))
-    # The last distance has a single pair of positions.
+    # The last distance is omitted, because it has a single pair of positions.
     curves = {
         name: list(enumerate(result["mean_similarity_by_distance"]))[:-1]
         for name, result in maps.items()
     }
-    panels.append(Panel("by distance", make_line_plot(curves, "distance", "cosine similarity")))
+    plot = make_line_plot(curves, "distance between two positions", "mean cosine similarity")
+    panels.append(Panel("similarity by distance", plot))
     return Report(tables, panels, losses)
 
 
 def _make_similarity_map(values: list[list[float]]) -> DrawFunction:
-    """Return a function that draws similarities [n, n] as an image."""
+    """Return a function that draws similarities [positions, positions] as an image."""
 
     def draw(axes: Any) -> None:
         image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
         style_axes(axes, "position", "position")
         axes.grid(visible=False)
-        axes.figure.colorbar(image, ax=axes, shrink=0.8)
+        axes.figure.colorbar(image, ax=axes, shrink=0.8, label="cosine similarity")
 
     return draw
 
@@ -130,5 +138,5 @@ EXPERIMENT = Experiment(
     question="Are learned positions better than sinusoidal ones, and what do they look like?",
     build_stages=_build_stages,
     build_report=_build_report,
-    stage_functions={_MAP_KIND: measure_map},
+    stage_functions={_MAP_KIND: measure_position_similarity},
 )

@@ -1,18 +1,17 @@
-"""Table 5: the effect of next-sentence prediction and of bidirectional attention."""
+"""Table 5: effect of next-sentence prediction and of bidirectional attention."""
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
 
-#: Sentence pairs (paraphrase), sentence similarity, sentiment, and question answering.
+#: Tasks: paraphrases, sentence similarity, sentiment and question answering.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
-#: Models without pre-training: randomly initialized, and with the recipe's structured
-#: initialization, in which some heads start by attending to neighbors and to equal words of the
-#: other segment.
+#: Models without pre-training. With the recipe's structured initialization, some attention heads
+#: initially attend to neighboring tokens, and some to equal words in the other segment.
 _RANDOM, _STRUCTURED = (
     "not pre-trained, random initialization", "not pre-trained, structured initialization"
 )  # fmt: skip
-#: The rows of the table, with the paper's results for the tasks that it has.
+#: The rows of the table, with the results of the paper in percent by task.
 PAPER: dict[str, dict[str, float]] = {
     _RANDOM: {},
     _STRUCTURED: {},
@@ -68,15 +67,16 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         rows.append([name, format_mean_std(losses), *cells])
     columns = [
         "model",
-        "held-out loss of its own objective",
-        *(f"{TASK_METRICS[task][1]} (paper, %)" for task in TASKS),
+        "held-out loss of the model's objective",
+        *(f"{TASK_METRICS[task].label} (paper, %)" for task in TASKS),
     ]
     title = "Table 5: pre-training tasks, scores on held-out examples"
     panels = []
     for task in TASKS:
-        metric, label = TASK_METRICS[task]
+        metric = TASK_METRICS[task]
         groups = {name: {task: data[name][task]} for name in PAPER}
-        panels.append(Panel(f"{label}, held out", make_dot_plot(groups, metric)))
+        plot = make_dot_plot(groups, metric.metric_label)
+        panels.append(Panel(f"{metric.label}, held out", plot))
     return Report([Table(title, columns, rows)], panels, data)
 
 

@@ -1,9 +1,9 @@
-"""Figure 5: fine-tuned scores by pre-training steps, for masked LM and left-to-right LM."""
+"""Figure 5: fine-tuning scores by pre-training steps, for masked LM and left-to-right LM."""
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_mean_plot
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stages import StageFactory, get_task_score
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_task_score
 
 TASKS = ("sst-2", "sts-b")
 _MODELS = ("masked LM", "left to right")
@@ -47,7 +47,8 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
                         for task in TASKS for name in _MODELS)]
         for step in steps
     ]  # fmt: skip
-    columns = ["steps", *(f"{task}, {name}" for task in TASKS for name in _MODELS)]
+    columns = ["steps", *(f"{TASK_METRICS[task].task_label}, {name}"
+                          for task in TASKS for name in _MODELS)]  # fmt: skip
     title = (
         "Figure 5: held-out score by pre-training steps; step 0 is the initialization (the paper, "
         "MNLI: left to right rises faster at first, but masked LM is ahead almost immediately and "
@@ -56,7 +57,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     panels = []
     for task in TASKS:
         curves = {name: {step: scores[name, task, step] for step in steps} for name in _MODELS}
-        panels.append(Panel(task, make_mean_plot(curves, "pre-training steps", "held-out score")))
+        metric = TASK_METRICS[task]
+        plot = make_mean_plot(curves, "pre-training steps", metric.metric_label)
+        panels.append(Panel(f"{metric.label}, held out", plot))
     data = {f"{name}, {task}, {step}": values for (name, task, step), values in scores.items()}
     return Report([Table(title, columns, rows)], panels, data)
 

@@ -1,4 +1,4 @@
-"""Vocabulary size: loss per character, and the cost of the output softmax."""
+"""Vocabulary size: loss per character, and time and memory of the output softmax."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,28 +22,40 @@ from bertsmith.train.engine.schedule import ScheduleSettings, build_phases
 
 #: Vocabulary sizes by scale.
 _SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}
-#: Vocabulary sizes at which the softmax is measured, and the number of timed passes.
-_SOFTMAX_SIZES, _SOFTMAX_REPEATS = (8000, 16000, 32000, 64000, 128000), 5
+#: Vocabulary sizes for the measurements of the softmax.
+_SOFTMAX_SIZES = (8000, 16000, 32000, 64000, 128000)
+#: Number of timed passes per measurement.
+_SOFTMAX_REPEATS = 5
 _SOFTMAX_KIND = "softmax"
-#: Divisor of the usual number of steps, because predicting every token is expensive with large
-#: vocabularies.
+#: Runs are shorter than those of other experiments by this factor, because it is slow to predict
+#: every token with a large vocabulary.
 _STEPS_DIVISOR = 2
-#: Names of the combinations of language and segmenter.
+#: Names of the combinations of language and morpheme segmenter.
 _TEXT_NAMES = {("en", None): "English", ("ko", None): "Korean", ("ko", "kiwi"): "Korean, morphemes"}
-#: Measures of a vocabulary that have a column each, and the format of their cells.
+#: Measures of a vocabulary with their cell formats, in the order of the columns.
 _CELL_FORMATS = {"vocab_size": ",.0f", "tokens_per_sentence": ".1f", "unk_rate": ".3%",
                  "characters_per_token": ".2f", "max_training_kilocharacters": ",.0f"}  # fmt: skip
 
 
 def measure_softmax(job: Job) -> dict[str, Any]:
-    """Return time and memory of the output softmax by vocabulary size; see ``lab.softmax``."""
+    """Measure time and memory of the output softmax; see ``lab.softmax``.
+
+    Returns:
+        ``rows``, with the vocabulary size, the bytes of weights with optimizer state, and the cost
+        of each implementation.
+    """
     settings = job.stage.settings
     rows = []
     for vocab_size in settings["vocab_sizes"]:
-        sizes = vocab_size, settings["width"], settings["num_predictions"], settings["num_repeats"]
+        sizes = (
+            vocab_size,
+            settings["width"],
+            settings["num_predictions"],
+            settings["num_repeats"],
+        )
         costs = {name: softmax.measure_in_subprocess(name, *sizes)
                  for name in softmax.IMPLEMENTATIONS}  # fmt: skip
-        # Weights and biases in float32, and Adam's two moments.
+        # Weights, biases and the two moments of Adam, with 4 bytes per number.
         weights_bytes = 3 * 4 * vocab_size * (settings["width"] + 1)
         rows.append({"vocab_size": vocab_size, "weights_bytes": weights_bytes, **costs})
     return {"rows": rows}
@@ -54,7 +66,7 @@ def _count_steps(factory: StageFactory) -> int:
 
 
 def _list_texts(factory: StageFactory) -> list[tuple[str, str | None]]:
-    """Return the combinations of language and segmenter for which there is text."""
+    """Return the combinations of language and segmenter that have text."""
     return [text for text in _TEXT_NAMES if text[0] == "en" or factory.sources.korean is not None]
 
 
@@ -73,9 +85,10 @@ def _build_stages(factory: StageFactory) -> Stages:
             stages[language, segment, size, "vocabulary"] = store.dependencies["vocabulary"]
             stages[language, segment, size, "store"] = store
             for seed in range(scale.num_seeds):
-                # MLM losses of different vocabularies are not comparable, because the other pieces
-                # of a masked piece's word give it away. The probability that a left-to-right model
-                # assigns to a text is comparable; with morphemes, the text has spaces between them.
+                # The models are trained left to right, because MLM losses of different
+                # vocabularies are not comparable: the other tokens of a word help to predict a
+                # masked one. Left to right, losses per character are comparable. Only the spaces
+                # between morphemes differ.
                 stages[language, segment, size, seed] = factory.create_left_to_right_run(
                     seed, store=store, steps=_count_steps(factory)
                 )
@@ -99,7 +112,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             rows.append([name, f"{size:,}", *cells, token_loss, character_loss])
     columns = ["text", "requested size", "vocabulary size", "tokens per sentence",
                "share of [UNK] words", "characters per token",
-               "characters seen at most, thousands", "nats per token",
+               "maximum characters seen, thousands", "nats per token",
                "nats per character"]  # fmt: skip
     measured = results["softmax"]
     data["softmax"] = measured["rows"] if measured else []
@@ -115,7 +128,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
 def _build_loss_panels(
     losses: Mapping[str, Mapping[int, Sequence[float | None]]],
 ) -> Iterator[Panel]:
-    """Yield one plot per language, since losses per character of two languages do not compare."""
+    """Yield one plot per language. Losses per character of two languages are not comparable."""
     for language in ("English", "Korean"):
         curves = {name: curve for name, curve in losses.items() if name.startswith(language)}
         if curves:
@@ -125,7 +138,7 @@ def _build_loss_panels(
 
 
 def _with_size_axis(draw: DrawFunction, sizes: Iterable[int]) -> DrawFunction:
-    """Return ``draw`` with the vocabulary sizes as ticks of the x axis."""
+    """Return a function that draws a plot with the vocabulary sizes as ticks of the x axis."""
 
     def draw_by_size(axes: Any) -> None:
         draw(axes)
@@ -135,7 +148,7 @@ def _with_size_axis(draw: DrawFunction, sizes: Iterable[int]) -> DrawFunction:
 
 
 def _build_softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
-    """Return the table and the plots of the softmax costs."""
+    """Return the table and the plots with time and memory of the softmax."""
     labels = softmax.IMPLEMENTATIONS
     rows = [
         [f"{cost['vocab_size']:,}", f"{cost['weights_bytes'] / 2**20:,.0f}",
@@ -146,27 +159,32 @@ def _build_softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Pane
     columns = [
         "vocabulary size", "MiB of weights and Adam's moments",
         *(f"ms per step, {label}" for label in labels.values()),
-        *(f"additional MiB with gradient, {label}" for label in labels.values()),
+        *(f"additional MiB with gradients, {label}" for label in labels.values()),
     ]  # fmt: skip
     panels = []
-    for field, unit, factor in (("seconds", "ms per step", 1000), ("bytes", "MiB", 2**-20)):
+    for field, title, unit, factor in (
+        ("seconds", "time", "ms per step", 1000),
+        ("bytes", "additional memory", "MiB", 2**-20),
+    ):
         series = {label: [(cost["vocab_size"] / 1000, factor * cost[name][field]) for cost in costs]
                   for name, label in labels.items()}  # fmt: skip
         plot = make_line_plot(series, "vocabulary size, thousands", unit)
-        panels.append(Panel(f"output softmax: {unit}", plot))
-    title = "Output softmax by vocabulary size, forward and backward"
-    return Table(title, columns, rows), panels
+        panels.append(Panel(f"output softmax: {title}", plot))
+    table_title = "Output softmax by vocabulary size, forward and backward"
+    return Table(table_title, columns, rows), panels
 
 
 def _measure_vocabulary(
     factory: StageFactory, results: Results, key: tuple[str, str | None, int]
 ) -> dict[str, Any]:
-    """Return the measures of a vocabulary; characters are counted before segmentation.
+    """Return the measures of a vocabulary, None for those without a result.
+
+    Characters are counted before segmentation.
 
     Args:
-        factory: The scale.
+        factory: The factory with the scale.
         results: The results of the experiment.
-        key: Language, segmenter and requested size.
+        key: Language, segmenter and requested vocabulary size.
     """
     vocabulary, store = results[*key, "vocabulary"], results[*key, "store"]
     losses = [get_heldout_metric(results[*key, seed]) for seed in range(factory.scale.num_seeds)]
@@ -190,7 +208,7 @@ def _measure_vocabulary(
 
 
 def _max_training_tokens(factory: StageFactory) -> int:
-    """Return the tokens of all phases of a run if every sequence has its maximum length."""
+    """Return the number of training tokens if every sequence has the maximum length."""
     settings = factory.create_left_to_right_run(0, steps=_count_steps(factory)).settings
     schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
     phases = build_phases(schedule, factory.scale.max_length)
@@ -205,7 +223,7 @@ def _format_cell(value: float | None, format_spec: str) -> str:
 EXPERIMENT = Experiment(
     name="vocabulary",
     source="section 3 (WordPiece of 30,000 words)",
-    question="How large a vocabulary, of words or morphemes, and what does its softmax cost?",
+    question="Which vocabulary size is best with and without morphemes, and what does it cost?",
     build_stages=_build_stages,
     build_report=_build_report,
     stage_functions={_SOFTMAX_KIND: measure_softmax},
