@@ -30,6 +30,7 @@ from bertsmith.data.store import (
     TOKENIZER_DIR,
     UNKNOWN_TOKENS,
     Manifest,
+    SplitCounts,
     SplitName,
     SplitWriter,
     Store,
@@ -41,6 +42,7 @@ from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, WorkerFai
 from bertsmith.data.worker_pool import WorkerPool
 from bertsmith.errors import StoreError
 from bertsmith.files import hold_lock
+from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.text.corpus import CorpusReport, Document, Source, read_documents
 from bertsmith.text.sentences import check_language
@@ -48,6 +50,8 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
 
 PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
+#: Mean tokens per sentence above which a text probably has no sentence ends; prose has about 25.
+_MAX_MEAN_SENTENCE = 200
 
 
 def prepare(
@@ -290,21 +294,33 @@ def summarize_store(manifest: Manifest) -> list[str]:
     counts.pop(UNKNOWN_TOKENS, None)
     lines = CorpusReport(**counts).lines()
     if num_empty:
-        lines.append(f"{num_empty:,} documents without a word left out")
+        lines.append(f"{count_noun(num_empty, 'document')} without a word left out")
     if num_cut:
-        lines.append(f"{num_cut:,} documents cut into parts to meet the held-out share")
+        lines.append(f"{count_noun(num_cut, 'document')} cut into parts to meet the held-out share")
     for split, title in zip(
         (manifest.splits[name] for name in SPLITS), ("to learn from", "held out"), strict=True
     ):
         lines.append(
-            f"{title}: {split.documents:,} documents, {split.sentences:,} sentences, "
-            f"{split.tokens:,} tokens"
+            f"{title}: {count_noun(split.documents, 'document')}, "
+            f"{count_noun(split.sentences, 'sentence')}, {count_noun(split.tokens, 'token')}"
         )
     train = manifest.splits["train"]
     lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})
     if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
-        lines.append(
-            "nothing is held out: the corpus is too small or repeats itself too much "
-            f"({train.sentences:,} sentences), and pretrain needs held-out text; add more text"
-        )
+        lines.append(_explain_nothing_held_out(train))
     return lines
+
+
+def _explain_nothing_held_out(train: SplitCounts) -> str:
+    """Return why nothing is held out and what to do; ``train`` has all of the text."""
+    size = f"{count_noun(train.sentences, 'sentence')}, {count_noun(train.tokens, 'token')}"
+    if train.sentences and train.tokens / train.sentences > _MAX_MEAN_SENTENCE:
+        return (
+            f"nothing is held out: the text has too few sentence ends ({size}), so it cannot be "
+            "split, and pretrain needs held-out text; end sentences with punctuation or a line "
+            "break, or check --language"
+        )
+    return (
+        f"nothing is held out: the corpus is too small or repeats itself too much ({size}), and "
+        "pretrain needs held-out text; add more text"
+    )

@@ -176,7 +176,8 @@ class PairSampler:
         if not counts.documents:
             raise StoreError(
                 f"{self._split.name}: no document in this part of the store, and pretrain needs "
-                "training and held-out text; prepare more text, with a --held-out share above 0"
+                "training and held-out text; prepare more text, or text with more sentence ends, "
+                "with a --held-out share above 0"
             )
         if self._nsp and counts.documents < 2:
             raise StoreError(

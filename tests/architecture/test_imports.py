@@ -14,6 +14,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "settings",
             "files",
             "memory",
+            "plurals",
             "progress",
             "splitmix64",
             "version",

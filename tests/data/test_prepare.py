@@ -352,7 +352,7 @@ def test_single_document_is_cut_for_the_held_out_split(tmp_path: Path) -> None:
     file.write_text("\n\n".join(sentences))
     manifest = prepare_store(file, tmp_path / "store")
     assert manifest.report["documents_cut"] == 1
-    assert "1 documents cut into parts to meet the held-out share" in summarize_store(manifest)
+    assert "1 document cut into parts to meet the held-out share" in summarize_store(manifest)
     store = Store.open(tmp_path / "store")
     vocabulary = VocabularyInfo.from_tokenizer(TOKENIZER)
     texts: list[str] = []
@@ -372,8 +372,18 @@ def test_summary_explains_an_empty_held_out_split(tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_text("The end.\nThe beginning.\n")
     lines = summarize_store(prepare_store(tmp_path / "plain.txt", tmp_path / "store"))
     assert lines[-1].startswith("nothing is held out: the corpus is too small")
+    assert "(2 sentences, 14 tokens)" in lines[-1]
     manifest = prepare_store(tmp_path / "plain.txt", tmp_path / "other", held_out=0.0)
     assert not any("nothing is held out" in line for line in summarize_store(manifest))
+
+
+def test_summary_explains_a_text_without_sentence_ends(tmp_path: Path) -> None:
+    """A text without sentence ends is not called too small."""
+    (tmp_path / "plain.txt").write_text("the end " * 2000)
+    lines = summarize_store(prepare_store(tmp_path / "plain.txt", tmp_path / "store"))
+    assert lines[-1].startswith("nothing is held out: the text has too few sentence ends (1 sent")
+    assert "end sentences with punctuation or a line break" in lines[-1]
+    assert any(line.startswith("to learn from: 1 document, 1 sentence,") for line in lines)
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
