@@ -14,6 +14,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import (
+    DEFAULT_TEXT_COLUMN,
     FORMAT_OPTION,
     STDIN,
     Delimiter,
@@ -47,7 +48,6 @@ LayerOption = Annotated[
         show_default=False,
     ),
 ]
-_DEFAULT_TEXT_COLUMN = "text"
 #: Columns added to a table if each token has a vector.
 _TOKEN_COLUMNS = ["tokens", "ids", "offsets", "vectors"]
 #: The suggested next step for each output suffix.
@@ -198,7 +198,7 @@ def embed(
     embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
     embedder = embedder.with_token_counter(unknown.counts)
     texts = _open_texts(
-        source, table_format, text or _DEFAULT_TEXT_COLUMN, header, delimiter,
+        source, table_format, text or DEFAULT_TEXT_COLUMN, header, delimiter,
         by_token=settings.pooling == "none",
     )  # fmt: skip
     with texts as opened_texts:
@@ -258,7 +258,7 @@ def _detect_table_format(
         if table_format is None and is_txt_table(source.path, text_column):
             table_format = "tsv"
     if table_format is None:
-        check_not_table(source, [text_column or _DEFAULT_TEXT_COLUMN])
+        check_not_table(source, [text_column or DEFAULT_TEXT_COLUMN])
     return table_format
 
 

@@ -11,7 +11,15 @@ from rich.text import Text
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import print_json, print_line
-from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, read_texts
+from bertsmith.cli.model_options import (
+    STDIN,
+    Device,
+    InsistOnLines,
+    Json,
+    Model,
+    load_model,
+    open_texts,
+)
 from bertsmith.cli.unknown_warning import UnknownWarning
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ def fill(
         ),
     ],
     top: Annotated[int, typer.Option(help="Number of words per mask.", min=1)] = 5,
+    lines_format: InsistOnLines = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -48,11 +57,11 @@ def fill(
     not fit together. A word that starts with ## continues the word before it. [SEP] in the text
     separates two segments.
     """
+    model_texts, printed_texts = tee(open_texts(text, lines_format))
     unknown = UnknownWarning()
     bundle = unknown.with_token_counter(load_model(model, device))
     from bertsmith.use.fill import iter_fillings
 
-    model_texts, printed_texts = tee(read_texts(text))
     all_fillings = iter_fillings(bundle, model_texts, top)
     for masked_text, fillings in zip(printed_texts, all_fillings, strict=True):
         if as_json:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Bundle = TypeVar("Bundle", "PretrainedBundle", "FineTunedBundle")
 
+#: Column of the text in tables that name no other.
+DEFAULT_TEXT_COLUMN = "text"
 #: The argument that stands for standard input, and its name in messages.
 STDIN, STDIN_NAME = "-", "standard input"
 
@@ -62,6 +65,22 @@ FORMAT_OPTION = typer.Option(
     help="Input format. Default: from the file name; lines for standard input.",
     show_default=False,
 )
+
+
+class LinesFormat(StrEnum):
+    """The only format of inputs that are always read as lines."""
+
+    lines = "lines"
+
+
+InsistOnLines = Annotated[
+    LinesFormat | None,
+    typer.Option(
+        "--format",
+        help="lines: one text per line, also if the input looks like a table.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print each result as a line of JSON.")]
 
 
@@ -206,12 +225,34 @@ def _read_encoded_lines(stream: IO[bytes], name: str, encoding: str) -> Iterator
             yield line.rstrip("\r\n")
 
 
-def read_texts(arguments: list[str]) -> Iterator[str]:
-    """Yield the texts given as arguments, or the lines of standard input for a lone ``-``."""
-    if arguments == [STDIN]:
-        yield from read_lines(STDIN)
-    else:
-        yield from arguments
+def open_texts(arguments: list[str], lines_format: LinesFormat | None) -> Iterator[str]:
+    """Return the texts given as arguments, or the lines of standard input for a lone ``-``.
+
+    Raises InputError if standard input looks like a table, unless ``lines_format`` is set.
+    """
+    return open_lines(STDIN, lines_format) if arguments == [STDIN] else iter(arguments)
+
+
+def open_lines(name: str, lines_format: LinesFormat | None) -> Iterator[str]:
+    """Open a file or standard input and return its lines; see ``read_lines``.
+
+    Raises InputError if it is a table or looks like one, unless ``lines_format`` is set.
+    """
+    from bertsmith.tasks.text_files import detect_table_format
+
+    check_readable(name)
+    if name == STDIN and sys.stdin.isatty():
+        return read_lines(STDIN)
+    source = open_input(name, None)
+    if lines_format is None:
+        remedy = "write one text per line, or use --format lines"
+        table_format = None if name == STDIN else detect_table_format(source.path)
+        if table_format is not None:
+            raise InputError(
+                f"{source.path}: a table ({table_format.upper()}), not one text per line; {remedy}"
+            )
+        check_not_table(source, [DEFAULT_TEXT_COLUMN], remedy)
+    return source.lines()
 
 
 @dataclass(frozen=True)
@@ -272,22 +313,24 @@ def open_input(name: str, encoding: str | None) -> Input:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
 
 
-def check_not_table(source: Input, columns: Iterable[str]) -> None:
+def check_not_table(source: Input, columns: Iterable[str], remedy: str | None = None) -> None:
     """Raise InputError if an input to be read as lines is binary or looks like a table.
 
-    columns: names that identify a line as the header of a table.
+    columns: names that identify a line as the header of a table. remedy: what to do about a
+    table; None: name its format and column.
     """
     head = source.head.removeprefix("\ufeff").lstrip()
     if "\0" in head:
-        raise InputError(
-            f"{source.path}: binary file; expected text, or a table as .csv, .tsv, .jsonl, .json "
-            "or .parquet"
-        )
+        tables = "" if remedy else ", or a table as .csv, .tsv, .jsonl, .json or .parquet"
+        raise InputError(f"{source.path}: binary file; expected text{tables}")
     table_format = _guess_table_format(head, set(columns))
     if table_format is not None:
+        remedy = remedy or (
+            f"use --format {table_format} and name the column with --text, or use --format lines"
+        )
         raise InputError(
             f"{source.path}: this looks like {table_format.upper()}, not like one text per line; "
-            f"use --format {table_format} and name the column with --text, or use --format lines"
+            f"{remedy}"
         )
 
 

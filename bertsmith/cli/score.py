@@ -10,11 +10,11 @@ from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
+    InsistOnLines,
     Json,
     Model,
-    check_readable,
     load_model,
-    read_lines,
+    open_lines,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
 from bertsmith.errors import InputError
@@ -44,6 +44,7 @@ def score(
         typer.Option(help="A text to score instead of a file; may be repeated."),
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also print a score per token.")] = False,
+    lines_format: InsistOnLines = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -55,12 +56,11 @@ def score(
     """
     if text and file is not None:
         raise InputError("both a file and --text: use one of them")
-    check_readable(file)
+    lines = iter(text) if text else open_lines(file or STDIN, lines_format)
     unknown = UnknownWarning()
     bundle = unknown.with_token_counter(load_model(model, device))
     from bertsmith.use.score import iter_scores
 
-    lines = iter(text) if text else read_lines(file or STDIN)
     totals = _Totals()
     for number, line_score in enumerate(iter_scores(bundle, lines, TerminalProgress()), 1):
         totals.add(line_score)

@@ -1,7 +1,7 @@
 """``bertsmith search``: find the indexed lines that are most similar to a query."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,10 +14,11 @@ from bertsmith.cli.console import print_json, print_line, print_table
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
+    InsistOnLines,
     Json,
     check_device,
     find_model,
-    read_texts,
+    open_texts,
     resolve_device,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
@@ -58,6 +59,7 @@ def search(
         Path | None,
         typer.Option(help="The model of the index. Default: the path stored in the index."),
     ] = None,
+    lines_format: InsistOnLines = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -72,6 +74,7 @@ def search(
         raise InputError(
             f"{index}: {problem}; make an index with: bertsmith embed MODEL FILE --out NAME.index"
         )
+    remaining_queries = _check_queries(open_texts(queries, lines_format))
     if model is not None:
         model = find_model(model)
     from bertsmith.use.search import Searcher
@@ -79,7 +82,6 @@ def search(
     searcher = Searcher(index, model=model, device=resolve_device(device))
     unknown = UnknownWarning(searcher.token_counts)
     unbuffered = queries == [STDIN] and sys.stdin.isatty()
-    remaining_queries = _read_queries(queries)
     while batch := list(islice(remaining_queries, 1 if unbuffered else _QUERIES_PER_BATCH)):
         for query, hits in zip(batch, searcher.search(batch, top, exact=exact), strict=True):
             if as_json:
@@ -96,8 +98,8 @@ def search(
     unknown.warn()
 
 
-def _read_queries(queries: list[str]) -> Iterator[str]:
-    for number, query in enumerate(read_texts(queries), 1):
+def _check_queries(queries: Iterable[str]) -> Iterator[str]:
+    for number, query in enumerate(queries, 1):
         if not query.strip():
             raise InputError(f"query {number:,} is empty; expected a text to search for")
         yield query

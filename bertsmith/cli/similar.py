@@ -11,11 +11,11 @@ from bertsmith.cli.embed import LayerOption, parse_vector_settings
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
+    InsistOnLines,
     Model,
     check_device,
-    check_readable,
     find_model,
-    read_lines,
+    open_lines,
     resolve_device,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
@@ -54,6 +54,7 @@ def similar(
     plot: Annotated[
         Path | None, typer.Option(help="Plot the distances to this file, such as bank.png.")
     ] = None,
+    lines_format: InsistOnLines = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -65,7 +66,7 @@ def similar(
     """
     settings = parse_vector_settings(layer)
     check_device(device)
-    check_readable(file)
+    input_lines = open_lines(file or STDIN, lines_format)
     model = find_model(model)
     from bertsmith.use import similar as similarity
     from bertsmith.use.embed import Embedder
@@ -75,7 +76,7 @@ def similar(
     unknown = UnknownWarning()
     embedder = Embedder.load(model, device=resolve_device(device))
     embedder = embedder.with_token_counter(unknown.counts)
-    lines = list(read_lines(file or STDIN))
+    lines = list(input_lines)
     distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_invalid)
     num_texts = len({occurrence.text_index for occurrence in distances.occurrences})
     if num_skipped := len(lines) - num_texts:

@@ -32,6 +32,8 @@ INVALID_COMMANDS = [
     ("fill M x --device cuda:x", "--device cuda:x: expected auto"),
     ("pair M one", "only one text"),
     ("score M no.txt", "no.txt: cannot be read"),
+    ("score M t.csv", "t.csv: a table (CSV), not one text per line"),
+    ("similar M t.csv --word a", "t.csv: a table (CSV), not one text per line"),
     ("score M T --text a", "both a file and --text"),
     ("embed nowhere T", "nowhere: no such file or directory"),
     ("embed M no.txt", "no.txt: cannot be read: No such file"),
@@ -94,6 +96,7 @@ def outcomes(
     folder = tmp_path_factory.mktemp("errors")
     tokenizer.save(folder / "tokenizer", 43)
     (folder / "T").write_text("One line.\n")
+    (folder / "t.csv").write_text("text,label\none,1\n")
     corpus = folder / "a.txt"
     corpus.write_text("\n\n".join(f"Line {n} is here.\nSo is {n}." for n in range(60)))
     # Without torch only the existence of the weights is checked, so the file may be empty.

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,36 @@ def test_reading_from_a_terminal_is_announced(run: Run, model: Path) -> None:
     """A message tells the user to type if stdin is a terminal, but not if it is a pipe."""
     assert "Ctrl-D" in run("score", model, stdin=b"ferry\n", terminal=True).err
     assert "Ctrl-D" not in run("score", model, stdin=b"ferry\n").err
+
+
+@pytest.mark.parametrize("command", ["fill", "score", "similar", "search"])
+def test_tables_are_not_read_as_lines(run: Run, model: Path, tmp_path: Path, command: str) -> None:
+    """A table or a binary file is rejected as lines unless --format lines is given."""
+    json_line = b'{"text": "the river [MASK]"}\n'
+    plain = tmp_path / "plain.txt"
+    plain.write_bytes(b"the river [MASK]\n" * 3)
+    index = tmp_path / "lines.index"
+    if command == "search":
+        assert run("embed", model, plain, "--out", index).status == 0
+    arguments: list[object] = {"fill": [model, "-"], "score": [model, "-"], "search": [index, "-"],
+                               "similar": [model, "-", "--word", "river"]}[command]  # fmt: skip
+    for content, message in (
+        (json_line, "standard input: this looks like JSONL, not like one text per line"),
+        (b"id,text\n1,the river [MASK]\n", "this looks like CSV"),
+        (b"PK\x03\x04\0\0", "standard input: binary file; expected text"),
+    ):
+        completed = run(command, *arguments, stdin=content)
+        assert (completed.status, completed.out) == (2, ""), content
+        assert message in completed.err
+    completed = run(command, *arguments, "--format", "lines", stdin=json_line * 2)
+    assert (completed.status, "river" in completed.out) == (0, True), completed.err
+    if command in ("fill", "search"):
+        return
+    for name in ("a.csv", "a.tsv.gz", "a.jsonl", "a.json", "a.parquet"):
+        table = tmp_path / name
+        table.write_bytes(plain.read_bytes())
+        completed = run(command, model, table, *arguments[2:])
+        assert (completed.status, completed.out) == (2, "")
+        assert re.search(rf"{name}: a table \([A-Z]+\), not .* use --format lines", completed.err)
+    completed = run(command, model, tmp_path / "a.csv", *arguments[2:], "--format", "lines")
+    assert (completed.status, "river" in completed.out) == (0, True), completed.err
