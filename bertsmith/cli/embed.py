@@ -30,6 +30,7 @@ from bertsmith.cli.model_options import (
     open_input,
     resolve_device,
 )
+from bertsmith.cli.signals import Terminated
 from bertsmith.cli.unknown_warning import UnknownWarning
 from bertsmith.compatibility import OLD_SPECIAL_TOKENS_FLAGS
 from bertsmith.errors import InputError, SettingsError
@@ -359,7 +360,7 @@ def _write_vectors(
             embedder, texts.lines, out, settings, columns=texts.columns, total=texts.total,
             progress=TerminalProgress(), **options,
         )  # fmt: skip
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         log("stopped and saved; the same command with --resume continues")
         raise
     if as_json:

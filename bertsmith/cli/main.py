@@ -7,11 +7,14 @@ from pathlib import Path
 
 from bertsmith.cli import error_messages, streams
 from bertsmith.cli.app import app
+from bertsmith.cli.signals import Terminated, raise_terminated
 from bertsmith.compatibility import upgrade_arguments
 from bertsmith.files import add_error_filename
 
-#: Exit status after Ctrl-C (128 + SIGINT).
-EXIT_INTERRUPTED = 130
+#: Exit status after a signal, minus its number.
+EXIT_SIGNAL = 128
+#: Exit status after Ctrl-C (SIGINT).
+EXIT_INTERRUPTED = EXIT_SIGNAL + 2
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -29,7 +32,8 @@ def main() -> None:
         from bertsmith.cli import commands  # noqa: F401 (registers them)
 
         try:
-            app(upgrade_arguments(sys.argv[1:]))
+            with raise_terminated():
+                app(upgrade_arguments(sys.argv[1:]))
         except SystemExit:
             with add_error_filename(Path("standard output")):
                 sys.stdout.flush()
@@ -37,6 +41,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
+    except Terminated as signal:
+        # Nothing more is written to stdout, whose reader may have stopped reading.
+        streams.discard_stdout()
+        sys.stderr.write(f"terminated by {signal}\n")
+        sys.exit(EXIT_SIGNAL + signal.number)
     except BrokenPipeError:
         # The reader of stdout exited (as in `| head`).
         streams.discard_stdout()

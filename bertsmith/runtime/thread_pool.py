@@ -126,12 +126,12 @@ class _ThreadPool:
         self._is_stopping = True
         for _ in self._workers:
             self._tasks.put(None)
-        interrupt: KeyboardInterrupt | None = None
+        interrupt: BaseException | None = None
         for worker in self._workers:
             while worker.is_alive():
                 try:
                     worker.join()
-                except KeyboardInterrupt as error:
+                except BaseException as error:  # noqa: BLE001 - of a signal, raised again below
                     # Exiting while a worker is inside a matrix product would crash the process.
                     interrupt = error
         if interrupt is not None:

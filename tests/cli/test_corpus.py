@@ -139,16 +139,19 @@ def test_output_with_unknown_suffix_is_an_error(run: Run, corpus: Path, tmp_path
     assert ".jsonl" in completed.err
 
 
-def test_interrupted_command_leaves_no_file(tmp_path: Path) -> None:
-    """Ctrl-C in ``corpus docstrings`` exits with 130 and writes nothing."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_command_leaves_no_file(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """Ctrl-C and SIGTERM in ``corpus docstrings`` exit with 130 and 143, and write nothing."""
     command = [sys.executable, "-m", "bertsmith", "corpus", "docstrings"]
     options = ["--out", str(tmp_path / "d.txt"), "--processes", "2"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []

@@ -116,8 +116,11 @@ def test_embed_options_equal_those_of_encode(run: Run, model: Path, lines_file: 
 
 
 @pytest.mark.slow
-def test_interrupted_embed_continues_with_resume(model: Path, tmp_path: Path) -> None:
-    """Ctrl-C exits with 130; the same command with --resume completes the file."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_embed_continues_with_resume(
+    model: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """Ctrl-C and SIGTERM save; the same command with --resume completes the file."""
     out, pipe = tmp_path / "v.npy", tmp_path / "pipe"
     os.mkfifo(pipe)
     program = [sys.executable, "-m", "bertsmith", "embed", str(model)]
@@ -132,10 +135,10 @@ def test_interrupted_embed_continues_with_resume(model: Path, tmp_path: Path) ->
             if state.exists() and json.loads(state.read_text())["num_lines"]:
                 break
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=60)
         writer.close()
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert "the same command with --resume continues" in err
     assert "Traceback" not in err
     file = tmp_path / "lines.txt"

@@ -1,0 +1,43 @@
+"""Turns SIGTERM and SIGHUP into an exception, so that temporary files are removed."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(BaseException):
+    """The process received SIGTERM or SIGHUP."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def raise_terminated() -> Iterator[None]:
+    """Raise Terminated in the main thread at the first SIGTERM or SIGHUP.
+
+    The second signal ends the process at once. Ignored signals, as under nohup, remain ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of handlers
+    for other in _SIGNALS:
+        if signal.getsignal(other) is _raise:
+            signal.signal(other, signal.SIG_DFL)
+    raise Terminated(number)
