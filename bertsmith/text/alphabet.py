@@ -163,6 +163,7 @@ class CharacterCounts:
         return filter_words
 
     def _classify(self, character: str) -> int:
+        """Return the class of a character: removed, space, letter, or a word by itself."""
         normalized = self._normalize(character)
         if not normalized:
             return _REMOVED

@@ -135,7 +135,10 @@ def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
 
 
 def _raise_unreadable(error: OSError) -> None:
-    raise CorpusError(f"{error.filename}: this folder may not be read: {error.strerror}") from None
+    """Raise CorpusError for a folder that cannot be read."""
+    raise CorpusError(
+        f"{error.filename}: this folder cannot be read: {error.strerror}; check its permissions"
+    ) from None
 
 
 def _expand_glob(pattern: str, ignored: list[str]) -> Iterator[Source]:

@@ -266,10 +266,10 @@ def test_pickle_with_huge_tensors_is_rejected(zipped: bool, model: Path) -> None
 
 
 def pickle_tensor(num_elements: int) -> bytes:
-    """Return the pickle of a tensor whose storage declares a number of floats."""
+    """Return the pickle of a tensor whose storage declares ``num_elements`` floats."""
     stream, storage = io.BytesIO(), object()
 
-    class Writer(pickle.Pickler):
+    class StoragePickler(pickle.Pickler):
         """Pickles a storage with a declared size."""
 
         def persistent_id(self, value: Any) -> Any:
@@ -278,14 +278,14 @@ def pickle_tensor(num_elements: int) -> bytes:
                 return ("storage", torch.FloatStorage, "0", "cpu", num_elements)
             return None
 
-    class Tensor:
-        """An object that unpickles as a tensor."""
+    class PickledTensor:
+        """An object whose pickle is that of a tensor."""
 
         def __reduce__(self) -> Any:
             rebuild = torch._utils._rebuild_tensor_v2
             return rebuild, (storage, 0, (2,), (1,), False, OrderedDict())
 
-    Writer(stream, protocol=2).dump({"a": Tensor()})
+    StoragePickler(stream, protocol=2).dump({"a": PickledTensor()})
     return stream.getvalue()
 
 

@@ -156,7 +156,7 @@ def test_heads_are_detected_from_weights(tmp_path: Path) -> None:
 def test_unexpected_tensors_are_reported(tmp_path: Path) -> None:
     """Tensors that are not in BERT or belong to another head are reported as unused."""
     write_model_directory(make_transformers_model("one label"), tmp_path)
-    change(tmp_path, lambda state: state | {"bert.extra": torch.ones(3)})
+    change_tensors(tmp_path, lambda state: state | {"bert.extra": torch.ones(3)})
     assert bundle.load_fine_tuned(tmp_path).unused_weights == ("bert.extra",)
     unused = set(bundle.load(tmp_path).unused_weights)
     pooler = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
@@ -173,7 +173,7 @@ def test_bare_encoder_can_be_fine_tuned(tmp_path: Path) -> None:
     """Without the prefix "bert." and a pooler, the pooler is initialized and reported."""
     reference = make_transformers_model("BertModel")
     write_model_directory(reference, tmp_path)
-    change(tmp_path, lambda state: {k: v for k, v in state.items() if "pooler" not in k})
+    change_tensors(tmp_path, lambda state: {k: v for k, v in state.items() if "pooler" not in k})
     loaded = bundle.load_for_fine_tuning(tmp_path, HeadConfig("single", ("a", "b")))
     assert {name for name in loaded.info["newly_initialized"] if name.startswith("pooler")} == {
         "pooler.dense.weight",
@@ -185,7 +185,7 @@ def test_incomplete_head_is_an_error(tmp_path: Path) -> None:
     """A partially missing head is not initialized; the error names the missing tensor."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     missing = "cls.predictions.transform.dense.weight"
-    change(tmp_path, lambda state: {k: v for k, v in state.items() if k != missing})
+    change_tensors(tmp_path, lambda state: {k: v for k, v in state.items() if k != missing})
     with pytest.raises(ModelError, match=rf"'{missing}' is missing"):
         bundle.load(tmp_path)
 
@@ -194,7 +194,7 @@ def test_untied_decoder_is_an_error(tmp_path: Path) -> None:
     """A decoder that differs from the word embeddings cannot be represented."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     name = "cls.predictions.decoder.weight"
-    change(tmp_path, lambda state: state | {name: torch.ones(101, 21)})
+    change_tensors(tmp_path, lambda state: state | {name: torch.ones(101, 21)})
     with pytest.raises(ModelError, match=rf"{name} differs from bert\.embeddings\.word"):
         bundle.load(tmp_path)
 
@@ -447,7 +447,7 @@ def edit(directory: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def change(directory: Path, how: Any) -> None:
-    """Change the stored tensors."""
+def change_tensors(directory: Path, change: Any) -> None:
+    """Replace the stored tensors by the result of ``change``, a function of the tensors by name."""
     path = directory / "model.safetensors"
-    save_file(how(load_file(path)), path)
+    save_file(change(load_file(path)), path)

@@ -16,7 +16,7 @@ from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import read_tensorflow, write_tensorflow
 from bertsmith.interop.tensorflow.checkpoint_v2 import CheckpointV2
 from bertsmith.interop.tensorflow.names import is_training_state, to_official_name
-from bertsmith.interop.tensorflow.reading import _match_weights, _stored_names
+from bertsmith.interop.tensorflow.reading import _map_to_stored_names, _match_weights
 from bertsmith.interop.tensorflow.release import read_config
 from bertsmith.interop.tensorflow.writing import write_checkpoint
 from bertsmith.model.bert import BertForPreTraining
@@ -234,7 +234,7 @@ def test_index_of_a_real_release_matches(chinese_release: Path) -> None:
     assert (config.vocab_size, config.layers, config.activation) == (21128, 12, "gelu_tanh")
     with torch.device("meta"):
         model = BertForPreTraining(config)
-    sources = _match_weights(model, index, _stored_names(index))
+    sources = _match_weights(model, index, _map_to_stored_names(index))
     assert set(sources) == set(model.state_dict()) - {"mlm.decoder.weight"}
     assert {name for group in sources.values() for name in group} == set(index.shapes)
     assert len(index.shapes) == 206

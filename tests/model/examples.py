@@ -1,4 +1,4 @@
-"""Random configs, weights and batches for the tests of the model."""
+"""Configs, random weights and random batches for tests of models."""
 
 import math
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from bertsmith.model.task_models import TaskModel
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Distinct primes, so that mixing up two axes changes a shape; D = 3 x 7.
-PRIMES: dict[str, Any] = {
+#: Fields of a model config whose sizes are distinct primes, so that swapped axes give an error. The
+#: width D = 3 * 7 is the product of the number of heads and the head width.
+PRIME_SIZES: dict[str, Any] = {
     "vocab_size": 101,
     "layers": 2,
     "width": 21,
@@ -24,12 +25,12 @@ PRIMES: dict[str, Any] = {
     "feed_forward": 37,
     "max_positions": 43,
     "segments": 2,
-    # Different rates, so that mixing them up changes the result.
+    # Different rates, so that swapped rates change the result.
     "dropout": 0.17,
     "attention_dropout": 0.29,
 }
 Model = TypeVar("Model", bound=BertForPreTraining | TaskModel)
-#: Sequence lengths of two batches, one with different lengths and one with equal lengths.
+#: Sequence lengths of a batch with padding, and of a batch without padding.
 RAGGED_LENGTHS, EQUAL_LENGTHS = (23, 5, 41, 1, 13), (19, 19, 19)
 
 
@@ -55,14 +56,22 @@ class PreTrainingBatch:
 
 
 def make_prime_size_config(**changes: Any) -> ModelConfig:
-    """Return a config whose sizes are distinct primes."""
-    return ModelConfig(**(PRIMES | changes))
+    """Return a config whose sizes are distinct primes, with changed fields."""
+    return ModelConfig(**(PRIME_SIZES | changes))
 
 
 def draw_batch(
     config: ModelConfig, lengths: tuple[int, ...] = RAGGED_LENGTHS, seed: int = 0
 ) -> PreTrainingBatch:
-    """Draw a batch without id 0 ([PAD]), whose embedding transformers does not train."""
+    """Draw a random pre-training batch.
+
+    The batch does not contain the id 0 ([PAD]), because transformers does not train its embedding.
+
+    Args:
+        config: The model's config.
+        lengths: Length of each sequence.
+        seed: Seed of the random generator.
+    """
     generator = torch.Generator().manual_seed(seed)
     sequences = []
     for length in lengths:
@@ -79,11 +88,11 @@ def draw_batch(
 
 
 def randomize_weights(model: Model, seed: int = 0) -> Model:
-    """Draw all weights, including biases and LayerNorm.
+    """Set all weights of a model to random values, including biases and LayerNorm.
 
-    Zeros and ones would hide a wrong weight name.
+    With zero biases, a test would not notice that two biases are swapped.
     """
-    # Attention scores and logits are about 1 for every width.
+    # With this standard deviation, attention scores and logits are about 1 for every width.
     std = 1.4 / math.sqrt(model.config.width)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -97,6 +106,6 @@ def randomize_weights(model: Model, seed: int = 0) -> Model:
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Return a tokenizer with this many made-up words, including the special tokens."""
+    """Return a tokenizer with the special tokens and the words word0, word1 and so on."""
     words = tuple(f"word{index}" for index in range(vocab_size - len(SPECIAL_TOKENS)))
     return Tokenizer(TokenizerSpec(vocab=SPECIAL_TOKENS + words))

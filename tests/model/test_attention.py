@@ -1,4 +1,4 @@
-"""The attention kernels equal plain Python loops and each other."""
+"""Attention kernels: equal outputs and gradients, bucketing, dropout masks and independence."""
 
 import itertools
 import math
@@ -24,11 +24,11 @@ MODES = pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 
 
 def pack_zeros(lengths: tuple[int, ...]) -> PackedBatch:
-    """Pack sequences of zeros."""
+    """Return a batch of sequences with these lengths, in which all token ids are 0."""
     return pack_sequences([([0] * length, [0] * length) for length in lengths])
 
 
-def attention_with_loops(
+def compute_attention_with_loops(
     qkv: Tensor, lengths: tuple[int, ...], causal: bool, dropout_mask: Tensor | None
 ) -> list[list[list[float]]]:
     """Compute attention with Python floats: qkv [T, 3, N, H] -> [T][N][H]."""
@@ -80,7 +80,7 @@ def test_reference_equals_plain_loops(
     q, k, v = qkv.unbind(1)
     draw_mask = None if dropout_mask is None else lambda _: dropout_mask
     output, probabilities = reference_attention(q, k, v, layout, draw_mask)
-    expected = torch.tensor(attention_with_loops(qkv, lengths, causal, dropout_mask))
+    expected = torch.tensor(compute_attention_with_loops(qkv, lengths, causal, dropout_mask))
     torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
     assert [p.shape for p in probabilities] == [(3, length, length) for length in lengths]
     for p in probabilities:
@@ -88,10 +88,17 @@ def test_reference_equals_plain_loops(
         assert not causal or not p.triu(1).any()
 
 
-def run_attention(
+def run_attention_layer(
     lengths: tuple[int, ...], kernel: Kernel, causal: bool, train: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return an attention layer's output and the gradients of its input and weights."""
+    """Return the output of an attention layer, and the gradients of its input and weights.
+
+    Args:
+        lengths: Length of each sequence.
+        kernel: The attention kernel.
+        causal: Whether attention is causal.
+        train: Whether the layer is in train mode, with dropout.
+    """
     torch.manual_seed(2)
     config = make_prime_size_config(
         attention="causal" if causal else "bidirectional", attention_dropout=0.3
@@ -111,12 +118,12 @@ def run_attention(
 @MODES
 def test_padded_equals_reference(lengths: tuple[int, ...], causal: bool, train: bool) -> None:
     """`padded` and `reference` have the same outputs, gradients and dropout masks."""
-    expected, expected_grads = run_attention(lengths, "reference", causal, train)
-    output, grads = run_attention(lengths, "padded", causal, train)
+    expected, expected_grads = run_attention_layer(lengths, "reference", causal, train)
+    output, grads = run_attention_layer(lengths, "padded", causal, train)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
-    other_mode = run_attention(lengths, "reference", causal, not train)[0]
+    other_mode = run_attention_layer(lengths, "reference", causal, not train)[0]
     assert not torch.allclose(output, other_mode, atol=1e-2), "dropout has no effect"
 
 
@@ -129,7 +136,7 @@ VARIED_LENGTHS = (61, 5, 5, 130, 7, 64, 128, 5, 33)
 def test_bucketing_does_not_change_the_output(
     causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With several buckets, `padded` still equals `reference`, with the same dropout masks."""
+    """With several buckets, `padded` equals `reference` in outputs, gradients and dropout masks."""
     layout = build_attention_layout(
         pack_zeros(VARIED_LENGTHS), "padded", is_causal=causal, dtype=torch.float32
     )
@@ -138,14 +145,14 @@ def test_bucketing_does_not_change_the_output(
     assert num_rows < 0.6 * len(VARIED_LENGTHS) * max(VARIED_LENGTHS)
     assert layout.unpad_indices is not None
     assert len(set(layout.unpad_indices.tolist())) == sum(VARIED_LENGTHS)
-    expected, expected_grads = run_attention(VARIED_LENGTHS, "reference", causal, train)
-    output, grads = run_attention(VARIED_LENGTHS, "padded", causal, train)
+    expected, expected_grads = run_attention_layer(VARIED_LENGTHS, "reference", causal, train)
+    output, grads = run_attention_layer(VARIED_LENGTHS, "padded", causal, train)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=2e-5)
     if not train:
         monkeypatch.setattr(attention_layout, "bucket_sequences", lambda _: None)
-        one_bucket, _ = run_attention(VARIED_LENGTHS, "padded", causal, train)
+        one_bucket, _ = run_attention_layer(VARIED_LENGTHS, "padded", causal, train)
         torch.testing.assert_close(output, one_bucket, rtol=0, atol=1e-5)
 
 
@@ -153,7 +160,7 @@ def test_bucketing_does_not_change_the_output(
 def test_bucket_lengths_are_rounded_to_the_simd_width(
     simd_width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket is padded to a multiple of the SIMD width if one is near, else to its maximum."""
+    """A bucket's length is rounded up to the SIMD width if at most half of it is added."""
     monkeypatch.setattr(bucketing, "_simd_width", lambda: simd_width)
     for lengths, expected in (
         (VARIED_LENGTHS, None),
@@ -213,7 +220,7 @@ def test_buckets_have_different_dropout_masks() -> None:
 
 
 def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other partition in order of length costs less; similar lengths share one bucket."""
+    """Of all partitions in order of length, the chosen buckets have the least cost."""
     monkeypatch.setattr(bucketing, "_simd_width", lambda: 8)
     assert bucketing.bucket_sequences([9] * 50) is None
     assert bucketing.bucket_sequences([8, 16, 8, 16]) is None
@@ -247,27 +254,27 @@ def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bf16_training_uses_math_attention(
     lengths: tuple[int, ...], causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bf16 on the CPU, `padded` equals float32 up to rounding without PyTorch's kernel."""
-    expected, expected_grads = run_attention(lengths, "reference", causal, train)
+    """bf16 training on the CPU does not use PyTorch's kernel, and equals float32 up to rounding."""
+    expected, expected_grads = run_attention_layer(lengths, "reference", causal, train)
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
-        output, grads = run_attention(lengths, "padded", causal, train)
+        output, grads = run_attention_layer(lengths, "padded", causal, train)
     assert output.dtype == torch.bfloat16
     for actual, exact in zip([output, *grads], [expected, *expected_grads], strict=True):
         assert (actual - exact).norm() < 0.015 * exact.norm()
 
 
 def test_long_sequences_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long sequences and inference use PyTorch's kernel also in bf16."""
+    """PyTorch's fused kernel is used for bf16 inference and for long sequences."""
     monkeypatch.setattr(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL_LENGTHS))
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
-        run_attention(EQUAL_LENGTHS, "padded", causal=False, train=False)
+        run_attention_layer(EQUAL_LENGTHS, "padded", causal=False, train=False)
         with pytest.raises(TypeError, match="not callable"):
-            run_attention((max(EQUAL_LENGTHS) + 1,), "padded", causal=False, train=False)
+            run_attention_layer((max(EQUAL_LENGTHS) + 1,), "padded", causal=False, train=False)
         # Inference, without gradients.
         with torch.no_grad(), pytest.raises(TypeError, match="not callable"):
-            run_attention(EQUAL_LENGTHS, "padded", causal=False, train=False)
+            run_attention_layer(EQUAL_LENGTHS, "padded", causal=False, train=False)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
@@ -289,7 +296,7 @@ def test_sequences_have_different_dropout_masks(kernel: Kernel) -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @DIRECTIONS
 def test_hidden_states_do_not_depend_on_the_batch(kernel: Kernel, norm: str, causal: bool) -> None:
-    """A sequence has the same hidden states alone and between other sequences."""
+    """A sequence has the same hidden states alone and in a batch with other sequences."""
     torch.manual_seed(4)
     config = make_prime_size_config(
         norm=norm, attention="causal" if causal else "bidirectional", init_range=0.3
@@ -315,7 +322,7 @@ def test_hidden_states_do_not_depend_on_the_batch(kernel: Kernel, norm: str, cau
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
 def test_causal_attention_does_not_see_later_tokens(kernel: Kernel) -> None:
-    """Changing the last token changes all earlier hidden states, but none if causal."""
+    """The last token influences all earlier hidden states, or none if attention is causal."""
     causal_config = make_prime_size_config(attention="causal")
     bidirectional_config = make_prime_size_config()
     ids = list(range(1, 24))
@@ -347,7 +354,7 @@ def test_hidden_states_yields_embeddings_and_all_layers() -> None:
 
 
 def test_varlen_is_rejected_where_it_cannot_run() -> None:
-    """On the CPU, and with attention dropout, the error of `varlen` says what to do."""
+    """The `varlen` kernel is an error on the CPU and with attention dropout."""
     config = make_prime_size_config()
     model = BertModel(config, "varlen")
     batch = draw_batch(config).packed
@@ -365,7 +372,7 @@ def test_varlen_is_rejected_where_it_cannot_run() -> None:
 def test_varlen_is_as_accurate_as_padded(
     lengths: tuple[int, ...], causal: bool, dtype: torch.dtype
 ) -> None:
-    """In 16 bits the error of `varlen` is at most twice that of `padded`, also of gradients."""
+    """In 16 bits, outputs and gradients of `varlen` have at most twice the error of `padded`."""
     torch.manual_seed(6)
     direction: Any = "causal" if causal else "bidirectional"
     # Head width 64, because flash attention needs a multiple of 8.

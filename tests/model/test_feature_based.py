@@ -1,4 +1,4 @@
-"""BERT with a BiLSTM: which hidden states it reads, what is trained, and packing."""
+"""BERT with a BiLSTM: the hidden states that it reads, trained weights, and packing."""
 
 import pytest
 import torch
@@ -10,9 +10,11 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import pack_sequences
 from tests.model.examples import make_prime_size_config
 
+#: Token ids and segment ids of three sequences.
 SEQUENCES = [
     ([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0]), ([2, 3], [0, 0]),
 ]  # fmt: skip
+#: All values of the setting ``features.layers``.
 LAYER_CHOICES = (
     "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four",
     "weighted-sum-all",
@@ -22,7 +24,7 @@ LAYER_CHOICES = (
 def make_model(
     layers: str, *, is_sequence_level: bool = False, num_layers: int = 5
 ) -> BertWithBiLSTM:
-    """Return a random model."""
+    """Return a BERT with a BiLSTM and random weights, in eval mode."""
     torch.manual_seed(3)
     config = make_prime_size_config(layers=num_layers, init_range=0.3)
     features = BiLSTMSettings.parse({"layers": layers, "width": 11}, "the test")
@@ -36,7 +38,7 @@ def make_model(
      ("weighted-sum-all", [1, 2, 3, 4, 5])],
 )  # fmt: skip
 def test_bilstm_reads_the_hidden_states_of_table_7(layers: str, indices: list[int]) -> None:
-    """The BiLSTM reads exactly the chosen hidden states, and layers above are not computed."""
+    """The BiLSTM reads the hidden states of Table 7, and later layers do not change its output."""
     model = make_model(layers)
     all_states = [
         state.detach() for state in model.bert.iter_hidden_states(pack_sequences(SEQUENCES))
@@ -55,7 +57,7 @@ def test_bilstm_reads_the_hidden_states_of_table_7(layers: str, indices: list[in
 @pytest.mark.parametrize("layers", LAYER_CHOICES)
 @pytest.mark.parametrize("is_sequence_level", [True, False])
 def test_frozen_encoder_gets_no_gradients(layers: str, is_sequence_level: bool) -> None:
-    """All parameters outside the encoder get a gradient, and none inside."""
+    """With a frozen encoder, exactly the parameters outside of the encoder have a gradient."""
     model = make_model(layers, is_sequence_level=is_sequence_level).train()
     outputs = model(pack_sequences(SEQUENCES), None, DropoutSeed(torch.tensor(1)))
     outputs.square().sum().backward()
@@ -69,7 +71,7 @@ def test_frozen_encoder_gets_no_gradients(layers: str, is_sequence_level: bool) 
 
 @pytest.mark.parametrize("is_sequence_level", [True, False])
 def test_outputs_do_not_depend_on_the_batch(is_sequence_level: bool) -> None:
-    """A sequence gives the same outputs alone and in a batch with other lengths."""
+    """A sequence has the same outputs alone and in a batch with other sequences."""
     model = make_model("concat-last-four", is_sequence_level=is_sequence_level)
     batched = model(pack_sequences(SEQUENCES))
     separate = torch.cat([model(pack_sequences([sequence])) for sequence in SEQUENCES])
@@ -77,7 +79,7 @@ def test_outputs_do_not_depend_on_the_batch(is_sequence_level: bool) -> None:
 
 
 def test_token_indices_select_outputs() -> None:
-    """With ``token_indices`` the model returns these rows of all outputs."""
+    """With ``token_indices``, the model returns the outputs of these tokens."""
     model = make_model("last")
     indices = torch.tensor([0, 3, 7])
     torch.testing.assert_close(
@@ -86,7 +88,7 @@ def test_token_indices_select_outputs() -> None:
 
 
 def test_frozen_encoder_has_no_dropout() -> None:
-    """Features are the same in train and eval mode; only the BiLSTM uses dropout."""
+    """The hidden states of a frozen encoder are the same in train and eval mode."""
     model = make_model("last")
     expected: Tensor = model._compute_features(pack_sequences(SEQUENCES))
     model.train()
@@ -98,13 +100,13 @@ def test_frozen_encoder_has_no_dropout() -> None:
 
 
 def test_last_four_layers_of_a_three_layer_model_are_rejected() -> None:
-    """The error names the setting and the model's number of layers."""
+    """Reading the last four layers of a model with three layers is an error."""
     with pytest.raises(ValueError, match="'concat-last-four', but the model has 3"):
         hidden_state_indices(BiLSTMSettings(), 3)
 
 
 def test_unfrozen_encoder_is_trained() -> None:
-    """All layers that are read get gradients and dropout; eval outputs equal the frozen model's."""
+    """An unfrozen encoder has dropout, and gradients up to the last layer that is read."""
     torch.manual_seed(3)
     config = make_prime_size_config(layers=5, init_range=0.3)
     settings = {"layers": "second-to-last", "width": 11}

@@ -32,23 +32,29 @@ from tests.model.transformers_comparison import (
     to_transformers,
 )
 
-#: Relative to the largest entry of each quantity.
+#: Maximum relative difference between Bertsmith and transformers.
 TOLERANCE = 1e-5
-#: A difference from which a deliberate fault counts as detected.
-DETECTED = 1000 * TOLERANCE
+#: Minimum relative difference that a deliberate error must cause.
+MIN_DETECTED_DIFFERENCE = 1000 * TOLERANCE
 KERNELS: tuple[Kernel, ...] = ("reference", "padded")
 
 
-def run_both(
+def run_both_models(
     model: BertForPreTraining,
     hf_model: Any,
     batch: PreTrainingBatch,
     train: bool,
     add_fault: Callable[[BertForPreTraining], None] | None = None,
 ) -> tuple[ModelOutputs, ModelOutputs]:
-    """Run both models on a batch, with the same dropout masks in train mode.
+    """Run a Bertsmith and a transformers model on a batch, with the same dropout masks.
 
-    ``add_fault`` breaks Bertsmith's model after the masks have been assigned to its dropouts.
+    Args:
+        model: Bertsmith's model.
+        hf_model: The same model in transformers.
+        batch: The batch.
+        train: Whether the models are in train mode, with dropout.
+        add_fault: Function that introduces an error into Bertsmith's model after the masks have
+            been assigned to its dropout layers; None for no error.
     """
     config = model.config
     masks = DropoutMasks(batch, config.heads, config.width)
@@ -68,50 +74,59 @@ def run_both(
     return results
 
 
-def assert_same(outputs: ModelOutputs, expected: ModelOutputs, case: str, min_scale: float) -> None:
-    """Assert that all relative differences are below the tolerance; NaN fails too."""
-    differences = outputs.differences(expected, min_scale)
+def assert_equal_outputs(
+    outputs: ModelOutputs, expected: ModelOutputs, case: str, min_scale: float
+) -> None:
+    """Assert that all relative differences are at most ``TOLERANCE``, and none is NaN.
+
+    Args:
+        outputs: Outputs of Bertsmith's model.
+        expected: Outputs of transformers' model.
+        case: Name of the comparison, for the error message.
+        min_scale: Lower bound for the divisor of relative differences.
+    """
+    differences = outputs.compute_differences(expected, min_scale)
     too_large = {name: value for name, value in differences.items() if not value <= TOLERANCE}
     assert not too_large, f"{case}: {too_large}"
 
 
-def assert_all_same(
+def assert_equal_in_all_modes(
     model: BertForPreTraining,
     hf_model: Any,
     batch: PreTrainingBatch,
     min_scale: float = MIN_SCALE,
 ) -> None:
-    """Compare the models in eval and train mode, for both CPU kernels."""
+    """Assert that two models have equal outputs in eval and train mode, for both CPU kernels."""
     for kernel in KERNELS:
         model.bert.kernel = kernel
         for train in (False, True):
             case = f"{kernel}, train={train}"
-            assert_same(*run_both(model, hf_model, batch, train), case, min_scale)
+            assert_equal_outputs(*run_both_models(model, hf_model, batch, train), case, min_scale)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_model_with_prime_sizes_equals_transformers(activation: Activation, tmp_path: Path) -> None:
-    """A model with distinct prime sizes and random weights agrees to 1e-5."""
+    """Losses, logits and gradients of a model with distinct prime sizes agree to 1e-5."""
     config = make_prime_size_config(activation=activation)
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
     for lengths in (RAGGED_LENGTHS, EQUAL_LENGTHS):
-        assert_all_same(model, hf_model, draw_batch(config, lengths))
+        assert_equal_in_all_modes(model, hf_model, draw_batch(config, lengths))
 
 
 def test_mini_equals_transformers(tmp_path: Path) -> None:
-    """A newly initialized model of size mini with 30,522 words agrees to 1e-5."""
+    """Losses, logits and gradients of a new model of size mini agree to 1e-5."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = get_size_preset("mini")
     config = ModelConfig(vocab_size=30522, **sizes)
     model = BertForPreTraining(config)
     hf_model = to_transformers(model, tmp_path / "model")
-    assert_all_same(model, hf_model, draw_batch(config, (47, 13)))
+    assert_equal_in_all_modes(model, hf_model, draw_batch(config, (47, 13)))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_models_with_random_sizes_equal_transformers(seed: int, tmp_path: Path) -> None:
-    """Models with random prime sizes, dropout rates and sequence lengths agree."""
+    """Models with random sizes, dropout rates and sequence lengths agree to 1e-5."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*choices: float) -> Any:
@@ -133,7 +148,7 @@ def test_models_with_random_sizes_equal_transformers(seed: int, tmp_path: Path) 
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
     # Some of these models are ill-conditioned and amplify rounding errors.
-    assert_all_same(model, hf_model, draw_batch(config, lengths, seed + 1), min_scale=1.0)
+    assert_equal_in_all_modes(model, hf_model, draw_batch(config, lengths, seed + 1), min_scale=1.0)
 
 
 def _move_embedding_dropout(model: BertForPreTraining) -> None:
@@ -145,11 +160,13 @@ def _move_embedding_dropout(model: BertForPreTraining) -> None:
 
 
 def _change_rate(model: BertForPreTraining) -> None:
+    """Change the rate of one dropout."""
     layer: Any = model.bert.encoder.layers[1]
     layer.feed_forward_dropout.rate = model.config.attention_dropout
 
 
 def _remove_dropout(model: BertForPreTraining) -> None:
+    """Remove the dropout of the attention probabilities in one layer."""
     layer: Any = model.bert.encoder.layers[1]
     layer.attention.dropout.rate = 0.0
 
@@ -167,21 +184,21 @@ def _swap_dropouts(model: BertForPreTraining) -> None:
 def test_wrong_dropout_is_detected(
     add_fault: Callable[[BertForPreTraining], None], tmp_path: Path
 ) -> None:
-    """Dropout that is moved, swapped, removed or has another rate fails the comparison."""
+    """The outputs differ if a dropout is moved, swapped, removed or has another rate."""
     config = make_prime_size_config()
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
-    outputs, expected = run_both(model, hf_model, draw_batch(config), True, add_fault)
-    assert max(outputs.differences(expected).values()) > DETECTED
+    outputs, expected = run_both_models(model, hf_model, draw_batch(config), True, add_fault)
+    assert max(outputs.compute_differences(expected).values()) > MIN_DETECTED_DIFFERENCE
 
 
 def test_dropout_changes_the_loss(tmp_path: Path) -> None:
-    """Losses with and without dropout differ, so the comparison in train mode is not redundant."""
+    """Losses with and without dropout differ, so that the comparison in train mode is useful."""
     config = make_prime_size_config()
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
     batch = draw_batch(config)
     (eval_outputs, _), (train_outputs, _) = (
-        run_both(model, hf_model, batch, train) for train in (False, True)
+        run_both_models(model, hf_model, batch, train) for train in (False, True)
     )
-    assert abs(eval_outputs.mlm_loss - train_outputs.mlm_loss) > DETECTED
+    assert abs(eval_outputs.mlm_loss - train_outputs.mlm_loss) > MIN_DETECTED_DIFFERENCE

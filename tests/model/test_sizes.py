@@ -1,4 +1,4 @@
-"""Model sizes, initial weights, position embeddings, summed losses and packing."""
+"""Tests of model sizes, initial weights, position embeddings, losses and packing."""
 
 import math
 from typing import Any
@@ -28,8 +28,8 @@ NUM_PARAMETERS = {
 }
 
 
-def expected_num_parameters(layers: int, width: int, feed_forward: int, vocab_size: int) -> int:
-    """Compute the number of parameters from the sizes."""
+def compute_num_parameters(layers: int, width: int, feed_forward: int, vocab_size: int) -> int:
+    """Compute the number of parameters of the pre-training model from its sizes."""
     embeddings = (vocab_size + 512 + 2) * width + 2 * width
     attention = 4 * (width * width + width) + 2 * width
     dense = 2 * width * feed_forward + feed_forward + width + 2 * width
@@ -38,7 +38,7 @@ def expected_num_parameters(layers: int, width: int, feed_forward: int, vocab_si
     return embeddings + layers * (attention + dense) + pooler + mlm_head + 2 * width + 2
 
 
-def config_for_size(size: str) -> ModelConfig:
+def make_config_of_size(size: str) -> ModelConfig:
     """Return the config of a named size with 30,522 words."""
     sizes: dict[str, Any] = get_size_preset(size)
     return ModelConfig(vocab_size=30522, **sizes)
@@ -46,11 +46,11 @@ def config_for_size(size: str) -> ModelConfig:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_named_sizes_have_the_expected_number_of_parameters(size: str) -> None:
-    """The number of parameters equals the formula's, with shared weights counted once."""
-    config = config_for_size(size)
+    """The number of parameters equals the formula's result, with shared weights counted once."""
+    config = make_config_of_size(size)
     with torch.device("meta"):
         model = BertForPreTraining(config)
-    expected = expected_num_parameters(config.layers, config.width, config.feed_forward, 30522)
+    expected = compute_num_parameters(config.layers, config.width, config.feed_forward, 30522)
     assert count_parameters(model) == expected == NUM_PARAMETERS[size]
 
 
@@ -58,7 +58,7 @@ def test_named_sizes_have_the_expected_number_of_parameters(size: str) -> None:
 @pytest.mark.parametrize("nsp", [True, False])
 def test_named_sizes_have_as_many_parameters_as_transformers(size: str, nsp: bool) -> None:
     """The number of parameters equals transformers', with and without next-sentence head."""
-    config = config_for_size(size).model_copy(update={"nsp": nsp})
+    config = make_config_of_size(size).model_copy(update={"nsp": nsp})
     hf_config = BertConfig(
         vocab_size=30522,
         num_hidden_layers=config.layers,
@@ -73,12 +73,13 @@ def test_named_sizes_have_as_many_parameters_as_transformers(size: str, nsp: boo
 
 
 def test_initial_weights_follow_a_truncated_normal() -> None:
-    """Weights have mean 0, the standard deviation of a normal truncated at 2, and its bounds."""
+    """Weights have the mean, standard deviation and bounds of a truncated normal distribution."""
     torch.manual_seed(0)
     model = BertForPreTraining(
         make_prime_size_config(width=3 * 31, vocab_size=499, init_range=0.05)
     )
-    # Of a standard normal truncated at 2: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)).
+    # The standard deviation of a standard normal distribution truncated at 2 is
+    # sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)), with its density phi and its distribution function Phi.
     expected_std = 0.05 * math.sqrt(1 - 4 * 0.05399097 / 0.95449974)
     num_large_weights = 0
     for module in model.modules():
@@ -96,7 +97,7 @@ def test_initial_weights_follow_a_truncated_normal() -> None:
 
 
 def test_initial_biases_are_zero_and_norm_weights_one() -> None:
-    """Biases are 0 and LayerNorm weights 1, also after the weights are initialized again."""
+    """``initialize`` sets biases to 0 and the weights of LayerNorm to 1."""
     model = BertForPreTraining(make_prime_size_config())
     for initialize_again in (False, True):
         if initialize_again:
@@ -133,7 +134,7 @@ def test_mlm_decoder_shares_the_word_embeddings() -> None:
 
 @pytest.mark.parametrize("width", [2, 6, 21, 64])
 def test_sinusoidal_positions_follow_the_formula(width: int) -> None:
-    """The table is that of section 3.5 of Vaswani et al. to 1e-6, also for odd widths."""
+    """Sinusoidal positions follow section 3.5 of Vaswani et al. to 1e-6, for odd widths too."""
     table = sinusoidal_positions(512, width)
     assert table.dtype == torch.float32
     expected = np.zeros((512, width))
@@ -156,7 +157,7 @@ def test_sinusoidal_positions_are_not_trained() -> None:
 
 
 def test_evaluate_returns_the_losses_and_correct_predictions() -> None:
-    """``evaluate`` returns ``forward``'s losses and the number of correct predictions, as sums."""
+    """``evaluate`` returns the losses of ``forward`` and the number of correct predictions."""
     model = BertForPreTraining(make_prime_size_config(init_range=0.3)).eval()
     batch = draw_batch(model.config)
     packed, positions, labels, nsp_labels = batch.arguments
@@ -178,7 +179,7 @@ def test_evaluate_returns_the_losses_and_correct_predictions() -> None:
 
 
 def test_evaluate_computes_logits_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluation in chunks gives the same sums and covers every prediction once."""
+    """``evaluate`` with chunks of four predictions returns the same sums as without chunks."""
     model = BertForPreTraining(make_prime_size_config(init_range=0.3)).eval()
     packed, positions, labels, nsp_labels = draw_batch(model.config).arguments
     expected = model.evaluate(packed, positions, labels, nsp_labels)
@@ -196,7 +197,7 @@ def test_evaluate_computes_logits_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_model_without_nsp_rejects_nsp_labels() -> None:
-    """A model without next-sentence head raises a clear error if it gets next-sentence labels."""
+    """Next-sentence labels are an error for a model without a next-sentence head."""
     model = BertForPreTraining(make_prime_size_config(nsp=False))
     batch = draw_batch(model.config)
     assert model(batch.packed, batch.masked_positions, batch.masked_labels, None).mlm_loss > 0
@@ -215,8 +216,8 @@ def test_pack_sequences_rejects_invalid_input(sequences: Any) -> None:
         pack_sequences(sequences)
 
 
-def test_pack_sequences() -> None:
-    """Packing concatenates the sequences and restarts positions at 0."""
+def test_pack_sequences_concatenates_sequences() -> None:
+    """Packed ids and segments are concatenated, and the positions of each sequence start at 0."""
     packed = pack_sequences([([5, 6, 7], [0, 0, 1]), ([8], [0]), ([9, 10], [0, 1])])
     assert packed.ids.tolist() == [5, 6, 7, 8, 9, 10]
     assert packed.segments.tolist() == [0, 0, 1, 0, 0, 1]

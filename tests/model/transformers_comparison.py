@@ -1,4 +1,4 @@
-"""Runs the same batch in Bertsmith and transformers, with the same dropout masks in both."""
+"""Runs a batch in models of Bertsmith and transformers, with the same dropout masks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from bertsmith.model.ops import attention_layout, bucketing
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from tests.model.examples import PreTrainingBatch, make_tokenizer
 
-#: Names for the locations of dropout layers, by module name in Bertsmith and transformers. Masks
-#: are looked up by location, because the models need not number their dropouts in the same order.
+#: Name of a module with dropout -> location of the dropout in a BERT. Both models use the same mask
+#: at the same location.
 BERTSMITH_LOCATIONS = {
     "bert.embeddings.dropout": "embeddings",
     "attention.dropout": "probabilities",
@@ -35,8 +35,8 @@ TRANSFORMERS_LOCATIONS = {
 }
 
 
-def dropout_location(name: str, locations: dict[str, str]) -> str | None:
-    """Return the location of a module with dropout, such as ``layer 1 probabilities``."""
+def get_dropout_location(name: str, locations: dict[str, str]) -> str | None:
+    """Return the location of a dropout, such as "layer 1 probabilities"; None for other modules."""
     if name in locations:
         return locations[name]
     prefix, _, suffix = name.partition("encoder.layer")
@@ -47,10 +47,16 @@ def dropout_location(name: str, locations: dict[str, str]) -> str | None:
 
 
 class DropoutMasks:
-    """Dropout masks for padded tensors, the same for both models."""
+    """Random dropout masks for each location, the same for both models."""
 
     def __init__(self, batch: PreTrainingBatch, heads: int, width: int) -> None:
-        """Create masks for hidden states [B, S, D] and probabilities [B, N, S, S]."""
+        """Create masks for a batch.
+
+        Args:
+            batch: The batch.
+            heads: N, number of attention heads.
+            width: D, width of the hidden states.
+        """
         num_sequences, max_seqlen = len(batch.lengths), batch.packed.max_seqlen
         self.batch = batch
         self.shapes = [
@@ -59,26 +65,35 @@ class DropoutMasks:
         ]
         self.used_locations: set[str] = set()
 
-    def padded(self, location: str, rate: float) -> Tensor:
-        """Return the mask of a location's padded tensor: 0 or 1 / (1 - rate)."""
+    def get_padded_mask(self, location: str, rate: float) -> Tensor:
+        """Return the mask for padded sequences at a location: 0 or 1 / (1 - rate).
+
+        Its shape is [B, N, S, S] for attention probabilities, otherwise [B, S, D].
+        """
         self.used_locations.add(location)
         shape = self.shapes[0 if location.endswith("probabilities") else 1]
         seed = int.from_bytes(location.encode()) % (2**31 - 1)
         uniform = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
         return (uniform >= rate) / (1 - rate)
 
-    def packed(self, location: str, rate: float, shape: torch.Size) -> Tensor:
-        """Return the mask of a location's packed tensor, or of padded probabilities."""
-        mask = self.padded(location, rate)
+    def get_packed_mask(self, location: str, rate: float, shape: torch.Size) -> Tensor:
+        """Return the mask for packed sequences at a location, [T, D].
+
+        Attention probabilities are padded in Bertsmith too, and have the same mask as in
+        transformers.
+        """
+        mask = self.get_padded_mask(location, rate)
         if mask.shape == shape:
             return mask
         lengths = self.batch.lengths
         rows = torch.cat([mask[index, :length] for index, length in enumerate(lengths)])
-        # The last layer is computed only for masked tokens and [CLS], in this order.
+        # The last layer computes only the masked tokens and then the [CLS] tokens.
         token_indices = torch.cat(
             [self.batch.masked_positions, self.batch.packed.first_token_indices]
         )
-        assert len(token_indices) != len(rows), "this batch does not tell the two cases apart"
+        assert len(token_indices) != len(rows), (
+            "all tokens are needed: the shape does not show the layer"
+        )
         if len(rows) != shape[0]:
             rows = rows[token_indices]
         return rows.view(shape)
@@ -87,16 +102,16 @@ class DropoutMasks:
 def patch_bertsmith_dropout(
     model: BertForPreTraining, masks: DropoutMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Make Bertsmith's dropout use ``masks``, with the model's own rates and locations."""
+    """Replace the dropout masks of a Bertsmith model by ``masks``."""
     locations = {}
     for name, module in model.named_modules():
         if isinstance(module, Dropout):
-            location = dropout_location(name, BERTSMITH_LOCATIONS)
+            location = get_dropout_location(name, BERTSMITH_LOCATIONS)
             assert location is not None, f"unknown dropout: {name}"
             locations[id(module)] = location
 
     def draw_mask(self: Dropout, x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
-        return masks.packed(locations[id(self)], self.rate, x.shape)
+        return masks.get_packed_mask(locations[id(self)], self.rate, x.shape)
 
     monkeypatch.setattr(Dropout, "draw_mask", draw_mask)
     # Transformers pads all sequences together. test_attention.py tests bucketing.
@@ -107,10 +122,10 @@ def patch_bertsmith_dropout(
 def patch_transformers_dropout(
     model: nn.Module, masks: DropoutMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Make transformers' dropout use ``masks``, including that of its eager attention."""
+    """Replace the dropout masks of a transformers model with eager attention by ``masks``."""
     locations: dict[int, str] = {}
     for name, module in model.named_modules():
-        location = dropout_location(name, TRANSFORMERS_LOCATIONS)
+        location = get_dropout_location(name, TRANSFORMERS_LOCATIONS)
         if location is not None:
             locations[id(module)] = location
     eager_attention: Callable[..., Any] = modeling_bert.eager_attention_forward
@@ -119,7 +134,7 @@ def patch_transformers_dropout(
     def masked_dropout(
         x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        return x * masks.padded(current_location[0], p) if training and p else x
+        return x * masks.get_padded_mask(current_location[0], p) if training and p else x
 
     def call_patched(
         module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -144,7 +159,7 @@ def patch_transformers_dropout(
 
 
 def to_transformers(model: BertForPreTraining, directory: Path) -> Any:
-    """Write a model directory and load it with transformers; all keys must match."""
+    """Return the same model in transformers, after checking that no weight is missing there."""
     bundle.save(directory, model, make_tokenizer(model.config.vocab_size), {})
     model_class = HFBertForPreTraining if model.config.nsp else BertForMaskedLM
     hf_model, loading_info = model_class.from_pretrained(
@@ -155,14 +170,14 @@ def to_transformers(model: BertForPreTraining, directory: Path) -> Any:
     return hf_model
 
 
-#: Differences are relative to the largest entry or this value, whichever is larger: where all
-#: entries are small, sums have cancelled and rounding errors dominate.
+#: Lower bound for the divisor of relative differences. If all entries of a tensor are smaller, they
+#: consist mostly of rounding errors.
 MIN_SCALE = 0.01
 
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """The quantities in which the two models are compared.
+    """Losses, logits and gradients of a model for a batch.
 
     Attributes:
         mlm_loss: Mean masked-LM loss.
@@ -178,12 +193,12 @@ class ModelOutputs:
     nsp_logits: Tensor
     gradients: dict[str, Tensor]
 
-    def differences(
+    def compute_differences(
         self, expected: "ModelOutputs", min_scale: float = MIN_SCALE
     ) -> dict[str, float]:
-        """Return the largest relative difference of each quantity.
+        """Return the largest relative difference of each loss, logit tensor and gradient.
 
-        It is relative to the largest expected entry, or to ``min_scale`` if that is larger.
+        Differences are divided by the largest expected entry, but at least by ``min_scale``.
         """
         assert self.gradients.keys() == expected.gradients.keys()
         pairs = {
@@ -200,14 +215,15 @@ class ModelOutputs:
 
 
 def _relative_difference(name: str, actual: Tensor, expected: Tensor, min_scale: float) -> float:
-    # A bias of the keys adds the same value to all scores of a query, so softmax cancels it: its
-    # gradient is only rounding error.
+    """Return the largest difference, divided by the largest expected entry or ``min_scale``."""
+    # A bias of the keys adds the same value to all scores of a query and does not change their
+    # softmax. Its gradient therefore consists only of rounding errors.
     largest = 1.0 if name.endswith("self.key.bias") else float(expected.abs().max())
     return float((actual - expected).abs().max()) / max(largest, min_scale)
 
 
 def run_bertsmith(model: BertForPreTraining, batch: PreTrainingBatch) -> ModelOutputs:
-    """Run forward and backward passes of Bertsmith's model."""
+    """Run the forward and backward passes of a Bertsmith model."""
     dropout_seed = DropoutSeed(torch.tensor(0))
     model.zero_grad()
     losses = model(*batch.arguments, dropout_seed)
@@ -233,7 +249,7 @@ def run_bertsmith(model: BertForPreTraining, batch: PreTrainingBatch) -> ModelOu
 
 
 def run_transformers(model: Any, batch: PreTrainingBatch) -> ModelOutputs:
-    """Run forward and backward passes of transformers' model on padded sequences."""
+    """Run the forward and backward passes of a transformers model on padded sequences."""
     lengths, packed = batch.lengths, batch.packed
     shape = (len(lengths), packed.max_seqlen)
     is_token = torch.arange(packed.max_seqlen) < torch.tensor(lengths)[:, None]

@@ -27,7 +27,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """An input or output of the graph."""
+    """Name, dtype and shape of an input or output of an ONNX graph."""
 
     name: str
     dtype: Literal["int64", "float32"]

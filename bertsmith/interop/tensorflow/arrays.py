@@ -75,6 +75,6 @@ def decode_array(data: memoryview, dtype: int, shape: tuple[int, ...]) -> Array:
     """
     array = np.frombuffer(data, dtype=NUMPY_DTYPES[dtype]).reshape(shape)
     if dtype == _DT_BFLOAT16:
-        # bfloat16 is the upper half of float32.
+        # The bits of a bfloat16 number are the upper 16 bits of a float32 number.
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array

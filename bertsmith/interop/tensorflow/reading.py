@@ -50,7 +50,7 @@ def read_tensorflow(
     """
     checkpoint = open_checkpoint(Path(path))
     folder = checkpoint.path.parent if files_from is None else Path(files_from)
-    stored_names = _stored_names(checkpoint)
+    stored_names = _map_to_stored_names(checkpoint)
     info = read_info(folder)
     has_nsp = any(name.startswith("bert/pooler/") for name in stored_names)
     positions = info.get("positions", "learned")
@@ -74,7 +74,7 @@ def read_tensorflow(
     return FineTunedBundle(tuned, tokenizer, config, head, folder, info)
 
 
-def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
+def _map_to_stored_names(checkpoint: Checkpoint) -> dict[str, str]:
     """Map the original BERT's variable names to the checkpoint's tensor names.
 
     Raises:
@@ -86,15 +86,7 @@ def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
     if not other_model and variable_names.WORD_EMBEDDINGS in checkpoint.shapes:
         return {name: name for name in stored}
     if not other_model and official_words in checkpoint.shapes:
-        num_layers = sum(name.endswith("/intermediate/kernel") for name in stored)
-        config = ModelConfig(vocab_size=1, layers=max(num_layers, 1), width=1, heads=1)
-        with torch.device("meta"):
-            groups = map_to_hf_names(list(BertForPreTraining(config).state_dict()))
-        originals = [variable_names.to_original_name(name)
-                     for group in groups.values() for name in group]  # fmt: skip
-        official_names = {name: variable_names.to_official_name(name) for name in originals}
-        return {name: official for name, official in official_names.items()
-                if official in checkpoint.shapes}  # fmt: skip
+        return _map_to_official_names(checkpoint)
     weights = [name for name in stored if not variable_names.is_training_state(name)]
     finding = f"this is {other_model}" if other_model else "this is not a BERT"
     raise ModelError(
@@ -102,6 +94,25 @@ def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
         "use a checkpoint with the tensor names of the original BERT, such as "
         f"{variable_names.WORD_EMBEDDINGS}"
     )
+
+
+def _map_to_official_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """Map the original BERT's variable names to the tensor names of the official TF2 model.
+
+    Names that are not in the checkpoint are omitted.
+    """
+    num_layers = sum(name.endswith("/intermediate/kernel") for name in checkpoint.shapes)
+    config = ModelConfig(vocab_size=1, layers=max(num_layers, 1), width=1, heads=1)
+    with torch.device("meta"):
+        hf_names = map_to_hf_names(list(BertForPreTraining(config).state_dict()))
+    result = {}
+    for group in hf_names.values():
+        for hf_name in group:
+            original_name = variable_names.to_original_name(hf_name)
+            official_name = variable_names.to_official_name(original_name)
+            if official_name in checkpoint.shapes:
+                result[original_name] = official_name
+    return result
 
 
 def _check_sizes(

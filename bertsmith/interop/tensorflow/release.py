@@ -55,7 +55,7 @@ class Checkpoint(Protocol):
         """Raise ModelError unless the data of these tensors is complete."""
 
     def read(self, name: str) -> Array:
-        """Return a tensor."""
+        """Return the values of a tensor."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
