@@ -1,13 +1,13 @@
-"""Attention on the CPU: bucketing sequences by length, and explicit products in bf16.
+"""Time attention on the CPU: length buckets, and explicit matrix products in bf16.
 
-Bucketing: forward and backward pass of one attention layer on batches of 32 sequences, in training
-(with dropout of the probabilities) and in inference mode (without). Lengths are distributed as in
-four tasks. The baseline pads all sequences together.
+Length buckets: forward and backward pass of an attention layer on batches of 32 sequences, in
+training mode (with attention dropout) and in inference mode (without). The sequence lengths are
+distributed as in four fine-tuning tasks. The baseline pads all sequences to the longest one.
 
-bf16: forward and backward pass of explicit matrix products and softmax on 4,096 tokens in sequences
-of equal length. The baseline is PyTorch's scaled_dot_product_attention.
+bf16: forward and backward pass of attention as two matrix products and a softmax, on 4,096 tokens
+in sequences of equal length. The baseline is PyTorch's scaled_dot_product_attention.
 
-The two variants alternate in one process; ratios are ratios of medians.
+Both variants alternate in one process. Ratios are ratios of median times.
 
     python benchmarks/attention.py [--threads N] [--json FILE]
 """
@@ -31,29 +31,30 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.device import keep_freed_memory
 
-#: Mean and standard deviation of the log length, minimum and maximum length. Chosen to match the
-#: quartiles of the training files with a vocabulary of 30,522 words.
-TASKS = {
+#: Mean and standard deviation of the logarithm of the sequence length, minimum and maximum length.
+#: They match the quartiles of the training files with BERT's vocabulary of 30,522 tokens.
+LENGTH_DISTRIBUTIONS = {
     "SQuAD": (5.1, 0.35, 60, 384),
     "RTE": (4.05, 0.55, 20, 256),
     "MRPC": (3.95, 0.25, 20, 100),
     "CoLA": (2.4, 0.35, 4, 47),
 }
 BATCH_SIZE, NUM_RUNS = 32, 9
-#: Number of heads and head width of the lab's models and of a mini model; sequence lengths.
-HEADS, LENGTHS, NUM_TOKENS = ((4, 32), (4, 64)), (16, 64, 128, 256, 512), 4096
+#: (number of heads, head width) of the lab's models and of a mini model.
+HEAD_SHAPES = ((4, 32), (4, 64))
+LENGTHS, NUM_TOKENS = (16, 64, 128, 256, 512), 4096
 
 
 def draw_lengths(task: str) -> list[int]:
-    """Return the sequence lengths of a batch, the same in every call."""
+    """Return random sequence lengths for a batch; each call returns the same lengths."""
     generator = random.Random(0)
-    log_mean, log_std, minimum, maximum = TASKS[task]
+    log_mean, log_std, minimum, maximum = LENGTH_DISTRIBUTIONS[task]
     return [min(maximum, max(minimum, round(generator.lognormvariate(log_mean, log_std))))
             for _ in range(BATCH_SIZE)]  # fmt: skip
 
 
-def time_layer(layer: SelfAttention, lengths: list[int], *, one_bucket: bool) -> float:
-    """Return the seconds of a forward and backward pass."""
+def time_attention_layer(layer: SelfAttention, lengths: list[int], *, one_bucket: bool) -> float:
+    """Return the seconds of a forward and backward pass, in one bucket or in several buckets."""
     batch = pack_sequences([([0] * length, [0] * length) for length in lengths])
     hidden = torch.randn(sum(lengths), layer.output.in_features, requires_grad=True)
     bucket_sequences = attention_layout.bucket_sequences
@@ -67,13 +68,13 @@ def time_layer(layer: SelfAttention, lengths: list[int], *, one_bucket: bool) ->
         attention_layout.bucket_sequences = bucket_sequences
 
 
-def time_bf16(qkv: Tensor, length: int, *, use_math: bool) -> float:
-    """Return the seconds of a forward and backward pass for qkv [T, 3, N, H]."""
+def time_bf16_attention(qkv: Tensor, length: int, *, use_math_attention: bool) -> float:
+    """Return the seconds of a bf16 forward and backward pass for qkv [T, 3, N, H]."""
     num_sequences = qkv.shape[0] // length
     batch = pack_sequences([([0] * length, [0] * length)] * num_sequences)
     layout = build_attention_layout(batch, "padded", is_causal=False, dtype=torch.float32)
     max_seqlen = padded_attention.MATH_ATTENTION_MAX_SEQLEN
-    padded_attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen if use_math else 0
+    padded_attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen if use_math_attention else 0
     try:
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
@@ -84,19 +85,21 @@ def time_bf16(qkv: Tensor, length: int, *, use_math: bool) -> float:
         padded_attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen
 
 
-def compare_bf16_kernels(ratios: dict[str, float], figures: dict[str, float]) -> None:
-    """Compare explicit matrix products and softmax with PyTorch's attention in bf16."""
-    for (heads, width), length in product(HEADS, LENGTHS):
+def compare_bf16_kernels(ratios: dict[str, float], measurements: dict[str, float]) -> None:
+    """Compare two matrix products and a softmax with PyTorch's attention in bf16."""
+    for (heads, width), length in product(HEAD_SHAPES, LENGTHS):
         num_tokens = NUM_TOKENS // length * length
         qkv = torch.randn(num_tokens, 3, heads, width).bfloat16().requires_grad_()
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(NUM_RUNS):
-            for use_math, times in seconds.items():
-                times.append(time_bf16(qkv, length, use_math=use_math))
+            for use_math_attention, times in seconds.items():
+                times.append(
+                    time_bf16_attention(qkv, length, use_math_attention=use_math_attention)
+                )
         math_seconds, fused_seconds = median(seconds[True]), median(seconds[False])
         key = f"bf16, heads of {width}, {length} tokens"
-        ratios[f"{key}: PyTorch's attention / multiplied out"] = fused_seconds / math_seconds
-        figures[f"{key}: ms multiplied out"] = 1000 * math_seconds
+        ratios[f"{key}: PyTorch's attention / math attention"] = fused_seconds / math_seconds
+        measurements[f"{key}: ms of math attention"] = 1000 * math_seconds
         print(f"{key}: {fused_seconds / math_seconds:.2f} x")
 
 
@@ -107,35 +110,37 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    # As in training and inference; otherwise page faults dominate.
+    # Training and inference keep freed memory too. Without it, page faults dominate the times.
     keep_freed_memory()
     ratios: dict[str, float] = {}
-    figures: dict[str, float] = {}
-    compare_bf16_kernels(ratios, figures)
-    compare_bucketing(ratios, figures)
-    report("attention", ratios, figures, options.json)
+    measurements: dict[str, float] = {}
+    compare_bf16_kernels(ratios, measurements)
+    compare_bucketing(ratios, measurements)
+    report("attention", ratios, measurements, options.json)
 
 
-def compare_bucketing(ratios: dict[str, float], figures: dict[str, float]) -> None:
-    """Compare padding in buckets with padding all sequences together."""
+def compare_bucketing(ratios: dict[str, float], measurements: dict[str, float]) -> None:
+    """Compare padding within length buckets with padding all sequences to the longest one."""
     # Width and heads of all-MiniLM-L6-v2.
     config = ModelConfig(vocab_size=10, width=384, heads=12, attention_dropout=0.1)
     layer = SelfAttention(config, dropout_index=0)
-    for task in TASKS:
-        for mode, train in (("training", True), ("use", False)):
-            layer.train(train)
+    for task in LENGTH_DISTRIBUTIONS:
+        for mode, is_training in (("training", True), ("use", False)):
+            layer.train(is_training)
             lengths = draw_lengths(task)
             seconds: dict[bool, list[float]] = {True: [], False: []}
             for _ in range(NUM_RUNS):
                 for one_bucket in (True, False):
-                    seconds[one_bucket].append(time_layer(layer, lengths, one_bucket=one_bucket))
-            together, bucketed = median(seconds[True]), median(seconds[False])
+                    seconds[one_bucket].append(
+                        time_attention_layer(layer, lengths, one_bucket=one_bucket)
+                    )
+            one_bucket_seconds, bucketed_seconds = median(seconds[True]), median(seconds[False])
             key = f"{task}, {mode}"
-            ratios[f"{key}: all together / in groups"] = together / bucketed
-            figures[f"{key}: ms in groups"] = 1000 * bucketed
+            ratios[f"{key}: one bucket / several buckets"] = one_bucket_seconds / bucketed_seconds
+            measurements[f"{key}: ms in several buckets"] = 1000 * bucketed_seconds
             print(
-                f"{key}: {together / bucketed:.2f} x "
-                f"({sum(lengths)} tokens, longest {max(lengths)})"
+                f"{key}: {one_bucket_seconds / bucketed_seconds:.2f} x "
+                f"({sum(lengths)} tokens, longest sequence {max(lengths)})"
             )
 
 

@@ -1,6 +1,6 @@
-"""Throughput of the example stream, and its start-up time on a store of a billion tokens.
+"""Measure the throughput of the example stream, and its start-up time on a billion tokens.
 
-The baseline is a plain Python loop over sentences and tokens, as in BERT's original code, in the
+The baseline is a Python loop over sentences and tokens, as in BERT's original code. It runs in the
 same process on the same data.
 
     python benchmarks/data.py [--store STORE] [--tokens 1000000000] [--json FILE]
@@ -24,24 +24,25 @@ from bertsmith.data.store import SPLITS, Manifest, Split, Store, write_manifest
 from bertsmith.data.stream import ExampleStream
 from bertsmith.data.unigram import count_token_ids
 
-#: Target in tokens per second, for sentence pairs with masks at length 128 in one process.
-GOAL = 1.5e6
+#: Target for masked sentence pairs of length 128 in one process.
+TARGET_TOKENS_PER_SECOND = 1.5e6
 BATCH_SIZE = 256
-V = 30522
+#: Vocabulary size of the paper.
+VOCAB_SIZE = 30522
 
 
 def make_vocabulary_info() -> VocabularyInfo:
-    """Return a vocabulary of the paper's size, where every fifth token continues a word."""
-    special, continuations = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
+    """Return a vocabulary of the paper's size; a fifth of its tokens continue a word."""
+    special, continuations = np.zeros(VOCAB_SIZE, np.bool_), np.zeros(VOCAB_SIZE, np.bool_)
     special[:5] = True
-    continuations[-V // 5 :] = True
-    return VocabularyInfo(V, 2, 3, 4, special, continuations, 1)
+    continuations[-VOCAB_SIZE // 5 :] = True
+    return VocabularyInfo(VOCAB_SIZE, 2, 3, 4, special, continuations, 1)
 
 
 def make_offsets(
     num_tokens: int, document_length: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, ...]:
-    """Return sentence and document offsets, for sentences with a mean of 25 tokens."""
+    """Return offsets of random sentences (25 tokens on average) and documents."""
     num_sentences = int(num_tokens / 25)
     lengths = np.clip(generator.lognormal(3.0, 0.65, num_sentences), 1, 400).astype(np.int64)
     sentence_offsets = np.append(0, np.cumsum(lengths))
@@ -52,7 +53,7 @@ def make_offsets(
 
 
 def make_split(num_tokens: int, *document_lengths: float) -> Split:
-    """Return a split of random ids, with an equal share of documents of each mean length."""
+    """Return a split of random token ids; each mean document length has an equal share of them."""
     generator = np.random.default_rng(0)
     parts = [
         make_offsets(num_tokens // len(document_lengths), length, generator)
@@ -64,14 +65,14 @@ def make_split(num_tokens: int, *document_lengths: float) -> Split:
             document_offsets, part_documents[1:] + len(sentence_offsets) - 1
         )
         sentence_offsets = np.append(sentence_offsets, part_sentences[1:] + sentence_offsets[-1])
-    ids = generator.integers(5, V, int(sentence_offsets[-1])).astype(np.uint16)
-    return Split(ids, sentence_offsets, document_offsets, "made up")
+    ids = generator.integers(5, VOCAB_SIZE, int(sentence_offsets[-1])).astype(np.uint16)
+    return Split(ids, sentence_offsets, document_offsets, "synthetic")
 
 
 def measure_stream(
     split: Split, vocabulary: VocabularyInfo, seconds: float = 4.0, **settings_values: object
 ) -> float:
-    """Return the stream's tokens per second without start-up, over ``seconds`` or one epoch."""
+    """Return the tokens per second of the stream, measured for ``seconds`` or one epoch."""
     settings = DataSettings.model_validate(settings_values)
     stream = ExampleStream(split, vocabulary, settings, settings.length, 0, 0)
     start, num_tokens = time.perf_counter(), 0
@@ -82,12 +83,12 @@ def measure_stream(
     return num_tokens / (time.perf_counter() - start)
 
 
-def measure_plain_loop(split: Split, vocabulary: VocabularyInfo, seconds: float = 4.0) -> float:
-    """Return the tokens per second of a plain loop that works like BERT's original code."""
+def measure_python_loop(split: Split, vocabulary: VocabularyInfo, seconds: float = 4.0) -> float:
+    """Return the tokens per second of a Python loop that works like BERT's original code."""
     generator = random.Random(0)
     start, num_tokens, document_index = time.perf_counter(), 0, 0
     num_documents = len(split.document_offsets) - 1
-    max_tokens = 128 - 3
+    max_tokens = 128 - 3  # [CLS] and two [SEP]
     while time.perf_counter() - start < seconds:
         sentences = _read_sentences(split, document_index % num_documents)
         position = 0
@@ -99,18 +100,20 @@ def measure_plain_loop(split: Split, vocabulary: VocabularyInfo, seconds: float 
                 end += 1
             chunk = sentences[position:end]
             a_end = generator.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
-            a = [token for sentence in chunk[:a_end] for token in sentence]
+            segment_a = [token for sentence in chunk[:a_end] for token in sentence]
             if len(chunk) == 1 or generator.random() < 0.5:
-                b = _random_segment(
-                    split, document_index % num_documents, target - len(a), generator
+                segment_b = _draw_random_segment(
+                    split, document_index % num_documents, target - len(segment_a), generator
                 )
                 position += a_end
             else:
-                b = [token for sentence in chunk[a_end:] for token in sentence]
+                segment_b = [token for sentence in chunk[a_end:] for token in sentence]
                 position = end
-            while len(a) + len(b) > max_tokens:
-                (a if len(a) > len(b) else b).pop(0 if generator.random() < 0.5 else -1)
-            ids = [vocabulary.cls_id, *a, vocabulary.sep_id, *b, vocabulary.sep_id]
+            while len(segment_a) + len(segment_b) > max_tokens:
+                longer = segment_a if len(segment_a) > len(segment_b) else segment_b
+                longer.pop(0 if generator.random() < 0.5 else -1)
+            ids = [vocabulary.cls_id, *segment_a, vocabulary.sep_id]
+            ids += [*segment_b, vocabulary.sep_id]
             _mask_tokens(ids, vocabulary, generator)
             num_tokens += len(ids)
         document_index += 1
@@ -123,7 +126,7 @@ def _read_sentences(split: Split, document: int) -> list[list[int]]:
     return [split.ids[start:end].tolist() for start, end in pairwise(boundaries)]
 
 
-def _random_segment(
+def _draw_random_segment(
     split: Split, excluded_document: int, min_tokens: int, generator: random.Random
 ) -> list[int]:
     document = excluded_document
@@ -154,8 +157,8 @@ def _mask_tokens(
     return labels
 
 
-def write_big_store(path: Path, num_tokens: int) -> None:
-    """Write a store whose id files are sparse, so that they need little disk space."""
+def write_sparse_store(path: Path, num_tokens: int) -> None:
+    """Write a store of ``num_tokens`` zeros; its files are sparse and need little disk space."""
     generator = np.random.default_rng(0)
     sentence_offsets, document_offsets = make_offsets(num_tokens, 600, generator)
     counts = {}
@@ -171,14 +174,19 @@ def write_big_store(path: Path, num_tokens: int) -> None:
             "sentences": len(sentence_offsets) - 1,
             "tokens": int(sentence_offsets[-1]),
         }
-    values = {"bits": 16, "vocab_size": V, "lowercase": True, "plan": StorePlan(vocabulary_hash="")}
+    values = {
+        "bits": 16,
+        "vocab_size": VOCAB_SIZE,
+        "lowercase": True,
+        "plan": StorePlan(vocabulary_hash=""),
+    }
     write_manifest(path, Manifest.model_validate({**values, "splits": counts}))
 
 
 def measure_startup(num_tokens: int, vocabulary: VocabularyInfo) -> dict[str, float]:
-    """Measure the time from opening a big store to the first batch."""
+    """Measure the seconds from opening a store to a batch in the middle of an epoch."""
     with tempfile.TemporaryDirectory() as directory:
-        write_big_store(Path(directory), num_tokens)
+        write_sparse_store(Path(directory), num_tokens)
         start = time.perf_counter()
         split = Store.open(directory).load_split("train")
         opened = time.perf_counter()
@@ -188,7 +196,7 @@ def measure_startup(num_tokens: int, vocabulary: VocabularyInfo) -> dict[str, fl
         finished = time.perf_counter()
     return {
         "big store: tokens": len(split.ids),
-        "big store: examples an epoch": len(stream),
+        "big store: examples per epoch": len(stream),
         "big store: seconds to open": opened - start,
         "big store: seconds to count an epoch": counted - opened,
         "big store: seconds to a batch in its middle": finished - counted,
@@ -196,46 +204,55 @@ def measure_startup(num_tokens: int, vocabulary: VocabularyInfo) -> dict[str, fl
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run all measurements and report them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--store", type=Path, help="a store of real text to measure too")
-    parser.add_argument("--tokens", type=int, default=10**9, help="tokens of the big store")
+    parser.add_argument("--store", type=Path, help="also measure this store of real text")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=10**9,
+        help="number of tokens of the store for the start-up time",
+    )
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     vocabulary = make_vocabulary_info()
     short_documents, long_documents = make_split(20_000_000, 600), make_split(20_000_000, 100_000)
     mixed_documents = make_split(20_000_000, 600, 100_000)
-    plain_loop = measure_plain_loop(short_documents, vocabulary)
-    figures = {
-        "plain loop, documents of 600 tokens: tokens/s": plain_loop,
+    loop_speed = measure_python_loop(short_documents, vocabulary)
+    measurements = {
+        "Python loop, documents of 600 tokens: tokens/s": loop_speed,
         "documents of 600 tokens: tokens/s": measure_stream(short_documents, vocabulary),
         "documents of 100,000 tokens: tokens/s": measure_stream(long_documents, vocabulary),
-        "both mixed: tokens/s": measure_stream(mixed_documents, vocabulary),
-        "without pairs: tokens/s": measure_stream(short_documents, vocabulary, nsp=False),
+        "documents of 600 and 100,000 tokens: tokens/s": measure_stream(
+            mixed_documents, vocabulary
+        ),
+        "without sentence pairs: tokens/s": measure_stream(short_documents, vocabulary, nsp=False),
         "whole words: tokens/s": measure_stream(
             short_documents, vocabulary, whole_word_masking=True
         ),
         "length 512: tokens/s": measure_stream(short_documents, vocabulary, length=512),
     }
-    ratios = {"stream / plain loop": figures["documents of 600 tokens: tokens/s"] / plain_loop}
+    ratios = {
+        "stream / Python loop": measurements["documents of 600 tokens: tokens/s"] / loop_speed
+    }
     if options.store:
         store = Store.open(options.store)
         split, store_vocabulary = (
             store.load_split("train"), VocabularyInfo.from_tokenizer(store.load_tokenizer())
         )  # fmt: skip
-        figures["the store given: tokens/s"] = measure_stream(split, store_vocabulary)
-        ratios["stream / goal of 1.5 M tokens/s, the store given"] = (
-            figures["the store given: tokens/s"] / GOAL
+        measurements["--store: tokens/s"] = measure_stream(split, store_vocabulary)
+        ratios["--store: tokens/s / target of 1.5 million"] = (
+            measurements["--store: tokens/s"] / TARGET_TOKENS_PER_SECOND
         )
         start = time.perf_counter()
         count_token_ids(split, store.manifest.vocab_size)
-        figures["the store given: seconds to count its words"] = time.perf_counter() - start
-    figures |= measure_startup(options.tokens, vocabulary)
+        measurements["--store: seconds to count its tokens"] = time.perf_counter() - start
+    measurements |= measure_startup(options.tokens, vocabulary)
     max_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    figures["peak resident memory, MB, made-up splits included"] = max_rss_mb
-    report("data", ratios, figures, options.json)
+    measurements["peak resident memory, MB, including synthetic splits"] = max_rss_mb
+    report("data", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Speed of sentence embedding, compared with sentence-transformers and onnxruntime.
+"""Compare the speed of sentence embeddings with sentence-transformers and onnxruntime.
 
-All programs load the same model directory and embed the same texts of 5 to 250 tokens, alternating
-in one process, tokenization included: Bertsmith in float32 and in its fast mode,
-sentence-transformers with its defaults, and onnxruntime with 8-bit weights and batches sorted by
-length, at its fastest batch size on a sample.
+All programs load the same model directory and embed the same texts of 5 to 250 tokens. They
+alternate in one process, and tokenization is included: Bertsmith in float32 and with fast=True,
+sentence-transformers with its defaults, and onnxruntime with 8-bit weights. onnxruntime gets
+batches sorted by length, with the batch size that is fastest on a sample.
 
-onnxruntime runs three graphs: Bertsmith's export, and PyTorch's export of transformers' model after
-onnxruntime's own optimizer has fused it, quantized completely or without the layers that lose the
-most precision. The fastest graph is the baseline, regardless of its precision.
+onnxruntime runs three graphs: Bertsmith's 8-bit export, and two quantized versions of PyTorch's
+export, fused by onnxruntime's optimizer. One of them is quantized completely; the other keeps the
+layers that lose the most precision in float32. The fastest graph is the baseline, regardless of its
+precision.
 
-With --layers, a random model of base size compares the cost of the lowest and the last layer.
+With --layers, the benchmark also times embeddings from the lowest and the last layer of a random
+model of base size.
 
     python benchmarks/embed.py --model DIR --texts FILE [--count 2000] [--layers] [--json FILE]
 """
@@ -45,18 +47,18 @@ from bertsmith.use.embed import Embedder
 FloatArray = NDArray[np.float32]
 Encode = Callable[[list[str]], FloatArray]
 
-#: Tokens of a text, including [CLS] and [SEP].
+#: Number of tokens in a text, including [CLS] and [SEP].
 MIN_TOKENS, MAX_TOKENS = 5, 250
 #: Batch sizes to try for onnxruntime.
 BATCH_SIZES = (8, 16, 32, 64)
 NUM_RUNS = 5
-#: Target speed ratios: float32, 8 bits, and the lowest of twelve layers.
-GOALS = {"float32": 2.0, "fast": 1.0, "layers": 5.0}
+#: Target speed ratios of float32 embeddings, of fast=True, and of the lowest of twelve layers.
+TARGET_RATIOS = {"float32": 2.0, "fast": 1.0, "layers": 5.0}
 INPUT_NAMES = ["input_ids", "attention_mask", "token_type_ids"]
 
 
 def read_texts(path: Path, count: int, embedder: Embedder) -> list[str]:
-    """Return the first lines of a file with a suitable number of tokens.
+    """Return the first ``count`` lines of a file that have MIN_TOKENS to MAX_TOKENS tokens.
 
     Lines that contain a special token are skipped, because transformers parses special tokens in
     text and Bertsmith does not.
@@ -79,10 +81,13 @@ def read_texts(path: Path, count: int, embedder: Embedder) -> list[str]:
 
 
 class OnnxEmbedder:
-    """Embeds texts with an ONNX graph: sorted by length, mean over tokens, normalized."""
+    """Computes normalized mean-pooled embeddings with an ONNX graph.
+
+    Batches contain texts of similar length.
+    """
 
     def __init__(self, path: Path, embedder: Embedder) -> None:
-        """Load the graph; ``embedder`` tokenizes the texts."""
+        """Load the graph at ``path``; ``embedder`` tokenizes the texts."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.session = onnxruntime.InferenceSession(
@@ -92,7 +97,7 @@ class OnnxEmbedder:
         self.input_names = {node.name for node in self.session.get_inputs()}
 
     def __call__(self, texts: list[str]) -> FloatArray:
-        """Return vectors, float32 [n, D]."""
+        """Return the embeddings of ``texts``, float32 [number of texts, D]."""
         sequences = self.embedder.tokenize(texts).sequences
         order = sorted(range(len(texts)), key=lambda index: -len(sequences[index]))
         vectors = np.empty((len(texts), self.embedder.config.width), np.float32)
@@ -115,7 +120,7 @@ class OnnxEmbedder:
         return vectors
 
     def choose_batch_size(self, sample: list[str]) -> None:
-        """Set the batch size that is fastest on a sample."""
+        """Set ``batch_size`` to the one that is fastest on a sample."""
         seconds = {}
         for self.batch_size in BATCH_SIZES:
             self(sample[:64])
@@ -126,22 +131,22 @@ class OnnxEmbedder:
 
 
 def export_bertsmith_int8(model: Path, directory: Path) -> Path:
-    """Export Bertsmith's 8-bit graph and return its path."""
-    write_onnx(model, directory / "ours", int8=True)
-    return directory / "ours" / "model_quantized.onnx"
+    """Export the model as an 8-bit ONNX graph with Bertsmith and return its path."""
+    write_onnx(model, directory / "bertsmith", int8=True)
+    return directory / "bertsmith" / "model_quantized.onnx"
 
 
 def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[str, Path]:
     """Export transformers' model with PyTorch, fuse it with onnxruntime, and quantize it.
 
     Returns:
-        Two graphs by name: one completely quantized, one with the same layers in float32 as in
-        Bertsmith's export.
+        Paths of two graphs by name: one is completely quantized, the other has the same float32
+        layers as Bertsmith's export.
     """
     hf_model = AutoModel.from_pretrained(model, attn_implementation="eager").eval()
 
     class LastHiddenState(torch.nn.Module):
-        """The model with positional inputs and one output."""
+        """Wrapper with positional inputs that returns only the last hidden state."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -155,7 +160,7 @@ def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[
     ids = torch.ones(2, 9, dtype=torch.int64)
     plain, fused = directory / "plain.onnx", directory / "fused.onnx"
     with warnings.catch_warnings():
-        # The old exporter, whose graphs onnxruntime's optimizer recognizes.
+        # The TorchScript exporter is deprecated, but onnxruntime's optimizer needs its graphs.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             LastHiddenState(), (ids, ids, ids * 0), str(plain), input_names=INPUT_NAMES,
@@ -185,16 +190,17 @@ def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[
     paths = {}
     for name, excluded in (("fused, all in 8 bits", []), ("fused, part in float32", down_layers)):
         paths[name] = directory / f"{len(excluded)}.onnx"
-        # The settings of onnxruntime's own tool. The default tensor type is needed because it
-        # cannot infer the types of fused outputs; 7 bits avoid overflow on CPUs without VNNI.
+        # The settings of onnxruntime's quantization tool. DefaultTensorType is needed because the
+        # tool cannot infer the types of fused outputs. reduce_range (7 bits) avoids overflow on
+        # CPUs without VNNI.
         quantize_dynamic(fused, paths[name], weight_type=QuantType.QInt8, per_channel=True,
                          reduce_range=True, nodes_to_exclude=excluded,
                          extra_options={"DefaultTensorType": TensorProto.FLOAT})  # fmt: skip
     return paths
 
 
-def time_all(encoders: dict[str, Encode], texts: list[str]) -> dict[str, list[float]]:
-    """Return the seconds of each run of each encoder; the order changes from run to run."""
+def time_encoders(encoders: dict[str, Encode], texts: list[str]) -> dict[str, list[float]]:
+    """Return the seconds of each run by encoder name; the encoders take turns to go first."""
     names = list(encoders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for run in range(NUM_RUNS):
@@ -207,24 +213,24 @@ def time_all(encoders: dict[str, Encode], texts: list[str]) -> dict[str, list[fl
 
 
 def speed_ratio(seconds: dict[str, list[float]], baseline: str, name: str) -> float:
-    """Return how many times as fast as the baseline an encoder is, as the median over the runs."""
+    """Return the median speedup of encoder ``name`` over encoder ``baseline``."""
     pairs = zip(seconds[baseline], seconds[name], strict=True)
     return median(baseline_seconds / encoder_seconds for baseline_seconds, encoder_seconds in pairs)
 
 
-def cosine_figures(
+def measure_cosines(
     name: str, vectors: FloatArray, expected: FloatArray
 ) -> Iterator[tuple[str, float]]:
-    """Yield minimum, first percentile and median of the cosines between two sets of vectors."""
+    """Yield the minimum, first percentile and median cosine similarity to the expected vectors."""
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
     cosines = (vectors.astype(np.float64) * expected).sum(1) / norms
-    yield f"least cosine to float32, {name}", float(cosines.min())
-    yield f"first percentile, {name}", float(np.percentile(cosines, 1))
-    yield f"median, {name}", float(np.median(cosines))
+    yield f"minimum cosine to float32, {name}", float(cosines.min())
+    yield f"first percentile of the cosine, {name}", float(np.percentile(cosines, 1))
+    yield f"median cosine, {name}", float(np.median(cosines))
 
 
 def time_layers(texts: list[str], embedder: Embedder, directory: Path) -> dict[str, list[float]]:
-    """Return the seconds of the last and the lowest layer of a random model of base size."""
+    """Return the seconds of embeddings from the last (-1) and lowest (-12) layer of BERT-base."""
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=embedder.tokenizer.vocab_size, **get_size_preset("base"))
     base = Embedder(EncoderBundle(BertModel(config).eval(), embedder.tokenizer, config, directory))
@@ -234,18 +240,18 @@ def time_layers(texts: list[str], embedder: Embedder, directory: Path) -> dict[s
         str(layer): lambda texts, layer=layer: base.encode(texts, layer=layer)  # type: ignore[misc]
         for layer in (-1, -12)
     }
-    return time_all(encoders, texts)
+    return time_encoders(encoders, texts)
 
 
 def compare(
     options: argparse.Namespace, directory: Path
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Measure everything and return ratios and figures."""
+    """Compare all encoders and return ratios and measurements."""
     embedder = Embedder.load(options.model)
     texts = read_texts(options.texts, options.count, embedder)
     sentence_transformer = SentenceTransformer(str(options.model), device="cpu")
     graph_paths = {
-        "our graph": export_bertsmith_int8(options.model, directory),
+        "Bertsmith's graph": export_bertsmith_int8(options.model, directory),
         **export_fused_int8(options.model, directory, embedder),
     }
     graphs = {
@@ -259,9 +265,9 @@ def compare(
         "sentence-transformers": sentence_transformer.encode,
         **graphs,
     }
-    # Also warms up all encoders before they are timed.
+    # This first call also warms up each encoder.
     vectors = {name: encode(texts) for name, encode in encoders.items()}
-    seconds = time_all(encoders, texts)
+    seconds = time_encoders(encoders, texts)
     fastest_graph = max(graphs, key=lambda name: -median(seconds[name]))
     lengths = [len(ids) for ids in embedder.tokenize(texts).sequences]
     macs = sum(length * embedder.config.macs_per_token(length) for length in lengths)
@@ -274,34 +280,36 @@ def compare(
         "fast / onnxruntime in 8 bits": speed_ratio(seconds, fastest_graph, "fast"),
         "fast / float32": speed_ratio(seconds, "float32", "fast"),
         **{f"fast / {name}": speed_ratio(seconds, name, "fast") for name in graphs},
-        "float32 of the machine's matrix product": macs / median(seconds["float32"]) / peak,
+        "MFU, float32": macs / median(seconds["float32"]) / peak,
     }
-    figures = {
+    measurements = {
         "texts": len(texts), "tokens": sum(lengths), "shortest": min(lengths),
-        "longest": max(lengths), "threads": torch.get_num_threads(), "turns": NUM_RUNS,
+        "longest": max(lengths), "threads": torch.get_num_threads(), "runs": NUM_RUNS,
         "largest difference to sentence-transformers": float(
             np.abs(vectors["float32"] - expected).max()
         ),
         **{key: value for name in ("fast", *graphs)
-           for key, value in cosine_figures(name, vectors[name], vectors["float32"])},
-        **{f"texts a second, {name}": len(texts) / median(times)
+           for key, value in measure_cosines(name, vectors[name], vectors["float32"])},
+        **{f"texts per second, {name}": len(texts) / median(times)
            for name, times in seconds.items()},
         **{f"batch size, {name}": graph.batch_size for name, graph in graphs.items()},
     }  # fmt: skip
     if options.layers:
         layer_seconds = time_layers(texts[: options.layers_count], embedder, directory)
         ratios["layer -12 / layer -1 of base"] = speed_ratio(layer_seconds, "-1", "-12")
-    goal_keys = {"float32": "float32 / sentence-transformers",
+    target_keys = {"float32": "float32 / sentence-transformers",
                  "fast": "fast / onnxruntime in 8 bits",
                  "layers": "layer -12 / layer -1 of base"}  # fmt: skip
-    for name, key in goal_keys.items():
+    for name, key in target_keys.items():
         if key in ratios:
-            ratios[f"of the goal of {GOALS[name]:g}, {name}"] = ratios[key] / GOALS[name]
-    return ratios, figures
+            ratios[f"{name}, ratio / target ratio of {TARGET_RATIOS[name]:g}"] = (
+                ratios[key] / TARGET_RATIOS[name]
+            )
+    return ratios, measurements
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the comparison and report its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--texts", type=Path, required=True, help="file with one text per line")
@@ -311,8 +319,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        ratios, figures = compare(options, Path(directory))
-    report("embed", ratios, figures, options.json)
+        ratios, measurements = compare(options, Path(directory))
+    report("embed", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Fine-tuning time and scores, compared with transformers' Trainer.
+"""Compare the time and the scores of fine-tuning with transformers' Trainer.
 
-Both use the same initial weights, inputs, settings and seeds. For each seed the benchmark runs
-Bertsmith, the Trainer with its defaults (random order, hence the most padding), and the Trainer
-with batches of similar length. All evaluate on the validation file after every epoch.
+All runs use the same initial weights, inputs, settings and seeds. For each seed the benchmark runs
+Bertsmith, the Trainer with its defaults, and the Trainer with batches of similar length. The
+defaults need the most padding, because batches have a random order. Each run evaluates on the
+validation file after every epoch.
 
-Bertsmith's time includes everything from reading the data to writing the model; the Trainer's
-includes only ``train()``, on inputs tokenized by Bertsmith. Each run appends a line to --out, and
-runs that are in the file are skipped.
+Bertsmith's time includes everything from reading the data to writing the model. The Trainer's time
+includes only ``train()``, on inputs that Bertsmith has tokenized. Each run appends a line to the
+file --out, and runs that are in this file are skipped.
 
     python benchmarks/finetune.py --task rte --data FOLDER --model DIR --seeds 5 --out RESULTS
 """
@@ -40,7 +41,6 @@ from bertsmith.train.finetuning.task_data import build_head, read_task_data, res
 #: Sampling strategy of the Trainer for each baseline.
 BASELINES = {"transformers": "random", "transformers, like lengths": "group_by_length"}
 
-
 #: Model class and data collator of transformers, for each kind of task.
 HF_CLASSES = {
     "span": (transformers.AutoModelForQuestionAnswering, transformers.DataCollatorWithPadding),
@@ -56,11 +56,11 @@ HF_SEQUENCE_CLASSES = (
 
 
 class Trainer(transformers.Trainer):
-    """The Trainer with Bertsmith's learning rate schedule.
+    """transformers' Trainer with Bertsmith's learning rate schedule.
 
     Attributes:
-        order: Indices of the validation examples in evaluation order; with batches of similar
-            length the Trainer shuffles them too.
+        order: Indices of the validation examples in the order of evaluation. The Trainer also
+            groups validation examples by length.
     """
 
     order: Sequence[int] = ()
@@ -82,17 +82,17 @@ class Trainer(transformers.Trainer):
 
 
 class TaskDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Unpadded inputs of a task in transformers' format."""
+    """Inputs of a task in transformers' format, without padding."""
 
     def __init__(self, inputs: ModelInputs, kind: TaskKind) -> None:
-        """Wrap inputs that have targets."""
+        """Create a dataset from inputs with targets."""
         self._inputs, self._kind = inputs, kind
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return ids, segments and labels."""
+        """Return the token ids, segment ids and labels of one example."""
         assert self._inputs.targets is not None
         [(ids, segments)] = self._inputs.sequences[index]
         row: dict[str, Any] = {"input_ids": ids, "token_type_ids": segments}
@@ -114,9 +114,16 @@ class TaskDataset(torch.utils.data.Dataset[dict[str, Any]]):
 def convert_outputs(
     prediction: Any, inputs: ModelInputs, kind: TaskKind, order: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
-    """Convert the Trainer's outputs to Bertsmith's format, float32 [m, C] for each unit.
+    """Convert the Trainer's outputs to Bertsmith's format.
 
-    ``order`` holds the unit's index of each output.
+    Args:
+        prediction: Output of the Trainer's evaluation.
+        inputs: Inputs of the validation examples.
+        kind: Kind of the targets.
+        order: Index of the example of each output.
+
+    Returns:
+        Logits of each example, float32 [predictions, C].
     """
     if kind == "span":
         logits = np.stack(prediction.predictions[:2], -1)
@@ -137,17 +144,17 @@ def convert_outputs(
 
 
 def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Run Bertsmith and return its times and scores."""
+    """Fine-tune with Bertsmith; return the seconds and the scores."""
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
         result = finetune(
             options.task, options.model, Path(directory) / "run", data=options.data,
             values={
-                "task": task_overrides(options),
+                "task": build_task_overrides(options),
                 "optim": {"lr": options.lr},
                 "schedule": {"epochs": options.epochs},
                 "run": {"seed": seed, "precision": "fp32"},
-                # No checkpoints during training, as with the Trainer.
+                # The Trainer writes no checkpoints during training either.
                 "checkpoint": {"every": 10**9},
             },
         )  # fmt: skip
@@ -157,8 +164,8 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, Any]:
-    """Run the Trainer and return its time and scores."""
-    settings = resolve_with_length(options)
+    """Fine-tune with the Trainer; return the seconds and the scores."""
+    settings = resolve_task(options)
     task, family = settings, get_family(settings.kind)
     data = read_task_data(task)
     head = build_head(task, data)
@@ -170,9 +177,9 @@ def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> d
     dev_inputs = family.encode_examples(
         examples, bertsmith_tokenizer, head, task, data.counts[name]
     )
-    # Speeds up the Trainer as much as Bertsmith, regardless of which runs first.
+    # Bertsmith changes this setting for the process, so the Trainer always gets it too.
     device.keep_freed_memory()
-    # Bertsmith requires deterministic algorithms; the Trainer may use faster ones.
+    # Bertsmith enables deterministic algorithms for the process; the Trainer's default is faster.
     torch.use_deterministic_algorithms(False)
     transformers.set_seed(seed)
     model_class, collator_class = HF_CLASSES.get(head.kind, HF_SEQUENCE_CLASSES)
@@ -210,8 +217,8 @@ def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> d
     return {"seconds": seconds, **{name: scores[f"eval_{name}"] for name in task.metrics}}
 
 
-def task_overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the task settings from the command line."""
+def build_task_overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the task settings that the command line specifies."""
     settings = {"batch_size": options.batch, "max_seqlen": options.length,
                 "max_train_examples": options.examples}  # fmt: skip
     if options.train:
@@ -221,16 +228,16 @@ def task_overrides(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def resolve_with_length(options: argparse.Namespace) -> TaskSettings:
-    """Return the resolved task settings, including the default maximum length."""
-    user_settings = {"task": task_overrides(options)}
+def resolve_task(options: argparse.Namespace) -> TaskSettings:
+    """Return the task settings, with the family's default length if none is set."""
+    user_settings = {"task": build_task_overrides(options)}
     task = resolve_task_settings(options.task, options.model, options.data, user_settings).task
     length = task.max_seqlen or get_family(task.kind).DEFAULT_LENGTH
     return task.model_copy(update={"max_seqlen": length})
 
 
 def main() -> None:
-    """Run the comparisons that are not in --out yet, then print medians and ratios."""
+    """Parse the command line and run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", choices=sorted(PUBLIC_TASKS), required=True)
     parser.add_argument("--data", type=Path, required=True)
@@ -258,7 +265,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Run the missing comparisons seed by seed, and print a summary."""
+    """Run the comparisons that are not in the file --out, and print medians and time ratios."""
     settings = {name: getattr(options, name) for name in ("task", "epochs", "batch", "lr")}
     settings["examples"] = options.examples
     settings |= {"length": options.length, "weights": options.weights}
@@ -289,7 +296,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def read_records(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the records in a file that have these settings."""
+    """Return the records in a file whose settings equal ``settings``."""
     if not path.exists():
         return []
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -301,7 +308,7 @@ def read_records(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def print_summary(records: list[dict[str, Any]], metrics: list[str]) -> None:
-    """Print median, minimum and maximum of each metric, and time ratios."""
+    """Print the median and range of each metric, and the time ratios."""
     seconds = {}
     for name in ("bertsmith", *BASELINES):
         runs = [record for record in records if record["name"] == name]

@@ -1,7 +1,7 @@
-"""Record numerical results of tiny models, to check that a change leaves them identical.
+"""Record numerical results of tiny models, to check that a code change does not alter them.
 
-Trains, fine-tunes, embeds and exports tiny models on generated text through the command line, and
-records the losses of every step, the vectors and the ONNX outputs:
+The script trains, fine-tunes and exports tiny models on generated text with Bertsmith's commands.
+It records the losses of every step, the embeddings and the ONNX outputs:
 
     python benchmarks/fingerprint.py --json before.json       # at the old commit
     python benchmarks/fingerprint.py --compare before.json    # at the new commit
@@ -31,8 +31,12 @@ VERBS = ["carried", "found", "sold", "painted", "hid", "forgot"]
 FP32 = ["--set", "run.precision=fp32", "--set", "run.log_every=1", "--set", "run.device=cpu"]
 
 
-def run(work: Path, *arguments: object) -> None:
-    """Run one Bertsmith command; raise RuntimeError with its messages if it fails."""
+def run_bertsmith(work: Path, *arguments: object) -> None:
+    """Run a Bertsmith command in ``work``.
+
+    Raises:
+        RuntimeError: If the command fails.
+    """
     command = [sys.executable, "-m", "bertsmith", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     result = subprocess.run(
@@ -43,7 +47,7 @@ def run(work: Path, *arguments: object) -> None:
 
 
 def write_data(work: Path) -> None:
-    """Write a corpus and one labeled file per task family, with the same content in every call."""
+    """Write a corpus and a labeled file for each task family; each call writes the same files."""
     generator = random.Random(0)
 
     def draw_sentence() -> tuple[str, str, str]:
@@ -92,7 +96,7 @@ def read_losses(run_directory: Path) -> list[dict[str, Any]]:
 
 
 def digest_array(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return the shape, the SHA-256 and the first values of an array."""
+    """Return the shape, the SHA-256 and the first four values of an array."""
     return {
         "shape": list(array.shape),
         "sha256": hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest(),
@@ -101,7 +105,7 @@ def digest_array(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def digest_onnx_outputs(directory: Path) -> dict[str, Any]:
-    """Run all ONNX graphs in a directory on fixed ids and return a digest of each output."""
+    """Run each ONNX graph in a directory on the same token ids; return digests of the outputs."""
     digests = {}
     for path in sorted(directory.rglob("*.onnx")):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -116,10 +120,10 @@ def digest_onnx_outputs(directory: Path) -> dict[str, Any]:
 
 
 def compute_fingerprint(work: Path) -> dict[str, Any]:
-    """Train and use tiny models in ``work`` and return their results by name."""
+    """Train and use tiny models in ``work``, and return their results by name."""
     write_data(work)
-    run(work, "vocab", "corpus.jsonl", "--size", 200, "--out", "vocab")
-    run(
+    run_bertsmith(work, "vocab", "corpus.jsonl", "--size", 200, "--out", "vocab")
+    run_bertsmith(
         work,
         "prepare",
         "corpus.jsonl",
@@ -135,8 +139,8 @@ def compute_fingerprint(work: Path) -> dict[str, Any]:
              "--set", "model.feed_forward=64", "--set", "data.batch_size=16"]  # fmt: skip
     for recipe in ("fast", "paper"):
         out = f"run-{recipe}"
-        run(work, "pretrain", "--data", "store", "--recipe", recipe, "--steps", 10, "--out", out,
-            *shape, *FP32)  # fmt: skip
+        run_bertsmith(work, "pretrain", "--data", "store", "--recipe", recipe, "--steps", 10,
+                      "--out", out, *shape, *FP32)  # fmt: skip
         results[f"pretrain {recipe}"] = read_losses(work / out)
     families: dict[str, list[object]] = {
         "classify": ["--data", "classify.csv", "--text", "text", "--label", "label"],
@@ -146,7 +150,7 @@ def compute_fingerprint(work: Path) -> dict[str, Any]:
         "tag": ["--data", "tag.conll"],
     }  # fmt: skip
     for family, options in families.items():
-        run(work, "finetune", family, "--model", "run-fast", *options, "--out", family,
+        run_bertsmith(work, "finetune", family, "--model", "run-fast", *options, "--out", family,
             "--set", "schedule.epochs=4", *FP32)  # fmt: skip
         results[f"finetune {family}"] = read_losses(work / family)
     sentences = [
@@ -155,17 +159,17 @@ def compute_fingerprint(work: Path) -> dict[str, Any]:
     ]
     (work / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
     for pooling in ("mean", "first"):
-        run(work, "embed", "run-fast", "sentences.txt", "--pooling", pooling, "--device", "cpu",
-            "--out", f"{pooling}.npy")  # fmt: skip
+        run_bertsmith(work, "embed", "run-fast", "sentences.txt", "--pooling", pooling,
+                      "--device", "cpu", "--out", f"{pooling}.npy")  # fmt: skip
         results[f"embed {pooling}"] = digest_array(np.load(work / f"{pooling}.npy"))
     for model in ("run-fast", "classify"):
-        run(work, "export", model, "--to", "onnx", "--out", f"{model}-onnx")
+        run_bertsmith(work, "export", model, "--to", "onnx", "--out", f"{model}-onnx")
         results[f"onnx {model}"] = digest_onnx_outputs(work / f"{model}-onnx")
     return results
 
 
 def main() -> None:
-    """Compute the results, and write them or compare them with earlier ones."""
+    """Compute the results, and write them or compare them with those of another commit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--compare", type=Path, help="a file written by --json earlier")

@@ -1,10 +1,10 @@
-"""Speed of text classification, compared with transformers' pipeline at its best batch size.
+"""Compare the speed of text classification with transformers' pipeline.
 
-Both load the same model directory in float32 and classify the same texts of one to eight sentences,
-taken from the documentation of the installed packages. The pipeline's batch size is the fastest on
-a sample. Then the two alternate over equal parts of the texts in one process. The benchmark also
-reports different labels and the largest difference of probabilities. A model without output layer
-gets a random one, which costs the same.
+Both programs load the same model directory in float32 and classify the same texts of one to eight
+sentences, which are taken from the documentation of the installed packages. The pipeline uses the
+batch size that is fastest on a sample. The two programs alternate over equal parts of the texts in
+one process. The benchmark also reports the number of different labels and the largest difference of
+probabilities. A model without a classifier gets a random one.
 
     python benchmarks/predict.py --model DIR [--texts 10000] [--sample 300] [--json FILE]
 """
@@ -40,11 +40,11 @@ BATCH_SIZES = (1, 8, 32, 128)
 #: Number of parts of the texts; both programs process each part once.
 NUM_PARTS = 5
 #: Target for the speed ratio.
-GOAL = 2.0
+TARGET_RATIO = 2.0
 
 
 def make_texts(count: int) -> list[str]:
-    """Return texts of one to eight sentences, log-uniformly distributed."""
+    """Return ``count`` texts of one to eight sentences; their number is log-uniform."""
     generator = random.Random(0)
     sentences = (
         sentence
@@ -61,13 +61,13 @@ def make_texts(count: int) -> list[str]:
                 f"{len(texts):,}; use a smaller --texts"
             )
         texts.append(text)
-    # Shuffled, because neighboring texts come from the same module and resemble each other.
+    # Neighboring texts come from the same module and are similar.
     generator.shuffle(texts)
     return texts
 
 
 def load_classifier(path: Path, directory: Path) -> FineTunedBundle:
-    """Load a classifier, or make a random one with two labels from a pre-trained model."""
+    """Load a classifier, or create a random classifier of two labels from a pre-trained model."""
     try:
         return load_fine_tuned(path)
     except ModelError:
@@ -90,17 +90,17 @@ def make_pipeline(bundle: FineTunedBundle) -> Any:
 def run_pipeline(
     pipeline: Any, texts: list[str], batch_size: int, max_length: int
 ) -> list[dict[str, Any]]:
-    """Return the pipeline's answers."""
-    answers: list[dict[str, Any]] = pipeline(
+    """Return the predictions of the pipeline."""
+    predictions: list[dict[str, Any]] = pipeline(
         texts, batch_size=batch_size, truncation=True, max_length=max_length
     )
-    return answers
+    return predictions
 
 
 def find_best_batch_size(
     pipeline: Any, sample: list[str], max_length: int
 ) -> tuple[int, dict[int, float]]:
-    """Return the pipeline's fastest batch size, and the seconds of each."""
+    """Return the fastest batch size of the pipeline, and the seconds by batch size."""
     run_pipeline(pipeline, sample[:16], 8, max_length)
     seconds = {}
     for batch_size in BATCH_SIZES:
@@ -116,31 +116,36 @@ def compare(
     """Classify all texts with both programs.
 
     Returns:
-        Seconds of each part, number of different labels, and largest difference of probabilities.
+        Seconds of each part by program, the number of different labels, and the largest difference
+        of probabilities.
     """
-    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    seconds: dict[str, list[float]] = {"bertsmith": [], "transformers": []}
     num_different, max_difference = 0, 0.0
     predict(bundle, texts[:16])
     for part in range(NUM_PARTS):
         part_texts = texts[part * len(texts) // NUM_PARTS : (part + 1) * len(texts) // NUM_PARTS]
-        answers: dict[str, list[Any]] = {}
-        # The order alternates, so that throttling affects both alike.
-        for name in ("ours", "theirs") if part % 2 == 0 else ("theirs", "ours"):
+        predictions: dict[str, list[Any]] = {}
+        # The programs take turns to go first, because the CPU may slow down during a part.
+        for name in (
+            ("bertsmith", "transformers") if part % 2 == 0 else ("transformers", "bertsmith")
+        ):
             start = time.perf_counter()
-            if name == "ours":
-                answers[name] = predict(bundle, part_texts)
+            if name == "bertsmith":
+                predictions[name] = predict(bundle, part_texts)
             else:
-                answers[name] = run_pipeline(pipeline, part_texts, batch_size, max_length)
+                predictions[name] = run_pipeline(pipeline, part_texts, batch_size, max_length)
             seconds[name].append(time.perf_counter() - start)
-        for answer, expected in zip(answers["ours"], answers["theirs"], strict=True):
-            num_different += answer.labels[0][0] != expected["label"]
-            difference = abs(dict(answer.labels)[expected["label"]] - expected["score"])
+        for prediction, expected in zip(
+            predictions["bertsmith"], predictions["transformers"], strict=True
+        ):
+            num_different += prediction.labels[0][0] != expected["label"]
+            difference = abs(dict(prediction.labels)[expected["label"]] - expected["score"])
             max_difference = max(max_difference, difference)
     return seconds, num_different, max_difference
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the comparison and report its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=10_000)
@@ -168,27 +173,27 @@ def main() -> None:
         for bertsmith_time, pipeline_time in zip(*seconds.values(), strict=True)
     ]
     ratios = {
-        "texts a second, ours / theirs": totals["theirs"] / totals["ours"],
-        "median of the turns": median(part_ratios),
-        "least of the turns": min(part_ratios),
-        "of the goal of 2": totals["theirs"] / totals["ours"] / GOAL,
-        "ours of the machine's matrix product": macs
-        / totals["ours"]
+        "texts per second, Bertsmith / transformers": totals["transformers"] / totals["bertsmith"],
+        "median of the parts": median(part_ratios),
+        "minimum of the parts": min(part_ratios),
+        "speed ratio / target ratio": totals["transformers"] / totals["bertsmith"] / TARGET_RATIO,
+        "MFU of Bertsmith": macs
+        / totals["bertsmith"]
         / device.measure_peak_macs(machine, seconds=2.0),
     }
-    figures = {
+    measurements = {
         "texts": len(texts), "tokens": sum(lengths), "shortest": min(lengths),
         "longest": max(lengths), "threads": torch.get_num_threads(),
-        "seconds, ours": totals["ours"], "seconds, theirs": totals["theirs"],
-        "texts a second, ours": len(texts) / totals["ours"],
-        "texts a second, theirs": len(texts) / totals["theirs"],
-        "their batch size": batch_size,
-        **{f"their seconds for the sample at {size}": value
+        "seconds, Bertsmith": totals["bertsmith"], "seconds, transformers": totals["transformers"],
+        "texts per second, Bertsmith": len(texts) / totals["bertsmith"],
+        "texts per second, transformers": len(texts) / totals["transformers"],
+        "batch size of transformers": batch_size,
+        **{f"seconds of transformers for the sample at batch size {size}": value
            for size, value in sample_seconds.items()},
-        "labels that differ": num_different,
+        "different labels": num_different,
         "largest difference of a probability": max_difference,
     }  # fmt: skip
-    report("predict", ratios, figures, options.json)
+    report("predict", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":

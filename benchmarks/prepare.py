@@ -1,7 +1,8 @@
-"""Speed and memory of ``bertsmith prepare``, compared with ``tokenizers`` alone.
+"""Compare the speed of ``bertsmith prepare`` with ``tokenizers``, and measure its memory.
 
-The baseline encodes the same sentences, already split and in memory, on the same cores, and reads
-the ids. ``prepare`` is timed as a whole program: it starts, reads, splits, tokenizes and writes.
+The baseline encodes the same sentences on the same cores; they are already split and in memory. The
+time of ``prepare`` is that of the whole program: it starts, reads the text, splits sentences,
+tokenizes them and writes the store.
 
     python benchmarks/prepare.py [--text FILE] [--small-only] [--json FILE]
 """
@@ -67,7 +68,7 @@ class MemoryMonitor(threading.Thread):
 
 
 def run_prepare(texts: list[Path], tokenizer: Path, out: Path) -> tuple[float, float]:
-    """Run the program; return its seconds and the peak memory of all its processes in MB."""
+    """Run ``bertsmith prepare``; return its seconds and the peak memory of its processes in MB."""
     command = [sys.executable, "-m", "bertsmith", "prepare", *map(str, texts)]
     command += ["--tokenizer", str(tokenizer), "--out", str(out)]
     start = time.perf_counter()
@@ -82,9 +83,11 @@ def run_prepare(texts: list[Path], tokenizer: Path, out: Path) -> tuple[float, f
     return seconds, peak
 
 
-def run_tokenizers(tokenizer: HFTokenizer, sentences: list[str], fast: bool) -> tuple[float, int]:
-    """Encode sentences with ``tokenizers`` on all cores; return seconds and number of tokens."""
-    encode = tokenizer.encode_batch_fast if fast else tokenizer.encode_batch
+def run_tokenizers(
+    tokenizer: HFTokenizer, sentences: list[str], *, use_fast_method: bool
+) -> tuple[float, int]:
+    """Encode sentences with ``tokenizers`` on all cores; return seconds and token count."""
+    encode = tokenizer.encode_batch_fast if use_fast_method else tokenizer.encode_batch
     start, num_tokens = time.perf_counter(), 0
     for first in range(0, len(sentences), 10_000):
         for encoding in encode(sentences[first : first + 10_000], add_special_tokens=False):
@@ -92,8 +95,8 @@ def run_tokenizers(tokenizer: HFTokenizer, sentences: list[str], fast: bool) -> 
     return time.perf_counter() - start, num_tokens
 
 
-def decompress(text: Path, directory: Path) -> Path:
-    """Return the text as an uncompressed file."""
+def decompress_text(text: Path, directory: Path) -> Path:
+    """Return the path of the uncompressed text; decompress it into ``directory`` if necessary."""
     if text.suffix != ".xz":
         return text
     plain = directory / text.stem
@@ -103,8 +106,14 @@ def decompress(text: Path, directory: Path) -> Path:
     return plain
 
 
-def measure(text: Path, directory: Path, *, small_only: bool) -> tuple[dict[str, float], ...]:
-    """Run each program twice, alternating, then ``prepare`` on ten times the text for memory."""
+def compare_with_tokenizers(
+    text: Path, directory: Path, *, small_only: bool
+) -> tuple[dict[str, float], ...]:
+    """Run the programs twice in turns; then measure ``prepare`` on ten times the text.
+
+    Returns:
+        Speed ratios and measurements.
+    """
     documents = [document.text for document in read_documents(find_sources([str(text)]))]
     train_wordpiece(iter(documents[:5000]), 16_000).save(directory / "tokenizer")
     tokenizer = HFTokenizer.from_file(str(directory / "tokenizer" / "tokenizer.json"))
@@ -112,9 +121,9 @@ def measure(text: Path, directory: Path, *, small_only: bool) -> tuple[dict[str,
     del documents
     prepare_seconds, plain_seconds, fast_seconds, peaks = [], [], [], []
     for run in range(2):
-        seconds, num_tokens = run_tokenizers(tokenizer, sentences, fast=False)
+        seconds, num_tokens = run_tokenizers(tokenizer, sentences, use_fast_method=False)
         plain_seconds.append(seconds)
-        fast_seconds.append(run_tokenizers(tokenizer, sentences, fast=True)[0])
+        fast_seconds.append(run_tokenizers(tokenizer, sentences, use_fast_method=True)[0])
         seconds, peak = run_prepare([text], directory / "tokenizer", directory / f"store{run}")
         prepare_seconds.append(seconds)
         peaks.append(peak)
@@ -125,7 +134,7 @@ def measure(text: Path, directory: Path, *, small_only: bool) -> tuple[dict[str,
         "prepare / tokenizers encode_batch": min(plain_seconds) / min(prepare_seconds),
         "prepare / tokenizers encode_batch_fast": min(fast_seconds) / min(prepare_seconds),
     }
-    figures = {
+    measurements = {
         "text, MB": size,
         "tokens": num_tokens,
         "prepare: tokens/s": num_tokens / min(prepare_seconds),
@@ -135,13 +144,13 @@ def measure(text: Path, directory: Path, *, small_only: bool) -> tuple[dict[str,
     }
     if not small_only:
         seconds, peak = run_prepare([text] * 10, directory / "tokenizer", directory / "big")
-        figures["ten times the text: tokens/s"] = 10 * num_tokens / seconds
-        figures[f"peak memory of all processes, {10 * size:.0f} MB of text: MB"] = peak
-    return ratios, figures
+        measurements["ten times the text: tokens/s"] = 10 * num_tokens / seconds
+        measurements[f"peak memory of all processes, {10 * size:.0f} MB of text: MB"] = peak
+    return ratios, measurements
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the comparison and report its results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -153,9 +162,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory_name:
         directory = Path(directory_name)
-        text = decompress(options.text, directory)
-        ratios, figures = measure(text, directory, small_only=options.small_only)
-    report("prepare", ratios, figures, options.json)
+        text = decompress_text(options.text, directory)
+        ratios, measurements = compare_with_tokenizers(
+            text, directory, small_only=options.small_only
+        )
+    report("prepare", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":

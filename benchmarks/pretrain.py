@@ -1,8 +1,9 @@
 """Time a pre-training step, compared with transformers' BertForPreTraining.
 
-Both run the same step alternately in one process: forward pass with both losses, backward pass,
-gradient clipping to norm 1, fused AdamW; dropout is 0.1. Sequences are full and random, and 15 % of
-the tokens are predicted. Data loading is not included.
+The steps of both libraries alternate in one process. A step consists of the forward pass with the
+masked-LM and NSP losses, the backward pass, gradient clipping to norm 1 and fused AdamW. Dropout is
+0.1. All sequences have the full length and random tokens, of which 15 % are predicted. Data loading
+is not included.
 
     python benchmarks/pretrain.py --size mini --size small --json pretrain.json
     python benchmarks/pretrain.py --size base --batch 256 --length 128 --json cuda.json   # on CUDA
@@ -32,14 +33,14 @@ from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
-VOCAB_SIZE, MASKED_SHARE, LEARNING_RATE = 30522, 0.15, 1e-4
+VOCAB_SIZE, MASKING_RATE, LEARNING_RATE = 30522, 0.15, 1e-4
 
 
 def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> ExampleBatch:
-    """Return full sequences of random tokens, 15 % of which are to be predicted."""
+    """Return full-length sequences of random tokens, 15 % of which are predicted."""
     num_tokens = num_sequences * length
     random_values = torch.rand(num_sequences, length, generator=generator)
-    masked = random_values.argsort(1)[:, : round(MASKED_SHARE * length)].sort(1).values
+    masked = random_values.argsort(1)[:, : round(MASKING_RATE * length)].sort(1).values
     masked_positions = (masked + torch.arange(num_sequences)[:, None] * length).flatten()
     ids = torch.randint(5, VOCAB_SIZE, (num_tokens,), generator=generator)
     segments = (torch.arange(num_tokens) % length >= length // 2).long()
@@ -56,12 +57,12 @@ def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> E
 
 
 def make_config(size: str) -> ModelConfig:
-    """Return a config of a named size with transformers' defaults."""
+    """Return the config of a named size, with the activation that transformers uses by default."""
     values = {"vocab_size": VOCAB_SIZE, "activation": "gelu", **get_size_preset(size)}
     return ModelConfig.parse(values, size)
 
 
-def bertsmith_step(
+def build_bertsmith_step(
     machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool
 ) -> Callable[[], None]:
     """Return a function that runs one training step of Bertsmith."""
@@ -81,7 +82,7 @@ def bertsmith_step(
     return step
 
 
-def transformers_step(
+def build_transformers_step(
     machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool
 ) -> Callable[[], None]:
     """Return a function that runs one training step of transformers."""
@@ -121,7 +122,7 @@ def transformers_step(
 
 
 def time_step(step: Callable[[], None], machine: Machine) -> float:
-    """Return the seconds of one step."""
+    """Return the seconds that one step takes."""
     device.synchronize(machine)
     start = time.perf_counter()
     step()
@@ -132,10 +133,10 @@ def time_step(step: Callable[[], None], machine: Machine) -> float:
 def compare(
     machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool, num_steps: int
 ) -> dict[str, Any]:
-    """Time both alternately; return speed ratio, tokens per second and MFU."""
+    """Time the steps of both libraries; return speed ratio, tokens per second and MFU."""
     torch.manual_seed(0)
-    steps = {"ours": bertsmith_step(machine, size, batch, compiled)}
-    steps["theirs"] = transformers_step(machine, size, batch, compiled)
+    steps = {"bertsmith": build_bertsmith_step(machine, size, batch, compiled)}
+    steps["transformers"] = build_transformers_step(machine, size, batch, compiled)
     for step in steps.values():
         for _ in range(2):
             step()
@@ -156,29 +157,37 @@ def compare(
     )
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     peak = statistics.median(peaks)
-    ratios = [b / a for a, b in zip(seconds["ours"], seconds["theirs"], strict=True)]
+    ratios = [
+        transformers_seconds / bertsmith_seconds
+        for bertsmith_seconds, transformers_seconds in zip(
+            seconds["bertsmith"], seconds["transformers"], strict=True
+        )
+    ]
     return {
         "ratio": statistics.median(ratios),
         "lowest": min(ratios),
         "highest": max(ratios),
         "tokens_per_second": {name: num_tokens / value for name, value in medians.items()},
         "flops": {name: 2 * macs / value for name, value in medians.items()},
-        "of_ceiling": {name: macs / value / peak for name, value in medians.items()},
-        "ceiling_flops": 2 * peak,
+        "mfu": {name: macs / value / peak for name, value in medians.items()},
+        "peak_flops": 2 * peak,
     }
 
 
-def flatten(prefix: str, values: dict[str, Any]) -> dict[str, float]:
-    """Flatten nested figures; keys are joined with commas."""
+def flatten_measurements(prefix: str, values: dict[str, Any]) -> dict[str, float]:
+    """Return nested measurements as a flat dictionary; nested keys are joined with commas."""
     result: dict[str, float] = {}
     for key, value in values.items():
         name = f"{prefix}, {key}"
-        result |= flatten(name, value) if isinstance(value, dict) else {name: value}
+        if isinstance(value, dict):
+            result |= flatten_measurements(name, value)
+        else:
+            result[name] = value
     return result
 
 
 def main() -> None:
-    """Compare all requested sizes, precisions and modes."""
+    """Run the comparison for each requested size, precision and mode."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", action="append", help="named size; default mini and small")
     parser.add_argument("--precision", action="append", choices=("fp32", "bf16"))
@@ -190,7 +199,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     ratios: dict[str, float] = {}
-    figures: dict[str, float] = {}
+    measurements: dict[str, float] = {}
     for precision in options.precision or ("fp32", "bf16"):
         machine = device.resolve_machine(
             options.device, precision, "padded", attention_dropout=0.1, threads=None
@@ -203,17 +212,17 @@ def main() -> None:
                 torch.compiler.reset()
                 name = f"{size} {options.batch}x{options.length} {precision} {mode}"
                 ratios[name] = result.pop("ratio")
-                figures |= flatten(name, result)
-                speed, mfu = result["tokens_per_second"], result["of_ceiling"]
+                measurements |= flatten_measurements(name, result)
+                speed, mfu = result["tokens_per_second"], result["mfu"]
                 print(
                     f"{name}: {ratios[name]:.2f} x ({result['lowest']:.2f} to "
-                    f"{result['highest']:.2f}); {speed['ours']:,.0f} tokens/s, transformers "
-                    f"{speed['theirs']:,.0f}; {mfu['ours']:.0%} of peak "
-                    f"({result['ceiling_flops'] / 1e9:,.0f} GFLOP/s), transformers "
-                    f"{mfu['theirs']:.0%}",
+                    f"{result['highest']:.2f}); {speed['bertsmith']:,.0f} tokens/s, transformers "
+                    f"{speed['transformers']:,.0f}; {mfu['bertsmith']:.0%} of peak "
+                    f"({result['peak_flops'] / 1e9:,.0f} GFLOP/s), transformers "
+                    f"{mfu['transformers']:.0%}",
                     flush=True,
                 )
-    report("pretrain", ratios, figures, options.json)
+    report("pretrain", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":

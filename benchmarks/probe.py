@@ -1,7 +1,8 @@
-"""Linear probes on each layer of frozen models, for a task with one text and two labels.
+"""Train linear probes on each layer of frozen models, for a binary classification task.
 
-Each probe is a logistic regression on a layer's standardized vectors, either the mean over tokens
-or [CLS], with the penalty chosen by five-fold cross-validation. Scores are dev set accuracies.
+A probe is a logistic regression on the standardized vectors of a layer. A vector is the mean over
+the tokens of a text or the hidden state of its [CLS] token. Five-fold cross-validation selects the
+regularization strength. Scores are accuracies on the dev set.
 
     python benchmarks/probe.py --data DATA/glue/SST-2 --models MODEL... [--examples N] [--json FILE]
 """
@@ -18,18 +19,19 @@ from sklearn.preprocessing import StandardScaler
 
 from bertsmith.use.embed import Embedder
 
-PENALTIES = (0.001, 0.01, 0.1)
+#: Inverse regularization strengths (``C`` in scikit-learn).
+REGULARIZATIONS = (0.001, 0.01, 0.1)
 
 
 def read_examples(path: Path, limit: int | None = None) -> tuple[list[str], np.ndarray]:
-    """Return the texts and labels of a file in GLUE's format."""
+    """Return the first ``limit`` texts and labels of a file in GLUE's format."""
     with path.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))[:limit]
     return [row["sentence"] for row in rows], np.array([int(row["label"]) for row in rows])
 
 
 def main() -> None:
-    """Probe every model, layer and pooling, and print the accuracies."""
+    """Train a probe for each model, pooling and layer, and report the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--models", type=Path, nargs="+", required=True)
@@ -38,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     train_texts, train_labels = read_examples(options.data / "train.tsv", options.examples)
     dev_texts, dev_labels = read_examples(options.data / "dev.tsv")
-    accuracies = {"larger class": max(dev_labels.mean(), 1 - dev_labels.mean())}
+    accuracies = {"majority class": max(dev_labels.mean(), 1 - dev_labels.mean())}
     for number, path in enumerate(options.models):
         embedder = Embedder.load(path)
         layers = range(-embedder.config.layers - 1, 0)
@@ -49,7 +51,7 @@ def main() -> None:
                     for texts in (train_texts, dev_texts)
                 )
                 probe = make_pipeline(
-                    StandardScaler(), LogisticRegressionCV(Cs=PENALTIES, cv=5, max_iter=500)
+                    StandardScaler(), LogisticRegressionCV(Cs=REGULARIZATIONS, cv=5, max_iter=500)
                 )
                 accuracy = probe.fit(train_vectors, train_labels).score(dev_vectors, dev_labels)
                 accuracies[f"model {number}, {pooling}, layer {layer}"] = float(accuracy)

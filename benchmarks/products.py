@@ -1,8 +1,8 @@
-"""Float32 matrix products by oneDNN compared with MKL, in one layer and in whole training steps.
+"""Compare float32 matrix products of oneDNN and MKL, in linear layers and in training steps.
 
-A linear layer is timed in the forward pass and in forward and backward pass. Because oneDNN
-generates code for each new shape, the forward pass is also timed with a new number of tokens in
-each run. The two libraries alternate in one process; ratios are ratios of medians.
+A linear layer is timed in the forward pass alone, and in the forward and backward pass. oneDNN
+generates code for each new shape, so the forward pass is also timed with a new number of tokens in
+each run. Both libraries alternate in one process. Ratios are ratios of median times.
 
     python benchmarks/products.py [--threads N] [--json FILE]
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from pretrain import bertsmith_step, make_batch
+from pretrain import build_bertsmith_step, make_batch
 from reporting import report
 
 from bertsmith.model.ops import linear
@@ -32,23 +32,23 @@ NUM_RUNS = 15
 
 
 @contextmanager
-def use_library(*, onednn: bool) -> Iterator[None]:
-    """Use one of the two libraries for all products, including small ones."""
+def force_library(*, use_onednn: bool) -> Iterator[None]:
+    """Compute all float32 matrix products with oneDNN or with MKL, including small ones."""
     original, original_min_macs = linear.has_slow_mkl, linear.ONEDNN_MIN_MACS
     linear.ONEDNN_MIN_MACS = 1
-    linear.has_slow_mkl = lambda: onednn  # type: ignore[assignment]
+    linear.has_slow_mkl = lambda: use_onednn  # type: ignore[assignment]
     try:
         yield
     finally:
         linear.has_slow_mkl, linear.ONEDNN_MIN_MACS = original, original_min_macs
 
 
-def time_both(function: Callable[[], object], num_runs: int = NUM_RUNS) -> tuple[float, float]:
-    """Return the median seconds with MKL and with oneDNN; the first run of each is not counted."""
+def time_libraries(function: Callable[[], object], num_runs: int = NUM_RUNS) -> tuple[float, float]:
+    """Return the median seconds with MKL and with oneDNN; the first run of each is a warm-up."""
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for run in range(num_runs + 1):
-        for onednn, times in seconds.items():
-            with use_library(onednn=onednn):
+        for use_onednn, times in seconds.items():
+            with force_library(use_onednn=use_onednn):
                 start = time.perf_counter()
                 function()
                 if run:
@@ -56,8 +56,8 @@ def time_both(function: Callable[[], object], num_runs: int = NUM_RUNS) -> tuple
     return median(seconds[False]), median(seconds[True])
 
 
-def compare_layers(ratios: dict[str, float], figures: dict[str, float]) -> None:
-    """Compare the libraries in single linear layers."""
+def compare_layers(ratios: dict[str, float], measurements: dict[str, float]) -> None:
+    """Compare the libraries in linear layers of several sizes."""
     for in_features, out_features in WIDTHS:
         layer = Linear(in_features, out_features)
         for num_tokens in TOKEN_COUNTS:
@@ -66,7 +66,7 @@ def compare_layers(ratios: dict[str, float], figures: dict[str, float]) -> None:
             x = torch.randn(num_tokens, in_features, requires_grad=True)
             cases: dict[str, Callable[[], object]] = {
                 "forward": lambda x=x, layer=layer: layer(x.detach()),  # type: ignore[misc]
-                "forward, a number of tokens that is new": (
+                "forward, new number of tokens in each run": (
                     lambda new_counts=new_counts, layer=layer, rows=rows: layer(
                         rows[: next(new_counts)]
                     )
@@ -74,15 +74,20 @@ def compare_layers(ratios: dict[str, float], figures: dict[str, float]) -> None:
                 "forward and backward": lambda x=x, layer=layer: layer(x).sum().backward(),  # type: ignore[misc]
             }
             for case, function in cases.items():
-                mkl, onednn = time_both(function)
+                mkl_seconds, onednn_seconds = time_libraries(function)
                 key = f"{num_tokens} x {in_features} -> {out_features}, {case}"
-                ratios[f"{key}: MKL / oneDNN"] = mkl / onednn
-                figures[f"{key}: ms by oneDNN"] = 1000 * onednn
-                print(f"{key}: {mkl / onednn:.2f}", flush=True)
+                ratios[f"{key}: MKL / oneDNN"] = mkl_seconds / onednn_seconds
+                measurements[f"{key}: ms by oneDNN"] = 1000 * onednn_seconds
+                print(f"{key}: {mkl_seconds / onednn_seconds:.2f}", flush=True)
 
 
-def compare_steps(ratios: dict[str, float], figures: dict[str, float], threads: int | None) -> None:
-    """Compare the libraries in training steps of 32 sequences of 128 tokens; time bf16 too."""
+def compare_steps(
+    ratios: dict[str, float], measurements: dict[str, float], threads: int | None
+) -> None:
+    """Compare the libraries in fp32 training steps, and time the same steps in bf16.
+
+    A step has 32 sequences of 128 tokens.
+    """
     generator = torch.Generator().manual_seed(0)
     for size in ("tiny", "mini", "small"):
         for precision in ("fp32", "bf16"):
@@ -90,17 +95,18 @@ def compare_steps(ratios: dict[str, float], figures: dict[str, float], threads: 
                 "cpu", precision, "padded", attention_dropout=0.1, threads=threads
             )
             batch = to_device(make_batch(32, 128, generator), machine.device)
-            mkl, onednn = time_both(
-                bertsmith_step(machine, size, batch, compiled=False), num_runs=7
+            mkl_seconds, onednn_seconds = time_libraries(
+                build_bertsmith_step(machine, size, batch, compiled=False), num_runs=7
             )
-            figures[f"step of {size}, {precision}: ms"] = 1000 * onednn
+            measurements[f"step of {size}, {precision}: ms"] = 1000 * onednn_seconds
             if precision == "fp32":
-                ratios[f"step of {size}: MKL / oneDNN"] = mkl / onednn
-            print(f"{size} {precision}: {mkl / onednn:.2f}, {1000 * onednn:.0f} ms", flush=True)
+                ratios[f"step of {size}: MKL / oneDNN"] = mkl_seconds / onednn_seconds
+            ratio, milliseconds = mkl_seconds / onednn_seconds, 1000 * onednn_seconds
+            print(f"{size} {precision}: {ratio:.2f}, {milliseconds:.0f} ms", flush=True)
 
 
 def main() -> None:
-    """Run both comparisons, and record which library Bertsmith uses on this CPU."""
+    """Run both comparisons, and report which library Bertsmith selects on this CPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
@@ -108,11 +114,11 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     ratios: dict[str, float] = {}
-    figures: dict[str, float] = {"oneDNN is this CPU's choice": float(has_slow_mkl())}
-    figures["threads"] = float(torch.get_num_threads())
-    compare_layers(ratios, figures)
-    compare_steps(ratios, figures, options.threads)
-    report("float32 products, MKL's and oneDNN's", ratios, figures, options.json)
+    measurements: dict[str, float] = {"oneDNN is the default on this CPU": float(has_slow_mkl())}
+    measurements["threads"] = float(torch.get_num_threads())
+    compare_layers(ratios, measurements)
+    compare_steps(ratios, measurements, options.threads)
+    report("products", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints a benchmark's ratios and figures, and writes them as JSON."""
+"""Prints and saves the results of a benchmark."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def describe_machine() -> dict[str, object]:
-    """Return the processor, cores, memory and library versions that the figures depend on."""
+    """Return the processor, number of cores, memory and library versions of this machine."""
     cpu_info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model_names = [
         line.partition(":")[2].strip() for line in cpu_info.splitlines() if "model name" in line
@@ -24,16 +24,16 @@ def describe_machine() -> dict[str, object]:
 
 
 def report(
-    name: str, ratios: dict[str, float], figures: dict[str, float], path: Path | None
+    name: str, ratios: dict[str, float], measurements: dict[str, float], path: Path | None
 ) -> None:
-    """Print ratios and figures, and write them to ``path`` unless it is None."""
-    for title, values in (("ratios", ratios), ("figures", figures)):
+    """Print ratios and measurements, and write them as JSON to ``path`` if it is given."""
+    for title, values in (("ratios", ratios), ("measurements", measurements)):
         print(f"{title}:")
         for key, value in values.items():
             print(f"  {key}: {value:,.3f}")
     if path is not None:
         content = {
-            "name": name, "ratios": ratios, "figures": figures, "machine": describe_machine(),
+            "name": name, "ratios": ratios, "figures": measurements, "machine": describe_machine(),
         }  # fmt: skip
         path.write_text(json.dumps(content, indent=2) + "\n")
         print(f"wrote {path}")

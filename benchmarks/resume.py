@@ -1,7 +1,7 @@
-"""Kill a pre-training run repeatedly, resume it, and compare it with an uninterrupted run.
+"""Kill and resume a pre-training run repeatedly, and compare it with an uninterrupted run.
 
-It runs `bertsmith pretrain` and compares the files byte for byte: weights, both moments of the
-optimizer, the model directory's weights, and the metrics log without times.
+The benchmark runs `bertsmith pretrain` and compares the weights, Adam's moments, the weights of the
+model directory and the metrics log (without times) byte for byte.
 
     python benchmarks/resume.py [CORPUS...] [--kills 10] [--mode eager compiled] [--json FILE]
 
@@ -27,48 +27,50 @@ from typing import Any
 
 from bertsmith.train.engine.metrics_log import TIMING_KEYS
 
-#: Checkpoint files that must be identical.
+#: Checkpoint files that must be identical in both runs.
 STATE_FILES = ("weights.safetensors", "moments.safetensors")
-#: Seconds without reaching the next step after which a process counts as hung.
-TIMEOUT = 900.0
+#: A process that needs longer to reach the next step is considered hung.
+TIMEOUT_SECONDS = 900.0
 
 
 @dataclass
 class KillLog:
-    """Where the kills happened.
+    """The progress of the run at each kill.
 
     Attributes:
         descriptions: Last logged step and last checkpoint at each kill.
-        num_inside_checkpoint: Number of kills while a checkpoint was being written.
+        num_during_checkpoint: Number of kills while a checkpoint was being written.
     """
 
     descriptions: list[str] = field(default_factory=list)
-    num_inside_checkpoint: int = 0
+    num_during_checkpoint: int = 0
 
 
-def bertsmith_command(*arguments: str) -> list[str]:
-    """Return a command line of Bertsmith with this Python interpreter."""
+def build_command(*arguments: str) -> list[str]:
+    """Return a Bertsmith command that uses this Python interpreter."""
     return [sys.executable, "-m", "bertsmith", *arguments]
 
 
 def prepare_store(corpus: Sequence[str], vocab_size: int, work: Path) -> Path:
-    """Make a vocabulary and a store from text."""
+    """Learn a vocabulary from text and write a token store; return its path."""
     sources = list(corpus)
     if not sources:
         sources = [str(work / "docstrings.jsonl")]
-        subprocess.run(bertsmith_command("corpus", "docstrings", "--out", *sources), check=True)
+        subprocess.run(build_command("corpus", "docstrings", "--out", *sources), check=True)
     vocab, store = work / "vocab", work / "store"
     subprocess.run(
-        bertsmith_command("vocab", *sources, "--size", str(vocab_size), "--out", str(vocab)),
+        build_command("vocab", *sources, "--size", str(vocab_size), "--out", str(vocab)),
         check=True,
     )
-    command = bertsmith_command("prepare", *sources, "--tokenizer", str(vocab), "--out", str(store))
+    command = build_command("prepare", *sources, "--tokenizer", str(vocab), "--out", str(store))
     subprocess.run(command, check=True)
     return store
 
 
-def pretrain_command(store: Path, out: Path, options: argparse.Namespace, mode: str) -> list[str]:
-    """Return the command to run, kill and resume."""
+def build_pretrain_command(
+    store: Path, out: Path, options: argparse.Namespace, mode: str
+) -> list[str]:
+    """Return the `bertsmith pretrain` command of a run."""
     settings = {
         "run.compile": "true" if mode == "compiled" else "false",
         "run.device": "cpu",
@@ -77,10 +79,10 @@ def pretrain_command(store: Path, out: Path, options: argparse.Namespace, mode: 
         "run.eval_every": max(options.steps // 6, 1),
         "run.max_eval_sequences": 32,
         "checkpoint.every": options.every,
-        # The moments are compared too.
+        # The comparison includes Adam's moments.
         "checkpoint.keep_optimizer": "true",
         "data.batch_size": options.batch,
-        # Covers attention dropout too.
+        # The random state of attention dropout must survive a resume too.
         "model.attention_dropout": 0.1,
         # Several micro-batches per step, and a second phase with longer sequences.
         "run.micro_batch_tokens": options.micro_batch_tokens,
@@ -89,21 +91,21 @@ def pretrain_command(store: Path, out: Path, options: argparse.Namespace, mode: 
         **dict(assignment.split("=", 1) for assignment in options.set),
     }
     assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    return bertsmith_command(
+    return build_command(
         "pretrain", "--data", str(store), "--out", str(out), "--size", options.size,
         "--steps", str(options.steps), *assignments,
     )  # fmt: skip
 
 
-def environment(cache: Path | None) -> dict[str, str]:
-    """Return the environment of a process, with an empty cache for compiled code in ``cache``."""
-    if cache is None:
+def build_environment(compile_cache: Path | None) -> dict[str, str]:
+    """Return the environment of a process; empty the cache of compiled code if there is one."""
+    if compile_cache is None:
         return dict(os.environ)
-    shutil.rmtree(cache, ignore_errors=True)
-    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    shutil.rmtree(compile_cache, ignore_errors=True)
+    return {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(compile_cache)}
 
 
-def last_logged_step(run: Path) -> int:
+def read_last_step(run: Path) -> int:
     """Return the step of the last complete line in the metrics log."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
@@ -111,9 +113,13 @@ def last_logged_step(run: Path) -> int:
 
 
 def wait_for_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> None:
-    """Wait until the metrics log has reached ``step``; RuntimeError if the process ends first."""
-    deadline = time.monotonic() + TIMEOUT
-    while last_logged_step(run) < step:
+    """Wait until the metrics log contains ``step``.
+
+    Raises:
+        RuntimeError: If the process ends or hangs before.
+    """
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while read_last_step(run) < step:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise RuntimeError(f"the run ended or hung before step {step}:\n{read_output(run)}")
@@ -121,7 +127,7 @@ def wait_for_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> N
 
 
 def read_output(run: Path) -> str:
-    """Return the output of a run's processes."""
+    """Return the messages that the processes of a run have printed."""
     path = run.with_suffix(".log")
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -131,8 +137,8 @@ def kill_and_resume(
 ) -> KillLog:
     """Start and kill the run repeatedly, then let it finish.
 
-    Four of five kills happen during training, a random number of steps after the start and at a
-    random moment within a few steps. The others happen while the process starts.
+    Four of five kills happen during training: at a random step, and at a random time within a few
+    steps. The others happen at a random time while the process starts.
     """
     generator = random.Random(options.seed)
     kill_log, startup_seconds = KillLog(), 5.0
@@ -143,10 +149,10 @@ def kill_and_resume(
                 command,
                 stdout=output,
                 stderr=output,
-                env=environment(cache),
+                env=build_environment(cache),
                 start_new_session=True,
             )
-            previous_step = last_logged_step(run)
+            previous_step = read_last_step(run)
             if kill % 5 == 4:
                 time.sleep(generator.uniform(0.0, startup_seconds))
             else:
@@ -162,18 +168,20 @@ def kill_and_resume(
         process.wait()
         checkpoints = run / "checkpoints"
         unfinished = [*checkpoints.glob(".*.tmp")] if checkpoints.exists() else []
-        kill_log.num_inside_checkpoint += bool(unfinished)
+        kill_log.num_during_checkpoint += bool(unfinished)
         saved_step = max((int(path.name[5:]) for path in checkpoints.glob("step-*")), default=0)
-        kill_log.descriptions.append(f"{last_logged_step(run)} (saved {saved_step})")
-        print(f"    kill {kill + 1}: at step {last_logged_step(run)}, last checkpoint {saved_step}"
-              + (", inside a checkpoint" if unfinished else ""), flush=True)  # fmt: skip
+        kill_log.descriptions.append(f"{read_last_step(run)} (saved {saved_step})")
+        print(f"    kill {kill + 1}: at step {read_last_step(run)}, last checkpoint {saved_step}"
+              + (", while writing a checkpoint" if unfinished else ""), flush=True)  # fmt: skip
     with run.with_suffix(".log").open("ab") as output:
-        subprocess.run(command, check=True, stdout=output, stderr=output, env=environment(cache))
+        subprocess.run(
+            command, check=True, stdout=output, stderr=output, env=build_environment(cache)
+        )
     return kill_log
 
 
-def content(run: Path, steps: int) -> dict[str, str]:
-    """Return a hash or string of everything that must be identical."""
+def collect_run_contents(run: Path, steps: int) -> dict[str, str]:
+    """Return a hash or text of everything that must be identical in both runs, by name."""
     result = {}
     checkpoint = run / "checkpoints" / f"step-{steps}"
     for name, path in {
@@ -182,56 +190,63 @@ def content(run: Path, steps: int) -> dict[str, str]:
     }.items():
         result[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-    result["state.json but for seconds"] = json.dumps({**state, "seconds": 0})
+    result["state.json without seconds"] = json.dumps({**state, "seconds": 0})
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     without_times = [
         {key: value for key, value in record.items() if key not in TIMING_KEYS}
         for record in records
     ]
-    result["journal but for times"] = "\n".join(json.dumps(record) for record in without_times)
+    result["metrics log without times"] = "\n".join(json.dumps(record) for record in without_times)
     trained_steps = [record["step"] for record in records if record["kind"] == "train"]
-    result["every step once"] = str(trained_steps == list(range(1, steps + 1)))
+    result["every step logged once"] = str(trained_steps == list(range(1, steps + 1)))
     return result
 
 
 def compare(mode: str, store: Path, work: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run with and without kills in one mode; print and return the comparison."""
+    """Compare a killed run with an uninterrupted run in one mode; print and return the result."""
     print(f"{mode}:", flush=True)
-    # By default each process compiles again, so that identical results do not depend on a cache.
+    # By default each process compiles its code again, so results do not depend on a cache.
     cache = work / "inductor" if mode == "compiled" and not options.keep_cache else None
     uninterrupted, killed = work / f"{mode}-uninterrupted", work / f"{mode}-killed"
     start = time.monotonic()
-    command = pretrain_command(store, uninterrupted, options, mode)
+    command = build_pretrain_command(store, uninterrupted, options, mode)
     with uninterrupted.with_suffix(".log").open("ab") as output:
-        subprocess.run(command, check=True, stdout=output, stderr=output, env=environment(cache))
+        subprocess.run(
+            command, check=True, stdout=output, stderr=output, env=build_environment(cache)
+        )
     seconds = time.monotonic() - start
     records = [
         json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()
     ]
     step_time = records[-1].get("seconds", records[-2].get("seconds", 1.0)) / options.steps
     print(f"    uninterrupted: {options.steps} steps in {seconds:.0f} s", flush=True)
-    # The number of threads affects rounding, and a run on a busy machine chooses fewer.
+    # The number of threads affects rounding, and a run on a busy machine uses fewer threads.
     with (uninterrupted / "settings.toml").open("rb") as file:
         options.set = [*options.set, f"run.threads={tomllib.load(file)['run']['threads']}"]
     kill_log = kill_and_resume(
-        pretrain_command(store, killed, options, mode), killed, options, cache, step_time
+        build_pretrain_command(store, killed, options, mode), killed, options, cache, step_time
     )
-    expected, actual = content(uninterrupted, options.steps), content(killed, options.steps)
+    expected, actual = (
+        collect_run_contents(uninterrupted, options.steps),
+        collect_run_contents(killed, options.steps),
+    )
     is_equal = {name: expected[name] == actual[name] for name in expected}
-    is_equal["every step once"] = expected["every step once"] == actual["every step once"] == "True"
+    is_equal["every step logged once"] = (
+        expected["every step logged once"] == actual["every step logged once"] == "True"
+    )
     for name, equal in is_equal.items():
         digest = expected[name][:16] if len(expected[name]) == 64 else ""
         print(f"    {'equal    ' if equal else 'DIFFERENT'}  {name}  {digest}", flush=True)
     return {
         "kills": options.kills, "killed_at_step": kill_log.descriptions,
-        "killed_inside_a_checkpoint": kill_log.num_inside_checkpoint,
+        "killed_inside_a_checkpoint": kill_log.num_during_checkpoint,
         "last_loss": [record["loss"] for record in records if record["kind"] == "train"][-1],
         "equal": is_equal,
     }  # fmt: skip
 
 
 def main() -> None:
-    """Compare in each mode; the exit status is 1 if anything differs."""
+    """Run the comparison in each mode; exit with status 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", nargs="*", help="text files; default: docstrings")
     parser.add_argument("--store", type=Path, help="an existing store to train on")
@@ -260,13 +275,13 @@ def main() -> None:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         store = options.store or prepare_store(options.corpus, options.words, work)
-        figures = {mode: compare(mode, store, work, options) for mode in options.mode}
-    all_equal = all(all(comparison["equal"].values()) for comparison in figures.values())
+        measurements = {mode: compare(mode, store, work, options) for mode in options.mode}
+    all_equal = all(all(comparison["equal"].values()) for comparison in measurements.values())
     machine = {
         "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__,
         "python": platform.python_version(), "processor": platform.machine(),
     }  # fmt: skip
-    result = {"name": "resume", "ratios": {}, "figures": figures, "machine": machine}
+    result = {"name": "resume", "ratios": {}, "figures": measurements, "machine": machine}
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print("all equal, byte for byte" if all_equal else "NOT equal")

@@ -1,13 +1,15 @@
-"""Throughput and latency of the server under load, compared with the library.
+"""Measure the throughput and latency of the server, compared with the library.
 
-Three variants alternate, because the machine's speed may vary:
+Three variants take turns, because the speed of the machine may vary:
 
 - ``Embedder.encode`` embeds all texts offline.
-- The library computes batches of arbitrary texts without HTTP, as a server must. This is an upper
-  bound for the server.
-- A server process answers 64 clients in this process, one text per request, over loopback.
+- The library computes batches of texts of mixed lengths without HTTP. The server cannot sort texts
+  by length either, so this is an upper bound for its throughput.
+- A server process answers 64 clients over loopback. The clients run in this process and send one
+  text per request.
 
-It reports the throughput of each, request latencies, and whether the vectors agree.
+The benchmark reports the throughput of each variant, request latencies, and the largest difference
+between the vectors of the server and the library.
 
     python benchmarks/serve.py --model DIR --texts FILE --clients 64 --seconds 60 --json OUT
 """
@@ -36,7 +38,7 @@ from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import VectorSettings
 
-#: Number of rounds. In each, the server is measured three times as long as the library variants.
+#: Number of rounds. In a round, the server is measured three times as long as each other variant.
 NUM_ROUNDS = 6
 REQUEST_HEAD = (
     b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -47,7 +49,7 @@ REQUEST_HEAD = (
 async def run_client(
     port: int, texts: list[str], first_request: int, end: float, responses: list[Any]
 ) -> None:
-    """Send one request after another over one connection until the time ``end``.
+    """Send requests one after another over one connection until the time ``end``.
 
     Uses plain sockets, because HTTP client libraries need more CPU time than the server.
     """
@@ -68,7 +70,7 @@ async def run_client(
 
 
 async def run_clients(port: int, texts: list[str], num_clients: int, seconds: float) -> list[Any]:
-    """Return (text index, seconds, status, content) of each request."""
+    """Run the clients concurrently; return text index, seconds, status and content per request."""
     responses: list[Any] = []
     end = time.perf_counter() + seconds
     await asyncio.gather(
@@ -87,7 +89,7 @@ def measure_offline(embedder: Embedder, texts: list[str], seconds: float) -> flo
 
 
 def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: float) -> float:
-    """Return the texts per second in batches of the server's size, in random order."""
+    """Return the texts per second of the library in random batches of the server's size."""
     settings, max_tokens = (
         embedder.resolve_settings(VectorSettings()), ServeSettings().max_batch_tokens
     )  # fmt: skip
@@ -157,7 +159,7 @@ def report_results(
     options: argparse.Namespace, embedder: Embedder, texts: list[str], responses: list[Any],
     rates: list[tuple[float, float, float]], exit_status: int,
 ) -> None:  # fmt: skip
-    """Report the results.
+    """Compute and report throughput ratios, latencies and the error of the vectors.
 
     Args:
         options: Command-line options.
@@ -180,22 +182,22 @@ def report_results(
     server_ratios = [server_rate / offline_rate for offline_rate, _, server_rate in rates]
     ratios = {
         "server / library": float(np.median(server_ratios)),
-        "server / library, least": min(server_ratios),
-        "server / library, most": max(server_ratios),
-        "library in batches of any lengths / library": float(
+        "server / library, minimum": min(server_ratios),
+        "server / library, maximum": max(server_ratios),
+        "library in unsorted batches / library": float(
             np.median([unsorted_rate / offline_rate for offline_rate, unsorted_rate, _ in rates])
         ),
         "p99 / median": p99_latency / median_latency,
     }  # fmt: skip
-    figures = {
+    measurements = {
         "clients": options.clients, "seconds": options.seconds, "requests": len(responses),
-        "errors": sum(status != 200 for *_, status, _ in responses), "requests a second": server,
-        "texts a second offline": offline, "texts a second in batches of any lengths": unsorted,
+        "errors": sum(status != 200 for *_, status, _ in responses), "requests per second": server,
+        "texts per second offline": offline, "texts per second in unsorted batches": unsorted,
         "median seconds": median_latency, "p99 seconds": p99_latency,
         "largest difference": max_difference, "exit status": exit_status,
         "load": os.getloadavg()[0],
     }  # fmt: skip
-    report("serve", ratios, figures, options.json)
+    report("serve", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Pre-train for equal times with Bertsmith and transformers, and compare validation losses.
+"""Pre-train with Bertsmith and transformers for the same time, and compare validation losses.
 
 Both start from the same weights and train on the same batches in the same order, with the same
-optimizer, learning rate schedule and dropout rates; each takes as many steps as fit into its time.
-They alternate in one process every few seconds, so that other load on the machine affects both.
-Only training time counts.
+optimizer, learning rate schedule and dropout rates. Each takes as many steps as fit into its time.
+The two libraries take turns of 20 seconds in one process, so that other load on the machine affects
+both. Only training time counts.
 
     python benchmarks/side_by_side.py --store STORE --size mini --minutes 30 --out RESULTS
 """
@@ -34,15 +34,15 @@ from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
 
-#: Seconds before the other trainer continues, and seconds of the initial speed measurement.
+#: Seconds of a turn, after which the other trainer continues, and of the initial speed measurement.
 TURN_SECONDS, PROBE_SECONDS = 20.0, 20.0
-#: Number of evaluations per run; their time does not count.
+#: Number of evaluations per run. They do not count as training time.
 NUM_EVALUATIONS = 20
 NUM_EVAL_SEQUENCES = 512
 
 
 class Trainer:
-    """Trains one of the two models in turns and records its losses and training time."""
+    """Trains a model in turns, and records its losses and training time."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Trainer:
         return self._session.build_objective([Phase(0, 10**9, length)]).iter_batches(0)
 
     def choose_total_steps(self, minutes: float) -> None:
-        """Measure the step time, set the number of steps that fit into ``minutes``, and reset."""
+        """Measure the step time, set the steps that fit into ``minutes``, and reset the model."""
         times: list[float] = []
         end = time.perf_counter() + PROBE_SECONDS
         while time.perf_counter() < end or len(times) < 3:
@@ -89,7 +89,7 @@ class Trainer:
         return self.num_steps >= self.total_steps
 
     def run_turn(self) -> None:
-        """Train for one turn, with evaluations at regular intervals."""
+        """Train for TURN_SECONDS, and evaluate at regular intervals."""
         settings = self._session.settings.schedule.model_copy(update={"steps": self.total_steps})
         eval_every = max(1, self.total_steps // NUM_EVALUATIONS)
         end = self.seconds + TURN_SECONDS
@@ -110,7 +110,7 @@ class Trainer:
 
 
 def make_bertsmith_trainer(session: Session) -> Trainer:
-    """Return a trainer with Bertsmith's model, step and evaluation."""
+    """Return a trainer that uses Bertsmith."""
     objective = session.build_objective([Phase(0, 1, session.settings.data.max_seqlen)])
 
     def step(number: int, lr: float, micro_batches: list[PretrainingMicroBatch]) -> float:
@@ -149,7 +149,7 @@ def to_padded_inputs(micro_batch: PretrainingMicroBatch) -> dict[str, Tensor]:
 
 
 def make_transformers_trainer(session: Session) -> Trainer:
-    """Return a trainer with transformers' BertForPreTraining and the same initial weights."""
+    """Return a trainer that uses transformers' BertForPreTraining with the same initial weights."""
     settings = session.settings
     with tempfile.TemporaryDirectory() as directory:
         bundle.save(Path(directory) / "m", session.model, session.tokenizer, {})
@@ -180,11 +180,15 @@ def make_transformers_trainer(session: Session) -> Trainer:
 
 
 def _build_optimizer(model: nn.Module, settings: PretrainSettings) -> torch.optim.Optimizer:
-    """Return AdamW with the same settings and weight decay groups as Bertsmith's."""
+    """Return PyTorch's AdamW with the settings and weight decay groups that Bertsmith uses."""
     optim = settings.optim
-    parameters = list(model.named_parameters())
-    no_decay = [p for n, p in parameters if n.endswith("bias") or "LayerNorm" in n]
-    decay = [p for n, p in parameters if not (n.endswith("bias") or "LayerNorm" in n)]
+    decay: list[nn.Parameter] = []
+    no_decay: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "LayerNorm" in name:
+            no_decay.append(parameter)
+        else:
+            decay.append(parameter)
     return torch.optim.AdamW(
         [{"params": decay, "weight_decay": optim.weight_decay},
          {"params": no_decay, "weight_decay": 0.0}],
@@ -213,7 +217,7 @@ def _evaluate(model: Any, session: Session) -> float:
 
 
 def plot_losses(trainers: list[Trainer], unigram_entropy: float, path: Path) -> None:
-    """Plot validation loss over tokens and over time."""
+    """Plot the validation loss against the tokens and the minutes of training."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -242,7 +246,7 @@ def plot_losses(trainers: list[Trainer], unigram_entropy: float, path: Path) -> 
 
 
 def main() -> None:
-    """Train both models, and write records, plot and summary."""
+    """Train both models, and write their losses, a plot and a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--size", default="mini")
@@ -279,7 +283,7 @@ def main() -> None:
         record["seconds"] for record in bertsmith_trainer.records if record["masked_lm"] <= hf_loss
     ]
     first_seconds_below = seconds_below[0] if seconds_below else float("nan")
-    figures = {
+    measurements = {
         "final loss, bertsmith": bertsmith_trainer.records[-1]["masked_lm"],
         "final loss, transformers": hf_loss,
         "unigram entropy": unigram_entropy,
@@ -290,8 +294,13 @@ def main() -> None:
         "steps, transformers": hf_trainer.total_steps,
     }
     speeds = [trainer.num_tokens / trainer.seconds for trainer in trainers]
-    figures |= {"tokens a second, bertsmith": speeds[0], "tokens a second, transformers": speeds[1]}
-    report("side_by_side", {"speed": speeds[0] / speeds[1]}, figures, options.out / "result.json")
+    measurements |= {
+        "tokens per second, bertsmith": speeds[0],
+        "tokens per second, transformers": speeds[1],
+    }
+    report(
+        "side_by_side", {"speed": speeds[0] / speeds[1]}, measurements, options.out / "result.json"
+    )
 
 
 if __name__ == "__main__":

@@ -23,9 +23,11 @@ from typing import Any
 from reporting import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "tasks"
-#: Number of articles of SQuAD v2.0's dev half to validate on. The other articles are training data,
-#: with every n-th article of v1.1, so that the shares of answerable questions are balanced.
-NUM_DEV_ARTICLES, V1_ARTICLE_STEP = 5, 4
+#: Number of validation articles for SQuAD v2.0, from the available half of its dev set.
+NUM_DEV_ARTICLES = 5
+#: The training file for SQuAD v2.0 has the other articles of that half, and every fourth article of
+#: v1.1, which balances answerable and unanswerable questions.
+V1_ARTICLE_STEP = 4
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Row:
     Attributes:
         arguments: Arguments of `bertsmith finetune`; may contain {data} and {work}.
         seeds: Number of seeds.
-        model: The option that names the model.
+        model: Command-line option with the path of the model.
     """
 
     arguments: str
@@ -43,26 +45,26 @@ class Row:
     model: str = "model"
 
 
-def glue(task: str, directory: str, options: str = "") -> str:
-    """Return the arguments of a GLUE task."""
+def build_glue_arguments(task: str, directory: str, options: str = "") -> str:
+    """Return the arguments of `bertsmith finetune` for a GLUE task."""
     return f"{task} --data {{data}}/glue/{directory} {options}".strip()
 
 
-#: The recorded results use the first examples of a file.
-FIRST = "--set task.train_subset=first --set task.max_train_examples="
+#: Options that select the first examples of the training file; the number follows.
+FIRST_EXAMPLES = "--set task.train_subset=first --set task.max_train_examples="
 CONLL = "conll2003 --data {data}/conll2003"
 FEATURES = (
     "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four",
     "weighted-sum-all",
 )  # fmt: skip
 ROWS: dict[str, Row] = {
-    # Twice the paper's highest learning rate; with so few steps the usual ones underfit.
-    "cola": Row(glue("cola", "CoLA", "--lr 1e-4")),
-    "sst-2": Row(glue("sst-2", "SST-2", f"--lr 1e-4 {FIRST}10000"), 3),
-    "mrpc": Row(glue("mrpc", "MRPC", "--lr 1e-4")),
-    "sts-b": Row(glue("sts-b", "STS-B", "--lr 1e-4")),
-    "rte": Row(glue("rte", "RTE", "--lr 1e-4")),
-    "wnli": Row(glue("wnli", "WNLI")),
+    # Twice the paper's highest learning rate: with few steps, the paper's rates underfit.
+    "cola": Row(build_glue_arguments("cola", "CoLA", "--lr 1e-4")),
+    "sst-2": Row(build_glue_arguments("sst-2", "SST-2", f"--lr 1e-4 {FIRST_EXAMPLES}10000"), 3),
+    "mrpc": Row(build_glue_arguments("mrpc", "MRPC", "--lr 1e-4")),
+    "sts-b": Row(build_glue_arguments("sts-b", "STS-B", "--lr 1e-4")),
+    "rte": Row(build_glue_arguments("rte", "RTE", "--lr 1e-4")),
+    "wnli": Row(build_glue_arguments("wnli", "WNLI")),
     "squad": Row(
         "squad --data {data}/squad --set task.train_file={data}/squad/train-v1.1-11877.json "
         "--epochs 2 --lr 1e-4", 1,
@@ -79,16 +81,16 @@ ROWS: dict[str, Row] = {
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),
     "conll2003": Row(CONLL, 3),
-    "conll2003-4000": Row(f"{CONLL} {FIRST}4000 --epochs 4 --lr 1e-4", 1),
+    "conll2003-4000": Row(f"{CONLL} {FIRST_EXAMPLES}4000 --epochs 4 --lr 1e-4", 1),
     # A window of 256 tokens has several sentences, hence the smaller batch.
     "conll2003-4000-document": Row(
-        f"{CONLL} {FIRST}4000 --epochs 4 --lr 1e-4 --set task.context=document "
+        f"{CONLL} {FIRST_EXAMPLES}4000 --epochs 4 --lr 1e-4 --set task.context=document "
         "--max-seqlen 256 --batch-size 8", 1
     ),
     **{
         f"conll2003-{layers}": Row(
             f"{CONLL} --features {layers} --set features.width=256 --epochs 4 "
-            f"{FIRST}4000", 1,
+            f"{FIRST_EXAMPLES}4000", 1,
         )
         for layers in FEATURES
     },
@@ -102,12 +104,14 @@ ROWS: dict[str, Row] = {
     **{
         f"{name}-{task}": Row(arguments, 3, name)
         for task, arguments in {
-            # A learning rate at which pre-training still helps.
-            "sst-2": glue("sst-2", "SST-2", f"--lr 5e-4 {FIRST}10000"),
-            "sst-2-1000": glue("sst-2", "SST-2", f"--lr 5e-4 {FIRST}1000 --epochs 10"),
-            "mrpc": glue("mrpc", "MRPC", "--lr 1e-4"),
-            "sts-b": glue("sts-b", "STS-B", "--lr 1e-4"),
-            "cola": glue("cola", "CoLA", "--lr 1e-4"),
+            # With this learning rate, pre-training improves the scores.
+            "sst-2": build_glue_arguments("sst-2", "SST-2", f"--lr 5e-4 {FIRST_EXAMPLES}10000"),
+            "sst-2-1000": build_glue_arguments(
+                "sst-2", "SST-2", f"--lr 5e-4 {FIRST_EXAMPLES}1000 --epochs 10"
+            ),
+            "mrpc": build_glue_arguments("mrpc", "MRPC", "--lr 1e-4"),
+            "sts-b": build_glue_arguments("sts-b", "STS-B", "--lr 1e-4"),
+            "cola": build_glue_arguments("cola", "CoLA", "--lr 1e-4"),
             "conll2003": f"{CONLL} --lr 2e-4",
         }.items()
         # The adapted model was pre-trained further on SST-2's sentences, without labels.
@@ -117,7 +121,7 @@ ROWS: dict[str, Row] = {
 
 
 def main() -> None:
-    """Run the requested rows that are not finished."""
+    """Run the commands of the requested rows that have no results yet."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -143,7 +147,7 @@ def main() -> None:
 
 
 def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_seeds: int) -> str:
-    """Run a row with this many seeds, write its metrics, and return a summary."""
+    """Run the command of a row with ``num_seeds`` seeds, write its metrics, return a summary."""
     file = RESULTS / f"{name}.json"
     arguments_without_paths = row.arguments.replace("{data}", "DATA").replace("{work}", "WORK")
     command = f"bertsmith finetune {arguments_without_paths} --model {row.model.upper()} --out RUN"
@@ -182,7 +186,7 @@ def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_s
 
 
 def split_squad2(directory: Path, work: Path) -> None:
-    """Write a training and a dev file for SQuAD v2.0, made from v1.1 and half of its dev set."""
+    """Write a training and a dev file for SQuAD v2.0, from v1.1 and half of the v2.0 dev set."""
     if (work / "squad2-dev.json").exists():
         return
     v1_articles = json.loads(

@@ -1,4 +1,4 @@
-"""Parsed source modules of the package, for the tests of its structure."""
+"""A fixture with the parsed source files of the package."""
 
 import ast
 import re
@@ -13,7 +13,11 @@ import pytest
 class Module:
     """A source file of the package.
 
-    name: dotted name, without a final ``__init__``. num_lines: lines of the file.
+    Attributes:
+        name: Dotted name, without a final ``__init__``.
+        path: Path of the file.
+        tree: Syntax tree.
+        num_lines: Number of lines in the file.
     """
 
     name: str
@@ -28,7 +32,7 @@ class Module:
             return "__init__"
         return self.name.split(".")[1]
 
-    def imports(self) -> Iterator[tuple[str, int, bool]]:
+    def iterate_imports(self) -> Iterator[tuple[str, int, bool]]:
         """Yield each imported dotted name, its line, and whether it is inside a function."""
         nodes_in_functions = {
             id(node)
@@ -48,14 +52,14 @@ class Module:
             elif (
                 isinstance(node, ast.Constant)
                 and re.fullmatch(r"bertsmith(\.\w+)+", str(node.value))
-                and self._imports_dynamically
+                and self._uses_import_module
             ):
-                # A dotted name that is passed to import_module.
+                # A module name that is passed to import_module.
                 yield str(node.value), node.lineno, True
 
     @property
-    def _imports_dynamically(self) -> bool:
-        """Whether the module imports ``importlib.import_module``."""
+    def _uses_import_module(self) -> bool:
+        """Whether the module can import others with ``importlib.import_module``."""
         return any(
             isinstance(node, ast.ImportFrom)
             and node.module == "importlib"

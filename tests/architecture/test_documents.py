@@ -9,14 +9,14 @@ import pytest
 
 import bertsmith
 
-#: A repository path in backticks: contains a slash and no space.
+#: A path of the repository in backticks.
 PATH = re.compile(r"`((?:bertsmith|tests|docs|benchmarks)/[^`\s]*)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 ROOT = Path(__file__).resolve().parents[2]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-#: Options of the scripts in benchmarks/ that no command has.
+#: Options of scripts in benchmarks/ that no Bertsmith command has.
 BENCHMARK_OPTIONS = {"--precision", "--store", "--sample", "--texts", "--kills", "--mode"}
-#: Cells of docs/paper.md that name no file.
+#: Cells of docs/paper.md for sections without code.
 NO_FILE = {"not yet", "none"}
 
 
@@ -28,7 +28,7 @@ def test_generated_files_are_up_to_date(root: Path) -> None:
 
 
 def test_check_fails_and_writes_nothing_if_a_page_is_outdated(root: Path) -> None:
-    """``generate.py --check`` names an outdated help page and leaves it unchanged."""
+    """``generate.py --check`` reports an outdated help page and does not change it."""
     page = root / "docs" / "cli" / "bertsmith.md"
     code = (
         "import runpy, sys, pathlib\n"
@@ -65,7 +65,7 @@ def test_help_page_equals_the_output_of_help(root: Path) -> None:
 
 
 def test_site_navigation_contains_every_page(root: Path) -> None:
-    """The navigation of the site lists each help page, guide and reference page, and no others."""
+    """The navigation of the site lists exactly the existing help, guide and reference pages."""
     text = (root / "mkdocs.yml").read_text(encoding="utf-8")
     listed = {
         path
@@ -82,7 +82,7 @@ def test_site_navigation_contains_every_page(root: Path) -> None:
 
 
 def test_every_option_in_the_guides_exists(root: Path) -> None:
-    """Each ``--option`` in the guides is an option of a command, according to the help pages."""
+    """The help pages contain each ``--option`` that the guides mention."""
     documents = [root / "README.md", root / "docs" / "index.md"]
     documents += sorted((root / "docs" / "guides").glob("*.md"))
     help_text = "\n".join(
@@ -97,20 +97,20 @@ def test_every_option_in_the_guides_exists(root: Path) -> None:
 
 
 def test_every_setting_in_the_guides_exists(root: Path) -> None:
-    """Each ``--set KEY=`` and each `table.key` in the guides is listed in the settings page."""
+    """The settings page lists each key that the guides mention."""
     reference = (root / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     existing = set(re.findall(r"^\| `([a-z_.]+)` \|", reference, re.MULTILINE))
     tables = {key.partition(".")[0] for key in existing}
     for document in [root / "README.md", *sorted((root / "docs" / "guides").glob("*.md"))]:
         text = document.read_text(encoding="utf-8")
-        names = re.findall(r"--set ([a-z_.]+)=|`([a-z]+\.[a-z_]+)`", text)
-        keys = {key for pair in names for key in pair if key.partition(".")[0] in tables}
+        names = re.findall(r"--set ([a-z_.]+)=", text) + re.findall(r"`([a-z]+\.[a-z_]+)`", text)
+        keys = {name for name in names if name.partition(".")[0] in tables}
         keys -= {"model.onnx", "model.safetensors"}  # files
         assert keys <= existing, f"{document} names unknown settings: {sorted(keys - existing)}"
 
 
 def test_public_names_can_be_imported() -> None:
-    """Every name in ``__all__`` is listed once and resolves; other names raise AttributeError."""
+    """Each name in ``__all__`` can be imported; unknown names raise AttributeError."""
     assert len(set(bertsmith.__all__)) == len(bertsmith.__all__)
     for name in bertsmith.__all__:
         assert getattr(bertsmith, name) is not None
@@ -138,7 +138,7 @@ def test_lazy_names_match_all() -> None:
     ],
 )
 def test_paths_and_links_in_documents_exist(root: Path, document: str) -> None:
-    """Every repository path and relative link in a document exists."""
+    """The paths and relative links in a document point to existing files."""
     path = root / document
     text = path.read_text(encoding="utf-8")
     files = {root / name for name in PATH.findall(text)}
@@ -148,10 +148,10 @@ def test_paths_and_links_in_documents_exist(root: Path, document: str) -> None:
 
 
 def test_paper_rows_name_code_and_tests(root: Path) -> None:
-    """Each row of docs/paper.md names code and a test, or states that there is none."""
+    """Each section in docs/paper.md has code and a test, or neither."""
     lines = (root / "docs" / "paper.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if re.match(r"\| (\d|A|B|C)", line)]
-    assert len(rows) >= 21
+    assert len(rows) >= 21  # sections of the paper
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert len(cells) == 4, row

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-#: Subpackages by layer, lowest first. A subpackage may import lower layers only, not its own.
+#: Layers of subpackages, lowest first. A subpackage may import only from lower layers.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
@@ -31,11 +31,11 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 FOUNDATION = LAYERS[0]
 LAYER_OF_SUBPACKAGE = {name: level for level, layer in enumerate(LAYERS) for name in layer}
-#: Imports that are forbidden although they point downward: data uses numpy only.
+#: (importer, imported) pairs that are forbidden although they point to a lower layer.
 FORBIDDEN_IMPORTS = {("data", "model")}
-#: Subpackages that never import torch, so that preparing text does not load it.
+#: Subpackages that do not import torch, so that preparing text does not load it.
 SUBPACKAGES_WITHOUT_TORCH = frozenset({*FOUNDATION, "text", "data"})
-#: Optional or slow packages that may be imported inside a function.
+#: Optional or slow packages that functions may import.
 LAZY_PACKAGES = frozenset({
     "huggingface_hub", "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
     "torch.utils.tensorboard", "usearch",
@@ -43,7 +43,7 @@ LAZY_PACKAGES = frozenset({
 
 
 def find_module(imported_name: str, modules: dict[str, Any]) -> str | None:
-    """Return the module of the package that defines a dotted name, or None."""
+    """Return the module of Bertsmith that contains an imported name; None for other packages."""
     while imported_name:
         if imported_name in modules:
             return imported_name
@@ -60,7 +60,7 @@ def test_imports_point_to_lower_layers(modules: dict[str, Any]) -> None:
     """No module imports from a higher layer or from another subpackage of its layer."""
     violations = []
     for module in modules.values():
-        for name, line, _ in module.imports():
+        for name, line, _ in module.iterate_imports():
             imported = find_module(name, modules)
             if imported is None:
                 continue
@@ -81,7 +81,7 @@ def test_packages_of_train_import_only_the_engine(modules: dict[str, Any]) -> No
     violations = []
     for module in modules.values():
         source = ".".join(module.name.split(".")[:3])
-        for name, line, _ in module.imports():
+        for name, line, _ in module.iterate_imports():
             target = ".".join(name.split(".")[:3])
             forbidden = packages - {source, "bertsmith.train.engine"}
             if source in packages and target in forbidden:
@@ -92,11 +92,11 @@ def test_packages_of_train_import_only_the_engine(modules: dict[str, Any]) -> No
 
 
 def test_there_are_no_import_cycles(modules: dict[str, Any]) -> None:
-    """Modules do not import each other, including imports in functions and ``import_module``."""
+    """No module imports itself through other modules; imports inside functions count too."""
     graph = {
         module.name: {
             imported
-            for name, _, _ in module.imports()
+            for name, _, _ in module.iterate_imports()
             if (imported := find_module(name, modules))
             and imported not in {module.name, "bertsmith"}
         }
@@ -110,24 +110,24 @@ def test_there_are_no_import_cycles(modules: dict[str, Any]) -> None:
 
 
 def test_text_and_data_do_not_import_torch(modules: dict[str, Any]) -> None:
-    """Corpora, vocabularies and stores work without torch."""
+    """The subpackages for text and data do not import torch."""
     violations = [
         f"{module.path}:{line}"
         for module in modules.values()
         if module.subpackage in SUBPACKAGES_WITHOUT_TORCH
-        for name, line, _ in module.imports()
+        for name, line, _ in module.iterate_imports()
         if name.split(".")[0] == "torch"
     ]
     assert not violations, "\n".join(violations)
 
 
 def test_imports_are_at_module_top(modules: dict[str, Any]) -> None:
-    """Only commands and imports of optional packages are inside functions."""
+    """Imports inside functions are limited to commands and optional packages."""
     violations = [
         f"{module.path}:{line}: {name}"
         for module in modules.values()
         if module.subpackage not in {"cli", "__init__", "__main__"}
-        for name, line, is_in_function in module.imports()
+        for name, line, is_in_function in module.iterate_imports()
         if is_in_function
         and not any(name == lazy or name.startswith(f"{lazy}.") for lazy in LAZY_PACKAGES)
     ]

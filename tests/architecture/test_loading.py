@@ -1,4 +1,4 @@
-"""Tests that commands without a model do not load torch (seconds and 225 MB)."""
+"""Tests that commands load torch only if they need it: loading takes seconds and 225 MB."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-#: Runs the program, or imports the package, and prints which heavy packages were loaded.
+#: Runs a command, or imports the package without arguments, and prints the loaded heavy packages.
 PROBE = """
 import json, sys
 arguments = json.loads(sys.argv[1])
@@ -28,8 +28,8 @@ print("\\nLOADED " + json.dumps(sorted(heavy_packages & set(sys.modules))))
 """
 
 
-def find_heavy_imports(arguments: list[str]) -> list[str]:
-    """Return the heavy packages that a new process loads when run with ``arguments``."""
+def find_loaded_packages(arguments: list[str]) -> list[str]:
+    """Return the heavy packages that a command with ``arguments`` loads in a new process."""
     command = [sys.executable, "-c", PROBE, json.dumps(arguments)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert completed.returncode == 0, completed.stderr
@@ -52,12 +52,12 @@ def find_heavy_imports(arguments: list[str]) -> list[str]:
     ],
 )
 def test_torch_is_not_loaded(arguments: list[str]) -> None:
-    """``import bertsmith`` and help texts load neither torch nor an optional package."""
-    assert find_heavy_imports(arguments) == []
+    """``import bertsmith`` and ``--help`` load neither torch nor an optional package."""
+    assert find_loaded_packages(arguments) == []
 
 
 def test_probe_detects_torch() -> None:
-    """The probe reports torch if it is loaded, so the test above can fail."""
+    """PROBE reports torch if it is loaded, so ``test_torch_is_not_loaded`` can fail."""
     code = PROBE.replace("dir(bertsmith)", "import torch")
     command = [sys.executable, "-c", code, "[]"]
     completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

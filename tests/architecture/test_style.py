@@ -3,32 +3,32 @@
 import ast
 from typing import Any
 
-#: Maximum lines of a file, and of a function body without its docstring.
+#: Maximum number of lines of a file, and of a function without signature and docstring.
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
-#: Exceptions to these limits, each with a reason.
+#: Files and functions above these limits, each with the reason.
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 #: Modules outside ``cli`` that may read the environment.
 ENVIRONMENT_READERS = frozenset({"bertsmith.runtime.device"})
 
 
-def dotted_name(node: ast.AST) -> str:
-    """Return ``a.b.c`` for a chain of names, or an empty string for other nodes."""
+def get_dotted_name(node: ast.AST) -> str:
+    """Return the source text of a name such as ``a.b.c``; an empty string for other nodes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        return f"{dotted_name(node.value)}.{node.attr}"
+        return f"{get_dotted_name(node.value)}.{node.attr}"
     return ""
 
 
 def find_functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return all functions and methods of a module, including nested ones."""
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    function_types = ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for node in ast.walk(tree) if isinstance(node, function_types)]
 
 
 def count_body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function's body without docstring and signature."""
+    """Return the number of lines of a function without signature and docstring."""
     body = function.body
     if ast.get_docstring(function) is not None:
         body = body[1:]
@@ -48,21 +48,21 @@ def test_one_module_writes_tensor_files(modules: dict[str, Any]) -> None:
     writers = [
         module.name
         for module in modules.values()
-        for name, _, _ in module.imports()
+        for name, _, _ in module.iterate_imports()
         if name in ("safetensors.torch.save_file", "safetensors.numpy.save_file")
     ]
     assert writers == ["bertsmith.bundle.tensor_files"]
 
 
 def test_only_the_command_line_prints(modules: dict[str, Any]) -> None:
-    """Library code returns, raises or logs to a ``Progress`` instead of printing."""
+    """Only the command line uses ``print``, ``sys.stdout`` and ``sys.stderr``."""
     banned = {"print", "sys.stdout", "sys.stderr", "sys.stdout.write", "sys.stderr.write"}
     violations = [
         f"{module.path}:{node.lineno}"
         for module in modules.values()
         if module.subpackage != "cli"
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Name | ast.Attribute) and dotted_name(node) in banned
+        if isinstance(node, ast.Name | ast.Attribute) and get_dotted_name(node) in banned
     ]
     assert not violations, "\n".join(violations)
 
@@ -75,13 +75,13 @@ def test_only_cli_and_device_read_the_environment(modules: dict[str, Any]) -> No
         for module in modules.values()
         if module.subpackage != "cli" and module.name not in ENVIRONMENT_READERS
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and dotted_name(node) in banned
+        if isinstance(node, ast.Attribute) and get_dotted_name(node) in banned
     ]
     assert not violations, "\n".join(violations)
 
 
 def test_no_global_random_generators(modules: dict[str, Any]) -> None:
-    """No random generator is created or seeded at import, and no library-wide one is used."""
+    """No module creates a random generator at import or uses the global one of ``random``."""
     violations = []
     for module in modules.values():
         nodes_in_functions = {
@@ -90,16 +90,16 @@ def test_no_global_random_generators(modules: dict[str, Any]) -> None:
         for node in ast.walk(module.tree):
             if not isinstance(node, ast.Call):
                 continue
-            name = dotted_name(node.func)
+            name = get_dotted_name(node.func)
             is_random = any(part in name for part in ("random", "Generator", "manual_seed"))
-            is_library_wide = name.startswith("random.") and name != "random.Random"
-            if (is_random and id(node) not in nodes_in_functions) or is_library_wide:
+            is_global = name.startswith("random.") and name != "random.Random"
+            if (is_random and id(node) not in nodes_in_functions) or is_global:
                 violations.append(f"{module.path}:{node.lineno}: {name}")
     assert not violations, "\n".join(violations)
 
 
 def test_files_and_functions_are_short(modules: dict[str, Any]) -> None:
-    """Files have at most 500 lines and functions 60, except those listed with a reason."""
+    """Files have at most 500 lines and functions 60, except the listed exceptions."""
     files = {module.name for module in modules.values() if module.num_lines > MAX_FILE_LINES}
     functions = {
         f"{module.name}.{function.name}"

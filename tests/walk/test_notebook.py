@@ -1,4 +1,4 @@
-"""Tests of the notebooks in examples/: their committed outputs, and a new execution."""
+"""Tests that the notebooks in examples/ run, and that their committed outputs are complete."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ def read_notebook(root: Path, name: str) -> Any:
     return nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
 
 
-def code_cells(notebook: Any) -> list[Any]:
+def get_code_cells(notebook: Any) -> list[Any]:
     """Return the code cells of a notebook."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def output_text(cell: Any) -> str:
-    """Return the text output of a cell."""
+def get_output_text(cell: Any) -> str:
+    """Return the text of all outputs of a cell."""
     return "".join(
         output.get("text", "")
         or output.data.get("text/markdown", "")
@@ -38,10 +38,10 @@ def test_all_notebooks_are_listed(root: Path) -> None:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_committed_outputs_are_from_one_clean_execution(root: Path, name: str) -> None:
-    """Cells ran once in order, without errors, stderr output or paths of a machine."""
+    """The cells ran once, in order and without errors; outputs contain no absolute paths."""
     notebook = read_notebook(root, name)
     nbformat.validate(notebook)
-    cells = code_cells(notebook)
+    cells = get_code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
         for output in cell.outputs:
@@ -54,16 +54,16 @@ def test_committed_outputs_are_from_one_clean_execution(root: Path, name: str) -
 def test_sentiment_notebook_trains_a_working_classifier(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Executed in an empty folder, the notebook ends with a classifier that understands "not"."""
+    """The notebook trains a classifier that understands "not", and leaves no files behind."""
     monkeypatch.setenv("PYTHONPATH", str(root))
     notebook = read_notebook(root, "sentiment.ipynb")
-    for cell in code_cells(notebook):
+    for cell in get_code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
     client.execute()
-    outputs = [output_text(cell) for cell in code_cells(notebook)]
+    outputs = [get_output_text(cell) for cell in get_code_cells(notebook)]
     (predictions,) = [text for text in outputs if "| review | mood |" in text]
     moods = [row.split(" | ")[1] for row in predictions.splitlines()[2:6]]
     assert moods == ["good", "bad", "bad", "good"]

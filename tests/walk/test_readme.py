@@ -1,4 +1,4 @@
-"""Tests that run the commands of the README and the guides in order, with reduced budgets."""
+"""Tests that run the commands of the README and the guides, with shorter training."""
 
 import ast
 import json
@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 NUM_STEPS = 10
-#: The documents whose commands are run, in this order.
+#: Documents whose commands run, in this order.
 DOCUMENTS = (
     "README.md",
     "docs/guides/train-your-own.md",
     "docs/guides/fine-tuning.md",
     "docs/guides/embeddings.md",
 )
-#: Options of the documents that are too expensive for a test, and their replacements.
+#: Regular expressions for options that take too long in a test, and their replacements.
 REDUCED_BUDGETS = {
     r"--minutes \d+(\.\d+)?": f"--steps {NUM_STEPS} --set run.eval_every={NUM_STEPS}",
     r"minutes=\d+": f"steps={NUM_STEPS}, assignments=['run.eval_every={NUM_STEPS}']",
@@ -33,12 +33,12 @@ PRETRAINING_COMMANDS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
 CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "predict"]
 TASK_COMMANDS = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
 VECTOR_COMMANDS = ["embed", "similar", "embed", "search"]
-#: Enough text for sentence pairs and a validation split.
+#: Size of a corpus that is large enough for sentence pairs and a validation split.
 MIN_CORPUS_CHARACTERS = 400_000
 
 
 def read_code_blocks(root: Path, language: str) -> list[str]:
-    """Return the code blocks of a language in all documents."""
+    """Return the code blocks in ``language`` of all documents."""
     pattern = rf"^```{language}\n(.*?)^```"
     texts = [(root / document).read_text(encoding="utf-8") for document in DOCUMENTS]
     return [
@@ -47,27 +47,29 @@ def read_code_blocks(root: Path, language: str) -> list[str]:
 
 
 def read_commands(root: Path) -> list[str]:
-    """Return the commands after ``$`` in the console blocks."""
+    """Return the commands in the console blocks, without the prompt ``$``."""
     console = "\n".join(read_code_blocks(root, "console")).replace("\\\n", " ")
     return [line[2:].strip() for line in console.splitlines() if line.startswith("$ ")]
 
 
 def reduce_budget(command: str) -> str:
-    """Return ``command`` with its expensive options replaced."""
+    """Return ``command`` with options that make it faster."""
     for pattern, replacement in REDUCED_BUDGETS.items():
         command = re.sub(pattern, replacement, command)
     return command
 
 
 def write_corpus(folder: Path) -> None:
-    """Write docstrings of the standard library as plain text, one file per module."""
+    """Write docstrings of the standard library as text files, one for each module."""
     folder.mkdir()
     num_characters = 0
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         tree = ast.parse(file.read_bytes())
         documented_types = (ast.Module, ast.ClassDef, ast.FunctionDef)
         nodes = [node for node in ast.walk(tree) if isinstance(node, documented_types)]
-        texts = [text for node in nodes if (text := ast.get_docstring(node)) and len(text) > 80]
+        docstrings = [ast.get_docstring(node) or "" for node in nodes]
+        # Skip docstrings of only a few words.
+        texts = [docstring for docstring in docstrings if len(docstring) > 80]
         if texts:
             (folder / f"{file.stem}.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
             num_characters += sum(map(len, texts))
@@ -77,7 +79,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def write_reviews(folder: Path) -> None:
-    """Write two tables of reviews and moods."""
+    """Write two tables with the columns ``review`` and ``mood``."""
     rows = [
         f"a {'fine' if n % 2 else 'poor'} thing {n},{'good' if n % 2 else 'bad'}" for n in range(60)
     ]
@@ -86,7 +88,7 @@ def write_reviews(folder: Path) -> None:
 
 
 def write_task_data(folder: Path) -> None:
-    """Write small SQuAD, CoNLL and multiple-choice files, and questions."""
+    """Write small files for question answering, tagging and multiple choice."""
     context = "The smith lifted the white iron, and a boy carried water to him."
     answers = [("Who lifted the iron?", "The smith"), ("What did the boy carry?", "water")]
     questions = [
@@ -113,7 +115,7 @@ def write_task_data(folder: Path) -> None:
 
 
 def run_bertsmith(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the program in ``folder``; fail with its output if it fails."""
+    """Run Bertsmith in ``folder`` and check that it succeeds."""
     command = [str(Path(sys.executable).with_name("bertsmith")), *arguments]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
     completed = subprocess.run(
@@ -134,12 +136,12 @@ def run_bertsmith(arguments: Sequence[str], folder: Path) -> subprocess.Complete
 
 
 def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command line that starts with ``bertsmith``."""
+    """Run a command that starts with ``bertsmith``, and check that it succeeds."""
     return run_bertsmith(shlex.split(command)[1:], folder)
 
 
 def run_python(code: str, folder: Path) -> None:
-    """Run Python code in ``folder``; fail with its output if it fails."""
+    """Run Python code in ``folder`` and check that it succeeds."""
     completed = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -153,7 +155,7 @@ def run_python(code: str, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
-    """Each command works on the output of the previous ones, and so do the Python blocks."""
+    """The commands and Python blocks of the documents run one after another."""
     commands = read_commands(root)
     names = [*PRETRAINING_COMMANDS, *CLASSIFIER_COMMANDS, *TASK_COMMANDS, *VECTOR_COMMANDS]
     assert [command.split()[:2] for command in commands] == [["bertsmith", name] for name in names]
@@ -172,9 +174,11 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     write_reviews(tmp_path)
     outputs = [run_command(command, tmp_path) for command in classifier]
     table = (tmp_path / "labelled.csv").read_text(encoding="utf-8").splitlines()
-    assert (table[0], len(table)) == ("review,mood,label,probability", 61)
+    assert table[0] == "review,mood,label,probability"
+    assert len(table) == 61  # the header and 60 reviews
     label, probability, text = outputs[-2].stdout.rstrip("\n").split("\t")
-    assert (label in {"good", "bad"}, text) == (True, "a fine piece of work")
+    assert label in {"good", "bad"}
+    assert text == "a fine piece of work"
     assert 0.5 <= float(probability) <= 1
 
     write_task_data(tmp_path)
@@ -194,8 +198,8 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
         run_python(reduce_budget(block), tmp_path)
 
 
-def test_only_budgets_are_changed(root: Path) -> None:
-    """``reduce_budget`` changes two of the commands, and only their budgets."""
+def test_only_training_time_is_reduced(root: Path) -> None:
+    """``reduce_budget`` changes only the size of ``vocab`` and the budget of ``pretrain``."""
     commands = read_commands(root)
     changed = [command for command in commands if reduce_budget(command) != command]
     assert [command.split()[1] for command in changed] == ["vocab", "pretrain"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.resume import content, environment
+from benchmarks.resume import build_environment, collect_run_contents
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import assignments, make_store
@@ -66,8 +66,8 @@ def _run_until_killed(command: list[str], run: Path, step: int, cache: Path | No
 
 def _environment(cache: Path | None) -> dict[str, str]:
     if cache is None:
-        return environment(None)
-    return {**environment(None), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+        return build_environment(None)
+    return {**build_environment(None), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
 
 
 def _run_to_end(command: list[str], cache: Path | None) -> None:
@@ -76,11 +76,12 @@ def _run_to_end(command: list[str], cache: Path | None) -> None:
 
 
 def _assert_same_content(run: Path, other: Path) -> None:
-    content_of_run, content_of_other = content(run, STEPS), content(other, STEPS)
+    content_of_run = collect_run_contents(run, STEPS)
+    content_of_other = collect_run_contents(other, STEPS)
     assert content_of_run.keys() == content_of_other.keys()
     for name in content_of_run:
         assert content_of_run[name] == content_of_other[name], name
-    assert content_of_run["every step once"] == "True"
+    assert content_of_run["every step logged once"] == "True"
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_comparison_detects_differences(store: Path, tmp_path: Path) -> None:
     """A changed bit of a weight and a changed number in the metrics log are detected."""
     run = tmp_path / "run"
     pretrain(store, run, steps=1, assignments=assignments(checkpoint__keep_optimizer="true"))
-    original = content(run, 1)
+    original = collect_run_contents(run, 1)
     weights_file = run / "checkpoints" / "step-1" / "weights.safetensors"
     data = bytearray(weights_file.read_bytes())
     data[-1] ^= 1
@@ -120,6 +121,6 @@ def test_comparison_detects_differences(store: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[0]["loss"] += 1e-9
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    changed = content(run, 1)
+    changed = collect_run_contents(run, 1)
     differences = {name for name in original if original[name] != changed[name]}
-    assert differences == {"step-1/weights.safetensors", "journal but for times"}
+    assert differences == {"step-1/weights.safetensors", "metrics log without times"}
