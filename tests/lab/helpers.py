@@ -1,4 +1,4 @@
-"""A tiny corpus and a recorder of log messages."""
+"""A small corpus and a progress object that records messages."""
 
 import json
 
@@ -11,11 +11,15 @@ TWO_DOCUMENTS = "\n".join(
 
 
 class RecordingProgress(NullProgress):
-    """Records log messages."""
+    """Ignores progress and records messages.
+
+    Attributes:
+        messages: The messages in order.
+    """
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def log(self, text: str) -> None:
-        """Record a message."""
+        """Add a message to ``messages``."""
         self.messages.append(text)

@@ -1,4 +1,4 @@
-"""Stages that compute numbers, to test the runner without training."""
+"""Stages that compute numbers, for fast tests of the runner."""
 
 import json
 from pathlib import Path
@@ -12,21 +12,26 @@ from bertsmith.progress import NullProgress
 
 
 def run_number_stage(job: Job) -> dict[str, Any]:
-    """Compute 1 + the inputs + the setting ``add``; other settings make the stage fail."""
+    """Write and return the sum of 1, the inputs and the setting ``add``.
+
+    The settings ``diverges``, ``fails`` and ``breaks`` make the stage diverge, fail with an
+    expected error, or fail with an unexpected error.
+    """
+    settings = job.stage.settings
     inputs = [int(path.read_text()) for path in job.inputs.values()]
-    value = 1 + sum(inputs) + job.stage.settings.get("add", 0)
-    if job.stage.settings.get("diverges"):
+    value = 1 + sum(inputs) + settings.get("add", 0)
+    if settings.get("diverges"):
         return {"diverged": "the loss is nan"}
-    if job.stage.settings.get("fails"):
+    if settings.get("fails"):
         raise RunError("expected failure")
-    if job.stage.settings.get("breaks"):
+    if settings.get("breaks"):
         raise ZeroDivisionError("unexpected error")
     (job.output).write_text(str(value))
     return {"value": value}
 
 
 def make_runner(folder: Path) -> Runner:
-    """Return a runner for stages of kind "number"."""
+    """Return a runner that runs stages of kind "number"."""
     return Runner(folder / "out", folder / "work", NullProgress(), {"number": run_number_stage})
 
 

@@ -1,4 +1,4 @@
-"""Every experiment of the paper at scale "smoke", with the code that runs at every scale."""
+"""Every experiment at scale "smoke"."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from bertsmith.lab.sources import Sources
 from bertsmith.lab.stages import StageFactory
 from tests.lab.number_stages import read_records
 
-#: Number of rows in each table at scale "smoke".
+#: Number of rows of each table at scale "smoke", by experiment.
 NUM_ROWS = {
     "pretraining-tasks": [6], "model-size": [2, 6], "training-steps": [7], "features": [7],
     "masking": [6], "pooling": [5], "context": [6, 6], "activations": [4],
@@ -44,13 +44,13 @@ def find_baseline_model(out: Path) -> str:
 
 
 def test_help_names_every_experiment() -> None:
-    """The names in --help, which does not import the experiments, are those of the registry."""
+    """The command has a separate list of names, because --help does not import experiments."""
     assert tuple(EXPERIMENTS) == EXPERIMENT_NAMES
     assert set(NUM_ROWS) == set(EXPERIMENT_NAMES)
 
 
 def test_baseline_has_nsp_only_at_full_scale(tmp_path: Path) -> None:
-    """In 800 steps, next-sentence prediction may not be learned."""
+    """Runs at scale "small" are too short to learn next-sentence prediction reliably."""
     (tmp_path / "text.txt").write_text("one\n")
     sources = Sources(english=tmp_path / "text.txt")
     full, small = (StageFactory(SCALES[name], sources, tmp_path) for name in ("full", "small"))
@@ -61,7 +61,7 @@ def test_baseline_has_nsp_only_at_full_scale(tmp_path: Path) -> None:
 
 
 def test_mean_plot_draws_means_and_all_seeds() -> None:
-    """Lines go through the means, dots are single seeds; missing and NaN values are skipped."""
+    """Lines go through the means, dots are single seeds, and missing values are skipped."""
     axes = Figure().subplots()
     curves: dict[str, dict[int, list[float | None]]] = {
         "masked LM": {160: [0.5, 0.7], 320: [None, 0.8], 480: [None, None]},
@@ -81,7 +81,7 @@ def test_mean_plot_draws_means_and_all_seeds() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENT_NAMES)
 def test_experiment_runs_at_smoke(name: str, out: Path) -> None:
-    """All results exist, tables have the expected rows, and nothing is left to run."""
+    """All results exist, tables have the expected rows, and a second run has nothing to do."""
     outcome = ExperimentRun(name, scale="smoke", out=out).run()
     assert outcome.failures == {}
     assert outcome.num_missing == 0
@@ -99,7 +99,7 @@ def test_experiment_runs_at_smoke(name: str, out: Path) -> None:
 
 @pytest.mark.slow
 def test_experiments_share_the_baseline_run(out: Path) -> None:
-    """Four experiments use one and the same MLM-only run, and their other runs differ from it."""
+    """Four experiments share one MLM-only run, and their other pre-training runs differ."""
     names = ("masking", "activations", "positions", "pretraining-tasks")
     for name in names:
         run_at_smoke(name, out)
@@ -114,12 +114,14 @@ def test_experiments_share_the_baseline_run(out: Path) -> None:
     assert mlm_only == stages["positions"][key]
     other_stages = {stage for by_key in stages.values() for stage in by_key.values()} - {with_nsp}
     runs = [stage for stage in other_stages if stage.startswith("pretrain-")]
+    # Pre-training runs without the one with NSP: pretraining-tasks has 2, and masking, activations
+    # and positions have 5, 3 and 3 besides the shared run.
     assert len(runs) == 2 + 5 + 3 + 3
 
 
 @pytest.mark.slow
 def test_record_has_settings_curve_and_machine(out: Path) -> None:
-    """A pre-training record has its settings, a curve up to the last step, and versions."""
+    """A pre-training record has settings, a training curve, and the version of PyTorch."""
     run = run_at_smoke("activations", out)
     record = read_records(out / "smoke")[run.stages["gelu", 0].name]
     assert record["settings"]["model"]["layers"] == 4
@@ -129,7 +131,7 @@ def test_record_has_settings_curve_and_machine(out: Path) -> None:
 
 @pytest.mark.slow
 def test_position_map_has_ones_on_its_diagonal(out: Path) -> None:
-    """The similarity map is square, and each position is equal to itself."""
+    """The similarity map is square, and each position has similarity 1 with itself."""
     run_at_smoke("positions", out)
     maps = (record for name, record in read_records(out / "smoke").items()
             if name.startswith("position-map-"))  # fmt: skip
@@ -141,7 +143,7 @@ def test_position_map_has_ones_on_its_diagonal(out: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODEL_EXPERIMENTS)
 def test_experiment_on_a_users_model(name: str, out: Path, tmp_path: Path) -> None:
-    """With a model directory, an experiment does not pre-train a model."""
+    """An experiment on a user's model does not pre-train a model."""
     sources = Sources(model=find_baseline_model(out))
     outcome = ExperimentRun(name, scale="smoke", out=tmp_path, sources=sources).run()
     assert outcome.failures == {}
@@ -153,7 +155,7 @@ def test_experiment_on_a_users_model(name: str, out: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_language_that_the_model_does_not_know_fails(out: Path, tmp_path: Path) -> None:
-    """The report of an English model has no table of Korean words, which are all [UNK]."""
+    """All Korean words are [UNK] for an English model, so the report has no Korean table."""
     model = find_baseline_model(out)
     english = ExperimentRun("context", scale="smoke", out=tmp_path, sources=Sources(model=model))
     assert [language for language, _ in english.stages] == ["en"]

@@ -1,4 +1,4 @@
-"""The plan of an experiment: which stages are missing and how long they will take."""
+"""The plan of an experiment: missing stages and their estimated durations."""
 
 import shutil
 from pathlib import Path
@@ -34,13 +34,13 @@ def make_factory(scale: str, folder: Path) -> StageFactory:
 
 
 def make_second_runner(folder: Path) -> Runner:
-    """Return a runner with the work directory of ``make_runner`` and another results file."""
+    """Return a runner with the same work directory as ``make_runner`` but other results."""
     functions = {"number": run_number_stage}
     return Runner(folder / "other", folder / "work", NullProgress(), functions)
 
 
 def test_plan_lists_missing_stages_with_durations(tmp_path: Path) -> None:
-    """Every missing stage has a description, its steps and an estimate; no result is written."""
+    """Every missing stage has a description, its steps and an estimate."""
     run = ExperimentRun("masking", scale="smoke", out=tmp_path)
     planned = run.plan()
     kinds = [stage.stage.kind for stage in planned]
@@ -72,12 +72,12 @@ def test_estimate_includes_evaluations(tmp_path: Path) -> None:
     )
     assert short is not None
     assert long is not None
-    # Each evaluation has 4 batches, whose forward passes take a third of a training step.
+    # Each evaluation has 4 batches, and a forward pass takes a third of a training step.
     assert long == pytest.approx(short * (1000 + 20 * 4 / 3) / (10 + 4 / 3))
 
 
-def test_probe_predicts_every_token_left_to_right() -> None:
-    """A left-to-right probe predicts all tokens, a masked-LM probe about a seventh of them."""
+def test_left_to_right_step_is_measured_with_all_predictions() -> None:
+    """Measured left-to-right steps predict all tokens, masked-LM steps about a seventh of them."""
     causal = DataSettings(batch_size=8, max_seqlen=32, objective="left-to-right", nsp=False)
     batch = probe._random_batch(causal)
     assert batch.masked_positions.tolist() == list(range(len(batch.ids)))
@@ -94,10 +94,10 @@ def test_estimate_includes_the_long_phase(tmp_path: Path, monkeypatch: pytest.Mo
     assert CostEstimator().estimate_seconds(run) == pytest.approx(expected)
 
 
-def test_probe_respects_the_maximum_positions_of_a_model(
+def test_measured_step_respects_the_maximum_positions_of_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model with 64 positions is probed with 64 tokens although the examples are longer."""
+    """Steps of a model with 64 positions are measured with 64 tokens for longer examples."""
     probed_lengths: list[int] = []
 
     def record_length(_: ModelConfig, data: DataSettings, __: object) -> float:
@@ -118,8 +118,8 @@ def test_probe_respects_the_maximum_positions_of_a_model(
     assert probed_lengths == [64]
 
 
-def test_plan_omits_outputs_in_a_shared_work_directory(tmp_path: Path) -> None:
-    """A stage that ran for another results file is copied instead of computed again."""
+def test_plan_omits_stages_with_output_in_a_shared_work_directory(tmp_path: Path) -> None:
+    """The record of a stage that ran for another results file is copied."""
     base = Stage("number", {})
     first, second = (Stage("number", {"add": add}, {"base": base}) for add in (10, 20))
     make_runner(tmp_path).run_stages({"a": first})
@@ -147,7 +147,7 @@ def test_learning_run_keeps_all_its_snapshots(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["mrpc", "sts-b", "conll2003", "squad"])
 def test_examples_are_counted_without_headers_and_empty_lines(task: str, tmp_path: Path) -> None:
-    """The number of examples does not depend on the line endings."""
+    """Each training file has 72 examples with both kinds of line endings."""
     train = fill_missing_sources(Sources(), tmp_path / "toy").find_task_files(task)[0]
     assert cost._count_task_file(train)[1] == 72
     train.write_bytes(train.read_bytes().replace(b"\n", b"\r\n"))
@@ -155,7 +155,7 @@ def test_examples_are_counted_without_headers_and_empty_lines(task: str, tmp_pat
 
 
 def test_copied_result_does_not_need_its_dependencies(tmp_path: Path) -> None:
-    """A deleted dependency is not computed again for a result that only has to be copied."""
+    """To copy a record, a deleted dependency is not computed again."""
     base = Stage("number", {})
     first = Stage("number", {"add": 10}, {"base": base})
     make_runner(tmp_path).run_stages({"a": first})
@@ -168,7 +168,7 @@ def test_copied_result_does_not_need_its_dependencies(tmp_path: Path) -> None:
 
 
 def test_plan_omits_stages_that_diverged_in_a_shared_work_directory(tmp_path: Path) -> None:
-    """Neither the diverged stage nor stages that depend on it are planned."""
+    """The plan has neither diverged stages nor stages that depend on them."""
     diverged = Stage("number", {"diverges": True})
     dependent = Stage("number", {"add": 1}, {"base": diverged})
     make_runner(tmp_path).run_stages({"a": dependent})
@@ -180,14 +180,16 @@ def test_plan_omits_stages_that_diverged_in_a_shared_work_directory(tmp_path: Pa
 
 
 def test_characters_are_estimated_from_bytes(tmp_path: Path) -> None:
-    """A Korean character of three bytes counts as one character."""
+    """Korean characters have three bytes in UTF-8, spaces have one."""
     (tmp_path / "a.txt").write_text("가나다라 " * 1000, encoding="utf-8")
     assert estimate_characters(tmp_path / "a.txt") == 5000
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_bilstm_is_probed_with_its_settings(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe trains a BiLSTM of the requested width on a batch of the requested size."""
+def test_bilstm_step_is_measured_with_its_settings(
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measured step trains a BiLSTM of the requested width on a batch of the requested size."""
     config = ModelConfig(
         vocab_size=99, layers=4, width=16, heads=2, feed_forward=32, max_positions=64
     )

@@ -1,4 +1,4 @@
-"""Stages that run again or in several processes: results stay consistent and are not lost."""
+"""Results stay consistent if stages run again or in several processes."""
 
 import shutil
 import threading
@@ -20,13 +20,13 @@ from tests.lab.number_stages import make_runner, read_records, run_number_stage
 
 
 def make_runner_with(folder: Path, **stage_functions: StageFunction) -> Runner:
-    """Return a runner with further kinds of stages, besides "number"."""
+    """Return a runner with further kinds of stages in addition to "number"."""
     functions = {"number": run_number_stage, **stage_functions}
     return Runner(folder / "out", folder / "work", NullProgress(), functions)
 
 
 def test_incomplete_output_is_not_used(tmp_path: Path) -> None:
-    """The output of a stage that was killed while it ran again is computed from scratch."""
+    """An output without a record may be incomplete, so its stage runs again."""
     base = Stage("number", {})
     make_runner(tmp_path).run_stages({"base": base})
     shutil.rmtree(tmp_path / "work")
@@ -42,7 +42,7 @@ def test_incomplete_output_is_not_used(tmp_path: Path) -> None:
 
 
 def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
-    """The first result stays; reruns are listed under "reruns" and compared."""
+    """The first result is kept, and the metrics of later runs are added and compared."""
     loss = 5.0
 
     def run_score_stage(job: Job) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
     progress = RecordingProgress()
 
     def run_base(add: int) -> dict[str, Any]:
-        """Run a new stage that depends on ``base``, delete the outputs, return base's record."""
+        """Return the record of ``base`` after a dependent stage ran; delete all outputs."""
         functions = {"score": run_score_stage, "number": run_number_stage}
         runner = Runner(tmp_path / "out", tmp_path / "work", progress, functions)
         runner.run_stages({"a": Stage("number", {"add": add}, {"base": base})})
@@ -71,10 +71,10 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
     assert len(messages) == 1
 
 
-@pytest.mark.parametrize("has_work", [True, False], ids=["with its output", "alone"])
+@pytest.mark.parametrize("has_work", [True, False], ids=["output exists", "output deleted"])
 @pytest.mark.parametrize("line", ["", '{"na', "[]", '{"name": "NAME", "result": 3}'])
 def test_damaged_result_counts_as_missing(line: str, has_work: bool, tmp_path: Path) -> None:
-    """A stage with a damaged record is computed again only if its output was deleted."""
+    """The stage is computed again only if its output was deleted, too."""
     num_calls = 0
 
     def count_call(job: Job) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_damaged_result_counts_as_missing(line: str, has_work: bool, tmp_path: P
 
 
 def test_truncated_last_line_loses_only_itself(tmp_path: Path) -> None:
-    """If a process was killed while it wrote, other results stay and new ones can be appended."""
+    """If a process is killed while it writes, other results remain and new ones are appended."""
     stages = {str(add): Stage("number", {"add": add}) for add in range(3)}
     make_runner(tmp_path).run_stages(stages)
     path = tmp_path / "out" / RESULTS_FILE
@@ -116,8 +116,8 @@ def test_truncated_last_line_loses_only_itself(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(content[:-20] + b"\n")
 
 
-def test_results_of_version_0_1_are_read(tmp_path: Path) -> None:
-    """Single-file results of version 0.1 count, with a message; new ones go to the results file."""
+def test_single_file_results_of_version_0_1_are_read(tmp_path: Path) -> None:
+    """Version 0.1 wrote one file per result. These are read; new results go to the results file."""
     old, new = Stage("number", {"add": 1}), Stage("number", {"add": 2})
     make_runner(tmp_path).run_stages({"old": old})
     record = read_records(tmp_path / "out")[old.name]
@@ -134,7 +134,7 @@ def test_results_of_version_0_1_are_read(tmp_path: Path) -> None:
 
 
 def test_deleted_output_is_computed_again(tmp_path: Path) -> None:
-    """An output that was deleted while its record stayed is computed again when it is needed."""
+    """If only the output was deleted, the stage runs again when another stage reads the output."""
     base = Stage("number", {})
     make_runner(tmp_path).run_stages({"base": base})
     (tmp_path / "work" / base.name / OUTPUT).unlink()
@@ -144,7 +144,7 @@ def test_deleted_output_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_run_that_diverges_only_the_second_time_fails(tmp_path: Path) -> None:
-    """Its dependents fail too, and all of them are tried again by the next call."""
+    """Stages that depend on it fail too, and the next call tries all of them again."""
     diverges = False
 
     def run_training(job: Job) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def test_run_that_diverges_only_the_second_time_fails(tmp_path: Path) -> None:
     assert run_dependent(2).failures == {}
 
 
-def test_unwritable_directory_fails_alone(tmp_path: Path) -> None:
-    """A file in place of a stage's directory fails only that stage."""
+def test_unwritable_stage_directory_fails_only_its_stage(tmp_path: Path) -> None:
+    """If there is a file in place of a stage's directory, only that stage fails."""
     stages = {name: Stage("number", {"add": add}) for add, name in enumerate("ab")}
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / stages["a"].name).write_text("not a directory")
@@ -176,7 +176,7 @@ def test_unwritable_directory_fails_alone(tmp_path: Path) -> None:
 
 
 def test_unwritable_results_file_fails_all_stages(tmp_path: Path) -> None:
-    """A directory in place of the results file is reported for every stage."""
+    """If there is a directory in place of the results file, every stage fails."""
     stages = {name: Stage("number", {"add": add}) for add, name in enumerate("ab")}
     (tmp_path / "out" / RESULTS_FILE).mkdir(parents=True)
     runner = make_runner(tmp_path)
@@ -185,7 +185,7 @@ def test_unwritable_results_file_fails_all_stages(tmp_path: Path) -> None:
 
 
 def run_in_parallel(runners: list[Runner], stages: list[dict[str, Stage]]) -> None:
-    """Run the stages of each runner in a thread of its own."""
+    """Run the stages of each runner in a separate thread."""
     threads = [threading.Thread(target=runner.run_stages, args=(runner_stages,))
                for runner, runner_stages in zip(runners, stages, strict=True)]  # fmt: skip
     for thread in threads:
@@ -195,7 +195,7 @@ def run_in_parallel(runners: list[Runner], stages: list[dict[str, Stage]]) -> No
 
 
 def test_two_runners_share_their_results(tmp_path: Path) -> None:
-    """A stage whose output is not kept runs once, although two runners want its result."""
+    """A stage without an output runs once if two runners need its result at the same time."""
     started: list[str] = []
 
     def run_slowly(job: Job) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def test_two_runners_share_their_results(tmp_path: Path) -> None:
 
 
 def test_two_runners_share_their_outputs(tmp_path: Path) -> None:
-    """The second runner waits for a stage that the first one runs, and uses its output."""
+    """While the first runner runs a stage, the second one waits, and then reads the output."""
     started: list[str] = []
 
     def run_slowly(job: Job) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def test_two_runners_share_their_outputs(tmp_path: Path) -> None:
 
 
 def test_incomplete_result_counts_as_missing(tmp_path: Path) -> None:
-    """A record without the fields that its kind requires is not passed to the report."""
+    """A record without the required fields of its kind counts as missing in reports."""
     run = ExperimentRun("activations", scale="smoke", out=tmp_path)
     stage = next(iter(run.stages.values()))
     incomplete: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""The runner: stages run once, resume after a signal, and fail independently."""
+"""The runner runs stages once, resumes after a signal, and continues after a failure."""
 
 import json
 import shutil
@@ -24,42 +24,51 @@ from bertsmith.train.engine.step import take_step
 from tests.lab.number_stages import make_runner, read_records, remove_record
 
 
-def make_stages(base: Stage) -> dict[str, Stage]:
-    """Return two stages that depend on ``base``; with base 1, their values are 12 and 22."""
-    return {name: Stage("number", {"add": add}, {"base": base})
-            for name, add in (("a", 10), ("b", 20))}  # fmt: skip
+def make_dependent_stages(base: Stage) -> dict[str, Stage]:
+    """Return two stages that depend on ``base``. If base has 1, their values are 12 and 22."""
+    return {
+        "a": Stage("number", {"add": 10}, {"base": base}),
+        "b": Stage("number", {"add": 20}, {"base": base}),
+    }
 
 
 def test_key_depends_on_content_only(tmp_path: Path) -> None:
-    """The key changes with kind, settings, dependencies and file contents, not with paths."""
+    """The key depends on kind, settings, dependencies and file contents, but not on paths."""
     file, copy = tmp_path / "a.txt", tmp_path / "b" / "c.txt"
     copy.parent.mkdir()
     file.write_text("text")
     copy.write_text("text")
 
-    def key(**changes: Any) -> str:
+    def compute_key(**changes: Any) -> str:
         fields = {"kind": "number", "settings": {"a": 1, "b": {"c": 2}}, "files": {"text": file}}
         return Stage(**{**fields, **changes}).key
 
-    assert key() == key(files={"text": copy}) == key(settings={"b": {"c": 2}, "a": 1})
+    assert (
+        compute_key()
+        == compute_key(files={"text": copy})
+        == compute_key(settings={"b": {"c": 2}, "a": 1})
+    )
     dependency = Stage("number", {})
     changed_keys = [
-        key(kind="other"), key(settings={"a": 1, "b": {"c": 3}}), key(files={}),
-        key(dependencies={"x": dependency}), key(dependencies={"y": dependency}),
-        key(dependencies={"x": Stage("number", {"a": 1})}),
-    ]  # fmt: skip
+        compute_key(kind="other"),
+        compute_key(settings={"a": 1, "b": {"c": 3}}),
+        compute_key(files={}),
+        compute_key(dependencies={"x": dependency}),
+        compute_key(dependencies={"y": dependency}),
+        compute_key(dependencies={"x": Stage("number", {"a": 1})}),
+    ]
     copy.write_text("other text")
-    changed_keys.append(key(files={"text": copy}))
-    changed_keys.append(key(files={"text": copy.parent}))
+    changed_keys.append(compute_key(files={"text": copy}))
+    changed_keys.append(compute_key(files={"text": copy.parent}))
     (copy.parent / "more.txt").write_text("")
-    changed_keys.append(key(files={"text": copy.parent}))
-    assert len({key(), *changed_keys}) == 1 + len(changed_keys)
+    changed_keys.append(compute_key(files={"text": copy.parent}))
+    assert len({compute_key(), *changed_keys}) == 1 + len(changed_keys)
 
 
 def test_stages_run_once_after_their_dependencies(tmp_path: Path) -> None:
-    """A dependency of two stages runs a single time, and a second call changes no file."""
+    """A common dependency runs once, and a second call does not change any file."""
     base = Stage("number", {})
-    stages = make_stages(base)
+    stages = make_dependent_stages(base)
     runner = make_runner(tmp_path)
     assert runner.find_missing_stages(stages.values()) == [base, stages["a"], stages["b"]]
     runner.run_stages(stages)
@@ -78,9 +87,9 @@ def test_stages_run_once_after_their_dependencies(tmp_path: Path) -> None:
 
 
 def test_results_do_not_need_the_work_directory(tmp_path: Path) -> None:
-    """After the work directory is deleted, only missing results and their dependencies run."""
+    """If the work directory is deleted, only stages without a result and their dependencies run."""
     base = Stage("number", {})
-    stages = make_stages(base)
+    stages = make_dependent_stages(base)
     make_runner(tmp_path).run_stages(stages)
     shutil.rmtree(tmp_path / "work")
     assert make_runner(tmp_path).find_missing_stages(stages.values()) == []
@@ -93,7 +102,7 @@ def test_results_do_not_need_the_work_directory(tmp_path: Path) -> None:
 
 
 def test_failed_stage_does_not_stop_others(tmp_path: Path) -> None:
-    """Stages that depend on a failed stage fail too; the others run, and failures are retried."""
+    """Stages that depend on a failed stage fail too, others run, and the next call tries again."""
     failing, working = Stage("number", {"fails": True}), Stage("number", {"add": 1})
     broken = Stage("number", {"breaks": True})
     stages = {
@@ -117,7 +126,7 @@ def test_failed_stage_does_not_stop_others(tmp_path: Path) -> None:
 
 
 def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
-    """They get this as their result without running, even after the work directory is deleted."""
+    """They do not run, and their result says which dependency diverged."""
     diverged = Stage("number", {"diverges": True})
     stages = {"x": Stage("number", {"add": 1}, {"bad": diverged})}
     expected = {"diverged": f"its bad ({diverged.name}) diverged"}
@@ -127,7 +136,7 @@ def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
     assert runner.get_result(stages["x"]) == expected
     assert make_runner(tmp_path).find_missing_stages(stages.values()) == []
     later = {"y": Stage("number", {"add": 2}, {"bad": diverged})}
-    # The plan omits direct and indirect dependents, which take no time.
+    # The plan omits direct and indirect dependents, which need no computation.
     indirect = Stage("number", {"add": 3}, {"y": later["y"]})
     assert make_runner(tmp_path).find_missing_stages([*later.values(), indirect]) == []
     shutil.rmtree(tmp_path / "work")
@@ -138,7 +147,7 @@ def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
 def test_report_with_only_diverged_runs(name: str, tmp_path: Path) -> None:
-    """Every experiment can report runs that all diverged."""
+    """Every experiment can write a report if all of its runs diverged."""
     run = ExperimentRun(name, scale="smoke", out=tmp_path, num_seeds=2)
     for stage in run.stages.values():
         result: dict[str, Any] = {"diverged": "the loss is nan"}
@@ -150,12 +159,12 @@ def test_report_with_only_diverged_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "signal_step", [12, 17], ids=["last step of a run", "in the middle of a run"]
+    "signal_step", [12, 17], ids=["last step of the first run", "during the second run"]
 )
 def test_stopped_experiment_resumes(
     signal_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After SIGTERM, a second call runs exactly the remaining steps."""
+    """After SIGTERM, a second call runs only the remaining steps."""
     num_steps = 0
 
     def counting_step(*args: Any, **kwargs: Any) -> Any:
@@ -174,13 +183,13 @@ def test_stopped_experiment_resumes(
     assert (tmp_path / "smoke/activations.md").exists()
     outcome = ExperimentRun("activations", scale="smoke", out=tmp_path).run()
     assert (outcome.num_missing, outcome.failures) == (0, {})
-    # Four runs of twelve steps.
+    # There are four runs of twelve steps.
     assert num_steps == 4 * 12
 
 
 def test_diverged_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table shows which runs diverged; the other runs are not affected."""
-    # Without normalization, this learning rate makes float32 overflow within a few steps.
+    """The table shows which runs diverged, and no stage fails."""
+    # Without normalization, float32 overflows within a few steps at this learning rate.
     monkeypatch.setattr(StageFactory, "learning_rate", 1e18)
     outcome = ExperimentRun("normalization", scale="smoke", out=tmp_path).run()
     assert outcome.failures == {}
@@ -190,7 +199,7 @@ def test_diverged_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
-    """Unknown names, missing inputs and an unsuitable --model are errors that say what to do."""
+    """Unknown names, missing inputs and an unsuitable --model are errors."""
     text = tmp_path / "text.txt"
     text.write_text("text")
     empty = tmp_path / "empty.txt"
@@ -218,7 +227,7 @@ def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
 
 
 def test_toy_files_are_deterministic(tmp_path: Path) -> None:
-    """Two folders get the same bytes, and the user's text is not replaced."""
+    """Two folders get the same files, and toy text does not replace the user's text."""
     first, second = (fill_missing_sources(Sources(), tmp_path / name) for name in ("a", "b"))
 
     def read_all(sources: Sources) -> list[bytes]:
@@ -231,8 +240,8 @@ def test_toy_files_are_deterministic(tmp_path: Path) -> None:
     assert sources.english == tmp_path
 
 
-def test_part_of_a_training_file_is_found(tmp_path: Path) -> None:
-    """A training file whose name continues the original name is used; SQuAD is subsampled."""
+def test_squad_subset_is_found_and_subsampled(tmp_path: Path) -> None:
+    """A training file may have a longer name, and only every n-th article is used."""
     folder = tmp_path / "squad"
     folder.mkdir()
     articles = [{"title": number, "paragraphs": []} for number in range(1, 6)]
@@ -240,7 +249,7 @@ def test_part_of_a_training_file_is_found(tmp_path: Path) -> None:
         (folder / name).write_text(json.dumps({"version": "1", "data": articles}))
     train, dev = Sources(tasks_dir=tmp_path).find_task_files("squad")
     assert (train.name, dev.name) == ("train-v1.1-some.json", "dev-v1.1.json")
-    subsampled = json.loads(subsample_squad(dev, 2, tmp_path / "cut.json").read_text())
+    subsampled = json.loads(subsample_squad(dev, 2, tmp_path / "subsampled.json").read_text())
     assert subsampled["version"] == "1"
     assert [article["title"] for article in subsampled["data"]] == [1, 3, 5]
     sources = Sources(tasks_dir=tmp_path)

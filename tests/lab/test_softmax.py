@@ -6,14 +6,17 @@ from bertsmith.errors import BertsmithError
 from bertsmith.lab import softmax
 
 
-def test_measured_memory_does_not_include_the_calling_process() -> None:
-    """All logits at once take several times P x V floats; chunks take less than P x V floats."""
+def test_memory_excludes_the_calling_process() -> None:
+    """All logits at once take several times P x V floats. Chunks take less than P x V floats."""
+    # Memory of this process that a measurement in the same process would count.
     allocated = bytearray(400 * 2**20)
     vocab_size, num_predictions = 60_000, 400
     logits_bytes = 4 * vocab_size * num_predictions
     full, chunked = (
-        softmax.measure_in_subprocess(name, vocab_size, 16, num_predictions, 1)
-        for name in softmax.IMPLEMENTATIONS
+        softmax.measure_in_subprocess(
+            name, vocab_size, width=16, num_predictions=num_predictions, num_repeats=1
+        )
+        for name in ("full", "chunked")
     )
     assert 2 * logits_bytes < full["bytes"] < 6 * logits_bytes
     assert chunked["bytes"] < logits_bytes
@@ -22,6 +25,6 @@ def test_measured_memory_does_not_include_the_calling_process() -> None:
 
 
 def test_failed_measurement_is_reported() -> None:
-    """If the measuring process fails, the error names the vocabulary size."""
+    """The error contains the vocabulary size if the process fails, here for a negative size."""
     with pytest.raises(BertsmithError, match="measuring the softmax failed at a vocabulary of -1:"):
-        softmax.measure_in_subprocess("full", -1, 16, 4, 1)
+        softmax.measure_in_subprocess("full", -1, width=16, num_predictions=4, num_repeats=1)

@@ -1,4 +1,4 @@
-"""Input files of experiments: how they enter stage keys, and which ones are rejected."""
+"""Input files of experiments: their effect on stage keys, and rejected files."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.lab.helpers import TWO_DOCUMENTS, RecordingProgress
 
 
 def make_text_stage(text: Path, work_dir: Path | None = None) -> Stage:
-    """Return the stage that samples a text."""
+    """Return the stage that samples a text at scale "smoke"."""
     sources = Sources(english=text)
     return StageFactory(
         SCALES["smoke"], sources, work_dir or text.parent / "work"
@@ -42,8 +42,8 @@ def run_stage(tmp_path: Path, kind: str, stage: Stage, **inputs: Path) -> dict[s
     return STAGE_FUNCTIONS[kind](Job(stage, folder / OUTPUT, inputs, NullProgress()))
 
 
-def test_text_key_depends_on_what_is_read(tmp_path: Path) -> None:
-    """File names count only where they decide the format, and ignored files do not count."""
+def test_text_key_depends_on_file_contents_and_formats(tmp_path: Path) -> None:
+    """File names matter only if they determine the format. Ignored files do not matter."""
     file, folder = tmp_path / "a.jsonl", tmp_path / "folder"
     folder.mkdir()
     for path in (file, folder / "b.jsonl"):
@@ -62,7 +62,7 @@ def test_text_key_depends_on_what_is_read(tmp_path: Path) -> None:
 
 
 def test_output_inside_an_input_folder_is_rejected(tmp_path: Path) -> None:
-    """The next run would read its own output as text; hidden and unread folders are allowed."""
+    """The next run would read the output as text. Hidden and unread folders are allowed."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     folder_sources = Sources(english=tmp_path)
     for out in ("lab", "."):
@@ -83,7 +83,7 @@ def test_output_inside_an_input_folder_is_rejected(tmp_path: Path) -> None:
 def test_unreadable_input_is_reported_before_any_stage_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missing permission for a task file does not show up only after hours of pre-training."""
+    """Otherwise the error would appear after hours of pre-training."""
 
     def raise_permission_error(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
@@ -100,7 +100,7 @@ def test_unreadable_input_is_reported_before_any_stage_runs(
 
 
 def test_short_text_gives_a_warning(tmp_path: Path) -> None:
-    """The warning compares the characters of the text with those that the scale uses."""
+    """The warning contains the number of characters that the scale uses."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     progress = RecordingProgress()
     sources = Sources(english=tmp_path / "a.jsonl")
@@ -109,7 +109,7 @@ def test_short_text_gives_a_warning(tmp_path: Path) -> None:
 
 
 def test_one_sentence_per_line_is_preserved(tmp_path: Path) -> None:
-    """The store has one sentence for each line of such a file, as with `bertsmith prepare`."""
+    """The store has one sentence per line of such a file, as with `bertsmith prepare`."""
     sentences = "He met Smith. They talked.\n" + "The cat sat.\n" * 4
     file = tmp_path / "lines.txt"
     file.write_text("\n".join(f"{sentences}It had {number}.\n" for number in range(30)))
@@ -131,7 +131,7 @@ def test_one_sentence_per_line_is_preserved(tmp_path: Path) -> None:
 def test_single_document_is_split_if_it_is_long_enough(
     tmp_path: Path, num_repeats: int, *, is_long_enough: bool
 ) -> None:
-    """A part of the document is held out; a document that is too short is an error."""
+    """A part of the document is held out. A document that is too short is an error."""
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"text": "the cat sat. it ran. " * num_repeats}))
     text = make_text_stage(file, tmp_path)
@@ -152,7 +152,7 @@ def test_single_document_is_split_if_it_is_long_enough(
 
 
 def test_corpus_error_names_the_command_that_converts_text(tmp_path: Path) -> None:
-    """The lab has no --field, so JSON lines with another field must be converted first."""
+    """JSON lines without the field "text" must be converted, because the lab has no --field."""
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"content": "the cat sat."}))
     text = make_text_stage(file, tmp_path)

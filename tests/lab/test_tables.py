@@ -1,4 +1,4 @@
-"""Reports: cells, tables and figures, and when an existing report may be replaced."""
+"""Cells, tables and figures of reports, and replacing existing reports."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.lab.helpers import TWO_DOCUMENTS, RecordingProgress
 
 
 def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) -> None:
-    """It is replaced only if no result of it is missing now, or if its JSON is unreadable."""
+    """It is replaced if all of its results exist now, or if its JSON file is damaged."""
     progress = RecordingProgress()
 
     def make_run(**options: Any) -> ExperimentRun:
@@ -39,12 +39,14 @@ def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) ->
     assert run.write_report().num_missing == 0
     contents = {path: path.read_bytes() for path in (tmp_path / "smoke").glob("activations.*")}
     assert len(contents) == 3
+    # With another text, all results are missing.
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     other_text = make_run(num_seeds=1, sources=Sources(english=tmp_path / "a.jsonl"))
     outcome = other_text.write_report()
     assert (outcome.num_missing, outcome.files) == (4, [])
     assert contents == {path: path.read_bytes() for path in contents}
     assert any("is not replaced: it is complete" in line for line in progress.messages)
+    # The results of the first seed exist, those of the second are missing.
     two_seeds = make_run(num_seeds=2).write_report()
     assert (two_seeds.num_missing, len(two_seeds.files)) == (4, 3)
     (tmp_path / "smoke/activations.json").write_text("[]")
@@ -54,7 +56,7 @@ def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) ->
 def test_report_of_another_model_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Models are told apart by their files, since the models of two runs have the same name."""
+    """Models are identified by a hash of their files, because all runs name them "model"."""
     monkeypatch.setattr("bertsmith.lab.experiment_run.locate_model", Path)
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
@@ -74,8 +76,13 @@ def test_report_of_another_model_is_not_replaced(
 
 
 def test_constant_layer_of_one_seed_does_not_affect_the_mean(tmp_path: Path) -> None:
-    """Figure and numbers are means over the seeds with a value, as in the table."""
-    layers, constant_layers = [[0.5] * 5, [0.7] * 5], [[0.3] * 5, [None] * 5]
+    """Figure and table have means over the seeds with a value.
+
+    The correlation with a constant is None.
+    """
+    # Two layers and five poolings each.
+    layers = [[0.5] * 5, [0.7] * 5]
+    constant_layers = [[0.3] * 5, [None] * 5]
     factory = StageFactory(SCALES["smoke"], Sources(), tmp_path)
     results: Results = {
         ("similarity", 0): {"spearman": layers},
@@ -89,7 +96,7 @@ def test_constant_layer_of_one_seed_does_not_affect_the_mean(tmp_path: Path) -> 
 
 
 def test_cell_has_mean_and_standard_deviation() -> None:
-    """A single value has no deviation; missing and NaN values are counted."""
+    """A single value has no deviation. Missing and NaN values are counted."""
     assert format_mean_std([1.0, 2.0, 3.0]) == "2.000 ± 1.000"
     cell = format_mean_std([1.0, None, float("nan")], ".1f")
     assert cell == "1.0 (1 of 3; 1 diverged or constant)"
@@ -105,7 +112,7 @@ def test_table_has_a_markdown_header() -> None:
 
 
 def test_lists_of_numbers_are_written_on_one_line(tmp_path: Path) -> None:
-    """The JSON still reads as the same value, also if it has strings that look like lists."""
+    """The file contains the same value, even if strings look like lists."""
     value = {"map": [[1.0, -0.5e-7, None], [3]], "names": ["[\n 1,\n 2\n]", "b"], "none": [],
              "mixed": [1, "a"], "table": [{"row": [1, 2]}]}  # fmt: skip
     write_json(tmp_path / "a.json", value, inline_numbers=True)
@@ -115,12 +122,13 @@ def test_lists_of_numbers_are_written_on_one_line(tmp_path: Path) -> None:
     assert '"row": [1, 2]' in text
 
 
-def test_full_width_panels_have_rows_of_their_own() -> None:
+def test_full_width_panels_have_separate_rows() -> None:
     """Other panels are arranged in rows of two, in their order."""
 
     def draw_nothing(_: Any) -> None:
         pass
 
+    # Panels with upper-case names have full width.
     panels = [Panel(name, draw_nothing, is_full_width=name.isupper()) for name in "abcDefG"]
     rows = ["".join(panel.title for panel in row) for row in _arrange_panels(panels)]
     assert rows == ["ab", "c", "D", "ef", "G"]
@@ -128,26 +136,27 @@ def test_full_width_panels_have_rows_of_their_own() -> None:
 
 @pytest.mark.parametrize(("name", "expected"), [("learning", 1), ("activations", 3)])
 def test_number_of_seeds_is_reported(name: str, expected: int, tmp_path: Path) -> None:
-    """An experiment on a single run reports one seed, whatever number was requested."""
+    """An experiment with a single run reports one seed for any number of seeds."""
     run = ExperimentRun(name, scale="smoke", out=tmp_path, num_seeds=3)
     run.write_report()
     assert json.loads((tmp_path / f"smoke/{name}.json").read_text())["seeds"] == expected
 
 
 def test_training_tokens_include_both_phases(tmp_path: Path) -> None:
-    """In the paper's recipe, a tenth of the steps has sequences of 512 tokens."""
+    """In the paper's recipe, a tenth of the steps has sequences of 512 instead of 128 tokens."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     sources = Sources(english=tmp_path / "a.jsonl")
     small, full = (StageFactory(SCALES[name], sources, tmp_path) for name in ("small", "full"))
+    # Half of the scale's steps, times batch size and length.
     assert vocabulary._max_training_tokens(small) == 400 * 32 * 128
     expected = 500_000 * 256 * (0.9 * 128 + 0.1 * 512)
     assert vocabulary._max_training_tokens(full) == expected
 
 
 def test_lines_differ_in_color_or_style() -> None:
-    """This holds for more lines than there are colors."""
+    """With more lines than colors, no two lines have the same color and style."""
     axes = Figure().subplots()
     series = {f"layer {number}": [(0, 1.0), (1, 2.0)] for number in range(14)}
     make_line_plot(series, "x", "y")(axes)
-    looks = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
-    assert len(looks) == 14
+    styles = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
+    assert len(styles) == 14

@@ -1,4 +1,4 @@
-"""Versions of stages: results made with other defaults or older code are not reused."""
+"""Results of older code or other default settings are not reused."""
 
 import json
 from dataclasses import asdict
@@ -25,7 +25,10 @@ DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
 
 
 def collect_defaults() -> dict[str, Any]:
-    """Return each stage kind's default settings; defaults are not part of a stage's key."""
+    """Return the default settings behind each kind of stage.
+
+    Default settings are not part of a stage's key.
+    """
     model = ModelConfig(vocab_size=1)
     settings = {
         "text": CorpusOptions(),
@@ -48,17 +51,17 @@ def collect_defaults() -> dict[str, Any]:
 
 
 def test_defaults_have_not_changed() -> None:
-    """Defaults are those with which the stored results were made.
+    """The defaults are those of the stored results.
 
-    If this fails because results would be different now, increase the kind's version in
-    ``KIND_VERSIONS`` (bertsmith/lab/stage.py), so that stages run again. Then store the new
-    defaults with `python -m tests.lab.test_versions`.
+    If a changed default changes results, increase the version in ``KIND_VERSIONS``
+    (bertsmith/lab/stage.py), so that stages of this kind run again. Then store the new defaults
+    with `python -m tests.lab.test_versions`.
     """
     assert collect_defaults() == json.loads(DEFAULTS_FILE.read_text())
 
 
 def test_version_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new version of a kind changes its keys; kinds without a version keep theirs."""
+    """A new version of a kind changes the keys of its stages, but not those of other kinds."""
     key = Stage("number", {"a": 1}).key
     monkeypatch.setitem(KIND_VERSIONS, "other", 2)
     assert Stage("number", {"a": 1}).key == key
@@ -67,7 +70,7 @@ def test_version_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_pre_norm_results_are_not_reused(tmp_path: Path) -> None:
-    """Only runs with pre-norm, which had no LayerNorm after the embeddings, have a new version."""
+    """The keys of pre-norm runs have a version, because the model has one more LayerNorm now."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     factory = StageFactory(SCALES["smoke"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
     pre, post = (factory.create_baseline_run(0, model={"norm": norm}) for norm in ("pre", "post"))
@@ -76,6 +79,7 @@ def test_old_pre_norm_results_are_not_reused(tmp_path: Path) -> None:
 
 
 def _key_without_model_version(stage: Stage) -> str:
+    """Return the key of an equal stage if no model setting had a version."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_module, "_MODEL_VERSIONS", {})
         return Stage(stage.kind, stage.settings, stage.dependencies, stage.files).key
