@@ -291,7 +291,9 @@ def get_processor_name() -> str:
     path = Path("/proc/cpuinfo")
     cpu_info = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     match = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
-    return match[1] if match else platform.processor() or platform.machine()
+    if match:
+        return match[1]
+    return platform.processor() or platform.machine()
 
 
 def describe_machine(machine: Machine) -> str:

@@ -149,7 +149,7 @@ def test_missing_heads_are_not_used(
 def test_heads_are_detected_from_weights(tmp_path: Path) -> None:
     """An NSP head is used even if the config names BertForMaskedLM."""
     write_model_directory(make_transformers_model("BertForPreTraining"), tmp_path)
-    edit(tmp_path, architectures=["BertForMaskedLM"])
+    edit_config(tmp_path, architectures=["BertForMaskedLM"])
     assert bundle.load(tmp_path).config.nsp
 
 
@@ -209,7 +209,7 @@ def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
     assert all(int(word.removeprefix("word")) < 92
                for word, _ in fill(loaded, "[MASK]", top=97)[0].predictions
                if "word" in word)  # fmt: skip
-    edit(tmp_path, vocab_size=97)
+    edit_config(tmp_path, vocab_size=97)
     with pytest.raises(ModelError, match=r"\(101, 21\).*vocab_size .*101"):
         bundle.load(tmp_path)
 
@@ -230,7 +230,7 @@ def test_other_architectures_are_rejected_by_config(
 ) -> None:
     """The error names the model type or class."""
     write_model_directory(make_transformers_model("BertModel"), tmp_path)
-    edit(tmp_path, model_type=model_type, architectures=classes)
+    edit_config(tmp_path, model_type=model_type, architectures=classes)
     with pytest.raises(ModelError, match=rf"model_type is '{model_type}'|{classes[0]}") as error:
         bundle.load(tmp_path)
     assert classes[0].partition("For")[0].removesuffix("Model").lower() in str(error.value).lower()
@@ -425,7 +425,7 @@ def test_model_card_of_a_task_has_labels_and_results(tmp_path: Path) -> None:
         "task": "sst-2",
         "heldout_metrics": {"accuracy": 0.925},
         "provenance": {
-            "task": {"train": "/home/somebody/SST-2/train.tsv"},
+            "task": {"train_file": "/home/somebody/SST-2/train.tsv"},
             "run": {"start_from": "/home/somebody/my-run/model", "seed": 3},
         },
     }
@@ -441,7 +441,7 @@ def test_model_card_of_a_task_has_labels_and_results(tmp_path: Path) -> None:
     assert "somebody" not in card.content
 
 
-def edit(directory: Path, **changes: Any) -> None:
+def edit_config(directory: Path, **changes: Any) -> None:
     """Change keys of config.json."""
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

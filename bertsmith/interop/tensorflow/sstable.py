@@ -148,15 +148,21 @@ def encode_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
     return bytes(result) + footer.ljust(_FOOTER_BYTES - len(MAGIC), b"\0") + MAGIC
 
 
+def _count_shared_bytes(key: bytes, other_key: bytes) -> int:
+    """Return the length of the common prefix of two keys."""
+    length = 0
+    while length < min(len(key), len(other_key)) and key[length] == other_key[length]:
+        length += 1
+    return length
+
+
 def _append_block(file: bytearray, entries: list[tuple[bytes, bytes]]) -> bytes:
     """Append a block to ``file``, and return the encoded offset and size of the block."""
     block, restarts, last_key = bytearray(), [0], b""
     for number, (key, value) in enumerate(entries):
         shared_length = 0
         if number % _RESTART_INTERVAL:
-            shorter = min(len(key), len(last_key))
-            while shared_length < shorter and key[shared_length] == last_key[shared_length]:
-                shared_length += 1
+            shared_length = _count_shared_bytes(key, last_key)
         elif number:
             restarts.append(len(block))
         for length in (shared_length, len(key) - shared_length, len(value)):
