@@ -37,7 +37,7 @@ from bertsmith.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
     from bertsmith.use.embed import Embedder
-    from bertsmith.use.table_input import Record
+    from bertsmith.use.table_input import TextRow
     from bertsmith.use.vector_settings import VectorSettings
     from bertsmith.use.vector_writers import TableColumns
 
@@ -236,7 +236,7 @@ class _Texts:
     a table. may_be_endless: whether to warn during the input and not only at its end.
     """
 
-    lines: "Iterable[str | Record]"
+    lines: "Iterable[str | TextRow]"
     total: int | None = None
     unbuffered: bool = False
     columns: "TableColumns | None" = None
@@ -270,8 +270,8 @@ def _open_texts(
 ) -> Iterator[_Texts]:  # fmt: skip
     """Open the lines or the table rows to embed."""
     from bertsmith.tasks.tables import has_column, open_table
-    from bertsmith.use.table_input import find_columns, iter_text_records
-    from bertsmith.use.table_output import unused_column_names
+    from bertsmith.use.table_input import find_columns, iter_text_rows
+    from bertsmith.use.table_output import choose_column_names
     from bertsmith.use.vector_writers import TableColumns
 
     if table_format is None:
@@ -294,11 +294,11 @@ def _open_texts(
                 f"{', '.join(map(repr, columns))}; name the text column with --text"
             )
         new_columns = _TOKEN_COLUMNS if by_token else ["vector"]
-        names, notes = unused_column_names(new_columns, columns, source.path)
+        names, notes = choose_column_names(new_columns, columns, source.path)
         for note in table.notes + notes:
             log(note)
         table_columns = TableColumns(columns, names, table.schema)
-        yield _Texts(iter_text_records(rows, text_column), columns=table_columns, unit="row")
+        yield _Texts(iter_text_rows(rows, text_column), columns=table_columns, unit="row")
 
 
 def parse_numbers(option: str, value: str | None) -> list[float] | None:
@@ -327,10 +327,10 @@ def _print_vectors(
     unknown: UnknownWarning,
 ) -> None:  # fmt: skip
     """Print the vectors as JSON lines."""
-    from bertsmith.use.embed_lines import embed_windows
+    from bertsmith.use.embed_lines import embed_chunks
     from bertsmith.use.vector_writers import format_json_line
 
-    windows = embed_windows(
+    windows = embed_chunks(
         embedder, texts.lines, embedder.resolve_settings(settings), batch_tokens=batch_tokens,
         unbuffered=texts.unbuffered,
     )  # fmt: skip

@@ -173,7 +173,7 @@ def predict(
     bundle = load_fine_tuned_model(model, device)
     from bertsmith.tasks.inputs import ExampleCounts
     from bertsmith.use.answer import with_null_threshold
-    from bertsmith.use.submission import glue_submission, squad_predictions
+    from bertsmith.use.submission import format_glue_submission, predict_squad_answers
 
     if null_threshold is not None:
         bundle = with_null_threshold(bundle, null_threshold)
@@ -199,9 +199,9 @@ def predict(
             f"{source.path} is read as one text per line; use --format, or remove this option",
         )
     if squad is not None:
-        print_json(squad_predictions(bundle, squad, counts))
+        print_json(predict_squad_answers(bundle, squad, counts))
     elif glue is not None:
-        for line in glue_submission(bundle, glue, counts):
+        for line in format_glue_submission(bundle, glue, counts):
             print_line(line)
     else:
         _predict_lines(
@@ -321,29 +321,29 @@ def _log_table_counts(
         print_json(
             {
                 "out": str(out),
-                "num_rows": counts.rows,
-                "columns": counts.columns,
-                "num_without_prediction": counts.without_prediction,
-                "num_skipped": counts.unreadable,
+                "num_rows": counts.num_rows,
+                "columns": counts.added_columns,
+                "num_without_prediction": counts.num_without_prediction,
+                "num_skipped": counts.num_unreadable,
                 "num_truncated": counts.num_truncated,
             }
         )
     _log_num_truncated(counts.num_truncated)
-    if counts.without_prediction:
+    if counts.num_without_prediction:
         log(
-            f"{counts.without_prediction:,} {counts.unit}s have no prediction; the first: "
-            f"{counts.first_problem}"
+            f"{counts.num_without_prediction:,} {counts.unit}s have no prediction; the first: "
+            f"{counts.first_error}"
         )
-    if counts.unreadable:
+    if counts.num_unreadable:
         log(
-            f"skipped {counts.unreadable:,} {counts.unit}s that cannot be read; the first: "
-            f"{counts.first_problem}"
+            f"skipped {counts.num_unreadable:,} {counts.unit}s that cannot be read; the first: "
+            f"{counts.first_error}"
         )
-    if not counts.rows:
+    if not counts.num_rows:
         log(f"{path}: no {counts.unit}s; nothing to do")
     if out is not None:
-        columns = f", with {', '.join(counts.columns)}" if counts.columns else ""
-        log(f"wrote {out}: {counts.rows:,} {counts.unit}s{columns}")
+        columns = f", with {', '.join(counts.added_columns)}" if counts.added_columns else ""
+        log(f"wrote {out}: {counts.num_rows:,} {counts.unit}s{columns}")
 
 
 def _predict_lines(
@@ -357,12 +357,12 @@ def _predict_lines(
     as_json: bool,
 ) -> None:
     """Print the predictions of the lines of ``source``, or of ``texts`` if it is None."""
-    from bertsmith.use.predict_lines import SkippedLines, predict_lines
+    from bertsmith.use.predict_lines import InvalidLines, predict_lines
 
     lines: Iterator[str] = iter(texts) if source is None else source.lines()
     location = "text" if source is None else f"{source.path}, line"
     unbuffered = source is not None and source.name == STDIN and sys.stdin.isatty()
-    skipped = SkippedLines() if skip_invalid else None
+    skipped = InvalidLines() if skip_invalid else None
     predictions = predict_lines(
         bundle, lines, location=location, skipped=skipped, unbuffered=unbuffered
     )
@@ -377,7 +377,7 @@ def _predict_lines(
         if source is not None and source.name == STDIN:
             unknown.warn()
     if skipped is not None and skipped.count:
-        log(f"skipped {skipped.count:,} lines; the first: {skipped.first_problem}")
+        log(f"skipped {skipped.count:,} lines; the first: {skipped.first_error}")
 
 
 @app.command(

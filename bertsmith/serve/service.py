@@ -39,8 +39,8 @@ from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence, MaskedTok
 from bertsmith.use.pair import (
     EncodedPair,
     NextSentencePrediction,
+    compute_next_sentence_probabilities,
     iter_pair_predictions,
-    next_sentence_probabilities,
 )
 from bertsmith.use.predict import Prediction, iter_predictions
 from bertsmith.use.tag import TaggedText, iter_tagged_texts
@@ -149,7 +149,9 @@ class Service:
 
         def compute(bundle: PretrainedBundle, sequences: Sequence[EncodedPair]) -> list[float]:
             units = [(len(ids), (ids, segments)) for ids, segments in sequences]
-            compute_batch = require_finite(model.name, partial(next_sentence_probabilities, bundle))
+            compute_batch = require_finite(
+                model.name, partial(compute_next_sentence_probabilities, bundle)
+            )
             return self.batcher.run((model.name, "pair"), compute_batch, units, deadline)
 
         return list(iter_pair_predictions(model.bundle, pairs, compute))

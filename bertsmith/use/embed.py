@@ -259,7 +259,7 @@ class Embedder:
         vectors = self.encode_tokens([texts[index] for index in spans], layer=layer, **settings)
         return self._average_word_tokens(word, spans, vectors, skip=skip)
 
-    def word_vectors(
+    def compute_word_vectors(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
     ) -> list[WordVector]:
         """Like ``encode_word``, from token vectors that are already computed."""

@@ -19,7 +19,7 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.nearest_neighbors import import_usearch
-from bertsmith.use.table_input import Record
+from bertsmith.use.table_input import TextRow
 from bertsmith.use.table_output import import_pyarrow, to_json_line
 from bertsmith.use.vector_settings import VectorSettings
 from bertsmith.use.vector_writers import (
@@ -43,7 +43,7 @@ _MAX_TOKEN_VECTOR_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
-class EmbeddedWindow:
+class EmbeddedChunk:
     """Consecutive lines with their vectors.
 
     Attributes:
@@ -79,7 +79,7 @@ class EmbeddingSummary:
 
 
 @dataclass(frozen=True)
-class _State:
+class _RunState:
     """Progress of a run. The field names are the keys of ``state.json``.
 
     Attributes:
@@ -97,15 +97,15 @@ class _State:
     num_truncated: int = 0
 
 
-def embed_windows(
+def embed_chunks(
     embedder: Embedder,
-    lines: Iterable[str | Record],
+    lines: Iterable[str | TextRow],
     spec: VectorSpec,
     *,
     batch_tokens: int | None = None,
     unbuffered: bool = False,
     progress: Progress | None = None,
-) -> Iterator[EmbeddedWindow]:
+) -> Iterator[EmbeddedChunk]:
     """Embed lines in windows.
 
     Args:
@@ -117,14 +117,14 @@ def embed_windows(
         progress: Receives the number of lines.
     """
     progress = progress or NullProgress()
-    for window in _split_into_windows(iter(lines), spec, 1 if unbuffered else _MAX_LINES):
-        texts = [line_text(line) for line in window]
-        rows = [line.cells for line in window if isinstance(line, Record)] or None
+    for window in _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES):
+        texts = [get_line_text(line) for line in window]
+        rows = [line.cells for line in window if isinstance(line, TextRow)] or None
         if spec.pooling == "none":
             token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
             progress.advance(len(texts))
             num_truncated = sum(text.is_truncated for text in token_vectors)
-            yield EmbeddedWindow(texts, token_vectors, num_truncated, rows)
+            yield EmbeddedChunk(texts, token_vectors, num_truncated, rows)
             continue
         tokenized = embedder.tokenize(texts)
         vectors = np.empty((len(texts), spec.width), np.float32)
@@ -132,24 +132,24 @@ def embed_windows(
         for indices, batch_vectors in batches:
             vectors[indices] = batch_vectors
             progress.advance(len(indices))
-        yield EmbeddedWindow(texts, vectors, tokenized.num_truncated, rows)
+        yield EmbeddedChunk(texts, vectors, tokenized.num_truncated, rows)
 
 
-def line_text(line: str | Record) -> str:
+def get_line_text(line: str | TextRow) -> str:
     """Return the text of a line or table row."""
     return line if isinstance(line, str) else line.text
 
 
-def _split_into_windows(
-    lines: Iterator[str | Record], spec: VectorSpec, max_lines: int
-) -> Iterator[list[str | Record]]:
+def _split_into_chunks(
+    lines: Iterator[str | TextRow], spec: VectorSpec, max_lines: int
+) -> Iterator[list[str | TextRow]]:
     is_per_token = spec.pooling == "none"
     max_characters = _MAX_TOKEN_VECTOR_ELEMENTS // spec.width if is_per_token else _MAX_CHARACTERS
-    window: list[str | Record] = []
+    window: list[str | TextRow] = []
     characters = 0
     for line in lines:
         window.append(line)
-        characters += len(line_text(line))
+        characters += len(get_line_text(line))
         if len(window) == max_lines or characters > max_characters:
             yield window
             window, characters = [], 0
@@ -159,7 +159,7 @@ def _split_into_windows(
 
 def embed_lines(
     embedder: Embedder,
-    lines: Iterable[str | Record],
+    lines: Iterable[str | TextRow],
     out: Path | str,
     settings: VectorSettings,
     *,
@@ -189,22 +189,22 @@ def embed_lines(
             lines.
     """
     out, progress = Path(out), progress or NullProgress()
-    spec, run_settings = embedder.resolve_settings(settings), _run_settings(embedder, settings)
-    open_writer, counts = _writer_factory(out, spec, run_settings, columns), TokenCounts()
+    spec, run_settings = embedder.resolve_settings(settings), _get_run_settings(embedder, settings)
+    open_writer, counts = _create_writer_factory(out, spec, run_settings, columns), TokenCounts()
     embedder = embedder.with_token_counter(counts)
-    with _lock_partial(out) as partial:
+    with _lock_partial_dir(out) as partial:
         state = _load_or_create_state(partial, run_settings, resume=resume)
         remaining_lines, lines_hash = iter(lines), hashlib.sha256()
         _skip_finished_lines(remaining_lines, lines_hash, state, partial)
         progress.start("embedding", total, "lines")
         progress.advance(state.num_lines)
-        windows = embed_windows(
+        windows = embed_chunks(
             embedder, remaining_lines, spec, batch_tokens=batch_tokens, progress=progress
         )
         with _explain_write_errors(partial):
             with closing(open_writer(partial / DATA_FILE, state.position)) as writer:
                 try:
-                    state = _write_windows(windows, writer, lines_hash, state, partial)
+                    state = _write_chunks(windows, writer, lines_hash, state, partial)
                 finally:
                     progress.finish()
                 if not state.num_lines:
@@ -218,18 +218,18 @@ def embed_lines(
     )
 
 
-def _write_windows(
-    windows: Iterator[EmbeddedWindow],
+def _write_chunks(
+    windows: Iterator[EmbeddedChunk],
     writer: VectorWriter,
     lines_hash: "hashlib._Hash",
-    state: _State,
+    state: _RunState,
     partial: Path,
-) -> _State:
+) -> _RunState:
     """Write windows and commit each to disk before the next; return the final state."""
     for window in windows:
         writer.append(window.texts, window.vectors, window.rows)
         _hash_lines(
-            lines_hash, map(Record, window.texts, window.rows) if window.rows else window.texts
+            lines_hash, map(TextRow, window.texts, window.rows) if window.rows else window.texts
         )
         state = replace(
             state,
@@ -242,7 +242,7 @@ def _write_windows(
     return state
 
 
-def _writer_factory(
+def _create_writer_factory(
     out: Path, spec: VectorSpec, run_settings: dict[str, Any], columns: TableColumns | None
 ) -> Callable[[Path, int], VectorWriter]:
     """Return a function (path, position) -> writer for the format of ``out``.
@@ -269,7 +269,7 @@ def _writer_factory(
     return factories[out.suffix]
 
 
-def _run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
+def _get_run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
     """Return the settings that must not change on resume, and the model's current path."""
     path = str(embedder.path.resolve())
     model = {"model_path": path, "model_sha256": hash_model_files(embedder.path)}
@@ -277,7 +277,7 @@ def _run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any
 
 
 @contextmanager
-def _lock_partial(out: Path) -> Iterator[Path]:
+def _lock_partial_dir(out: Path) -> Iterator[Path]:
     """Create and lock the directory for unfinished output; remove it if no line was written."""
     if out.exists() or out.is_symlink():
         raise InputError(f"{out}: already exists; choose another name or remove it")
@@ -304,7 +304,7 @@ def _remove_if_empty(partial: Path) -> None:
             shutil.rmtree(partial)
 
 
-def _read_state(partial: Path) -> _State | None:
+def _read_state(partial: Path) -> _RunState | None:
     """Read the state of an unfinished run; None if there is none.
 
     Raises:
@@ -312,14 +312,14 @@ def _read_state(partial: Path) -> _State | None:
     """
     try:
         fields = dict(parse_json((partial / STATE_FILE).read_text(encoding="utf-8")))
-        return _State(**upgrade_embedding_state(fields))
+        return _RunState(**upgrade_embedding_state(fields))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
         raise InputError(f"{partial / STATE_FILE}: cannot be read; remove {partial}") from None
 
 
-def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bool) -> _State:
+def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bool) -> _RunState:
     """Load the state of an unfinished run, or create one. Never overwrites unrelated files.
 
     Raises:
@@ -330,10 +330,10 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
         if any(not file.name.startswith(f".{STATE_FILE}") for file in partial.iterdir()):
             raise InputError(f"{partial}: this directory contains unrelated files; remove it")
         with _explain_write_errors(partial):
-            write_json(partial / STATE_FILE, asdict(_State(settings)))
-        return _State(settings)
+            write_json(partial / STATE_FILE, asdict(_RunState(settings)))
+        return _RunState(settings)
     if not state.num_lines:
-        return _State(settings)
+        return _RunState(settings)
     if not resume:
         raise InputError(
             f"{partial}: an unfinished run exists; continue it with --resume, or remove it"
@@ -364,7 +364,7 @@ def _explain_write_errors(partial: Path) -> Iterator[None]:
         ) from error
 
 
-def _hash_lines(lines_hash: "hashlib._Hash", lines: Iterable[str | Record]) -> int:
+def _hash_lines(lines_hash: "hashlib._Hash", lines: Iterable[str | TextRow]) -> int:
     """Add lines, or rows with all their columns, to the hash; return how many."""
     count = 0
     for count, line in enumerate(lines, 1):  # noqa: B007
@@ -374,7 +374,7 @@ def _hash_lines(lines_hash: "hashlib._Hash", lines: Iterable[str | Record]) -> i
 
 
 def _skip_finished_lines(
-    lines: Iterator[str | Record], lines_hash: "hashlib._Hash", state: _State, partial: Path
+    lines: Iterator[str | TextRow], lines_hash: "hashlib._Hash", state: _RunState, partial: Path
 ) -> None:
     """Read the lines that are already written, and check that they are the same."""
     count = _hash_lines(lines_hash, islice(lines, state.num_lines))

@@ -11,7 +11,7 @@ from bertsmith.use.masked_lm import (
     MaskedTokenPredictor,
     ModelOrPath,
     chunked,
-    max_text_tokens,
+    get_max_text_tokens,
     predict_masked_tokens,
     resolve_model,
 )
@@ -76,11 +76,11 @@ def iter_fillings(
         sequences = []
         for text, ids in zip(chunk, encoded, strict=True):
             number += 1
-            sequences.append(_build_sequence(bundle, text, ids, number))
+            sequences.append(_build_masked_sequence(bundle, text, ids, number))
         yield from _fill_sequences(bundle, chunk, sequences, top, predict)
 
 
-def _build_sequence(
+def _build_masked_sequence(
     bundle: PretrainedBundle, text: str, ids: list[int], number: int
 ) -> MaskedSequence:
     tokenizer = bundle.tokenizer
@@ -88,22 +88,22 @@ def _build_sequence(
         lowercase_mask = re.search(re.escape(MASK_TOKEN), text, re.IGNORECASE)
         hint = f", but {lowercase_mask[0]}: write it in capitals" if lowercase_mask else ""
         raise InputError(
-            f"text {number}: no {MASK_TOKEN} in {_shorten(text)!r}{hint}; "
+            f"text {number}: no {MASK_TOKEN} in {_shorten_text(text)!r}{hint}; "
             f"put {MASK_TOKEN} where a word is to be predicted"
         )
-    if len(ids) > max_text_tokens(bundle):
+    if len(ids) > get_max_text_tokens(bundle):
         raise InputError(
             f"text {number}: {len(ids):,} tokens, but this model takes at most "
-            f"{max_text_tokens(bundle):,}: {_shorten(text)!r}; shorten it"
+            f"{get_max_text_tokens(bundle):,}: {_shorten_text(text)!r}; shorten it"
         )
     sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
     masked_positions = [
         position for position, token_id in enumerate(sequence) if token_id == tokenizer.mask_id
     ]
-    return MaskedSequence(sequence, _segment_ids(bundle, sequence), masked_positions)
+    return MaskedSequence(sequence, _build_segment_ids(bundle, sequence), masked_positions)
 
 
-def _segment_ids(bundle: PretrainedBundle, ids: list[int]) -> list[int]:
+def _build_segment_ids(bundle: PretrainedBundle, ids: list[int]) -> list[int]:
     """Return 0 up to the first [SEP] and 1 after it, as in pre-training on pairs.
 
     A model trained without pairs has an untrained embedding for segment 1, so it gets 0 only.
@@ -138,6 +138,6 @@ def _fill_sequences(
         yield [Filling(start, predictions[text_index, index]) for start, index in masks]
 
 
-def _shorten(text: str) -> str:
+def _shorten_text(text: str) -> str:
     """Return the beginning of a text, for an error message."""
     return text if len(text) <= 60 else text[:57] + "..."

@@ -31,7 +31,7 @@ def choose_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
     default_file = manager.findfont(default_properties)
     characters = set("".join(words))
     missing = {ord(character) for character in characters if character.isprintable()}
-    missing -= _font_characters(default_file)
+    missing -= _read_font_characters(default_file)
     names = [font_manager.get_font(default_file).family_name]
     if missing:
         _register_new_fonts(manager)
@@ -45,7 +45,7 @@ def choose_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if not missing:
             break
         # All styles of a family contain the same characters.
-        if name not in names and (covered := missing & _font_characters(file)):
+        if name not in names and (covered := missing & _read_font_characters(file)):
             names.append(name)
             missing -= covered
     not_drawable = missing | {
@@ -64,7 +64,7 @@ def _register_new_fonts(manager: Any) -> None:
             manager.addfont(file)
 
 
-def _font_characters(file: str) -> set[int]:
+def _read_font_characters(file: str) -> set[int]:
     """Return the code points of a font; empty if it cannot be read."""
     from matplotlib import font_manager
 

@@ -89,7 +89,7 @@ def resolve_task_model(model: FineTunedBundle | Path | str, *kinds: TaskKind) ->
     return bundle
 
 
-def max_text_tokens(bundle: PretrainedBundle) -> int:
+def get_max_text_tokens(bundle: PretrainedBundle) -> int:
     """Return the maximum number of tokens of a text, without [CLS] and [SEP]."""
     return bundle.config.max_positions - 2
 
@@ -148,14 +148,14 @@ def predict_masked_tokens(
             for sequence_index, sequence in zip(indices, sequences, strict=True)
             for position_index in range(len(sequence.masked_positions))
         ]
-        hidden = _hidden_states(bundle, sequences)
+        hidden = _compute_hidden_states(bundle, sequences)
         for start in range(0, len(rows), chunk_size):
             chunk = slice(start, start + chunk_size)
-            yield MaskedPredictions(rows[chunk], _log_probabilities(bundle, hidden[chunk]))
+            yield MaskedPredictions(rows[chunk], _compute_log_probabilities(bundle, hidden[chunk]))
 
 
 @torch.inference_mode()
-def _hidden_states(bundle: PretrainedBundle, sequences: Sequence[MaskedSequence]) -> Tensor:
+def _compute_hidden_states(bundle: PretrainedBundle, sequences: Sequence[MaskedSequence]) -> Tensor:
     """Return the hidden states at the masked positions of a batch, [P, D]."""
     batch = pack_on_device(bundle, [(sequence.ids, sequence.segments) for sequence in sequences])
     starts = batch.first_token_indices.tolist()
@@ -169,7 +169,7 @@ def _hidden_states(bundle: PretrainedBundle, sequences: Sequence[MaskedSequence]
 
 
 @torch.inference_mode()
-def _log_probabilities(bundle: PretrainedBundle, hidden: Tensor) -> Tensor:
+def _compute_log_probabilities(bundle: PretrainedBundle, hidden: Tensor) -> Tensor:
     """[P, D] -> [P, V]; rows of the decoder beyond the tokenizer's vocabulary are dropped."""
     logits: Tensor = bundle.model.mlm(hidden)
     return logits[:, : bundle.tokenizer.vocab_size].float().log_softmax(-1)

@@ -34,7 +34,7 @@ def import_usearch() -> Any:
     return library
 
 
-def open_mapped_array(path: Path) -> Any:
+def memory_map_array(path: Path) -> Any:
     """Memory-map an array of an index.
 
     Raises:
@@ -43,10 +43,10 @@ def open_mapped_array(path: Path) -> Any:
     try:
         return np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError) as error:
-        raise damaged_index_error(path, error) from None
+        raise create_damaged_index_error(path, error) from None
 
 
-def damaged_index_error(path: Path, error: Exception) -> InputError:
+def create_damaged_index_error(path: Path, error: Exception) -> InputError:
     """Return the error for an index file that cannot be read."""
     return InputError(
         f"{path}: this part of the index is missing or damaged ({error}); recreate it with "
@@ -61,7 +61,7 @@ def build_graph(folder: Path, progress: Progress) -> None:
     progress.start("indexing", len(vectors), "vectors")
     for start in range(0, len(vectors), _ROWS_PER_CHUNK):
         chunk = np.asarray(vectors[start : start + _ROWS_PER_CHUNK])
-        graph.add(np.arange(start, start + len(chunk)), chunk / _norms(chunk)[:, None])
+        graph.add(np.arange(start, start + len(chunk)), chunk / _compute_norms(chunk)[:, None])
         progress.advance(len(chunk))
     progress.finish()
     graph.save(str(folder / GRAPH_FILE))
@@ -72,7 +72,7 @@ class VectorIndex:
 
     def __init__(self, folder: Path) -> None:
         """Open a directory written by ``build_graph``."""
-        self.vectors: Floats = open_mapped_array(folder / VECTORS_FILE)
+        self.vectors: Floats = memory_map_array(folder / VECTORS_FILE)
         self._graph_path = folder / GRAPH_FILE
         self._graph: Any = None
 
@@ -88,7 +88,7 @@ class VectorIndex:
         exact = exact or top * _CANDIDATES_PER_RESULT >= len(self.vectors)
         unit_query = query / max(float(np.linalg.norm(query)), 1e-12)
         rows = self._search_all(unit_query, top) if exact else self._search_graph(unit_query, top)
-        similarities = _cosine_similarities(np.asarray(self.vectors[rows]), unit_query)
+        similarities = _compute_cosine_similarities(np.asarray(self.vectors[rows]), unit_query)
         order = np.lexsort((rows, -similarities))[:top]
         return [(int(rows[index]), float(similarities[index])) for index in order]
 
@@ -98,7 +98,7 @@ class VectorIndex:
             try:
                 self._graph = library.Index.restore(str(self._graph_path), view=True)
             except (ValueError, RuntimeError, OSError) as error:
-                raise damaged_index_error(self._graph_path, error) from None
+                raise create_damaged_index_error(self._graph_path, error) from None
         num_candidates = top * _CANDIDATES_PER_RESULT
         self._graph.expansion_search = max(_MIN_EXPANSION, num_candidates)
         return np.sort(self._graph.search(unit_query, num_candidates).keys.astype(np.int64))
@@ -108,7 +108,7 @@ class VectorIndex:
         rows, similarities = np.empty(0, np.int64), np.empty(0, np.float32)
         for start in range(0, len(self.vectors), _ROWS_PER_CHUNK):
             chunk = np.asarray(self.vectors[start : start + _ROWS_PER_CHUNK])
-            chunk_similarities = _cosine_similarities(chunk, unit_query)
+            chunk_similarities = _compute_cosine_similarities(chunk, unit_query)
             rows = np.append(rows, np.arange(start, start + len(chunk_similarities)))
             similarities = np.append(similarities, chunk_similarities)
             best = np.argsort(-similarities, kind="stable")[:top]
@@ -116,13 +116,13 @@ class VectorIndex:
         return rows
 
 
-def _cosine_similarities(vectors: Floats, unit_query: Floats) -> Floats:
+def _compute_cosine_similarities(vectors: Floats, unit_query: Floats) -> Floats:
     """[n, W], [W] -> [n]."""
-    similarities: Floats = (vectors @ unit_query) / _norms(vectors)
+    similarities: Floats = (vectors @ unit_query) / _compute_norms(vectors)
     return similarities
 
 
-def _norms(vectors: Floats) -> Floats:
+def _compute_norms(vectors: Floats) -> Floats:
     """[n, W] -> [n], clipped to avoid division by zero."""
     norms: Floats = np.linalg.norm(vectors, axis=1).clip(1e-12)
     return norms

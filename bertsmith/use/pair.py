@@ -13,8 +13,8 @@ from bertsmith.use.masked_lm import ModelOrPath, chunked, pack_on_device, resolv
 
 #: Token ids and segment ids of a sequence [CLS] A [SEP] B [SEP].
 EncodedPair = tuple[list[int], list[int]]
-#: Computes the probability of label 0 for each pair: ``next_sentence_probabilities``, or a server
-#: that batches several clients.
+#: Computes the probability of label 0 for each pair: ``compute_next_sentence_probabilities``, or a
+#: server that batches the requests of several clients.
 ComputeProbabilities = Callable[[PretrainedBundle, Sequence[EncodedPair]], list[float]]
 #: Pairs encoded together.
 _CHUNK_SIZE = 256
@@ -57,7 +57,7 @@ def iter_pair_predictions(
     Args:
         model: A loaded model, or the path of a model directory or run directory.
         pairs: The pairs; errors name the number of the pair, from 1.
-        compute: Replaces ``next_sentence_probabilities``.
+        compute: Replaces ``compute_next_sentence_probabilities``.
     """
     bundle = resolve_model(model)
     if not bundle.config.nsp:
@@ -73,7 +73,7 @@ def iter_pair_predictions(
         for ids in encoded:
             number += 1
             _check_not_empty(ids, number)
-        yield from _predict_pairs(bundle, encoded, compute or next_sentence_probabilities)
+        yield from _predict_pairs(bundle, encoded, compute or compute_next_sentence_probabilities)
 
 
 def truncate_pair(
@@ -119,20 +119,22 @@ def _predict_pairs(
         yield NextSentencePrediction(probability, removed)
 
 
-def next_sentence_probabilities(
+def compute_next_sentence_probabilities(
     bundle: PretrainedBundle, sequences: Sequence[EncodedPair]
 ) -> list[float]:
     """Return the probability of label 0 ("B follows A") for each sequence, in input order."""
     probabilities = [0.0] * len(sequences)
     for indices in batch_by_length([len(ids) for ids, _ in sequences]):
-        batch = _batch_probabilities(bundle, [sequences[index] for index in indices]).tolist()
+        batch = _compute_batch_probabilities(
+            bundle, [sequences[index] for index in indices]
+        ).tolist()
         for index, probability in zip(indices, batch, strict=True):
             probabilities[index] = probability
     return probabilities
 
 
 @torch.inference_mode()
-def _batch_probabilities(bundle: PretrainedBundle, sequences: list[EncodedPair]) -> Tensor:
+def _compute_batch_probabilities(bundle: PretrainedBundle, sequences: list[EncodedPair]) -> Tensor:
     """Return the probability of label 0 for each sequence, float32 [B]."""
     batch = pack_on_device(bundle, sequences)
     logits = bundle.model.compute_nsp_logits(bundle.model.bert(batch), batch)

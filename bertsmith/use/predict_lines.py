@@ -21,16 +21,16 @@ _ParsedLines = Iterable[tuple[str, Any]]
 
 
 @dataclass
-class SkippedLines:
+class InvalidLines:
     """Number of invalid lines that were skipped, and the error of the first."""
 
     count: int = 0
-    first_problem: str = ""
+    first_error: str = ""
 
     def add(self, problem: str) -> None:
         """Count a skipped line."""
         self.count += 1
-        self.first_problem = self.first_problem or problem
+        self.first_error = self.first_error or problem
 
 
 def predict_lines(
@@ -38,7 +38,7 @@ def predict_lines(
     lines: Iterable[str],
     *,
     location: str = "line",
-    skipped: SkippedLines | None = None,
+    skipped: InvalidLines | None = None,
     unbuffered: bool = False,
 ) -> LinePredictions:
     """Yield a prediction for each line, as a JSON value and as a line of text.
@@ -61,7 +61,7 @@ def predict_lines(
     return (prediction for item in parsed for prediction in predict(bundle, [item]))
 
 
-def predict_items(bundle: FineTunedBundle, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def predict_inputs(bundle: FineTunedBundle, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Yield the prediction for each item as a JSON value.
 
     Args:
@@ -74,7 +74,7 @@ def predict_items(bundle: FineTunedBundle, items: Sequence[Any]) -> Iterator[dic
 
 
 def _parse_lines(
-    bundle: FineTunedBundle, lines: Iterable[str], location: str, skipped: SkippedLines | None
+    bundle: FineTunedBundle, lines: Iterable[str], location: str, skipped: InvalidLines | None
 ) -> Iterator[tuple[str, Any]]:
     parse = _PARSERS[bundle.head.kind]
     for number, line in enumerate(lines, 1):

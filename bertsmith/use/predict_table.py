@@ -31,15 +31,15 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.tasks.text_files import UTF8, choose_output_encoding, detect_table_format
 from bertsmith.use.masked_lm import chunked
-from bertsmith.use.predict_lines import predict_items
+from bertsmith.use.predict_lines import predict_inputs
 from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
     RowWriter,
     TableLayout,
+    choose_column_names,
     create_text_writer,
+    get_output_format,
     open_row_writer,
-    output_format,
-    unused_column_names,
 )
 
 #: Rows processed together.
@@ -63,22 +63,22 @@ class TableCounts:
     """Counts of table rows or sentences.
 
     Attributes:
-        rows: Rows written.
-        without_prediction: Rows written without a prediction.
-        unreadable: Rows dropped because they could not be read.
+        num_rows: Rows written.
+        num_without_prediction: Rows written without a prediction.
+        num_unreadable: Rows dropped because they could not be read.
         num_truncated: Texts that were truncated.
-        first_problem: Error of the first row without a prediction.
-        columns: Names of the added columns.
+        first_error: Error of the first row without a prediction.
+        added_columns: Names of the added columns.
         notes: Messages for the user.
         unit: What is counted: "row" or "sentence".
     """
 
-    rows: int = 0
-    without_prediction: int = 0
-    unreadable: int = 0
+    num_rows: int = 0
+    num_without_prediction: int = 0
+    num_unreadable: int = 0
     num_truncated: int = 0
-    first_problem: str = ""
-    columns: list[str] = field(default_factory=list)
+    first_error: str = ""
+    added_columns: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unit: str = "row"
 
@@ -109,7 +109,7 @@ def predict_table(
     """
     if isinstance(out, Path):
         check_new_file(out)
-        out_format = output_format(out)
+        out_format = get_output_format(out)
     progress, counts = progress or NullProgress(), TableCounts()
     _check_column_options(bundle, columns or {})
     task = get_task_settings(bundle, columns)
@@ -119,12 +119,12 @@ def predict_table(
         input_columns, first_row, rows = find_columns(table, source)
         if first_row is not None:
             _check_columns_exist(bundle, task, first_row, source)
-        names, notes = unused_column_names(
+        names, notes = choose_column_names(
             list(_COLUMNS[bundle.head.kind]), input_columns, source.path
         )
         counts.notes += notes
-        counts.columns += names.values()
-        layout = _output_layout(bundle, table, source, out_format, input_columns, names)
+        counts.added_columns += names.values()
+        layout = _create_output_layout(bundle, table, source, out_format, input_columns, names)
         is_text = out_format in ("csv", "tsv")
         encoding = choose_output_encoding(source.path, source.encoding) if is_text else UTF8
         write_rows = partial(
@@ -170,14 +170,14 @@ def _open_input(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]
     )
     if bundle.head.kind == "span" and is_json and not is_flat_file(source.path):
         squad_rows = read_squad_rows(source.path, source.encoding, source.stream)
-        rows = (replace(row, cells=_question_cells(row)) for row in squad_rows)
+        rows = (replace(row, cells=_get_question_cells(row)) for row in squad_rows)
         yield Table(rows, "json", ["id", "question", "context"])
         return
     with open_table(source) as table:
         yield table
 
 
-def _question_cells(row: Row) -> dict[str, Any]:
+def _get_question_cells(row: Row) -> dict[str, Any]:
     return {name: row.cells.get(name) for name in ("id", "question", "context")}
 
 
@@ -204,7 +204,7 @@ def _check_columns_exist(
                 )
 
 
-def _output_layout(
+def _create_output_layout(
     bundle: FineTunedBundle,
     table: Table,
     source: TableSource,
@@ -238,7 +238,7 @@ def _write_rows(
     parsed_rows = _parse_rows(bundle, task, rows, counts, skip_invalid=skip_invalid)
     for chunk in chunked(parsed_rows, _CHUNK_SIZE):
         items = [item for _, item in chunk if item is not None]
-        predictions = iter(list(predict_items(bundle, items)))
+        predictions = iter(list(predict_inputs(bundle, items)))
         out_rows = []
         for row, item in chunk:
             cells = empty_cells
@@ -249,7 +249,7 @@ def _write_rows(
                 cells = {names[name]: cell for name, cell in columns.items()}
             out_rows.append({**row.cells, **cells})
         writer.append(out_rows)
-        counts.rows += len(out_rows)
+        counts.num_rows += len(out_rows)
         progress.advance(len(out_rows))
 
 
@@ -272,11 +272,11 @@ def _parse_rows(
                 raise TaskError(
                     f"{message}; correct it, or continue without its prediction with --skip-invalid"
                 ) from None
-            counts.first_problem = counts.first_problem or message
+            counts.first_error = counts.first_error or message
             if row.error:
-                counts.unreadable += 1
+                counts.num_unreadable += 1
                 continue
-            counts.without_prediction += 1
+            counts.num_without_prediction += 1
             item = None
         yield row, item
 
@@ -317,27 +317,30 @@ def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_text: bool) -> dic
     """
     if kind == "single":
         label = prediction["label"]
-        return {"label": label, "probability": _round(prediction["labels"][label])}
+        return {"label": label, "probability": _round_to_decimals(prediction["labels"][label])}
     if kind == "multi":
         labels = prediction["label"]
-        probabilities = [_round(prediction["labels"][label]) for label in labels]
+        probabilities = [_round_to_decimals(prediction["labels"][label]) for label in labels]
         if is_text:
             return {"labels": LABEL_SEPARATOR.join(labels),
                     "probabilities": LABEL_SEPARATOR.join(map(str, probabilities))}  # fmt: skip
         return {"labels": labels, "probabilities": probabilities}
     if kind == "regression":
-        return {"score": _round(prediction["score"])}
+        return {"score": _round_to_decimals(prediction["score"])}
     if kind == "span":
         return {"answer": prediction["text"], "answer_start": prediction["start"],
-                "probability": _round(prediction["probability"])}  # fmt: skip
+                "probability": _round_to_decimals(prediction["probability"])}  # fmt: skip
     if kind == "choice":
         best = prediction["best_index"]
         return {"choice": best, "ending": prediction["best_ending"],
-                "probability": _round(prediction["probabilities"][best])}  # fmt: skip
+                "probability": _round_to_decimals(prediction["probabilities"][best])}  # fmt: skip
     name = "entities" if kind == "entities" else "tags"
-    spans = [{**span, "probability": _round(span["probability"])} for span in prediction[name]]
+    spans = [
+        {**span, "probability": _round_to_decimals(span["probability"])}
+        for span in prediction[name]
+    ]
     return {name: spans}
 
 
-def _round(number: float) -> float:
+def _round_to_decimals(number: float) -> float:
     return round(number, DECIMALS)

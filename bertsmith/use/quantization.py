@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
                 without VNNI the weights use 7 bits if scales are given, else the inputs do.
         """
         super().__init__()
-        needs_spare_bit = not has_vnni() and _quantization_engine() != "qnnpack"
+        needs_spare_bit = not has_vnni() and _choose_quantization_engine() != "qnnpack"
         self.inverse_scales = None if input_scales is None else 1.0 / input_scales
         self.bias = bias.detach()
         self.reduce_range = needs_spare_bit and input_scales is None
@@ -51,7 +51,7 @@ class Int8Linear(nn.Module):
             quantized = torch.quantize_per_channel(weight, row_scales, zero_points, 0, torch.qint8)
         try:
             # oneDNN is at least 10 % faster on AVX2 than the other engines.
-            torch.backends.quantized.engine = _quantization_engine()
+            torch.backends.quantized.engine = _choose_quantization_engine()
             self.packed = torch.ops.quantized.linear_prepack(quantized, None)
         finally:
             torch.backends.quantized.engine = previous_engine
@@ -142,9 +142,9 @@ def _quantize_layer(
     assert isinstance(attention_input_norm, nn.LayerNorm)
     assert isinstance(feed_forward_input_norm, nn.LayerNorm)
     attention = layer.attention
-    up_scales = smoothquant_scales(_column_scale(feed_forward_input_norm), layer.up.weight)
+    up_scales = smoothquant_scales(_compute_column_scales(feed_forward_input_norm), layer.up.weight)
     query_key_value = _Int8QueryKeyValue(
-        attention.query_key_value, _column_scale(attention_input_norm)
+        attention.query_key_value, _compute_column_scales(attention_input_norm)
     )
     attention.add_module("query_key_value", query_key_value)
     for parent, name, input_scales in (
@@ -154,7 +154,7 @@ def _quantize_layer(
         parent.add_module(name, Int8Linear(linear.weight, linear.bias, input_scales))
 
 
-def _column_scale(norm: nn.LayerNorm) -> Tensor:
+def _compute_column_scales(norm: nn.LayerNorm) -> Tensor:
     """Return the relative magnitude of each output column of a LayerNorm, float32 [D].
 
     Before weight and bias are applied, most values are between -4 and 4, so the bias counts a
@@ -163,6 +163,6 @@ def _column_scale(norm: nn.LayerNorm) -> Tensor:
     return norm.weight.detach().abs() + norm.bias.detach().abs() / 4
 
 
-def _quantization_engine() -> str:
+def _choose_quantization_engine() -> str:
     engines = torch.backends.quantized.supported_engines
     return "onednn" if "onednn" in engines else torch.backends.quantized.engine

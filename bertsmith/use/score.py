@@ -13,7 +13,7 @@ from bertsmith.use.masked_lm import (
     MaskedSequence,
     ModelOrPath,
     chunked,
-    max_text_tokens,
+    get_max_text_tokens,
     predict_masked_tokens,
     resolve_model,
 )
@@ -135,8 +135,7 @@ def _mask_token(bundle: PretrainedBundle, ids: Sequence[int], token_index: int) 
 def _find_problem(bundle: PretrainedBundle, ids: Sequence[int]) -> str | None:
     if not ids:
         return "empty: there is no token to predict"
-    if len(ids) > max_text_tokens(bundle):
-        return (
-            f"too long: {len(ids):,} tokens, this model takes at most {max_text_tokens(bundle):,}"
-        )
+    if len(ids) > get_max_text_tokens(bundle):
+        max_tokens = get_max_text_tokens(bundle)
+        return f"too long: {len(ids):,} tokens, this model takes at most {max_tokens:,}"
     return None

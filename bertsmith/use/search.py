@@ -13,7 +13,7 @@ from bertsmith.errors import InputError, ModelError
 from bertsmith.files import parse_json
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
-from bertsmith.use.nearest_neighbors import GRAPH_FILE, VECTORS_FILE, VectorIndex, open_mapped_array
+from bertsmith.use.nearest_neighbors import GRAPH_FILE, VECTORS_FILE, VectorIndex, memory_map_array
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 
@@ -61,7 +61,7 @@ class Searcher:
         settings = {name: manifest[name] for name in VectorSettings.model_fields}
         self._settings = build_vector_settings(settings.pop("layers"), **settings)
         self._vector_index = VectorIndex(self.path)
-        self._line_offsets = open_mapped_array(find_index_file(self.path, OFFSETS_FILE))
+        self._line_offsets = memory_map_array(find_index_file(self.path, OFFSETS_FILE))
 
     def __len__(self) -> int:
         return len(self._line_offsets) - 1

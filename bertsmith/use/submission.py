@@ -15,7 +15,7 @@ from bertsmith.use.masked_lm import resolve_task_model
 from bertsmith.use.predict import iter_predictions
 
 
-def glue_submission(
+def format_glue_submission(
     bundle: FineTunedBundle, test: Path, counts: ExampleCounts | None = None
 ) -> Iterator[str]:
     """Yield the lines of a GLUE submission file: a header and one tab-separated row per example.
@@ -51,7 +51,7 @@ def glue_submission(
         yield f"{index}\t{labels[0][0] if score is None else f'{score:.3f}'}"
 
 
-def squad_predictions(
+def predict_squad_answers(
     bundle: FineTunedBundle, file: Path, counts: ExampleCounts | None = None
 ) -> dict[str, str]:
     """Return the answer text by question id, as SQuAD's evaluation script expects.

@@ -22,14 +22,14 @@ _HEAD_ROWS = 1024
 
 
 @dataclass(frozen=True)
-class Record:
+class TextRow:
     """A text to embed, and the cells of its table row."""
 
     text: str
     cells: Mapping[str, Any]
 
 
-def iter_text_records(rows: Iterator[Row], column: str) -> Iterator[Record]:
+def iter_text_rows(rows: Iterator[Row], column: str) -> Iterator[TextRow]:
     """Yield the text of a column with its row, for each row. A text may be empty.
 
     Raises:
@@ -40,7 +40,7 @@ def iter_text_records(rows: Iterator[Row], column: str) -> Iterator[Record]:
             text = _get_text(row, column)
         except BadExampleError as error:
             raise TaskError(f"{row.location}: {error}; correct the row, or remove it") from None
-        yield Record(text, row.cells)
+        yield TextRow(text, row.cells)
 
 
 def _get_text(row: Row, column: str) -> str:

@@ -42,7 +42,7 @@ class TableLayout:
         columns: Column names in order; ignored for JSON, which writes the keys of each row.
         dialect: How CSV and TSV are written.
         header: Whether CSV and TSV have a header.
-        types: Types of Parquet columns; see ``arrow_type``.
+        types: Types of Parquet columns; see ``get_arrow_type``.
         schema: Arrow schema of the input table, for the types of its columns.
     """
 
@@ -64,7 +64,7 @@ class RowWriter(Protocol):
         """Write the end of the table."""
 
 
-def output_format(out: Path) -> str:
+def get_output_format(out: Path) -> str:
     """Return the format that the suffix of a path sets.
 
     Raises:
@@ -82,7 +82,7 @@ def output_format(out: Path) -> str:
 
 
 @contextmanager
-def atomic_file(out: Path) -> Iterator[Path]:
+def open_atomic_file(out: Path) -> Iterator[Path]:
     """Yield a temporary path that is renamed to ``out`` if the block succeeds."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -98,7 +98,7 @@ def atomic_file(out: Path) -> Iterator[Path]:
 def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
     """Yield a function that writes text to a new file, compressed if its suffix says so."""
     compression = COMPRESSION_SUFFIXES.get(out.suffix.lower())
-    with atomic_file(out) as temporary, temporary.open("wb") as raw:
+    with open_atomic_file(out) as temporary, temporary.open("wb") as raw:
         file = _COMPRESSORS[compression](raw) if compression else raw
         text_file = io.TextIOWrapper(file, encoding=encoding, newline="")
 
@@ -121,7 +121,7 @@ def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str]
 def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Iterator[RowWriter]:
     """Yield a writer for a new file, which is created if the block succeeds."""
     if layout.format == "parquet":
-        with atomic_file(out) as temporary:
+        with open_atomic_file(out) as temporary:
             writer = ParquetRowWriter(temporary, layout)
             try:
                 yield writer
@@ -246,7 +246,7 @@ def import_pyarrow() -> Any:
     return pa
 
 
-def arrow_type(name: str) -> Any:
+def get_arrow_type(name: str) -> Any:
     """Return the Arrow type for a type name used in ``TableLayout.types``."""
     pa = import_pyarrow()
     span = [("text", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
@@ -269,7 +269,7 @@ def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
     for name in layout.columns:
         column_type = None
         if layout.types and name in layout.types:
-            column_type = arrow_type(layout.types[name])
+            column_type = get_arrow_type(layout.types[name])
         elif layout.schema is not None:
             column_type = layout.schema.field(name).type
         values = [row.get(name) for row in rows]
@@ -335,7 +335,7 @@ def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
             writer.write_table(pa.table(columns, names=schema.names).cast(schema))
 
 
-def unused_column_names(
+def choose_column_names(
     names: Sequence[str], existing: Sequence[str], path: Path
 ) -> tuple[dict[str, str], list[str]]:
     """Choose names for added columns that do not collide with existing ones.

@@ -33,10 +33,10 @@ from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
     Cells,
     TableLayout,
+    choose_column_names,
     create_text_writer,
     open_row_writer,
     open_text_output,
-    unused_column_names,
 )
 from bertsmith.use.tag import TaggedUnits, tag_sentences
 
@@ -84,7 +84,7 @@ def tag_file(
     is_json = as_json or in_format in ROW_FORMATS
     out_format = "jsonl"
     if isinstance(out, Path):
-        out_format = _output_format(out, in_format)
+        out_format = _get_output_format(out, in_format)
         is_json = out_format in ROW_FORMATS
     task, counts, progress = (
         get_task_settings(bundle, columns),
@@ -98,9 +98,9 @@ def tag_file(
                 bundle, task, source, raw_sentences, counts, progress, skip_invalid=skip_invalid
             )
             if is_json:
-                names, notes = unused_column_names(list(_COLUMNS), input_columns, source.path)
+                names, notes = choose_column_names(list(_COLUMNS), input_columns, source.path)
                 counts.notes += notes
-                counts.columns += names.values()
+                counts.added_columns += names.values()
                 types = {names[name]: kind for name, kind in _COLUMNS.items()}
                 layout = TableLayout(out_format, [*input_columns, *names.values()], types=types)
                 _write_rows(items, layout, names, out)
@@ -115,7 +115,7 @@ def tag_file(
     return counts
 
 
-def _output_format(out: Path, in_format: str) -> str:
+def _get_output_format(out: Path, in_format: str) -> str:
     """Return the format that the suffix of a new file sets; "conll" for unknown suffixes.
 
     Raises:
@@ -168,7 +168,7 @@ def _tag_raw_sentences(
         if sentence is None:
             yield raw, None, None
             continue
-        counts.rows += 1
+        counts.num_rows += 1
         progress.advance(1)
         yield raw, sentence, next(tagged_units)
 
@@ -195,12 +195,12 @@ def _parse_sentences(
                 raise TaskError(
                     f"{message}; correct it, or continue without its tags with --skip-invalid"
                 ) from None
-            counts.first_problem = counts.first_problem or message
+            counts.first_error = counts.first_error or message
             if not raw.cells and not raw.source_lines:
-                counts.unreadable += 1
+                counts.num_unreadable += 1
                 continue
-            counts.without_prediction += 1
-            counts.rows += 1
+            counts.num_without_prediction += 1
+            counts.num_rows += 1
             yield raw, None
         else:
             yield raw, sentence

@@ -74,7 +74,7 @@ def resolve_settings(
         SettingsError: A layer does not exist or is listed twice.
         ModelError: The shape of a Dense module does not fit.
     """
-    layer_indices = tuple(_hidden_state_index(layer, config.layers) for layer in settings.layers)
+    layer_indices = tuple(_resolve_layer_index(layer, config.layers) for layer in settings.layers)
     if len(set(layer_indices)) < len(layer_indices):
         # A short request that repeats a layer a million times would exhaust memory.
         raise SettingsError("layers: a layer is listed twice; list each layer once")
@@ -109,7 +109,7 @@ def resolve_settings(
     )
 
 
-def _hidden_state_index(layer: int, num_layers: int) -> int:
+def _resolve_layer_index(layer: int, num_layers: int) -> int:
     if not -num_layers - 1 <= layer <= num_layers:
         raise SettingsError(
             f"layers: there is no layer {layer} in a model of {num_layers} layers; expected "
@@ -141,7 +141,7 @@ def compute_vectors(
         token_indices = (
             batch.first_token_indices if uses_first_token else batch.cu_seqlens[1:].long() - 1
         )
-    states = _combine_layers(encoder, batch, spec, token_indices)
+    states = _compute_combined_layers(encoder, batch, spec, token_indices)
     if spec.pooling == "pooled":
         assert pooler is not None
         states = pooler(states)
@@ -157,7 +157,7 @@ def compute_vectors(
     return _postprocess(torch.stack(pooled), spec)
 
 
-def _combine_layers(
+def _compute_combined_layers(
     encoder: BertModel, batch: PackedBatch, spec: VectorSpec, token_indices: Tensor | None
 ) -> Tensor:
     """Return the combined hidden states, float32 [T, W], or [M, W] at M ``token_indices``."""

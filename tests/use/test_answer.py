@@ -21,7 +21,7 @@ from bertsmith.use.answer import answer, iter_answers
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_lines import predict_lines
-from bertsmith.use.submission import squad_predictions
+from bertsmith.use.submission import predict_squad_answers
 from tests.use.conftest import TEXT
 
 QUESTION = "Who worked there?"
@@ -205,12 +205,12 @@ def test_squad_predictions_have_every_question(tmp_path: Path, tokenizer: Tokeni
     (tmp_path / "test.json").write_text(json.dumps(squad))
     bundle = load_fine_tuned(directory)
     first, second = answer(bundle, [("Who?", TEXT[0]), (QUESTION, TEXT[0])])
-    predictions = squad_predictions(bundle, tmp_path / "test.json")
+    predictions = predict_squad_answers(bundle, tmp_path / "test.json")
     assert predictions == {"q0": first.text, "q1": second.text}
     questions[1]["question"] = ""
     (tmp_path / "test.json").write_text(json.dumps(squad))
     with pytest.raises(TaskError, match="question q1: an empty question"):
-        squad_predictions(bundle, tmp_path / "test.json")
+        predict_squad_answers(bundle, tmp_path / "test.json")
 
 
 def test_evaluation_scores_the_predicted_answers(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -219,7 +219,7 @@ def test_evaluation_scores_the_predicted_answers(tmp_path: Path, tokenizer: Toke
     row = {"question": "Who?", "context": TEXT[0], "answers": [], "id": "q"}
     file.write_text(json.dumps(row))
     bundle = load_fine_tuned(directory)
-    assert squad_predictions(bundle, file)["q"]
+    assert predict_squad_answers(bundle, file)["q"]
     metrics = evaluate(bundle, file)
     assert (metrics["f1"], metrics["exact"], metrics["best_f1"]) == (0.0, 0.0, 1.0)
     assert "null_threshold" not in metrics

@@ -20,7 +20,7 @@ from bertsmith.errors import InputError
 from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines
-from bertsmith.use.table_input import Record
+from bertsmith.use.table_input import TextRow
 from bertsmith.use.vector_settings import build_vector_settings
 from bertsmith.use.vector_writers import JsonlWriter, TableColumns
 from tests.use.conftest import TEXT
@@ -120,7 +120,7 @@ def test_parquet_output_equals_other_formats(embedder: Embedder, tmp_path: Path)
 def test_table_rows_keep_their_columns(embedder: Embedder, tmp_path: Path) -> None:
     """JSON lines and Parquet include the columns; .npy has the vectors alone."""
     table = [
-        Record(text, {"n": number, "text": text, "maybe": number or None})
+        TextRow(text, {"n": number, "text": text, "maybe": number or None})
         for number, text in enumerate(LINES)
     ]
     columns = TableColumns(["n", "text", "maybe"], {"vector": "predicted_vector"})
@@ -138,17 +138,17 @@ def test_table_rows_keep_their_columns(embedder: Embedder, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.parquet"])
 def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, name: str) -> None:
     """The same rows give the same file; a changed cell in a finished row is an error."""
-    table = [Record(text, {"n": number, "text": text}) for number, text in enumerate(LINES)]
+    table = [TextRow(text, {"n": number, "text": text}) for number, text in enumerate(LINES)]
     columns = TableColumns(["n", "text"], {})
 
-    def interrupted_rows() -> Iterator[Record]:
+    def interrupted_rows() -> Iterator[TextRow]:
         yield from table[:16]
         raise KeyboardInterrupt
 
     out = tmp_path / name
     with pytest.raises(KeyboardInterrupt):
         embed_lines(embedder, interrupted_rows(), out, TEXT_SETTINGS, columns=columns)
-    changed_table = [Record(LINES[0], {"n": "x", "text": LINES[0]}), *table[1:]]
+    changed_table = [TextRow(LINES[0], {"n": "x", "text": LINES[0]}), *table[1:]]
     with pytest.raises(InputError, match="the first 14 lines differ from those already embedded"):
         embed_lines(embedder, changed_table, out, TEXT_SETTINGS, columns=columns, resume=True)
     embed_lines(embedder, table, out, TEXT_SETTINGS, columns=columns, resume=True)

@@ -13,7 +13,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
-from bertsmith.use.submission import glue_submission
+from bertsmith.use.submission import format_glue_submission
 from bertsmith.use.tag import tag
 from tests.use.conftest import TEXT
 
@@ -117,14 +117,14 @@ def test_glue_submission_has_a_row_per_example(tmp_path: Path, tokenizer: Tokeni
     )
     head = HeadConfig("single", ("entailment", "not_entailment"))
     bundle = load_fine_tuned(save_task_model(tmp_path / "m", tokenizer, head))
-    lines = list(glue_submission(bundle, tmp_path / "rte.tsv"))
+    lines = list(format_glue_submission(bundle, tmp_path / "rte.tsv"))
     predictions = predict(bundle, [("iron", "white"), ("boy", "water")])
     labels = [prediction.labels[0][0] for prediction in predictions]
     assert lines == ["index\tprediction", f"0\t{labels[0]}", f"1\t{labels[1]}"]
     (tmp_path / "cola.tsv").write_text("index\tsentence\n0\tiron\n")
     cola_head = HeadConfig("single", ("0", "1"))
     cola = load_fine_tuned(save_task_model(tmp_path / "c", tokenizer, cola_head, "cola"))
-    assert list(glue_submission(cola, tmp_path / "cola.tsv"))[1][:2] == "0\t"
+    assert list(format_glue_submission(cola, tmp_path / "cola.tsv"))[1][:2] == "0\t"
     custom = load_fine_tuned(save_task_model(tmp_path / "o", tokenizer, head, "classify"))
     with pytest.raises(ModelError, match="fine-tuned on 'classify', which has no test file"):
-        list(glue_submission(custom, tmp_path / "rte.tsv"))
+        list(format_glue_submission(custom, tmp_path / "rte.tsv"))

@@ -63,7 +63,7 @@ def test_csv_output_has_added_columns(bundle: FineTunedBundle, tmp_path: Path) -
         writer.writerows(table)
     counts = predict_table(bundle, TableSource(tmp_path / "in.csv"), tmp_path / "out.csv")
     rows = [dict(row.cells) for row in read_rows(tmp_path / "out.csv")]
-    assert (counts.rows, counts.columns) == (40, ["label", "probability"])
+    assert (counts.num_rows, counts.added_columns) == (40, ["label", "probability"])
     predictions = predict_labels(bundle, texts)
     for row, input_row, (label, probability) in zip(rows, table, predictions, strict=True):
         assert float(row.pop("probability")) == pytest.approx(probability, abs=1e-5)
@@ -103,12 +103,12 @@ def test_added_columns_do_not_collide(bundle: FineTunedBundle, tmp_path: Path) -
     """If a column name exists, the added column gets another name and a note reports it."""
     (tmp_path / "in.csv").write_text("review,label,predicted_label\niron,x,y\n")
     counts = predict_table(bundle, TableSource(tmp_path / "in.csv"), tmp_path / "out.csv")
-    assert counts.columns == ["predicted_label_2", "probability"]
+    assert counts.added_columns == ["predicted_label_2", "probability"]
     assert "the column 'label' exists already; adding 'predicted_label_2'" in counts.notes[0]
     # Only the last row has the key "label".
     (tmp_path / "in.jsonl").write_text('{"review": "a"}\n{"review": "b", "label": 1}\n')
     counts = predict_table(bundle, TableSource(tmp_path / "in.jsonl"), tmp_path / "out.jsonl")
-    assert counts.columns == ["predicted_label", "probability"]
+    assert counts.added_columns == ["predicted_label", "probability"]
 
 
 def test_output_keeps_the_format_details(bundle: FineTunedBundle, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_invalid_rows_can_be_skipped(bundle: FineTunedBundle, tmp_path: Path) ->
         predict_table(bundle, source, out)
     assert not out.exists()
     counts = predict_table(bundle, source, out, skip_invalid=True)
-    assert (counts.rows, counts.without_prediction, counts.unreadable) == (3, 1, 1)
-    assert "line 3: " in counts.first_problem
-    assert counts.first_problem.endswith("in column 'review'")
+    assert (counts.num_rows, counts.num_without_prediction, counts.num_unreadable) == (3, 1, 1)
+    assert "line 3: " in counts.first_error
+    assert counts.first_error.endswith("in column 'review'")
     rows = [dict(row.cells) for row in read_rows(out)]
     assert [row["id"] for row in rows] == ["1", "2", "4"]
     assert (rows[1]["label"], rows[1]["probability"]) == ("", "")
@@ -252,7 +252,7 @@ def test_columns_of_each_kind_of_model(
     (tmp_path / "in.jsonl").write_text(json.dumps(table) + "\n")
     source = TableSource(tmp_path / "in.jsonl")
     counts = predict_table(bundle, source, tmp_path / "out.csv")
-    assert counts.columns == list(columns)
+    assert counts.added_columns == list(columns)
     (csv_row,) = read_rows(tmp_path / "out.csv")
     values = {name: parse(csv_row.cells[name]) for name, parse in columns.items()}
     if kind == "choice":

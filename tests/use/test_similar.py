@@ -76,7 +76,7 @@ def test_fonts_cover_every_character() -> None:
     names, [word] = fonts.choose_fonts(["대장간 hammer \U0010ffff\x07"])
     assert word.endswith(" hammer ??")
     files = [font_manager.findfont(name, fallback_to_default=False) for name in names]
-    characters = set().union(*(fonts._font_characters(file) for file in files))
+    characters = set().union(*(fonts._read_font_characters(file) for file in files))
     assert set(map(ord, word)) <= characters
     assert word.startswith(("대장간", "???"))
 

@@ -66,7 +66,7 @@ def test_conll_output_has_an_added_column(
     input_lines = [line for line in CONLL.splitlines() if line and not line.startswith("##")]
     assert without_tag == input_lines
     assert len(lines) == len(CONLL.splitlines())
-    assert counts.rows == 3
+    assert counts.num_rows == 3
     tags = [line.split()[-2:] for line in lines if line[:1].isalpha()]
     metrics = evaluate(bundle, tmp_path / "in.txt", changes={"metrics": ["accuracy"]})
     num_correct = sum(gold == predicted for gold, predicted in tags)
@@ -98,7 +98,7 @@ def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> 
     ]
     (tmp_path / "in.json").write_text(json.dumps(table))
     counts = tag_file(bundle, TableSource(tmp_path / "in.json"), tmp_path / "out.parquet")
-    assert counts.columns == ["predicted_tags", "probabilities"]
+    assert counts.added_columns == ["predicted_tags", "probabilities"]
     rows = [dict(row.cells) for row in read_rows(tmp_path / "out.parquet")]
     for row, input_row in zip(rows, table, strict=True):
         assert {name: row[name] for name in input_row} == input_row
@@ -121,14 +121,14 @@ def test_invalid_sentences_can_be_skipped(tmp_path: Path, tokenizer: Tokenizer) 
         tag_file(bundle, source, out)
     assert not out.exists()
     counts = tag_file(bundle, source, out, skip_invalid=True)
-    assert (counts.rows, counts.without_prediction) == (2, 1)
+    assert (counts.num_rows, counts.num_without_prediction) == (2, 1)
     first, second, blank, last = out.read_text().splitlines()
     assert (first, second, blank) == ("iron X O _", "was X _", "")
     assert last.rsplit(" ", 1)[1] in LABELS
     (tmp_path / "in.jsonl").write_text('{"tokens": []}\n{"tokens": ["iron"]}\noops\n')
     source = TableSource(tmp_path / "in.jsonl")
     counts = tag_file(bundle, source, tmp_path / "o.jsonl", skip_invalid=True)
-    assert (counts.rows, counts.without_prediction, counts.unreadable) == (2, 1, 1)
+    assert (counts.num_rows, counts.num_without_prediction, counts.num_unreadable) == (2, 1, 1)
     for out_name, in_name in (("o.csv", "in.txt"), ("o.txt", "in.jsonl")):
         with pytest.raises(BertsmithError, match="expected a name that ends in"):
             tag_file(bundle, TableSource(tmp_path / in_name), tmp_path / out_name)

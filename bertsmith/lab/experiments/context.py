@@ -68,7 +68,7 @@ def _is_in_vocabulary(embedder: Embedder, word: str, senses: Mapping[str, list[s
         # In place of a vector, each token has a single number that is 1 for [UNK].
         is_unk = np.array(tokens.ids) == embedder.tokenizer.unk_id
         unk_flags.append(replace(tokens, vectors=is_unk[:, np.newaxis].astype(np.float32)))
-    occurrences = embedder.word_vectors(texts, word, unk_flags)
+    occurrences = embedder.compute_word_vectors(texts, word, unk_flags)
     return not any(occurrence.vector.any() for occurrence in occurrences)
 
 
@@ -127,7 +127,7 @@ def _measure_sense_distances(
     if layer is None:
         table = embedder.encoder.embeddings.words.weight.numpy(force=True)
         token_vectors = [replace(tokens, vectors=table[tokens.ids]) for tokens in token_vectors]
-    occurrences = embedder.word_vectors(texts, word, token_vectors)
+    occurrences = embedder.compute_word_vectors(texts, word, token_vectors)
     vectors = np.stack([occurrence.vector for occurrence in occurrences])
     # Rounding makes the distance of equal vectors exactly 0.
     distances = cosine_distances(vectors).round(6)

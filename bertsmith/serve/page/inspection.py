@@ -92,4 +92,6 @@ class ModelInspector:
         vectors = self._service.embed_tokens(
             model, texts, settings, max_vector_elements=_MAX_NUMBERS
         )
-        return word_maps(word, texts, embedder.word_vectors(texts, word, vectors), num_states)
+        return word_maps(
+            word, texts, embedder.compute_word_vectors(texts, word, vectors), num_states
+        )

@@ -12,8 +12,8 @@ from bertsmith.errors import InputError
 from bertsmith.use.inspection.model_pairs import (
     ComparedModel,
     TokenizedTexts,
+    iter_paired_outputs,
     load_compared_model,
-    paired_outputs,
     tokenize_for_both,
 )
 
@@ -194,7 +194,7 @@ def compare(
     return Comparison(
         paths=(str(model_a.path), str(model_b.path)),
         tolerance=tolerance,
-        config=_different_values(model_a.facts, model_b.facts),
+        config=_find_differing_values(model_a.facts, model_b.facts),
         vocabulary=_compare_vocabularies(model_a, model_b),
         tensors=_compare_tensors(model_a, model_b),
         outputs=_compare_outputs(model_a, model_b, tokenized),
@@ -214,7 +214,7 @@ def measure_difference(a: Tensor | None, b: Tensor | None, skip_axes: int = 0) -
         b: Another one.
         skip_axes: Number of leading axes to omit from the reported shapes.
     """
-    shapes = (_shape(a, skip_axes), _shape(b, skip_axes))
+    shapes = (_get_shape(a, skip_axes), _get_shape(b, skip_axes))
     if a is None or b is None or a.shape != b.shape:
         return Difference(shapes)
     difference = (a - b).abs()
@@ -228,11 +228,11 @@ def measure_difference(a: Tensor | None, b: Tensor | None, skip_axes: int = 0) -
     return Difference(shapes, max_abs_difference, scale)
 
 
-def _shape(tensor: Tensor | None, skip_axes: int) -> list[int] | None:
+def _get_shape(tensor: Tensor | None, skip_axes: int) -> list[int] | None:
     return None if tensor is None else list(tensor.shape[skip_axes:])
 
 
-def _different_values(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _find_differing_values(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the keys with different values: key -> both values."""
     names = dict.fromkeys([*a, *b])
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
@@ -253,12 +253,12 @@ def _compare_vocabularies(a: ComparedModel, b: ComparedModel) -> VocabularyCompa
     ]
     sizes = len(vocabularies[0]), len(vocabularies[1])
     return VocabularyComparison(
-        sizes, _different_values(*settings), len(different), different[:MAX_EXAMPLES]
+        sizes, _find_differing_values(*settings), len(different), different[:MAX_EXAMPLES]
     )
 
 
 def _compare_tensors(a: ComparedModel, b: ComparedModel) -> dict[str, Difference]:
-    tensors_a, tensors_b = a.tensors(), b.tensors()
+    tensors_a, tensors_b = a.get_tensors(), b.get_tensors()
     names = dict.fromkeys([*tensors_a, *tensors_b])
     return {name: measure_difference(tensors_a.get(name), tensors_b.get(name)) for name in names}
 
@@ -268,7 +268,7 @@ def _compare_outputs(
 ) -> dict[str, Difference]:
     """Return the difference of each output over all texts."""
     differences: dict[str, Difference] = {}
-    for name, output_a, output_b in paired_outputs(a, b, texts):
+    for name, output_a, output_b in iter_paired_outputs(a, b, texts):
         # The first axis is the batch: its tokens or its sequences.
         difference = measure_difference(output_a, output_b, skip_axes=1)
         if name in differences:

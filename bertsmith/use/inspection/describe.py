@@ -14,10 +14,10 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint, metrics_log
 from bertsmith.use.inspection.description import (
     Description,
-    flatten,
+    draw_sparkline,
+    flatten_mapping,
     format_aligned,
     read_json_object,
-    sparkline,
 )
 
 #: Long sections of bertsmith.json that are only included in JSON output.
@@ -84,7 +84,7 @@ def _summarize_tensor(name: str, tensor: torch.Tensor) -> TensorSummary:
 def describe_tensors(path: Path) -> Description:
     """Describe a safetensors file."""
     summaries = summarize_tensors(path)
-    facts = {"path": str(path), "tensors": _to_json(summaries)}
+    facts = {"path": str(path), "tensors": _summaries_to_json(summaries)}
     return Description(facts, [f"tensors: {len(summaries)}", *_format_table(summaries)])
 
 
@@ -104,7 +104,7 @@ def describe_model(path: Path) -> Description:
         f"{weights.num_parameters:,} parameters: {sizes}; on top: {', '.join(heads) or 'nothing'}",
     ]
     for title, values in sections:
-        lines += ["", title, *format_aligned(flatten(values))]
+        lines += ["", title, *format_aligned(flatten_mapping(values))]
     lines += ["", "vocabulary", *(f"  {line}" for line in vocabulary.lines())]
     lines += ["", f"tensors: {len(summaries)}", *_format_table(summaries)]
     facts = {
@@ -114,7 +114,7 @@ def describe_model(path: Path) -> Description:
         "config": config.model_dump(),
         "metadata": info,
         "vocabulary": vocabulary.to_json(),
-        "tensors": _to_json(summaries),
+        "tensors": _summaries_to_json(summaries),
     }
     return Description(facts, lines)
 
@@ -131,7 +131,7 @@ def _list_heads(
     return [name for name, exists in heads.items() if exists]
 
 
-def is_finished(run: Path) -> bool:
+def is_finished_run(run: Path) -> bool:
     """Whether a run is finished and has written its model."""
     return (run / "model" / bundle.WEIGHTS_FILE).is_file()
 
@@ -141,26 +141,27 @@ def describe_run(path: Path) -> Description:
     settings = read_stored_settings(path / "settings.toml")
     records = metrics_log.read_metrics(path)
     checkpoints = [
-        (step, _directory_bytes(folder)) for step, folder in checkpoint.list_checkpoints(path)
+        (step, _compute_directory_bytes(folder))
+        for step, folder in checkpoint.list_checkpoints(path)
     ]
     last_metrics = {kind: _last_record(records, kind) for kind in ("train", "heldout")}
     step = max((record.get("step", 0) for record in records), default=0)
     steps = settings.get("schedule", {}).get("steps")
-    finished = is_finished(path)
+    finished = is_finished_run(path)
     state = "finished" if finished else "not finished; repeat the same command to continue"
     lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
     for kind, name in (("train", "training batches"), ("heldout", "held out")):
         if last_metrics[kind]:
-            lines += ["", name, *format_aligned(flatten(last_metrics[kind]))]
+            lines += ["", name, *format_aligned(flatten_mapping(last_metrics[kind]))]
             # Pre-training logs "masked_lm", fine-tuning only "loss".
             loss = "masked_lm" if "masked_lm" in last_metrics[kind] else "loss"
             values = [
                 record[loss] for record in records if record.get("kind") == kind and loss in record
             ]
-            lines += sparkline(values, "masked-LM loss" if loss == "masked_lm" else loss)
+            lines += draw_sparkline(values, "masked-LM loss" if loss == "masked_lm" else loss)
     lines += ["", "checkpoints" if checkpoints else "no checkpoint yet"]
     lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in checkpoints]
-    lines += ["", "settings", *format_aligned(flatten(settings))]
+    lines += ["", "settings", *format_aligned(flatten_mapping(settings))]
     facts = {
         "path": str(path),
         "finished": finished,
@@ -180,7 +181,7 @@ def describe_checkpoint(path: Path) -> Description:
     # A finished run deletes the moments.
     has_moments = (path / checkpoint.MOMENTS_FILE).exists()
     moments = summarize_tensors(path / checkpoint.MOMENTS_FILE) if has_moments else []
-    lines = [f"checkpoint {path}", *format_aligned(flatten(state))]
+    lines = [f"checkpoint {path}", *format_aligned(flatten_mapping(state))]
     lines += ["", f"weights: {len(weights)} tensors", *_format_table(weights)]
     if has_moments:
         lines += ["", f"moments: {len(moments)} tensors", *_format_table(moments)]
@@ -189,8 +190,8 @@ def describe_checkpoint(path: Path) -> Description:
     facts = {
         "path": str(path),
         "state": state,
-        "weights": _to_json(weights),
-        "moments": _to_json(moments),
+        "weights": _summaries_to_json(weights),
+        "moments": _summaries_to_json(moments),
     }
     return Description(facts, lines)
 
@@ -199,10 +200,10 @@ def describe_settings(path: Path) -> Description:
     """Describe a settings file."""
     settings = read_stored_settings(path)
     facts = {"path": str(path), "settings": settings}
-    return Description(facts, [f"settings {path}", *format_aligned(flatten(settings))])
+    return Description(facts, [f"settings {path}", *format_aligned(flatten_mapping(settings))])
 
 
-def _directory_bytes(folder: Path) -> int:
+def _compute_directory_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
@@ -223,7 +224,7 @@ def _without_long_sections(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _to_json(summaries: Iterable[TensorSummary]) -> list[dict[str, Any]]:
+def _summaries_to_json(summaries: Iterable[TensorSummary]) -> list[dict[str, Any]]:
     return [summary.to_json() for summary in summaries]
 
 

@@ -8,14 +8,18 @@ import numpy as np
 from bertsmith.errors import RunError
 from bertsmith.files import restore_nan
 from bertsmith.train.finetuning.sweep import RESULTS_FILE
-from bertsmith.use.inspection.describe import is_finished
+from bertsmith.use.inspection.describe import is_finished_run
 from bertsmith.use.inspection.description import (
     Description,
-    flatten,
+    flatten_mapping,
     format_aligned,
     read_json_object,
 )
-from bertsmith.use.nearest_neighbors import VECTORS_FILE, damaged_index_error, open_mapped_array
+from bertsmith.use.nearest_neighbors import (
+    VECTORS_FILE,
+    create_damaged_index_error,
+    memory_map_array,
+)
 from bertsmith.use.search import read_index_manifest
 
 
@@ -27,7 +31,7 @@ def describe_sweep(path: Path) -> Description:
     """
     runs = sorted(file.parent for file in path.glob("*seed-*/settings.toml"))
     run_names = [run.name for run in runs]
-    finished_names = [run.name for run in runs if is_finished(run)]
+    finished_names = [run.name for run in runs if is_finished_run(run)]
     facts: dict[str, Any] = {"path": str(path), "runs": run_names, "finished_runs": finished_names}
     results = read_json_object(path / RESULTS_FILE) if (path / RESULTS_FILE).exists() else None
     try:
@@ -65,7 +69,7 @@ def _format_results(results: dict[str, Any]) -> list[str]:
         lines += ["", f"{name + ': ' if name else ''}{metric}, median and range: {values}"]
         runs = ((run, restore_nan(metrics)[metric]) for run, metrics in setting["runs"].items())
         lines += format_aligned((run, f"{value:.4f}") for run, value in runs)
-    return [*lines, "", "examples", *format_aligned(flatten(results["counts"]))]
+    return [*lines, "", "examples", *format_aligned(flatten_mapping(results["counts"]))]
 
 
 def describe_index(path: Path) -> Description:
@@ -75,12 +79,12 @@ def describe_index(path: Path) -> Description:
         InputError: The index is missing or damaged.
     """
     manifest = read_index_manifest(path)
-    shape = np.shape(open_mapped_array(path / VECTORS_FILE))
+    shape = np.shape(memory_map_array(path / VECTORS_FILE))
     if len(shape) != 2:
-        raise damaged_index_error(
+        raise create_damaged_index_error(
             path / VECTORS_FILE, ValueError(f"shape {shape}; expected lines and width")
         )
     counts = {"num_lines": shape[0], "width": shape[1]}
     lines = [f"index {path}: {shape[0]:,} lines, vectors of {shape[1]:,} numbers"]
     facts = {"path": str(path), **counts, "settings": manifest}
-    return Description(facts, lines + format_aligned(flatten(manifest)))
+    return Description(facts, lines + format_aligned(flatten_mapping(manifest)))

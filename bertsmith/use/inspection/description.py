@@ -39,11 +39,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten_mapping(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted name, value as text) for nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
+            yield from flatten_mapping(value, f"{prefix}{key}.")
         elif isinstance(value, float):
             yield prefix + key, f"{value:.6g}"
         elif isinstance(value, list | tuple):
@@ -59,7 +59,7 @@ def format_aligned(pairs: Iterator[tuple[str, str]]) -> list[str]:
     return [f"  {name:{width}}  {value}" for name, value in rows]
 
 
-def sparkline(values: list[float], name: str) -> list[str]:
+def draw_sparkline(values: list[float], name: str) -> list[str]:
     """Draw values as one line of block characters; long series are averaged in groups."""
     if len(values) < 2:
         return []

@@ -56,7 +56,7 @@ class ComparedModel:
     facts: dict[str, Any]
     initialized: frozenset[str] = frozenset()
 
-    def tensors(self) -> dict[str, Tensor]:
+    def get_tensors(self) -> dict[str, Tensor]:
         """Return the loaded weights under their Hugging Face names, float32 on the CPU."""
         state = self.model.state_dict()
         return to_hf_state_dict(
@@ -151,14 +151,14 @@ def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) 
 
 
 @torch.inference_mode()
-def paired_outputs(
+def iter_paired_outputs(
     a: ComparedModel, b: ComparedModel, texts: TokenizedTexts
 ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
     """Yield (name of an output, value of A, value of B) for each output of each batch.
 
     The value is None if a model does not have the output.
     """
-    shared_ids = _shared_token_ids(a.tokenizer, b.tokenizer)
+    shared_ids = _find_shared_token_ids(a.tokenizer, b.tokenizer)
     for indices in batch_by_length([len(ids) for ids, _ in texts.sequences_a], _BATCH_TOKENS):
         outputs_a, outputs_b = [
             dict(_compute_outputs(model, [sequences[index] for index in indices], model_shared_ids))
@@ -196,7 +196,7 @@ def _compute_outputs(
     yield ("sequence output" if is_sequence_level else "token output"), model(batch).float().cpu()
 
 
-def _shared_token_ids(a: Tokenizer, b: Tokenizer) -> tuple[Tensor, Tensor]:
+def _find_shared_token_ids(a: Tokenizer, b: Tokenizer) -> tuple[Tensor, Tensor]:
     """Return the ids of the tokens in both vocabularies, in the same order for both."""
     vocab_b = set(b.vocab)
     shared_tokens = [token for token in dict.fromkeys(a.vocab) if token in vocab_b]
