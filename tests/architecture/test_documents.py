@@ -118,6 +118,13 @@ def test_public_names_can_be_imported() -> None:
         _ = bertsmith.nothing
 
 
+def test_changelog_describes_the_version(root: Path) -> None:
+    """The newest release in the change log is the version of the package."""
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.findall(r"^## \[(\d[^\]]*)\]", text, re.MULTILINE)
+    assert releases[0] == bertsmith.__version__
+
+
 def test_lazy_names_match_all() -> None:
     """The table of lazily imported names and ``__all__`` list the same names."""
     assert set(bertsmith.__all__) == {"__version__", *bertsmith._MODULE_OF_NAME}
