@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bertsmith.use.explain import attention
     from bertsmith.use.fill import fill
     from bertsmith.use.inspection.compare import compare
+    from bertsmith.use.minimal_pairs import evaluate_minimal_pairs
     from bertsmith.use.pair import pair
     from bertsmith.use.predict import predict
     from bertsmith.use.score import score
@@ -50,6 +51,7 @@ _MODULE_OF_NAME = {
     "compare": "bertsmith.use.inspection.compare",
     "embed": "bertsmith.use.embed",
     "evaluate": "bertsmith.use.evaluate",
+    "evaluate_minimal_pairs": "bertsmith.use.minimal_pairs",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetuning.finetune",
     "load": "bertsmith.bundle.pretrained",
@@ -74,6 +76,7 @@ __all__ = [
     "compare",
     "embed",
     "evaluate",
+    "evaluate_minimal_pairs",
     "fill",
     "finetune",
     "load",

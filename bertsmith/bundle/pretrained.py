@@ -11,11 +11,11 @@ import torch
 from bertsmith.bundle.config import CONFIG_FILE, to_hf_config
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
 from bertsmith.bundle.metadata import INFO_FILE, read_metadata
+from bertsmith.bundle.mlm_head import check_predicts_masked_tokens, missing_head_error
 from bertsmith.bundle.model_card import MODEL_CARD_FILE, build_model_card
 from bertsmith.bundle.tensor_files import save_tensors
 from bertsmith.bundle.weight_names import to_hf_state_dict
 from bertsmith.bundle.weights import build_with_weights, describe_names, open_weights
-from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, write_atomic, write_json
 from bertsmith.model.bert import BertForPreTraining, initialize_weights
 from bertsmith.model.config import ModelConfig
@@ -58,12 +58,7 @@ class PretrainedBundle:
         The head of a left-to-right model has the same weights as a masked-LM head, but predicts the
         next token.
         """
-        settings = self.info.get("provenance", {}).get("settings", {})
-        if settings.get("data", {}).get("objective") == "left-to-right":
-            raise ModelError(
-                f"{self.path}: this model was trained left to right: it predicts the next word, "
-                "not a masked one; use a model trained with data.objective=masked",
-            )
+        check_predicts_masked_tokens(self.path, self.info)
         self.require_head("mlm.")
 
     def require_head(self, prefix: str) -> None:
@@ -73,10 +68,7 @@ class PretrainedBundle:
             prefix: Prefix of the names of the head's weights: "mlm.", "nsp." or "pooler.".
         """
         if any(name.startswith(prefix) for name in self.new_weights):
-            raise ModelError(
-                f"{self.path}: this model has no {_HEAD_NAMES[prefix]}, which is needed here; "
-                "train one with `bertsmith pretrain --from`, or use a model that has it",
-            )
+            raise missing_head_error(self.path, _HEAD_NAMES[prefix])
 
     def notes(self) -> list[str]:
         """Return messages about newly initialized and unused weights and unused embedding rows."""

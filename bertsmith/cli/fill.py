@@ -59,7 +59,7 @@ def fill(
     """
     model_texts, printed_texts = tee(open_texts(text, lines_format))
     unknown = UnknownWarning()
-    bundle = unknown.with_token_counter(load_model(model, device))
+    bundle = unknown.with_token_counter(load_model(model, device, needs_mlm_head=True))
     from bertsmith.use.fill import iter_fillings
 
     all_fillings = iter_fillings(bundle, model_texts, top)

@@ -6,12 +6,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -81,6 +81,22 @@ InsistOnLines = Annotated[
         show_default=False,
     ),
 ]
+
+
+class PllOption(StrEnum):
+    """Variants of the pseudo-log-likelihood."""
+
+    original = "original"
+    within_word = "within-word"
+
+
+NullThreshold = Annotated[
+    float | None,
+    typer.Option(
+        help="Question answering: predict no answer if its score exceeds the best span's by more "
+        "than this; inf always predicts a span. Default: as tuned in fine-tuning."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print each result as a line of JSON.")]
 
 
@@ -107,8 +123,18 @@ def find_model(model: Path) -> Path:
     return directory / "model"
 
 
-def load_model(model: Path, device: str) -> "PretrainedBundle":
-    """Load a pre-trained model onto a device, which may be ``auto``."""
+def load_model(model: Path, device: str, *, needs_mlm_head: bool = False) -> "PretrainedBundle":
+    """Load a pre-trained model onto a device, which may be ``auto``.
+
+    needs_mlm_head: raise ModelError before torch is loaded if the model has no masked-LM head.
+    """
+    if needs_mlm_head:
+        from bertsmith.bundle.directory import locate_model
+        from bertsmith.bundle.mlm_head import check_mlm_head
+
+        check_device(device)
+        model = find_model(model)
+        check_mlm_head(locate_model(model))
     path, device = _resolve_model_and_device(model, device)
     from bertsmith.bundle import load
 
@@ -134,6 +160,13 @@ def _log_notes(bundle: Bundle) -> Bundle:
     for note in bundle.notes():
         log(note)
     return bundle
+
+
+def check_unused_options(options: Mapping[str, Any], reason: str) -> None:
+    """Raise InputError for an option that has a value but no effect."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name}: {reason}")
 
 
 def check_device(device: str) -> None:

@@ -1,4 +1,4 @@
-"""``bertsmith predict`` and ``bertsmith evaluate``: use and score a fine-tuned model."""
+"""``bertsmith predict``: predict with a fine-tuned model."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app, format_examples
-from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
-from bertsmith.cli.console import TerminalProgress, log, print_counts, print_json, print_line
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import (
     FORMAT_OPTION,
     STDIN,
@@ -22,15 +21,16 @@ from bertsmith.cli.model_options import (
     Input,
     Json,
     Model,
+    NullThreshold,
     check_not_table,
     check_readable,
+    check_unused_options,
     load_fine_tuned_model,
     open_input,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
-from bertsmith.errors import InputError, SettingsError
+from bertsmith.errors import InputError
 from bertsmith.files import check_new_file
-from bertsmith.settings import user_settings
 
 if TYPE_CHECKING:
     from bertsmith.bundle import FineTunedBundle
@@ -54,14 +54,6 @@ class InputFormat(StrEnum):
 
 #: Suffixes that a tagger reads as tagged sentences.
 _CONLL_SUFFIXES = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
-
-NullThreshold = Annotated[
-    float | None,
-    typer.Option(
-        help="Question answering: predict no answer if its score exceeds the best span's by more "
-        "than this; inf always predicts a span. Default: as tuned in fine-tuning."
-    ),
-]
 
 
 @app.command(
@@ -162,7 +154,7 @@ def predict(
     }  # fmt: skip
     if input_file is None:
         input_options = table_options | {"--encoding": encoding, "--format": input_format}
-        _check_unused(input_options, "only valid with --input FILE; remove it")
+        check_unused_options(input_options, "only valid with --input FILE; remove it")
     if skip_invalid and (glue or squad):
         raise InputError("--skip-invalid: a benchmark needs a prediction for each row; remove it")
     for file in (input_file, glue, squad):
@@ -194,7 +186,7 @@ def predict(
             table.run(bundle, has_tokens=has_tokens)
             unknown.warn()
             return
-        _check_unused(
+        check_unused_options(
             table_options,
             f"{source.path} is read as one text per line; use --format, or remove this option",
         )
@@ -209,13 +201,6 @@ def predict(
         )
     _log_num_truncated(counts.num_truncated)
     unknown.warn()
-
-
-def _check_unused(options: Mapping[str, Any], reason: str) -> None:
-    """Raise InputError for an option that has a value but no effect."""
-    for name, value in options.items():
-        if value is not None:
-            raise InputError(f"{name}: {reason}")
 
 
 def _log_num_truncated(count: int) -> None:
@@ -378,85 +363,3 @@ def _predict_lines(
             unknown.warn()
     if skipped is not None and skipped.count:
         log(f"skipped {skipped.count:,} lines; the first: {skipped.first_error}")
-
-
-@app.command(
-    epilog=format_examples(
-        "bertsmith evaluate my-classifier --data test.csv",
-        "bertsmith evaluate my-classifier --data test.csv --metric roc_auc --json",
-    )
-)
-def evaluate(
-    model: Model,
-    data: Annotated[
-        Path, typer.Option(help="A labeled table, or the folder of a public task's files.")
-    ],
-    text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
-    pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="A setting of the task, such as task.header=false; may be repeated."
-        ),
-    ] = None,
-    skip_invalid: Annotated[
-        bool,
-        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
-    ] = False,
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="Encoding of the table if it is not UTF-8, such as cp949."),
-    ] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A metric, such as roc_auc, mae or f1:LABEL; may be repeated. Default: the "
-            "metrics of the task."
-        ),
-    ] = None,
-    null_threshold: NullThreshold = None,
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
-    """Compute the metrics of a fine-tuned model on labeled data.
-
-    Classifiers also get metrics per label and a confusion matrix; of many labels, only those with
-    the lowest F1 and the most confused pairs are shown (--json contains all). Columns default to
-    those of the training table.
-    """
-    options = {
-        "text_column": text, "pair_column": pair, "label_column": label,
-        "skip_invalid": skip_invalid, "encoding": encoding,
-        "delimiter": delimiter, "null_threshold": null_threshold, "metrics": metric or None,
-    }  # fmt: skip
-    task_options = {name: value for name, value in options.items() if value is not None}
-    overrides = user_settings(None, {"task": task_options}, assignments or [])
-    if len(overrides) > 1 or not isinstance(overrides["task"], dict):
-        raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
-    if not data.exists():
-        raise InputError(f"{data}: no such file")
-    bundle = load_fine_tuned_model(model, device)
-    from bertsmith.use import evaluate as evaluation
-
-    unknown = UnknownWarning()
-    metrics = evaluation.evaluate(
-        unknown.with_token_counter(bundle), data, changes=overrides["task"]
-    )
-    unknown.warn()
-    if as_json:
-        print_json(metrics)
-        return
-    counts = metrics.pop("counts")
-    classes, confusion = metrics.pop("classes", {}), metrics.pop("confusion", {})
-    print_line(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    for line in format_class_report(classes) + format_confusion_matrix(confusion):
-        print_line(line)
-    print_counts(counts)
-    for reason, location in counts.get("first_skipped", {}).items():
-        log(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {location})")
-    for note in counts.get("notes", []):
-        log(note)

@@ -13,6 +13,7 @@ from bertsmith.cli.model_options import (
     InsistOnLines,
     Json,
     Model,
+    PllOption,
     load_model,
     open_lines,
 )
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     epilog=format_examples(
         "bertsmith score my-run sentences.txt",
         'bertsmith score my-run --text "the cat sat" --text "cat the sat" --tokens',
+        "bertsmith score my-run sentences.txt --pll within-word --json",
     )
 )
 def score(
@@ -45,24 +47,35 @@ def score(
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also print a score per token.")] = False,
     lines_format: InsistOnLines = None,
+    pll: Annotated[
+        PllOption,
+        typer.Option(
+            help="Mask only the token to predict (original), or also the following tokens of its "
+            "word (within-word)."
+        ),
+    ] = PllOption.original,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Compute the pseudo-log-likelihood of each line.
 
-    Sums the log-probabilities of the tokens, each masked in turn (Salazar et al. 2020). Prints
-    tab-separated columns: the sum in nats, the mean per token, the pseudo-perplexity, the number
-    of tokens, and the line. For an empty or too long line, dashes and a reason are printed.
+    Sums the log-probabilities of the tokens, each masked in turn (Salazar et al. 2020). With
+    --pll within-word, the following tokens of its word are masked too, so that the beginning of a
+    word is not predicted from its end (PLL-word-l2r of Kauf and Ivanova 2023).
+
+    Prints tab-separated columns: the sum in nats, the mean per token, the pseudo-perplexity, the
+    number of tokens, and the line. For an empty or too long line, dashes and a reason are printed.
     """
     if text and file is not None:
         raise InputError("both a file and --text: use one of them")
     lines = iter(text) if text else open_lines(file or STDIN, lines_format)
     unknown = UnknownWarning()
-    bundle = unknown.with_token_counter(load_model(model, device))
+    bundle = unknown.with_token_counter(load_model(model, device, needs_mlm_head=True))
     from bertsmith.use.score import iter_scores
 
+    scores = iter_scores(bundle, lines, TerminalProgress(), variant=pll.value)
     totals = _Totals()
-    for number, line_score in enumerate(iter_scores(bundle, lines, TerminalProgress()), 1):
+    for number, line_score in enumerate(scores, 1):
         totals.add(line_score)
         if not text and file in (None, STDIN):
             unknown.warn()

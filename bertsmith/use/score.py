@@ -1,22 +1,15 @@
-"""Score text by pseudo-log-likelihood: mask each token in turn (Salazar et al. 2020)."""
+"""Score text by pseudo-log-likelihood: predict each token while it is masked."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import overload
 
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.use.masked_lm import (
-    MaskedSequence,
-    ModelOrPath,
-    chunked,
-    get_max_text_tokens,
-    predict_masked_tokens,
-    resolve_model,
-)
+from bertsmith.use.masked_lm import ModelOrPath, chunked, get_max_text_tokens, resolve_model
+from bertsmith.use.pseudo_log_likelihood import PllVariant, compute_log_probabilities
 
 #: Lines scored together: their masked copies share batches.
 _CHUNK_SIZE = 64
@@ -29,8 +22,8 @@ class Score:
     Attributes:
         text: The line.
         tokens: Its tokens, without [CLS] and [SEP].
-        log_probabilities: Natural logarithm of the probability of each token when it alone is
-            masked; empty if the line cannot be scored.
+        log_probabilities: Natural logarithm of the probability of each token while it is masked;
+            empty if the line cannot be scored.
         problem: Why the line cannot be scored; None if it can.
     """
 
@@ -55,27 +48,54 @@ class Score:
         return math.exp(-self.per_token)
 
 
-def score(model: ModelOrPath, text: str) -> Score:
-    """Return the pseudo-log-likelihood of one line of text.
+@overload
+def score(model: ModelOrPath, text: str, *, variant: PllVariant = "original") -> Score: ...
 
-    Special tokens in the text, such as "[MASK]", are read as plain text. The cost is one forward
-    pass per token.
+
+@overload
+def score(
+    model: ModelOrPath, text: list[str], *, variant: PllVariant = "original"
+) -> list[Score]: ...
+
+
+def score(
+    model: ModelOrPath, text: str | list[str], *, variant: PllVariant = "original"
+) -> Score | list[Score]:
+    """Return the pseudo-log-likelihood of a text, or of each text of a list.
+
+    A list is much faster than one call per text. Special tokens in a text, such as "[MASK]", are
+    read as plain text.
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
-        text: The line.
+        text: A text, or a list of texts.
+        variant: Which tokens are masked when a token is predicted: only the token itself
+            (``original``, Salazar et al. 2020), or also the following tokens of its word
+            (``within-word``, Kauf and Ivanova 2023).
+
+    Returns:
+        The score of the text, or a list of scores in input order.
 
     Raises:
-        InputError: The line is empty or longer than the model's maximum.
+        InputError: A text is empty or longer than the model's maximum.
+        ModelError: The model has no masked-LM head.
     """
-    result = next(iter_scores(model, [text]))
-    if result.problem:
-        raise InputError(f"this line cannot be scored: {result.problem}")
-    return result
+    texts = [text] if isinstance(text, str) else text
+    scores = []
+    for number, line_score in enumerate(iter_scores(model, texts, variant=variant), 1):
+        if line_score.problem:
+            name = "this text" if isinstance(text, str) else f"text {number}"
+            raise InputError(f"{name} cannot be scored: {line_score.problem}")
+        scores.append(line_score)
+    return scores[0] if isinstance(text, str) else scores
 
 
 def iter_scores(
-    model: ModelOrPath, lines: Iterable[str], progress: Progress | None = None
+    model: ModelOrPath,
+    lines: Iterable[str],
+    progress: Progress | None = None,
+    *,
+    variant: PllVariant = "original",
 ) -> Iterator[Score]:
     """Yield a ``Score`` for each line, in input order.
 
@@ -83,56 +103,28 @@ def iter_scores(
     """
     progress = progress or NullProgress()
     bundle = resolve_model(model)
+    bundle.require_mlm_head()
     progress.start("score", None, "tokens")
     for chunk in chunked(lines, _CHUNK_SIZE):
-        yield from _score_lines(bundle, chunk, progress)
+        yield from _score_lines(bundle, chunk, variant, progress)
     progress.finish()
 
 
 def _score_lines(
-    bundle: PretrainedBundle, lines: Sequence[str], progress: Progress
+    bundle: PretrainedBundle, lines: Sequence[str], variant: PllVariant, progress: Progress
 ) -> Iterator[Score]:
     encoded = bundle.tokenizer.encode_batch(lines)
-    problems = [_find_problem(bundle, ids) for ids in encoded]
-    # One copy of a line per token: (index of the line, index of the masked token).
-    copies = [
-        (line_index, token_index)
-        for line_index, (ids, problem) in enumerate(zip(encoded, problems, strict=True))
-        if problem is None
-        for token_index in range(len(ids))
-    ]
-    scores = [[0.0] * len(ids) for ids in encoded]
-
-    def masked_copy(index: int) -> MaskedSequence:
-        line_index, token_index = copies[index]
-        return _mask_token(bundle, encoded[line_index], token_index)
-
-    lengths = [len(encoded[line_index]) + 2 for line_index, _ in copies]
-    for predictions in predict_masked_tokens(bundle, lengths, masked_copy):
-        batch_copies = [copies[index] for index, _ in predictions.rows]
-        log_probabilities = predictions.log_probabilities
-        labels = torch.tensor(
-            [encoded[line_index][token_index] for line_index, token_index in batch_copies],
-            device=log_probabilities.device,
-        )
-        values = log_probabilities.gather(1, labels[:, None])[:, 0].tolist()
-        for (line_index, token_index), value in zip(batch_copies, values, strict=True):
-            scores[line_index][token_index] = value
-        progress.advance(len(batch_copies))
-    for text, ids, line_scores, problem in zip(lines, encoded, scores, problems, strict=True):
+    problems = [find_problem(bundle, ids) for ids in encoded]
+    scorable = [ids for ids, problem in zip(encoded, problems, strict=True) if problem is None]
+    log_probabilities = compute_log_probabilities(bundle, scorable, [variant], progress)[variant]
+    remaining = iter(log_probabilities)
+    for text, ids, problem in zip(lines, encoded, problems, strict=True):
         tokens = tuple(bundle.tokenizer.ids_to_tokens(ids))
-        yield Score(text, tokens, () if problem else tuple(line_scores), problem)
+        yield Score(text, tokens, () if problem else tuple(next(remaining)), problem)
 
 
-def _mask_token(bundle: PretrainedBundle, ids: Sequence[int], token_index: int) -> MaskedSequence:
-    """Return [CLS] line [SEP] with one token masked."""
-    tokenizer = bundle.tokenizer
-    sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
-    sequence[token_index + 1] = tokenizer.mask_id
-    return MaskedSequence(sequence, [0] * len(sequence), [token_index + 1])
-
-
-def _find_problem(bundle: PretrainedBundle, ids: Sequence[int]) -> str | None:
+def find_problem(bundle: PretrainedBundle, ids: Sequence[int]) -> str | None:
+    """Return why a text with these token ids cannot be scored; None if it can."""
     if not ids:
         return "empty: there is no token to predict"
     if len(ids) > get_max_text_tokens(bundle):

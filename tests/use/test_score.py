@@ -10,8 +10,6 @@ import torch
 import bertsmith
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
-from bertsmith.runtime.inference_batches import batch_by_length
-from bertsmith.use import masked_lm
 from bertsmith.use.score import Score, iter_scores, score
 
 LINES = [
@@ -76,25 +74,23 @@ def test_every_line_has_a_score_or_a_problem(pretrained: PretrainedBundle) -> No
         assert last.log_probabilities == pytest.approx(first.log_probabilities, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("target", "name", "value"),
-    [(batch_by_length, "__defaults__", (17,)), (masked_lm, "MAX_CHUNK_ELEMENTS", 1)],
-    ids=["batches", "chunks"],
-)
-def test_batch_and_chunk_sizes_do_not_change_scores(
-    pretrained: PretrainedBundle,
-    monkeypatch: pytest.MonkeyPatch,
-    target: Any,
-    name: str,
-    value: Any,
-) -> None:
-    """Scores are the same with smaller batches and with one row per chunk."""
-    expected = list(iter_scores(pretrained, LINES))
-    monkeypatch.setattr(target, name, value)
-    for line_score, expected_score in zip(iter_scores(pretrained, LINES), expected, strict=True):
-        assert line_score.log_probabilities == pytest.approx(
-            expected_score.log_probabilities, abs=1e-5
-        )
+def test_lists_and_variants(pretrained: PretrainedBundle) -> None:
+    """``score`` returns a list for a list; within-word masks more, so only some scores differ."""
+    lines = [LINES[0], LINES[3]]
+    scores = score(pretrained, lines)
+    assert [line_score.total for line_score in scores] == pytest.approx(
+        [score(pretrained, line).total for line in lines], abs=1e-5
+    )
+    tokens = pretrained.tokenizer.encode(LINES[3])
+    is_followed = [*pretrained.tokenizer.is_continuation[tokens[1:]], False]
+    within_word = score(pretrained, LINES[3], variant="within-word").log_probabilities
+    for value, original, is_word_continued in zip(
+        within_word, scores[1].log_probabilities, is_followed, strict=True
+    ):
+        assert (abs(value - original) > 1e-4) == is_word_continued
+    with pytest.raises(InputError, match="text 2 cannot be scored: empty"):
+        score(pretrained, [LINES[0], ""])
+    assert score(pretrained, []) == []
 
 
 def test_special_tokens_in_a_line_are_plain_text(pretrained: PretrainedBundle) -> None:

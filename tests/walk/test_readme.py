@@ -19,6 +19,7 @@ NUM_STEPS = 10
 DOCUMENTS = (
     "README.md",
     "docs/guides/train-your-own.md",
+    "docs/guides/evaluation.md",
     "docs/guides/fine-tuning.md",
     "docs/guides/embeddings.md",
 )
@@ -31,6 +32,7 @@ REDUCED_BUDGETS = {
 }
 PRETRAINING_COMMANDS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
 CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "predict"]
+EVALUATION_COMMANDS = ["evaluate", "evaluate", "evaluate", "score", "score"]
 TASK_COMMANDS = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
 VECTOR_COMMANDS = ["embed", "similar", "embed", "search"]
 #: Size of a corpus that is large enough for sentence pairs and a validation split.
@@ -85,6 +87,15 @@ def write_reviews(folder: Path) -> None:
     ]
     for name in ("reviews.csv", "more-reviews.csv"):
         (folder / name).write_text("\n".join(["review,mood", *rows]) + "\n", encoding="utf-8")
+
+
+def write_minimal_pairs(folder: Path) -> None:
+    """Write three files with two minimal pairs each."""
+    pairs = [("the files are open", "the files is open"), ("a name", "a names")]
+    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in pairs]
+    (folder / "blimp").mkdir()
+    for name in ("blimp/transitive.jsonl", "blimp/causative.jsonl", "korean.jsonl"):
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_task_data(folder: Path) -> None:
@@ -157,12 +168,13 @@ def run_python(code: str, folder: Path) -> None:
 def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     """The commands and Python blocks of the documents run one after another."""
     commands = read_commands(root)
-    names = [*PRETRAINING_COMMANDS, *CLASSIFIER_COMMANDS, *TASK_COMMANDS, *VECTOR_COMMANDS]
+    groups = (PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, EVALUATION_COMMANDS, TASK_COMMANDS,
+              VECTOR_COMMANDS)  # fmt: skip
+    names = [name for group in groups for name in group]
     assert [command.split()[:2] for command in commands] == [["bertsmith", name] for name in names]
     remaining = iter(commands)
-    pretraining, classifier, tasks, vectors = (
-        [next(remaining) for _ in group]
-        for group in (PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, TASK_COMMANDS, VECTOR_COMMANDS)
+    pretraining, classifier, evaluation, tasks, vectors = (
+        [next(remaining) for _ in group] for group in groups
     )
 
     write_corpus(tmp_path / "my-text")
@@ -181,19 +193,25 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     assert text == "a fine piece of work"
     assert 0.5 <= float(probability) <= 1
 
+    write_minimal_pairs(tmp_path)
+    (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
+    outputs = [run_command(command, tmp_path) for command in evaluation]
+    assert outputs[1].stdout.splitlines()[-1].startswith("mean of files")
+    assert len((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()) == 5
+    assert json.loads(outputs[2].stdout)["num_pairs"] == 2
+
     write_task_data(tmp_path)
     outputs = [run_command(command, tmp_path) for command in tasks]
     assert len(outputs[1].stdout.splitlines()) == 2
     assert json.loads(outputs[4].stdout)["text"].startswith("Peter Blackburn")
 
     (tmp_path / "lines.txt").write_text("open the file\nthe name of a file\na long list\n")
-    (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
     outputs = [run_command(command, tmp_path) for command in vectors]
     assert len(np.load(tmp_path / "vectors.npy")) == 3
     assert "the name of a file" in outputs[3].stdout.splitlines()[0]
 
     blocks = read_code_blocks(root, "python")
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         run_python(reduce_budget(block), tmp_path)
 

@@ -1,0 +1,153 @@
+"""``bertsmith evaluate``: metrics on labeled data, and accuracy on minimal pairs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
+from bertsmith.cli.console import log, print_counts, print_json, print_line
+from bertsmith.cli.minimal_pairs import evaluate_minimal_pairs
+from bertsmith.cli.model_options import (
+    Device,
+    Json,
+    Model,
+    NullThreshold,
+    PllOption,
+    check_unused_options,
+    load_fine_tuned_model,
+)
+from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.errors import InputError, SettingsError
+from bertsmith.settings import user_settings
+
+
+@app.command(
+    epilog=format_examples(
+        "bertsmith evaluate my-classifier --data test.csv",
+        "bertsmith evaluate my-classifier --data test.csv --metric roc_auc --json",
+        "bertsmith evaluate my-run --minimal-pairs blimp/*.jsonl",
+        "bertsmith evaluate my-run --minimal-pairs blimp/ --out scores.csv",
+    )
+)
+def evaluate(
+    model: Model,
+    more_minimal_pairs: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", hidden=True)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A labeled table, or the folder of a public task's files.")
+    ] = None,
+    minimal_pairs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE...",
+            help="JSON lines or other tables of minimal pairs with the columns sentence_good and "
+            "sentence_bad, as in BLiMP, or a folder of such files.",
+            show_default=False,
+        ),
+    ] = None,
+    pll: Annotated[
+        PllOption | None,
+        typer.Option(
+            help="Minimal pairs: mask only the token to predict (original), or also the following "
+            "tokens of its word (within-word). Default: both.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Minimal pairs: a new table with the scores of each pair, as .csv, .tsv, .jsonl, "
+            ".json or .parquet.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting of the task, such as task.header=false; may be repeated."
+        ),
+    ] = None,
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
+    ] = False,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Encoding of the table if it is not UTF-8, such as cp949."),
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A metric, such as roc_auc, mae or f1:LABEL; may be repeated. Default: the "
+            "metrics of the task."
+        ),
+    ] = None,
+    null_threshold: NullThreshold = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compute metrics on labeled data or minimal pairs.
+
+    With --data, the model must be fine-tuned. Classifiers also get metrics per label and a
+    confusion matrix; of many labels, only those with the lowest F1 and the most confused pairs are
+    shown (--json contains all). Columns default to those of the training table.
+
+    With --minimal-pairs, the model needs a masked-LM head. A pair is correct if sentence_good has
+    a higher pseudo-log-likelihood than sentence_bad, see `bertsmith score`.
+    """
+    if minimal_pairs:
+        labeled_data_options = {
+            "--data": data, "--text": text, "--pair": pair, "--label": label, "--metric": metric,
+            "--set": assignments, "--delimiter": delimiter, "--null-threshold": null_threshold,
+        }  # fmt: skip
+        check_unused_options(labeled_data_options, "not valid with --minimal-pairs; remove it")
+        evaluate_minimal_pairs(
+            model, [*minimal_pairs, *(more_minimal_pairs or [])], pll, skip_invalid=skip_invalid,
+            encoding=encoding, out=out, device=device, as_json=as_json,
+        )  # fmt: skip
+        return
+    if more_minimal_pairs:
+        raise InputError(f"{more_minimal_pairs[0]}: unexpected argument; use --data FILE")
+    if data is None:
+        raise InputError("nothing to evaluate on: add --data FILE or --minimal-pairs FILE")
+    check_unused_options({"--pll": pll, "--out": out}, "only valid with --minimal-pairs; remove it")
+    options = {
+        "text_column": text, "pair_column": pair, "label_column": label,
+        "skip_invalid": skip_invalid, "encoding": encoding,
+        "delimiter": delimiter, "null_threshold": null_threshold, "metrics": metric or None,
+    }  # fmt: skip
+    task_options = {name: value for name, value in options.items() if value is not None}
+    overrides = user_settings(None, {"task": task_options}, assignments or [])
+    if len(overrides) > 1 or not isinstance(overrides["task"], dict):
+        raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
+    if not data.exists():
+        raise InputError(f"{data}: no such file")
+    bundle = load_fine_tuned_model(model, device)
+    from bertsmith.use import evaluate as evaluation
+
+    unknown = UnknownWarning()
+    metrics = evaluation.evaluate(
+        unknown.with_token_counter(bundle), data, changes=overrides["task"]
+    )
+    unknown.warn()
+    if as_json:
+        print_json(metrics)
+        return
+    counts = metrics.pop("counts")
+    classes, confusion = metrics.pop("classes", {}), metrics.pop("confusion", {})
+    print_line(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    for line in format_class_report(classes) + format_confusion_matrix(confusion):
+        print_line(line)
+    print_counts(counts)
+    for reason, location in counts.get("first_skipped", {}).items():
+        log(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {location})")
+    for note in counts.get("notes", []):
+        log(note)

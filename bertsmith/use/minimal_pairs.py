@@ -1,0 +1,343 @@
+"""Evaluate a model on minimal pairs such as BLiMP's (Warstadt et al. 2020, arXiv:1912.00582).
+
+A minimal pair is an acceptable sentence and an unacceptable one that differs as little as possible.
+The model is correct if the acceptable sentence has the higher pseudo-log-likelihood (PLL).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import InputError
+from bertsmith.files import check_new_file
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.tasks.delimited import Dialect
+from bertsmith.tasks.inputs import BadExampleError
+from bertsmith.tasks.tables import Row, get_text, read_rows
+from bertsmith.tasks.text_files import UTF8, detect_table_format
+from bertsmith.use.masked_lm import ModelOrPath, chunked, resolve_model
+from bertsmith.use.pseudo_log_likelihood import (
+    PLL_VARIANTS,
+    PllVariant,
+    compute_log_probabilities,
+)
+from bertsmith.use.score import find_problem
+from bertsmith.use.table_output import (
+    CSV,
+    RowWriter,
+    TableLayout,
+    get_output_format,
+    open_row_writer,
+)
+
+#: Columns of the acceptable and the unacceptable sentence, as in BLiMP.
+SENTENCE_COLUMNS = ("sentence_good", "sentence_bad")
+#: Pairs scored together: enough to batch sequences of similar length.
+_CHUNK_SIZE = 512
+
+
+@dataclass(frozen=True)
+class MinimalPairAccuracy:
+    """Accuracy on the minimal pairs of one or more files.
+
+    Attributes:
+        num_pairs: Number of scored pairs.
+        num_correct: Number of pairs whose acceptable sentence has the higher PLL, by PLL variant.
+        num_ties: Number of pairs whose sentences have equal PLLs. They are not correct.
+    """
+
+    num_pairs: int
+    num_correct: Mapping[PllVariant, int]
+    num_ties: Mapping[PllVariant, int]
+
+    @property
+    def accuracy(self) -> dict[PllVariant, float]:
+        """Share of correct pairs, by PLL variant."""
+        return {variant: count / self.num_pairs for variant, count in self.num_correct.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the accuracy and the counts for JSON."""
+        return {
+            "num_pairs": self.num_pairs,
+            "accuracy": {to_field_name(variant): value for variant, value in self.accuracy.items()},
+            "num_ties": {to_field_name(variant): count for variant, count in self.num_ties.items()},
+        }
+
+
+@dataclass(frozen=True)
+class MinimalPairResults:
+    """Accuracy on files of minimal pairs.
+
+    Attributes:
+        files: The accuracy on each file.
+        num_skipped: Number of pairs that cannot be scored and were skipped.
+        first_skipped: Location and problem of the first of them; None if there are none.
+    """
+
+    files: Mapping[Path, MinimalPairAccuracy]
+    num_skipped: int = 0
+    first_skipped: str | None = None
+
+    @property
+    def overall(self) -> MinimalPairAccuracy:
+        """The accuracy on the pairs of all files."""
+        results = list(self.files.values())
+        variants = list(results[0].num_correct)
+        return MinimalPairAccuracy(
+            sum(result.num_pairs for result in results),
+            {name: sum(result.num_correct[name] for result in results) for name in variants},
+            {name: sum(result.num_ties[name] for result in results) for name in variants},
+        )
+
+    @property
+    def mean_accuracy(self) -> dict[PllVariant, float]:
+        """Mean of the files' accuracies, by PLL variant; each file has the same weight."""
+        accuracies = [result.accuracy for result in self.files.values()]
+        return {
+            variant: math.fsum(accuracy[variant] for accuracy in accuracies) / len(accuracies)
+            for variant in accuracies[0]
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the results for JSON."""
+        means = {to_field_name(variant): value for variant, value in self.mean_accuracy.items()}
+        return {
+            **self.overall.as_dict(),
+            "mean_accuracy": means,
+            "num_skipped": self.num_skipped,
+            "files": [
+                {"file": str(file), **result.as_dict()} for file, result in self.files.items()
+            ],
+        }
+
+
+def to_field_name(variant: PllVariant) -> str:
+    """Return the name of a PLL variant in JSON and in columns: ``within_word`` for within-word."""
+    return variant.replace("-", "_")
+
+
+def evaluate_minimal_pairs(
+    model: ModelOrPath,
+    files: Sequence[Path | str],
+    *,
+    variants: Sequence[PllVariant] = PLL_VARIANTS,
+    skip_invalid: bool = False,
+    encoding: str = UTF8,
+    out: Path | None = None,
+    progress: Progress | None = None,
+) -> MinimalPairResults:
+    """Compute the accuracy of a model with a masked-LM head on minimal pairs.
+
+    All files are read and checked before the first pair is scored. Sentences are never truncated.
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        files: JSON lines or other tables with the columns ``sentence_good`` and ``sentence_bad``,
+            or folders of such files.
+        variants: Which tokens are masked when a token is predicted; see ``score``.
+        skip_invalid: Skip and count invalid pairs instead of stopping.
+        encoding: Text encoding of the files.
+        out: A new table for the scores of each pair; its suffix sets the format.
+        progress: Receives the number of scored tokens.
+
+    Raises:
+        ModelError: The model has no masked-LM head.
+        InputError: There are no pairs, or ``out`` cannot be written.
+        BertsmithError: A file cannot be read, lacks a column, or has an empty or too long sentence.
+    """
+    bundle = resolve_model(model)
+    bundle.require_mlm_head()
+    paths = find_pair_files(files)
+    readers = {path: _PairReader(bundle, path, encoding, skip_invalid) for path in paths}
+    num_tokens = sum(reader.count_tokens() for reader in readers.values())
+    progress = progress or NullProgress()
+    with _open_score_writer(out, variants) as writer:
+        progress.start("minimal pairs", num_tokens * len(variants), "tokens")
+        try:
+            results = {
+                path: _evaluate_file(bundle, reader, variants, writer, progress)
+                for path, reader in readers.items()
+            }
+        finally:
+            progress.finish()
+    skipped = [location for reader in readers.values() for location in reader.skipped]
+    return MinimalPairResults(results, len(skipped), skipped[0] if skipped else None)
+
+
+def find_pair_files(files: Sequence[Path | str]) -> list[Path]:
+    """Return the files, with folders replaced by the tables in them, without repetitions.
+
+    Raises:
+        InputError: There is no such file, or a folder has no tables.
+    """
+    paths: list[Path] = []
+    for path in map(Path, files):
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder; expected minimal pairs")
+        if not path.is_dir():
+            paths.append(path)
+            continue
+        tables = sorted(file for file in path.iterdir() if detect_table_format(file) is not None)
+        if not tables:
+            raise InputError(f"{path}: no tables in this folder; expected files such as *.jsonl")
+        paths += tables
+    if not paths:
+        raise InputError("no files: expected at least one file of minimal pairs")
+    return list(dict.fromkeys(paths))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A minimal pair.
+
+    Attributes:
+        number: Number of the row in its file, from 1.
+        sentences: The acceptable and the unacceptable sentence.
+        ids: Their token ids.
+    """
+
+    number: int
+    sentences: tuple[str, str]
+    ids: tuple[list[int], list[int]]
+
+
+class _PairReader:
+    """Reads and checks the pairs of a file, which it can do repeatedly.
+
+    Attributes:
+        path: The file.
+        skipped: Location and problem of each invalid pair, after the file was read.
+    """
+
+    def __init__(
+        self, bundle: PretrainedBundle, path: Path, encoding: str, skip_invalid: bool
+    ) -> None:
+        self.path, self.skipped = path, list[str]()
+        self._bundle, self._encoding, self._skip_invalid = bundle, encoding, skip_invalid
+
+    def count_tokens(self) -> int:
+        """Read the file once and return the number of tokens in all its sentences.
+
+        Raises:
+            InputError: A pair is invalid, or there are none.
+        """
+        num_tokens = num_pairs = 0
+        for chunk in self.iter_chunks():
+            num_pairs += len(chunk)
+            num_tokens += sum(len(ids) for pair in chunk for ids in pair.ids)
+        if not num_pairs:
+            raise InputError(f"{self.path}: no minimal pairs in this file; expected at least one")
+        return num_tokens
+
+    def iter_chunks(self) -> Iterator[list[_Pair]]:
+        """Yield lists of valid pairs.
+
+        Raises:
+            InputError: A pair is invalid, unless such pairs are skipped.
+        """
+        self.skipped.clear()
+        number = 0
+        for rows in chunked(read_rows(self.path, encoding=self._encoding), _CHUNK_SIZE):
+            numbered_rows, sentences = [], []
+            for row in rows:
+                number += 1
+                try:
+                    sentences += [get_text(row, column) for column in SENTENCE_COLUMNS]
+                except BadExampleError as error:
+                    self._handle_problem(row, str(error))
+                else:
+                    numbered_rows.append((number, row))
+            yield list(self._encode(numbered_rows, sentences))
+
+    def _encode(
+        self, numbered_rows: Sequence[tuple[int, Row]], sentences: Sequence[str]
+    ) -> Iterator[_Pair]:
+        """Yield the pairs whose sentences can be scored; there are two sentences for each row."""
+        encoded = self._bundle.tokenizer.encode_batch(sentences)
+        for index, (number, row) in enumerate(numbered_rows):
+            good, bad = 2 * index, 2 * index + 1
+            problems = [find_problem(self._bundle, encoded[good]),
+                        find_problem(self._bundle, encoded[bad])]  # fmt: skip
+            for column, problem in zip(SENTENCE_COLUMNS, problems, strict=True):
+                if problem is not None:
+                    self._handle_problem(row, f"{column} is {problem}")
+                    break
+            else:
+                yield _Pair(
+                    number, (sentences[good], sentences[bad]), (encoded[good], encoded[bad])
+                )
+
+    def _handle_problem(self, row: Row, problem: str) -> None:
+        """Record an invalid pair, or raise InputError."""
+        if not self._skip_invalid:
+            raise InputError(
+                f"{row.location}: {problem}; correct it, or skip such pairs with --skip-invalid"
+            )
+        self.skipped.append(f"{row.location}: {problem}")
+
+
+def _evaluate_file(
+    bundle: PretrainedBundle,
+    reader: _PairReader,
+    variants: Sequence[PllVariant],
+    writer: RowWriter | None,
+    progress: Progress,
+) -> MinimalPairAccuracy:
+    num_pairs = 0
+    num_correct, num_ties = dict.fromkeys(variants, 0), dict.fromkeys(variants, 0)
+    for pairs in reader.iter_chunks():
+        sequences = [ids for pair in pairs for ids in pair.ids]
+        log_probabilities = compute_log_probabilities(bundle, sequences, variants, progress)
+        plls = {
+            variant: [math.fsum(values) for values in log_probabilities[variant]]
+            for variant in variants
+        }
+        num_pairs += len(pairs)
+        for variant, values in plls.items():
+            differences = [good - bad for good, bad in zip(values[::2], values[1::2], strict=True)]
+            num_correct[variant] += sum(difference > 0 for difference in differences)
+            num_ties[variant] += sum(difference == 0 for difference in differences)
+        if writer is not None and pairs:
+            writer.append(_build_score_rows(reader.path, pairs, plls))
+    return MinimalPairAccuracy(num_pairs, num_correct, num_ties)
+
+
+@contextmanager
+def _open_score_writer(
+    out: Path | None, variants: Sequence[PllVariant]
+) -> Iterator[RowWriter | None]:
+    """Yield a writer for the table of scores; None without ``out``."""
+    if out is None:
+        yield None
+        return
+    table_format = get_output_format(out)
+    check_new_file(out)
+    types = {"file": "text", "row": "index", **dict.fromkeys(SENTENCE_COLUMNS, "text")}
+    types |= {column: "number" for variant in variants for column in _score_columns(variant)}
+    dialect = Dialect("\t", has_quotes=False) if table_format == "tsv" else CSV
+    layout = TableLayout(table_format, list(types), dialect, types=types)
+    with open_row_writer(out, layout) as writer:
+        yield writer
+
+
+def _score_columns(variant: PllVariant) -> tuple[str, str]:
+    """Return the columns of the PLLs of the acceptable and the unacceptable sentence."""
+    return f"pll_good_{to_field_name(variant)}", f"pll_bad_{to_field_name(variant)}"
+
+
+def _build_score_rows(
+    path: Path, pairs: Sequence[_Pair], plls: Mapping[PllVariant, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """Return the rows of the table of scores; ``plls`` has two values for each pair."""
+    rows = []
+    for index, pair in enumerate(pairs):
+        row: dict[str, Any] = {"file": str(path), "row": pair.number}
+        row |= zip(SENTENCE_COLUMNS, pair.sentences, strict=True)
+        for variant, values in plls.items():
+            row |= zip(_score_columns(variant), values[2 * index : 2 * index + 2], strict=True)
+        rows.append(row)
+    return rows

@@ -1,0 +1,178 @@
+"""Accuracy on minimal pairs: counting, files, and invalid pairs."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import BertsmithError, InputError
+from bertsmith.use.minimal_pairs import MinimalPairResults, evaluate_minimal_pairs
+from bertsmith.use.pseudo_log_likelihood import PLL_VARIANTS, PllVariant
+from bertsmith.use.score import score
+
+SENTENCES = [
+    "The smith worked there until dark.",
+    "The smiths working there until dark.",
+    "He lifted it, turned it once, and struck.",
+    "He lifted it, turned it once.",
+    "Some questions had answers.",
+    "Some question had the answers of the hammer.",
+]
+
+
+def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> Path:
+    """Write minimal pairs in the format of BLiMP and return the path."""
+    rows = [
+        {"sentence_good": good, "sentence_bad": bad, "UID": path.stem, "pairID": str(number)}
+        for number, (good, bad) in enumerate(pairs)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def order_by_score(
+    model: PretrainedBundle, pair: tuple[str, str], variant: PllVariant
+) -> tuple[str, str]:
+    """Return the sentence with the higher PLL first."""
+    first, second = sorted(pair, key=lambda text: -score(model, text, variant=variant).total)
+    return first, second
+
+
+@pytest.fixture
+def run(pretrained: PretrainedBundle) -> Callable[..., MinimalPairResults]:
+    """Return ``evaluate_minimal_pairs`` of the random model."""
+
+    def run_model(*files: Path, **options: object) -> MinimalPairResults:
+        return evaluate_minimal_pairs(pretrained, files, **options)  # type: ignore[arg-type]
+
+    return run_model
+
+
+@pytest.mark.parametrize("variant", PLL_VARIANTS)
+def test_accuracy_of_hand_made_pairs(
+    run: Callable[..., MinimalPairResults],
+    pretrained: PretrainedBundle,
+    tmp_path: Path,
+    variant: PllVariant,
+) -> None:
+    """A pair is correct if its first sentence has the higher PLL of ``score``; a tie is not."""
+    pairs = [
+        order_by_score(pretrained, pair, variant)
+        for pair in zip(SENTENCES[::2], SENTENCES[1::2], strict=True)
+    ]
+    inverted_pairs = [(bad, good) for good, bad in pairs]
+    # The vocabulary is lowercase, so these sentences have the same tokens.
+    tie = (SENTENCES[0], SENTENCES[0].upper())
+    first = write_pairs(tmp_path / "first.jsonl", [*pairs, tie])
+    second = write_pairs(tmp_path / "second.jsonl", [inverted_pairs[0], pairs[1]])
+    results = run(first, second)
+    assert results.files[first].accuracy[variant] == 3 / 4
+    assert results.files[first].num_ties[variant] == 1
+    assert results.files[second].accuracy[variant] == 1 / 2
+    assert results.overall.num_pairs == 6
+    assert results.overall.accuracy[variant] == 4 / 6
+    assert results.mean_accuracy[variant] == pytest.approx((3 / 4 + 1 / 2) / 2)
+
+
+def test_out_contains_the_scores_of_each_pair(
+    run: Callable[..., MinimalPairResults], pretrained: PretrainedBundle, tmp_path: Path
+) -> None:
+    """The table of scores has a row for each pair, with the sums that ``score`` returns."""
+    pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
+    file, out = write_pairs(tmp_path / "pairs.jsonl", pairs), tmp_path / "scores.csv"
+    run(file, out=out)
+    with out.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["sentence_good"], row["sentence_bad"]) for row in rows] == pairs
+    assert [(row["file"], row["row"]) for row in rows] == [(str(file), n) for n in "123"]
+    for row, (good, bad) in zip(rows, pairs, strict=True):
+        for variant, suffix in zip(PLL_VARIANTS, ("original", "within_word"), strict=True):
+            expected = [score(pretrained, text, variant=variant).total for text in (good, bad)]
+            values = [float(row[f"pll_{name}_{suffix}"]) for name in ("good", "bad")]
+            assert values == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_variant_and_other_formats(
+    run: Callable[..., MinimalPairResults], tmp_path: Path
+) -> None:
+    """CSV works like JSON lines; only the requested variant is computed and returned."""
+    pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
+    expected = run(write_pairs(tmp_path / "pairs.jsonl", pairs))
+    table = tmp_path / "pairs.csv"
+    with table.open("w", newline="") as stream:
+        csv.writer(stream).writerows([("sentence_good", "sentence_bad"), *pairs])
+    results = run(table, variants=["within-word"])
+    assert results.overall.num_correct == {
+        "within-word": expected.overall.num_correct["within-word"]
+    }
+    assert list(results.as_dict()["accuracy"]) == ["within_word"]
+
+
+def test_folders_contain_tables(run: Callable[..., MinimalPairResults], tmp_path: Path) -> None:
+    """A folder stands for the tables in it, in order of their names; repeated files count once."""
+    folder = tmp_path / "blimp"
+    folder.mkdir()
+    second = write_pairs(folder / "second.jsonl", [(SENTENCES[0], SENTENCES[1])])
+    first = write_pairs(folder / "first.jsonl", [(SENTENCES[2], SENTENCES[3])])
+    (folder / "README.md").write_text("sentence_good")
+    assert list(run(folder, second).files) == [first, second]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty: no tables in this folder"):
+        run(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"sentence_good": "iron"}', "line 2: there is no column 'sentence_bad'"),
+        ('{"sentence_good": "iron", "sentence_bad": 3}', "line 2: a value that is not text"),
+        ('{"sentence_good": "iron", "sentence_bad": " "}', "line 2: an empty text in column"),
+        ('{"sentence_good": "\\u200b", "sentence_bad": "x"}', "sentence_good is empty: there is"),
+        ('{"sentence_good": "a", "sentence_bad": "' + "the smith " * 40 + '"}',
+         "line 2: sentence_bad is too long: 80 tokens, this model takes at most 59"),
+        ("sentence_good", "line 2: a line that is not JSON"),
+    ],
+)  # fmt: skip
+def test_invalid_pairs_are_errors_or_skipped(
+    run: Callable[..., MinimalPairResults], tmp_path: Path, line: str, message: str
+) -> None:
+    """An invalid pair stops with its file and line before anything is scored, or is skipped."""
+    file = write_pairs(tmp_path / "pairs.jsonl", [(SENTENCES[0], SENTENCES[1])])
+    file.write_text(file.read_text() + line + "\n")
+    out = tmp_path / "scores.jsonl"
+    with pytest.raises(BertsmithError, match=r"pairs\.jsonl, line 2: ") as error:
+        run(file, out=out)
+    assert message in str(error.value)
+    assert not out.exists()
+    results = run(file, skip_invalid=True)
+    assert results.overall.num_pairs == 1
+    assert results.num_skipped == 1
+    assert message in str(results.first_skipped)
+
+
+def test_files_without_pairs_are_errors(
+    run: Callable[..., MinimalPairResults], tmp_path: Path
+) -> None:
+    """Missing files, empty files and tables without the columns are named."""
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(InputError, match=r"empty\.jsonl: no minimal pairs in this file"):
+        run(empty)
+    with pytest.raises(InputError, match=r"nowhere\.jsonl: no such file or folder"):
+        run(tmp_path / "nowhere.jsonl")
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "iron"}\n')
+    with pytest.raises(BertsmithError, match="line 1: there is no column 'sentence_good'"):
+        run(other)
+
+
+def test_public_name_accepts_paths(model_dir: Path, tmp_path: Path) -> None:
+    """``bertsmith.evaluate_minimal_pairs`` accepts the path of a model."""
+    file = write_pairs(tmp_path / "pairs.jsonl", [(SENTENCES[0], SENTENCES[1])])
+    accuracy = bertsmith.evaluate_minimal_pairs(model_dir, [file]).overall.accuracy
+    assert all(math.isclose(value, 0) or math.isclose(value, 1) for value in accuracy.values())
