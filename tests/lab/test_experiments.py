@@ -135,7 +135,7 @@ def test_position_map_has_ones_on_its_diagonal(out: Path) -> None:
     run_at_smoke("positions", out)
     maps = (record for name, record in read_records(out / "smoke").items()
             if name.startswith("position-map-"))  # fmt: skip
-    similarities = next(maps)["result"]["map"]
+    similarities = next(maps)["result"]["similarities"]
     assert len(similarities) == len(similarities[0])
     assert all(row[index] == pytest.approx(1.0) for index, row in enumerate(similarities))
 
