@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertsmith.bundle.any_model import load_model, save_model
-    from bertsmith.bundle.config import CONFIG_FILE, TaskKind, read_config, to_hf_config
+    from bertsmith.bundle.config import (
+        CONFIG_FILE,
+        TaskKind,
+        is_fine_tuned,
+        read_config,
+        to_hf_config,
+    )
     from bertsmith.bundle.directory import (
         WEIGHTS_FILE,
         locate_model,
@@ -16,7 +22,6 @@ if TYPE_CHECKING:
     from bertsmith.bundle.fine_tuned import (
         FineTunedBundle,
         HeadConfig,
-        is_fine_tuned,
         load_fine_tuned,
         load_for_fine_tuning,
         save_fine_tuned,
@@ -39,6 +44,7 @@ _MODULE_OF_NAME = {
     "save_model": "any_model",
     "CONFIG_FILE": "config",
     "TaskKind": "config",
+    "is_fine_tuned": "config",
     "read_config": "config",
     "to_hf_config": "config",
     "WEIGHTS_FILE": "directory",
@@ -49,7 +55,6 @@ _MODULE_OF_NAME = {
     "load_encoder": "encoder",
     "FineTunedBundle": "fine_tuned",
     "HeadConfig": "fine_tuned",
-    "is_fine_tuned": "fine_tuned",
     "load_fine_tuned": "fine_tuned",
     "load_for_fine_tuning": "fine_tuned",
     "save_fine_tuned": "fine_tuned",

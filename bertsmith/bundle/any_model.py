@@ -4,11 +4,10 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.bundle.config import CONFIG_FILE, get_architectures, read_json
+from bertsmith.bundle.config import CONFIG_FILE, get_architectures, is_fine_tuned, read_json
 from bertsmith.bundle.directory import locate_model
 from bertsmith.bundle.fine_tuned import (
     FineTunedBundle,
-    is_fine_tuned,
     load_fine_tuned,
     save_fine_tuned,
 )

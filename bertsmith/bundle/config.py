@@ -1,6 +1,6 @@
 """Conversion between ``ModelConfig`` and Hugging Face's config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,16 @@ CONFIG_FILE = "config.json"
 #: Text classification with one label, text classification with any number of labels, regression,
 #: multiple choice, extractive question answering, named entity recognition, and token tagging.
 TaskKind = Literal["single", "multi", "regression", "choice", "span", "entities", "tags"]
+#: Task kind -> name of the class in transformers, without "BertFor".
+HF_CLASS_SUFFIXES: dict[TaskKind, str] = {
+    "single": "SequenceClassification",
+    "multi": "SequenceClassification",
+    "regression": "SequenceClassification",
+    "choice": "MultipleChoice",
+    "span": "QuestionAnswering",
+    "entities": "TokenClassification",
+    "tags": "TokenClassification",
+}
 
 #: ``ModelConfig`` field -> config.json key.
 _HF_FIELD_NAMES = {
@@ -135,6 +145,37 @@ def get_architectures(hf_config: Mapping[str, Any]) -> list[str]:
     """Return the class names in ``architectures`` of config.json; empty if it is not a list."""
     names = hf_config.get("architectures")
     return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def is_fine_tuned(directory: Path) -> bool:
+    """Return whether config.json of a model directory contains a class with a task head."""
+    return _find_task_kind(get_architectures(read_json(directory / CONFIG_FILE))) is not None
+
+
+def require_task_kind(directory: Path) -> TaskKind:
+    """Return the task kind of a fine-tuned model from the class names in its config.
+
+    If a class belongs to several kinds, the first one is returned.
+
+    Raises:
+        ModelError: The config is not readable, or the model is not fine-tuned.
+    """
+    class_names = get_architectures(read_json(directory / CONFIG_FILE))
+    kind = _find_task_kind(class_names)
+    if kind is None:
+        raise ModelError(
+            f"{directory}: this model is not fine-tuned on a task, but a "
+            f"{', '.join(class_names) or 'BERT without heads'}; fine-tune it with "
+            "`bertsmith finetune`",
+        )
+    return kind
+
+
+def _find_task_kind(class_names: Sequence[str]) -> TaskKind | None:
+    for kind, suffix in HF_CLASS_SUFFIXES.items():
+        if any(name.endswith(f"For{suffix}") for name in class_names):
+            return kind
+    return None
 
 
 def _check_architecture(hf_config: Mapping[str, Any], path: Path) -> None:

@@ -9,9 +9,10 @@ import torch
 
 from bertsmith.bundle.config import (
     CONFIG_FILE,
+    HF_CLASS_SUFFIXES,
     TaskKind,
-    get_architectures,
     read_json,
+    require_task_kind,
     to_hf_config,
 )
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
@@ -50,16 +51,6 @@ _PROBLEM_TYPES: dict[TaskKind, str] = {
 _TaskModelClass = type[
     BertForSequenceClassification | BertForTokenClassification | BertForQuestionAnswering
 ]
-#: Task kind -> name of the class in transformers, without "BertFor".
-_HF_CLASS_SUFFIXES: dict[TaskKind, str] = {
-    "single": "SequenceClassification",
-    "multi": "SequenceClassification",
-    "regression": "SequenceClassification",
-    "choice": "MultipleChoice",
-    "span": "QuestionAnswering",
-    "entities": "TokenClassification",
-    "tags": "TokenClassification",
-}
 #: Task kind -> Bertsmith's class.
 _MODEL_CLASSES: dict[TaskKind, _TaskModelClass] = {
     "single": BertForSequenceClassification,
@@ -171,7 +162,7 @@ def save_fine_tuned(
         hf_config |= {"model_type": "bertsmith", "bertsmith": hf_config.get("bertsmith", {})}
         info = {**info, "features": model.features.model_dump()}
     prefix = "Bert" if hf_config["model_type"] == "bert" else "Bertsmith"
-    hf_config["architectures"] = [f"{prefix}For{_HF_CLASS_SUFFIXES[head.kind]}"]
+    hf_config["architectures"] = [f"{prefix}For{HF_CLASS_SUFFIXES[head.kind]}"]
     hf_config["pad_token_id"] = tokenizer.pad_id
     if head.kind not in ("choice", "span"):
         labels = head.labels or ("score",)
@@ -266,23 +257,6 @@ def load_for_fine_tuning(
     return FineTunedBundle(model, tokenizer, config, head, directory, info, unused)
 
 
-def is_fine_tuned(directory: Path) -> bool:
-    """Return whether config.json of a model directory contains a class with a task head."""
-    return _find_kind(get_architectures(read_json(directory / CONFIG_FILE))) is not None
-
-
-def _find_kind(class_names: Sequence[str]) -> TaskKind | None:
-    """Return the task kind of a model from the class names in its config.
-
-    Returns None for a pre-trained model. If a class belongs to several kinds, the first one is
-    returned.
-    """
-    for kind, suffix in _HF_CLASS_SUFFIXES.items():
-        if any(name.endswith(f"For{suffix}") for name in class_names):
-            return kind
-    return None
-
-
 def _read_head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:
     """Return the task kind and the labels of a model.
 
@@ -290,15 +264,8 @@ def _read_head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:
         directory: The model directory, with config.json.
         info: Content of bertsmith.json.
     """
+    kind = require_task_kind(directory)
     hf_config = read_json(directory / CONFIG_FILE)
-    class_names = get_architectures(hf_config)
-    kind = _find_kind(class_names)
-    if kind is None:
-        raise ModelError(
-            f"{directory}: this model is not fine-tuned on a task, but a "
-            f"{', '.join(class_names) or 'BERT without heads'}; fine-tune it with "
-            "`bertsmith finetune`",
-        )
     if kind in ("choice", "span"):
         return HeadConfig(kind)
     labels = _read_labels(hf_config, directory / CONFIG_FILE)

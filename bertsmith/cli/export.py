@@ -89,6 +89,10 @@ def export(
         raise SettingsError(f"--{name}: not an option of the format {to}; remove it")
     check_new_directory(out)
     path = find_model(model)
+    if to == "tensorflow":
+        from bertsmith.interop.tensorflow.release import check_original_config
+
+        check_original_config(path)
     module_name, _, function_name = writer_path.rpartition(".")
     write_model = getattr(import_module(module_name), function_name)
     notes: list[str] = write_model(path, out, **options)

@@ -1,6 +1,7 @@
 """``bertsmith fill``: predict the words at the [MASK] tokens of a text."""
 
 from itertools import tee
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,8 @@ from bertsmith.cli.model_options import (
     InsistOnLines,
     Json,
     Model,
+    check_device,
+    find_model,
     load_model,
     open_texts,
 )
@@ -59,7 +62,11 @@ def fill(
     """
     model_texts, printed_texts = tee(open_texts(text, lines_format))
     unknown = UnknownWarning()
-    bundle = unknown.with_token_counter(load_model(model, device, needs_mlm_head=True))
+    check_device(device)
+    path = find_model(model)
+    if text != [STDIN]:
+        _check_masks(path, text)
+    bundle = unknown.with_token_counter(load_model(path, device, needs_mlm_head=True))
     from bertsmith.use.fill import iter_fillings
 
     all_fillings = iter_fillings(bundle, model_texts, top)
@@ -80,6 +87,18 @@ def fill(
         if text == [STDIN]:
             unknown.warn()
     unknown.warn()
+
+
+def _check_masks(model: Path, texts: list[str]) -> None:
+    """Raise InputError if a text has no [MASK], without loading torch."""
+    from bertsmith.bundle.directory import locate_model
+    from bertsmith.text.mask import check_mask
+    from bertsmith.text.wordpiece import Tokenizer
+
+    tokenizer = Tokenizer.load(locate_model(model))
+    encoded = tokenizer.encode_batch(texts, allow_special=True)
+    for number, (text, ids) in enumerate(zip(texts, encoded, strict=True), 1):
+        check_mask(tokenizer, text, ids, number)
 
 
 def _print_fillings(text: str, fillings: "list[Filling]") -> None:

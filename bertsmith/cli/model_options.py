@@ -128,14 +128,14 @@ def load_model(model: Path, device: str, *, needs_mlm_head: bool = False) -> "Pr
 
     needs_mlm_head: raise ModelError before torch is loaded if the model has no masked-LM head.
     """
+    check_device(device)
+    path = find_model(model)
     if needs_mlm_head:
         from bertsmith.bundle.directory import locate_model
         from bertsmith.bundle.mlm_head import check_mlm_head
 
-        check_device(device)
-        model = find_model(model)
-        check_mlm_head(locate_model(model))
-    path, device = _resolve_model_and_device(model, device)
+        check_mlm_head(locate_model(path))
+    device = resolve_device(device)
     from bertsmith.bundle import load
 
     return _log_notes(load(path, device=device))
@@ -143,16 +143,16 @@ def load_model(model: Path, device: str, *, needs_mlm_head: bool = False) -> "Pr
 
 def load_fine_tuned_model(model: Path, device: str) -> "FineTunedBundle":
     """Load a fine-tuned model onto a device, which may be ``auto``."""
-    path, device = _resolve_model_and_device(model, device)
+    from bertsmith.bundle.config import require_task_kind
+    from bertsmith.bundle.directory import locate_model
+
+    check_device(device)
+    path = find_model(model)
+    require_task_kind(locate_model(path))
+    device = resolve_device(device)
     from bertsmith.bundle import load_fine_tuned
 
     return _log_notes(load_fine_tuned(path, device=device))
-
-
-def _resolve_model_and_device(model: Path, device: str) -> tuple[Path, str]:
-    """Return the path of a model and a PyTorch device name; check both before loading torch."""
-    check_device(device)
-    return find_model(model), resolve_device(device)
 
 
 def _log_notes(bundle: Bundle) -> Bundle:

@@ -29,12 +29,13 @@ from bertsmith.serve.models import (
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.outputs import ComputeOutputs
+from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, iter_answers
 from bertsmith.use.choose import Choice, iter_choices
 from bertsmith.use.embed import Batches, Floats, TokenVectors
 from bertsmith.use.explain import AttentionMaps
-from bertsmith.use.fill import MASK_TOKEN, Filling, iter_fillings
+from bertsmith.use.fill import Filling, iter_fillings
 from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence, MaskedTokenPredictor
 from bertsmith.use.pair import (
     EncodedPair,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
+from bertsmith.text.mask import MASK_TOKEN, check_mask, shorten_text
 from bertsmith.use.masked_lm import (
     MaskedSequence,
     MaskedTokenPredictor,
@@ -16,7 +17,6 @@ from bertsmith.use.masked_lm import (
     resolve_model,
 )
 
-MASK_TOKEN = "[MASK]"
 #: Texts computed together.
 _CHUNK_SIZE = 256
 
@@ -84,17 +84,11 @@ def _build_masked_sequence(
     bundle: PretrainedBundle, text: str, ids: list[int], number: int
 ) -> MaskedSequence:
     tokenizer = bundle.tokenizer
-    if tokenizer.mask_id not in ids:
-        lowercase_mask = re.search(re.escape(MASK_TOKEN), text, re.IGNORECASE)
-        hint = f", but {lowercase_mask[0]}: write it in capitals" if lowercase_mask else ""
-        raise InputError(
-            f"text {number}: no {MASK_TOKEN} in {_shorten_text(text)!r}{hint}; "
-            f"put {MASK_TOKEN} where a word is to be predicted"
-        )
+    check_mask(tokenizer, text, ids, number)
     if len(ids) > get_max_text_tokens(bundle):
         raise InputError(
             f"text {number}: {len(ids):,} tokens, but this model takes at most "
-            f"{get_max_text_tokens(bundle):,}: {_shorten_text(text)!r}; shorten it"
+            f"{get_max_text_tokens(bundle):,}: {shorten_text(text)!r}; shorten it"
         )
     sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
     masked_positions = [
@@ -136,8 +130,3 @@ def _fill_sequences(
         # The counts are equal: only these characters are encoded as the mask id.
         masks = zip(starts, range(len(sequence.masked_positions)), strict=True)
         yield [Filling(start, predictions[text_index, index]) for start, index in masks]
-
-
-def _shorten_text(text: str) -> str:
-    """Return the beginning of a text, for an error message."""
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -30,6 +30,10 @@ INVALID_COMMANDS = [
     ("fill nowhere x", "nowhere: no such file or directory"),
     ("fill M x --device gpu", "--device gpu: expected auto"),
     ("fill M x --device cuda:x", "--device cuda:x: expected auto"),
+    ("fill M x", "no [MASK] in 'x'; put [MASK] where a word is to be predicted"),
+    ("predict M x", "this model is not fine-tuned on a task"),
+    ("evaluate M --data T", "this model is not fine-tuned on a task"),
+    ("export M --to tensorflow --out x", "the original BERT does not support activation 'gelu'"),
     ("pair M one", "only one text"),
     ("score M no.txt", "no.txt: cannot be read"),
     ("score M t.csv", "t.csv: a table (CSV), not one text per line"),
@@ -101,7 +105,8 @@ def outcomes(
     corpus.write_text("\n\n".join(f"Line {n} is here.\nSo is {n}." for n in range(60)))
     # Without torch only the existence of the weights is checked, so the file may be empty.
     tokenizer.save(folder / "M", 43)
-    (folder / "M" / "config.json").write_text('{"vocab_size": 131, "hidden_size": 8}')
+    config = {"vocab_size": 181, "hidden_size": 8, "num_attention_heads": 2}
+    (folder / "M" / "config.json").write_text(json.dumps(config))
     (folder / "M" / "model.safetensors").touch()
     commands = [["prepare", "a.txt", "--tokenizer", "tokenizer", "--workers", "1", "--out", "S"]]
     commands += [

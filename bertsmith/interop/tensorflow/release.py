@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bertsmith.bundle.config import read_json
+from bertsmith.bundle.directory import locate_model
+from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.interop.tensorflow.arrays import Array
 from bertsmith.interop.tensorflow.checkpoint_v1 import CheckpointV1
@@ -153,6 +155,12 @@ def read_config(path: Path, *, nsp: bool, positions: str) -> ModelConfig:
         return ModelConfig.parse(values, str(path))
     except SettingsError as error:
         raise ModelError(str(error)) from None
+
+
+def check_original_config(model: Path) -> None:
+    """Raise ModelError if the original BERT cannot represent a model; does not load torch."""
+    _, config, _ = read_metadata(locate_model(model))
+    to_original_config(config)
 
 
 def to_original_config(config: ModelConfig) -> dict[str, Any]:

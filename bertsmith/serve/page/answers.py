@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from bertsmith.serve.page.markup import bars, highlight, notice, percent, section, truncation_note
 from bertsmith.serve.service import Service
-from bertsmith.use.fill import MASK_TOKEN, Filling
+from bertsmith.text.mask import MASK_TOKEN
+from bertsmith.use.fill import Filling
 
 #: Number of predictions shown per mask, and of candidate answers.
 NUM_WORDS, NUM_CANDIDATES = 8, 5
