@@ -4,7 +4,7 @@ The baseline encodes the same sentences on the same cores; they are already spli
 time of ``prepare`` is that of the whole program: it starts, reads the text, splits sentences,
 tokenizes them and writes the store.
 
-    python benchmarks/prepare.py [--text FILE] [--small-only] [--json FILE]
+    python benchmarks/prepare.py --text FILE [--small-only] [--json FILE]
 """
 
 import argparse
@@ -25,7 +25,6 @@ from bertsmith.text.corpus import find_sources, read_documents
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
-DEFAULT_TEXT = Path(__file__).parents[2] / "shared" / "data" / "text" / "en-wiki.jsonl.xz"
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -155,7 +154,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--text", type=Path, default=DEFAULT_TEXT, help="JSON lines, optionally xz-compressed"
+        "--text",
+        type=Path,
+        required=True,
+        help="JSON lines, optionally xz-compressed, such as the output of `bertsmith corpus "
+        "docstrings --out corpus.jsonl`",
     )
     parser.add_argument("--small-only", action="store_true", help="skip ten times the text")
     parser.add_argument("--json", type=Path, help="write the results to this file")
