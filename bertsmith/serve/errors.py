@@ -1,6 +1,7 @@
 """Error responses in the format of OpenAI's API."""
 
 import logging
+import traceback
 from typing import Any, Final
 
 import orjson
@@ -91,5 +92,17 @@ async def _handle_page_exception(request: Request, error: Exception) -> Response
 
 
 async def _handle_unexpected_error(_: Request, error: Exception) -> Response:
-    logging.getLogger("bertsmith.serve").error("an endpoint failed", exc_info=error)
+    log_failure("an endpoint", error)
     return error_response(500, "internal server error; see the server's log")
+
+
+def log_failure(subject: str, error: BaseException) -> None:
+    """Log an exception and its traceback, without its message, which may contain a user's text."""
+    lines = [f"{subject} failed with {type(error).__name__}:"]
+    cause: BaseException | None = error
+    while cause is not None:
+        lines += [line.rstrip() for line in traceback.format_tb(cause.__traceback__)]
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        if cause is not None:
+            lines.append(f"caused by {type(cause).__name__}:")
+    logging.getLogger("bertsmith.serve").error("\n".join(lines))

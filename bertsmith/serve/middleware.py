@@ -59,9 +59,10 @@ class RequestMiddleware:
         """
         self._app, self._settings, self._metrics, self._key = app, settings, metrics, key
         self._handle: App = self._handle_request
+        self._cors: CORSMiddleware | None = None
         if origins:
             # Around rejections too: without CORS headers a browser hides them from the script.
-            self._handle = CORSMiddleware(
+            self._handle = self._cors = CORSMiddleware(
                 self._handle_request, allow_origins=origins, allow_methods=["*"],
                 allow_headers=["*"], expose_headers=[UNKNOWN_SHARE_HEADER],
             )  # fmt: skip
@@ -69,6 +70,13 @@ class RequestMiddleware:
         self._active = {"requests": 0, "pages": 0}
         self._receiver, self._sender = BodyReceiver(settings), Sender(settings)
         self.shutdown_started = asyncio.Event()
+
+    def cors_headers(self, origin: str) -> dict[str, str]:
+        """Return the CORS headers of a response that is sent without this middleware."""
+        if self._cors is None or not self._cors.is_allowed_origin(origin):
+            return {}
+        allowed = "*" if self._cors.allow_all_origins else origin
+        return {"Access-Control-Allow-Origin": allowed, "Vary": "Origin"}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""

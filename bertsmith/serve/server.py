@@ -217,10 +217,19 @@ class _LimitedProtocol(HttpToolsProtocol):
         message = _HEADER_TOO_LARGE.format(self.max_header_bytes) if is_too_large else msg
         response = error_response(status, message)
         phrase = HTTPStatus(status).phrase
+        # Without CORS headers a browser hides the response from the script.
+        cors = [f"{name}: {value}" for name, value in self._cors_headers().items()]
         head = [f"HTTP/1.1 {status} {phrase}", f"content-length: {len(response.body)}",
-                "content-type: application/json", "connection: close", "", ""]  # fmt: skip
+                "content-type: application/json", *cors, "connection: close", "", ""]  # fmt: skip
         self.transport.write("\r\n".join(head).encode() + bytes(response.body))
         self.transport.close()
+
+    def _cors_headers(self) -> dict[str, str]:
+        """Return the CORS headers for the origin, if the header was read up to its Origin field."""
+        origins = [value for name, value in self.headers or () if name == b"origin"]
+        if not origins or not isinstance(self.app, RequestMiddleware):
+            return {}
+        return self.app.cors_headers(origins[-1].decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """Stop the header timer."""

@@ -190,6 +190,30 @@ def test_requests_are_answered_while_a_long_text_is_tokenized(
         thread.join(60)
 
 
+@pytest.mark.parametrize(
+    ("header", "status"), [(b"X-Long: " + b"x" * 300_000, 431), (b"Content-Length: x", 400)]
+)
+def test_responses_of_the_parser_have_cors_headers(
+    models: list[ServedModel], header: bytes, status: int
+) -> None:
+    """Scripts of allowed origins can read 400 and 431."""
+    with run_server(models[:1], origins=["https://a.example"]) as server:
+        for origin, is_allowed in ((b"https://a.example", True), (b"https://b.example", False)):
+            with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(
+                        b"GET /health HTTP/1.1\r\nHost: x\r\nOrigin: " + origin + b"\r\n"
+                    )
+                    connection.sendall(header + b"\r\n\r\n")
+                response = b""
+                with contextlib.suppress(ConnectionError):
+                    while chunk := connection.recv(65536):
+                        response += chunk
+            assert response.startswith(b"HTTP/1.1 %d" % status), response[:100]
+            head = response.partition(b"\r\n\r\n")[0]
+            assert (b"Access-Control-Allow-Origin: " + origin in head) == is_allowed
+
+
 @pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 300_000, b"X: y\r\n" * 50_000])
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_too_large_header_gets_431(server: RunningServer, header: bytes, is_complete: bool) -> None:
@@ -330,3 +354,27 @@ def test_frequent_word_is_rejected_before_vectors_are_computed(
     maps = ModelInspector(service).word(None, "he", ("he " + "then " * 20,) * 9)
     assert len(maps.occurrences) == 9
     service.close()
+
+
+def test_failures_are_logged_without_the_input(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected exception is logged by type and traceback; its message may quote the text."""
+
+    def fail(_: Tokenizer, texts: list[str], *__: Any) -> Any:
+        try:
+            raise KeyError(texts[0])
+        except KeyError as error:
+            message = f"cannot encode {texts[0]}"
+            raise ValueError(message) from error
+
+    for name in ("encode_batch", "encode_batch_with_offsets"):
+        monkeypatch.setattr(Tokenizer, name, fail)
+    with run_server(models[:1]) as server, caplog.at_level("DEBUG"):
+        response = server.post("/embed", {"inputs": "my secret"})
+    assert response.status_code == 500
+    assert "see the server's log" in response.json()["error"]["message"]
+    assert "an endpoint failed with ValueError" in caplog.text
+    assert "caused by KeyError" in caplog.text
+    assert "in fail" in caplog.text
+    assert "my secret" not in caplog.text

@@ -1,8 +1,6 @@
 """Queue of the page's function calls, limited in number, with results that expire."""
 
 import asyncio
-import logging
-import traceback
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +10,7 @@ from typing import Any
 
 from bertsmith.errors import BertsmithError
 from bertsmith.serve.deadline import BusyError
+from bertsmith.serve.errors import log_failure
 from bertsmith.serve.page.library import gr
 
 #: Jobs that run concurrently; the server batches their sequences.
@@ -23,7 +22,6 @@ MAX_RESULTS = 64
 RESULT_SECONDS = 60.0
 #: Proxies close connections that are silent for a minute.
 _HEARTBEAT_SECONDS = 15.0
-_LOG = logging.getLogger("bertsmith.serve")
 
 
 @dataclass(eq=False)
@@ -189,7 +187,5 @@ def _call_safely(call: Callable[[], Any]) -> tuple[Any, str | None]:
     except BertsmithError as error:
         return None, str(error)
     except Exception as error:  # noqa: BLE001 - reported to the visitor
-        # Without the error's message, which may quote the visitor's input.
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        _LOG.error("a page function failed with %s:\n%s", type(error).__name__, frames)
+        log_failure("a page function", error)
         return None, "internal server error; see the server's log"
