@@ -20,12 +20,12 @@ from bertsmith.bundle import (
 from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.model.task_models import TaskModel
 from bertsmith.serve.deadline import NotFiniteError
-from bertsmith.tasks.inputs import ModelInputs
-from bertsmith.tasks.outputs import compute_outputs
+from bertsmith.tasks.inputs import TokenSequence
+from bertsmith.tasks.outputs import compute_batch_outputs
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import AttentionMaps, attention
-from bertsmith.use.masked_lm import MaskedSequence, predict_masked_tokens
+from bertsmith.use.masked_lm import MaskedSequence, predict_masked_batch
 
 #: Task of a fine-tuned model, by the kind of its head.
 _TASK_BY_KIND = {
@@ -109,28 +109,30 @@ def require_finite(
     return compute_finite
 
 
-def run_task_model(model: TaskModel, payloads: list[tuple[Any, Any]]) -> list[Floats]:
-    """Return the outputs of a fine-tuned model for each (sequences, token positions)."""
-    count = len(payloads)
-    token_indices = None if payloads[0][1] is None else [indices for _, indices in payloads]
-    sequences = [sequences for sequences, _ in payloads]
-    return compute_outputs(
-        model, ModelInputs(sequences, [""] * count, [False] * count, token_indices=token_indices)
-    )
+def compute_task_outputs(
+    model: TaskModel, payloads: list[tuple[TokenSequence, list[int] | None]]
+) -> list[Floats]:
+    """Return the outputs of a fine-tuned model for each (sequence, token indices), in one batch.
+
+    The token indices are None for all sequences, or for none of them.
+    """
+    sequences = [sequence for sequence, _ in payloads]
+    token_indices = [indices for _, indices in payloads if indices is not None]
+    return compute_batch_outputs(model, sequences, token_indices or None)
 
 
-def predict_masks(bundle: PretrainedBundle, sequences: list[MaskedSequence]) -> list[Tensor]:
-    """Return log-probabilities for each sequence, float32 [number of masks, V]."""
+def compute_mask_predictions(
+    bundle: PretrainedBundle, sequences: list[MaskedSequence]
+) -> list[Tensor]:
+    """Return log-probabilities of the masks of each sequence, float32 [P, V], in one batch."""
     results = [
         torch.empty(len(sequence.masked_positions), bundle.tokenizer.vocab_size)
         for sequence in sequences
     ]
-    lengths = [len(sequence.ids) for sequence in sequences]
-    for answers in predict_masked_tokens(bundle, lengths, sequences.__getitem__):
-        for (index, mask), log_probabilities in zip(
-            answers.rows, answers.log_probabilities, strict=True
-        ):
-            results[index][mask] = log_probabilities
+    for predictions in predict_masked_batch(bundle, sequences):
+        rows = zip(predictions.rows, predictions.log_probabilities, strict=True)
+        for (sequence_index, mask_index), log_probabilities in rows:
+            results[sequence_index][mask_index] = log_probabilities
     return results
 
 

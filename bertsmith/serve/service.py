@@ -22,9 +22,9 @@ from bertsmith.serve.limits import check_limit, check_surrogates, check_top
 from bertsmith.serve.models import (
     ServedModel,
     compute_attentions,
-    predict_masks,
+    compute_mask_predictions,
+    compute_task_outputs,
     require_finite,
-    run_task_model,
 )
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.tasks.inputs import ModelInputs
@@ -40,7 +40,7 @@ from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence, MaskedTok
 from bertsmith.use.pair import (
     EncodedPair,
     NextSentencePrediction,
-    compute_next_sentence_probabilities,
+    compute_batch_probabilities,
     iter_pair_predictions,
 )
 from bertsmith.use.predict import Prediction, iter_predictions
@@ -150,9 +150,7 @@ class Service:
 
         def compute(bundle: PretrainedBundle, sequences: Sequence[EncodedPair]) -> list[float]:
             units = [(len(ids), (ids, segments)) for ids, segments in sequences]
-            compute_batch = require_finite(
-                model.name, partial(compute_next_sentence_probabilities, bundle)
-            )
+            compute_batch = require_finite(model.name, partial(compute_batch_probabilities, bundle))
             return self.batcher.run((model.name, "pair"), compute_batch, units, deadline)
 
         return list(iter_pair_predictions(model.bundle, pairs, compute))
@@ -353,11 +351,19 @@ class Service:
         deadline = self._deadline_or_default(deadline)
 
         def compute(task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
-            token_indices: Any = inputs.token_indices or itertools.repeat(None)
-            payloads = zip(inputs.sequences, token_indices, strict=False)
-            units = [(inputs.num_tokens(index), payload) for index, payload in enumerate(payloads)]
-            compute_batch = require_finite(model.name, partial(run_task_model, task_model))
-            return self.batcher.run((model.name, "outputs"), compute_batch, units, deadline)
+            units: list[tuple[int, Any]] = []
+            for example, sequences in enumerate(inputs.sequences):
+                token_indices = None
+                if inputs.token_indices is not None:
+                    token_indices = inputs.token_indices[example]
+                units += [(len(sequence[0]), (sequence, token_indices)) for sequence in sequences]
+            compute_batch = require_finite(model.name, partial(compute_task_outputs, task_model))
+            key = (model.name, "outputs")
+            outputs = iter(self.batcher.run(key, compute_batch, units, deadline))
+            return [
+                np.concatenate(list(itertools.islice(outputs, len(sequences))))
+                for sequences in inputs.sequences
+            ]
 
         return compute
 
@@ -370,7 +376,7 @@ class Service:
             sequence_at: Callable[[int], MaskedSequence],
         ) -> Iterator[MaskedPredictions]:
             units = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
-            compute_batch = require_finite(model.name, partial(predict_masks, bundle))
+            compute_batch = require_finite(model.name, partial(compute_mask_predictions, bundle))
             results = self.batcher.run((model.name, "fill"), compute_batch, units, deadline)
             for index, log_probabilities in enumerate(results):
                 rows = [(index, mask) for mask in range(len(log_probabilities))]

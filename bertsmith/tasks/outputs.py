@@ -1,6 +1,6 @@
 """Computing the outputs of a fine-tuned model for many inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -11,7 +11,7 @@ from bertsmith.model.packed import pack_sequences
 from bertsmith.model.task_models import TaskModel
 from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_tokens
 from bertsmith.runtime.thread_pool import map_in_threads
-from bertsmith.tasks.inputs import ModelInputs, to_batch_token_indices
+from bertsmith.tasks.inputs import ModelInputs, TokenSequence, to_batch_token_indices
 
 #: A function like ``compute_outputs``. The server uses one that batches requests of all clients.
 ComputeOutputs = Callable[[TaskModel, ModelInputs], list[NDArray[np.float32]]]
@@ -38,17 +38,14 @@ def compute_outputs(
     ]
     sequence_outputs: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
 
-    @torch.no_grad()
     def compute_batch(batch: list[int]) -> list[NDArray[np.float32]]:
-        packed = pack_sequences([sequences[index][1] for index in batch])
-        token_indices, row_counts = None, [1] * len(batch)
+        token_indices = None
         if inputs.token_indices is not None:
-            batch_indices = [inputs.token_indices[sequences[index][0]] for index in batch]
-            row_counts = list(map(len, batch_indices))
-            token_indices = to_batch_token_indices(packed, batch_indices).to(device)
+            token_indices = [inputs.token_indices[sequences[index][0]] for index in batch]
         with autocast():
-            rows = model(packed.to(device), token_indices).float().cpu().numpy()
-        return np.split(rows, np.cumsum(row_counts)[:-1])
+            return compute_batch_outputs(
+                model, [sequences[index][1] for index in batch], token_indices
+            )
 
     lengths = [len(ids) for _, (ids, _) in sequences]
     batches = batch_by_length(lengths, max_tokens)
@@ -61,3 +58,27 @@ def compute_outputs(
         unit_outputs.append(np.concatenate(sequence_outputs[first:last]))
         first = last
     return unit_outputs
+
+
+@torch.no_grad()
+def compute_batch_outputs(
+    model: TaskModel,
+    sequences: Sequence[TokenSequence],
+    token_indices: Sequence[Sequence[int]] | None = None,
+) -> list[NDArray[np.float32]]:
+    """Return the outputs of each sequence, float32 [m, C], computed as one batch.
+
+    Args:
+        model: A model in eval mode.
+        sequences: Token ids and segment ids of each sequence.
+        token_indices: Tokens of each sequence for which outputs are needed. None if the model
+            selects them.
+    """
+    device = next(model.parameters()).device
+    packed = pack_sequences(sequences)
+    batch_token_indices, row_counts = None, [1] * len(sequences)
+    if token_indices is not None:
+        row_counts = list(map(len, token_indices))
+        batch_token_indices = to_batch_token_indices(packed, token_indices).to(device)
+    rows = model(packed.to(device), batch_token_indices).float().cpu().numpy()
+    return np.split(rows, np.cumsum(row_counts)[:-1])

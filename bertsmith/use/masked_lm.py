@@ -140,18 +140,32 @@ def predict_masked_tokens(
         ModelError: The model has no masked-LM head.
     """
     bundle.require_mlm_head()
-    chunk_size = max(MAX_CHUNK_ELEMENTS // bundle.config.vocab_size, 1)
     for indices in batch_by_length(lengths):
         sequences = [get_sequence(index) for index in indices]
-        rows = [
-            (sequence_index, position_index)
-            for sequence_index, sequence in zip(indices, sequences, strict=True)
-            for position_index in range(len(sequence.masked_positions))
-        ]
-        hidden = _compute_hidden_states(bundle, sequences)
-        for start in range(0, len(rows), chunk_size):
-            chunk = slice(start, start + chunk_size)
-            yield MaskedPredictions(rows[chunk], _compute_log_probabilities(bundle, hidden[chunk]))
+        for predictions in predict_masked_batch(bundle, sequences):
+            rows = [(indices[sequence], position) for sequence, position in predictions.rows]
+            yield MaskedPredictions(rows, predictions.log_probabilities)
+
+
+def predict_masked_batch(
+    bundle: PretrainedBundle, sequences: Sequence[MaskedSequence]
+) -> Iterator[MaskedPredictions]:
+    """Predict the tokens at the masked positions of sequences, computed as one batch.
+
+    Yields:
+        Predictions of at most ``MAX_CHUNK_ELEMENTS`` log-probabilities, in the order of the
+        sequences.
+    """
+    chunk_size = max(MAX_CHUNK_ELEMENTS // bundle.config.vocab_size, 1)
+    rows = [
+        (sequence_index, position_index)
+        for sequence_index, sequence in enumerate(sequences)
+        for position_index in range(len(sequence.masked_positions))
+    ]
+    hidden = _compute_hidden_states(bundle, sequences)
+    for start in range(0, len(rows), chunk_size):
+        chunk = slice(start, start + chunk_size)
+        yield MaskedPredictions(rows[chunk], _compute_log_probabilities(bundle, hidden[chunk]))
 
 
 @torch.inference_mode()

@@ -125,17 +125,19 @@ def compute_next_sentence_probabilities(
     """Return the probability of label 0 ("B follows A") for each sequence, in input order."""
     probabilities = [0.0] * len(sequences)
     for indices in batch_by_length([len(ids) for ids, _ in sequences]):
-        batch = _compute_batch_probabilities(
-            bundle, [sequences[index] for index in indices]
-        ).tolist()
-        for index, probability in zip(indices, batch, strict=True):
+        batch = [sequences[index] for index in indices]
+        batch_probabilities = compute_batch_probabilities(bundle, batch)
+        for index, probability in zip(indices, batch_probabilities, strict=True):
             probabilities[index] = probability
     return probabilities
 
 
 @torch.inference_mode()
-def _compute_batch_probabilities(bundle: PretrainedBundle, sequences: list[EncodedPair]) -> Tensor:
-    """Return the probability of label 0 for each sequence, float32 [B]."""
+def compute_batch_probabilities(
+    bundle: PretrainedBundle, sequences: Sequence[EncodedPair]
+) -> list[float]:
+    """Return the probability of label 0 for each sequence, computed as one batch."""
     batch = pack_on_device(bundle, sequences)
-    logits = bundle.model.compute_nsp_logits(bundle.model.bert(batch), batch)
-    return logits.float().softmax(-1)[:, 0]
+    logits: Tensor = bundle.model.compute_nsp_logits(bundle.model.bert(batch), batch)
+    probabilities: list[float] = logits.float().softmax(-1)[:, 0].tolist()
+    return probabilities

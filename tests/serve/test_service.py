@@ -1,11 +1,14 @@
 """The service computes each batch of the batcher as one batch of the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bertsmith.model.bert import BertModel
+from bertsmith.model.packed import PackedBatch
+from bertsmith.runtime import inference_batches
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
@@ -41,3 +44,42 @@ def test_embeddings_are_computed_in_the_batches_of_the_batcher(
     assert sum(map(len, batch_lengths)) == len(texts)
     assert max(len(lengths) * max(lengths) for lengths in batch_lengths) <= 64
     assert len(batch_lengths) < len(texts)
+
+
+@pytest.mark.parametrize(
+    ("model_name", "predict"),
+    [
+        ("plain", lambda service: service.fill(None, ["a [MASK]", "[MASK] the [MASK] smith"], 3)),
+        ("plain", lambda service: service.pair(None, list(zip(SENTENCES, SENTENCES, strict=True)))),
+        ("mood", lambda service: service.classify(None, SENTENCES)),
+        ("names", lambda service: service.tag(None, SENTENCES)),
+        ("answers", lambda service: service.answer(None, [("who?", " ".join(SENTENCES))])),
+        ("endings", lambda service: service.choose(None, [("a", SENTENCES), ("b", SENTENCES[:2])])),
+    ],
+)
+def test_each_batch_is_one_forward_pass(
+    models: list[ServedModel],
+    monkeypatch: pytest.MonkeyPatch,
+    model_name: str,
+    predict: Callable[[Service], Any],
+) -> None:
+    """The model computes a batch of the batcher at once and does not group its sequences again."""
+    batch_sizes: list[int] = []
+    forward_sizes: list[int] = []
+    forward = BertModel.iter_hidden_states
+
+    def counting_forward(self: BertModel, batch: PackedBatch, *args: Any, **kwargs: Any) -> Any:
+        forward_sizes.append(len(batch.cu_seqlens) - 1)
+        return forward(self, batch, *args, **kwargs)
+
+    monkeypatch.setattr(BertModel, "iter_hidden_states", counting_forward)
+    # ``batch_by_length`` of the Python API would now yield single sequences.
+    monkeypatch.setattr(inference_batches, "max_batch_size", lambda *_: 1)
+    served = [model for model in models if model.name == model_name]
+    service = Service(served, on_batch=lambda num_sequences, *_: batch_sizes.append(num_sequences))
+    try:
+        predict(service)
+    finally:
+        service.close()
+    assert forward_sizes == batch_sizes
+    assert max(batch_sizes) > 1
