@@ -127,10 +127,10 @@ def pretrain(
 
 def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
     """Print the validation metrics, and warn if many validation tokens are [UNK]."""
-    from bertsmith.text.unknown import unknown_warning
+    from bertsmith.text.unknown import format_unknown_warning
 
     unknown_share = heldout.get("unknown_share")
-    warning = unknown_warning(unknown_share or 0.0, "the held-out tokens")
+    warning = format_unknown_warning(unknown_share or 0.0, "the held-out tokens")
     if warning is not None:
         log(f"{warning}; the metrics exclude [UNK]")
     if as_json:

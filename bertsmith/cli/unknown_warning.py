@@ -30,7 +30,7 @@ class UnknownWarning:
 
     def warn(self) -> None:
         """Print the warning if it is due and has not been printed."""
-        warning = None if self._has_warned else self.counts.warning()
+        warning = None if self._has_warned else self.counts.format_warning()
         if warning is not None:
             self._has_warned = True
             log(warning)

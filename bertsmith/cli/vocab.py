@@ -155,7 +155,11 @@ def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, corpus: 
     vocab_size = learned.tokenizer.vocab_size
     if vocab_size < size:
         log(f"note: the text is too short for {size:,} entries; the vocabulary has {vocab_size:,}")
-    log("on held-out text:" if learned.held_out else "on the training text (too few documents):")
+    log(
+        "on held-out text:"
+        if learned.has_held_out_sample
+        else "on the training text (too few documents):"
+    )
     for line in learned.quality.lines():
         log(f"  {line}")
     log(f"wrote {out} ({vocab_size:,} entries)")

@@ -45,7 +45,7 @@ def random_bits(states: UInt64Array, index: int | UInt64Array) -> UInt64Array:
     return mix(states + (index + np.uint64(1)) * np.uint64(INCREMENT))
 
 
-def bernoulli(bits: UInt64Array, probability: float) -> BoolArray:
+def draw_bernoulli(bits: UInt64Array, probability: float) -> BoolArray:
     """Turn random bits, uint64 [n], into booleans [n] that are True with ``probability``.
 
     The probability is rounded to a multiple of 2**-53.
@@ -54,7 +54,7 @@ def bernoulli(bits: UInt64Array, probability: float) -> BoolArray:
     return (bits >> np.uint64(11)) < np.uint64(threshold)
 
 
-def uniform_integers(bits: UInt64Array, limits: IntArray) -> IntArray:
+def draw_uniform_integers(bits: UInt64Array, limits: IntArray) -> IntArray:
     """Turn random bits, uint64 [n], into integers int64 [n], uniform in [0, limits[i]).
 
     The relative error of a probability is at most limits[i] / 2**32.
@@ -62,7 +62,7 @@ def uniform_integers(bits: UInt64Array, limits: IntArray) -> IntArray:
     return (((bits >> _32) * limits.astype(np.uint64)) >> _32).astype(np.int64)
 
 
-def fair_binomial(states: UInt64Array, first_index: int, counts: IntArray) -> IntArray:
+def draw_fair_binomial(states: UInt64Array, first_index: int, counts: IntArray) -> IntArray:
     """Return the number of heads, int64 [n], in ``counts`` [n] fair coin flips for each state.
 
     The flips are the bits, lowest first, of the random values with index ``first_index``,

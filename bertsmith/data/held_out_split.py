@@ -50,12 +50,12 @@ class SplitAssignment(NamedTuple):
     """The split of each sentence, and the documents that result in both splits.
 
     Attributes:
-        held_out: Whether each sentence is held out, bool [sentences].
+        is_held_out: Whether each sentence is held out, bool [sentences].
         train_document_sizes: Sentences in each training document, int64, in order.
         held_out_document_sizes: Sentences in each held-out document, int64, in order.
     """
 
-    held_out: BoolArray
+    is_held_out: BoolArray
     train_document_sizes: IntArray
     held_out_document_sizes: IntArray
 
@@ -96,46 +96,46 @@ class HeldOutRule:
     merge_training_parts: bool = True
 
     @classmethod
-    def none(cls) -> "HeldOutRule":
+    def hold_nothing_out(cls) -> "HeldOutRule":
         """Return the rule that holds nothing out."""
         hashes = np.zeros(0, np.uint64)
         return cls(0, hashes, np.zeros(0, np.int64), hashes)
 
     def assign(self, documents: DocumentSizes) -> SplitAssignment:
         """Assign each sentence to a split. Every held-out part becomes a document."""
-        parts = self._cut(documents)
-        held_out = self._is_held_out(parts.hashes)
-        starts = self._starts_training_document(parts, held_out)
+        parts = self._cut_documents(documents)
+        is_held_out = self._is_held_out(parts.hashes)
+        starts = self._starts_training_document(parts, is_held_out)
         train_sizes = np.bincount(
-            np.cumsum(starts[~held_out]) - 1,
-            parts.num_sentences[~held_out],
+            np.cumsum(starts[~is_held_out]) - 1,
+            parts.num_sentences[~is_held_out],
             minlength=int(starts.sum()),
         )
         return SplitAssignment(
-            held_out=np.repeat(held_out, parts.num_sentences),
+            is_held_out=np.repeat(is_held_out, parts.num_sentences),
             train_document_sizes=train_sizes.astype(np.int64),
-            held_out_document_sizes=parts.num_sentences[held_out],
+            held_out_document_sizes=parts.num_sentences[is_held_out],
         )
 
     def count_cut_documents(self, documents: DocumentSizes) -> int:
         """Count the documents that are cut into two parts or more."""
-        is_first = self._cut(documents).is_first
+        is_first = self._cut_documents(documents).is_first
         return int((is_first[:-1] & ~is_first[1:]).sum())
 
-    def _num_parts(self, hashes: UInt64Array) -> IntArray:
+    def _count_parts(self, hashes: UInt64Array) -> IntArray:
         """Return the number of parts of each document [n], at least 1."""
         if not len(self.cut_hashes):
             return np.ones(len(hashes), np.int64)
         index = np.searchsorted(self.cut_hashes, hashes).clip(max=len(self.cut_hashes) - 1)
         return np.where(self.cut_hashes[index] == hashes, self.cut_counts[index], 1)
 
-    def _cut(self, documents: DocumentSizes) -> _Parts:
+    def _cut_documents(self, documents: DocumentSizes) -> _Parts:
         """Cut documents into parts of nearly equal numbers of tokens, between sentences."""
         document_numbers = np.repeat(np.arange(len(documents.hashes)), documents.document_sizes)
         token_ends = np.cumsum(documents.sentence_sizes)
         document_ends = np.append(0, token_ends)[np.cumsum(documents.document_sizes)]
         document_tokens = np.diff(document_ends, prepend=0)
-        num_parts = self._num_parts(documents.hashes)
+        num_parts = self._count_parts(documents.hashes)
         # A sentence belongs to the part that contains its midpoint, doubled here to be an integer.
         document_starts = (document_ends - document_tokens)[document_numbers]
         doubled_midpoint = 2 * (token_ends - document_starts)
@@ -162,12 +162,12 @@ class HeldOutRule:
         is_below_limit = hashes < np.uint64(self.hash_limit)
         return is_below_limit & ~np.isin(hashes, self.excluded_hashes)
 
-    def _starts_training_document(self, parts: _Parts, held_out: BoolArray) -> BoolArray:
+    def _starts_training_document(self, parts: _Parts, is_held_out: BoolArray) -> BoolArray:
         """Return which parts are the first of a training document."""
         if not self.merge_training_parts:
-            return ~held_out
+            return ~is_held_out
         # Text before and after a held-out part is not contiguous, so it is not one document.
-        return ~held_out & (parts.is_first | _follows_held_out(held_out))
+        return ~is_held_out & (parts.is_first | _follows_held_out(is_held_out))
 
 
 def choose_held_out(
@@ -187,9 +187,9 @@ def choose_held_out(
         share: Share of all tokens to hold out; None for 1 %, but at least 131,072 tokens unless
             that is more than 5 %.
     """
-    hashes, tokens = _total_tokens(iterate_sizes())
+    hashes, tokens = _count_tokens(iterate_sizes())
     if share == 0.0 or not len(hashes):
-        return HeldOutRule.none()
+        return HeldOutRule.hold_nothing_out()
     total = int(tokens.sum())
     requested = share * total if share is not None else _default_request(total)
     part_tokens = _choose_part_tokens(requested, total)
@@ -201,7 +201,7 @@ def choose_held_out(
     if is_cut.any():
         for documents in iterate_sizes():
             cut_documents = _select_documents(documents, cut_rule.cut_hashes)
-            parts = cut_rule._cut(cut_documents)  # noqa: SLF001 - same module
+            parts = cut_rule._cut_documents(cut_documents)  # noqa: SLF001 - same module
             part_hashes.append(parts.hashes)
             part_sizes.append(parts.num_tokens)
             is_first.append(parts.is_first)
@@ -214,16 +214,16 @@ def choose_held_out(
     count = _find_nearest_count(np.cumsum(sums[is_eligible]), requested)
     count = min(max(count, _MIN_PARTS), len(unique_hashes) - _MIN_PARTS)
     if count < _MIN_PARTS or count > len(candidates):
-        return HeldOutRule.none()
+        return HeldOutRule.hold_nothing_out()
     hash_limit = int(candidates[count]) if count < len(candidates) else _MAX_HASH
     rule = replace(cut_rule, hash_limit=hash_limit, excluded_hashes=unique_hashes[~is_eligible])
-    held_out = rule._is_held_out(all_hashes)  # noqa: SLF001 - same module
-    starts = ~held_out & (np.concatenate(is_first) | _follows_held_out(held_out))
+    is_held_out = rule._is_held_out(all_hashes)  # noqa: SLF001 - same module
+    starts = ~is_held_out & (np.concatenate(is_first) | _follows_held_out(is_held_out))
     num_documents = int(starts.sum())
     return replace(rule, merge_training_parts=num_documents >= _MIN_PARTS)
 
 
-def _total_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
+def _count_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
     """Return the hashes and the numbers of tokens of all documents, each [documents]."""
     hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for sizes in groups:
@@ -267,7 +267,7 @@ def _choose_cuts(
     # A document cannot have more parts than tokens.
     num_parts = np.minimum(num_parts.astype(np.int64), tokens[first])
     return replace(
-        HeldOutRule.none(),
+        HeldOutRule.hold_nothing_out(),
         cut_hashes=unique_hashes[num_parts > 1],
         cut_counts=num_parts[num_parts > 1],
     )
@@ -303,8 +303,8 @@ def _find_nearest_count(cumulative: IntArray, requested: float) -> int:
     return count + int(cumulative[count] - requested <= requested - previous)
 
 
-def _follows_held_out(held_out: BoolArray) -> BoolArray:
+def _follows_held_out(is_held_out: BoolArray) -> BoolArray:
     """Return which parts come right after a held-out part."""
-    result = np.zeros_like(held_out)
-    result[1:] = held_out[:-1]
+    result = np.zeros_like(is_held_out)
+    result[1:] = is_held_out[:-1]
     return result

@@ -12,9 +12,9 @@ import numpy as np
 from bertsmith.data.counter_rng import (
     BoolArray,
     IntArray,
-    bernoulli,
+    draw_bernoulli,
+    draw_uniform_integers,
     random_bits,
-    uniform_integers,
 )
 from bertsmith.data.packing import CuSeqlens, concat_ranges
 from bertsmith.data.settings import DataSettings
@@ -165,7 +165,7 @@ def _find_units(
     return _Units(first, size, sequence[first], np.searchsorted(first, cu_seqlens))
 
 
-def _key_bits(cu_seqlens: CuSeqlens) -> tuple[np.uint64, np.uint64]:
+def _count_key_bits(cu_seqlens: CuSeqlens) -> tuple[np.uint64, np.uint64]:
     """Return how many bits of a 64-bit sort key hold the position, and how many are random."""
     position_bits = int(np.diff(cu_seqlens).max(initial=1)).bit_length()
     sequence_bits = len(cu_seqlens).bit_length()
@@ -182,7 +182,7 @@ def _shuffle_units(
         and its position in the sequence. Units that must not be masked are last in their
         sequence.
     """
-    position_bits, num_random_bits = _key_bits(cu_seqlens)
+    position_bits, num_random_bits = _count_key_bits(cu_seqlens)
     position = (units.first - cu_seqlens[units.sequence]).astype(np.uint64)
     index = position * np.uint64(3) + np.uint64(_FIRST_RNG_INDEX + _RNG_ORDER)
     # The highest of the random bits is 1 for units that must not be masked, else 0.
@@ -197,7 +197,7 @@ def _shuffle_units(
 
 def _unpack_keys(keys: UInt64Array, cu_seqlens: CuSeqlens) -> tuple[IntArray, IntArray]:
     """Return the sequence and the position in it that each sort key holds, int64."""
-    position_bits, num_random_bits = _key_bits(cu_seqlens)
+    position_bits, num_random_bits = _count_key_bits(cu_seqlens)
     position = keys & ((np.uint64(1) << position_bits) - np.uint64(1))
     return (keys >> (position_bits + num_random_bits)).astype(np.int64), position.astype(np.int64)
 
@@ -242,12 +242,12 @@ def _replace_tokens(
     index = (masked_positions - cu_seqlens[sequence]).astype(np.uint64) * np.uint64(3)
     states = states[sequence]
     bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_REPLACEMENT))
-    is_mask_token = bernoulli(bits, settings.mask_replace_prob)
-    is_replaced = bernoulli(bits, settings.mask_replace_prob + settings.random_replace_prob)
+    is_mask_token = draw_bernoulli(bits, settings.mask_replace_prob)
+    is_replaced = draw_bernoulli(bits, settings.mask_replace_prob + settings.random_replace_prob)
     ordinary_ids = np.flatnonzero(~vocabulary.is_special)
     limits = np.full(len(masked_positions), len(ordinary_ids))
     token_bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_RANDOM_TOKEN))
-    random_ids = ordinary_ids[uniform_integers(token_bits, limits)]
+    random_ids = ordinary_ids[draw_uniform_integers(token_bits, limits)]
     labels = ids[masked_positions]
     masked_ids = ids.copy()
     masked_ids[masked_positions] = np.where(

@@ -19,12 +19,12 @@ import numpy as np
 
 from bertsmith.data.counter_rng import (
     IntArray,
-    bernoulli,
     derive_key,
-    fair_binomial,
+    draw_bernoulli,
+    draw_fair_binomial,
+    draw_uniform_integers,
     init_states,
     random_bits,
-    uniform_integers,
 )
 from bertsmith.data.packing import concat_ranges
 from bertsmith.data.settings import DataSettings
@@ -149,9 +149,11 @@ class PairSampler:
             # An example has at most max_tokens tokens, and a sentence has at least one.
             reach = min(last + self._max_tokens, num_sentences)
             sentences = np.arange(first, last)
-            document_ends = self._document_ends(first, last)
-            candidates = self._gather(sentences, document_ends, offsets[first : reach + 1], first)
-            starts, num_consumed = _follow_chain(self._consumed(sentences, candidates))
+            document_ends = self._find_document_ends(first, last)
+            candidates = self._gather_sentences(
+                sentences, document_ends, offsets[first : reach + 1], first
+            )
+            starts, num_consumed = _follow_chain(self._count_consumed(sentences, candidates))
             run_starts.append(first + starts[-count % run_length :: run_length])
             count += len(starts)
             first += num_consumed
@@ -167,8 +169,10 @@ class PairSampler:
         document_offsets = self._split.document_offsets
         documents = np.searchsorted(document_offsets, sentences, "right") - 1
         document_ends = document_offsets[documents + 1]
-        candidates = self._gather(sentences, document_ends, self._split.sentence_offsets, 0)
-        starts, _ = _follow_chain(self._consumed(sentences, candidates))
+        candidates = self._gather_sentences(
+            sentences, document_ends, self._split.sentence_offsets, 0
+        )
+        starts, _ = _follow_chain(self._count_consumed(sentences, candidates))
         return self._build_pairs(sentences[starts], documents[starts], candidates.take(starts))
 
     def _check_documents(self) -> None:
@@ -186,7 +190,7 @@ class PairSampler:
                 "next-sentence prediction off with data.nsp = false"
             )
 
-    def _document_ends(self, first: int, last: int) -> IntArray:
+    def _find_document_ends(self, first: int, last: int) -> IntArray:
         """Return the end of the document of each sentence in [first, last), int64."""
         documents = self._split.document_offsets
         low = int(np.searchsorted(documents, first, "right")) - 1
@@ -194,7 +198,7 @@ class PairSampler:
         offsets = documents[low : high + 1]
         return np.repeat(offsets[1:], np.diff(offsets.clip(first, last)).astype(np.int64))
 
-    def _gather(
+    def _gather_sentences(
         self, sentences: IntArray, document_ends: IntArray, offsets: IntArray, base: int
     ) -> _Candidates:
         """Gather sentences up to the target length, starting at each of ``sentences`` [n].
@@ -207,20 +211,20 @@ class PairSampler:
         """
         states = init_states(self._key, sentences)
         max_tokens = np.full(len(sentences), self._max_tokens)
-        is_short = bernoulli(random_bits(states, RNG_SHORT), self._short_seq_prob)
-        short_target = 2 + uniform_integers(random_bits(states, RNG_TARGET), max_tokens - 1)
+        is_short = draw_bernoulli(random_bits(states, RNG_SHORT), self._short_seq_prob)
+        short_target = 2 + draw_uniform_integers(random_bits(states, RNG_TARGET), max_tokens - 1)
         target = np.where(is_short, short_target, max_tokens)
         target_end = np.searchsorted(offsets, offsets[sentences - base] + target) + base
         end = np.minimum(target_end, document_ends)
         count = end - sentences
         if not self._nsp:
             return _Candidates(states, target, end, end, np.zeros(len(sentences), np.int64))
-        a_end = sentences + 1 + uniform_integers(random_bits(states, RNG_A_END), count - 1)
-        is_random = (count == 1) | bernoulli(random_bits(states, RNG_IS_RANDOM), 0.5)
+        a_end = sentences + 1 + draw_uniform_integers(random_bits(states, RNG_A_END), count - 1)
+        is_random = (count == 1) | draw_bernoulli(random_bits(states, RNG_IS_RANDOM), 0.5)
         return _Candidates(states, target, end, a_end, is_random.astype(np.int64))
 
     @staticmethod
-    def _consumed(sentences: IntArray, candidates: _Candidates) -> IntArray:
+    def _count_consumed(sentences: IntArray, candidates: _Candidates) -> IntArray:
         """Return how many sentences each example consumes, int64 [n], at least 1."""
         return np.where(candidates.is_random == 1, candidates.a_end, candidates.end) - sentences
 
@@ -242,9 +246,9 @@ class PairSampler:
         a_excess, b_excess = _truncate(a_size, b_size, self._max_tokens)
         states = candidates.rng_states
         return SentencePairs(
-            a_first=a_first + fair_binomial(states, RNG_TRUNCATE_A, a_excess),
+            a_first=a_first + draw_fair_binomial(states, RNG_TRUNCATE_A, a_excess),
             a_size=a_size - a_excess,
-            b_first=b_first + fair_binomial(states, RNG_TRUNCATE_B, b_excess),
+            b_first=b_first + draw_fair_binomial(states, RNG_TRUNCATE_B, b_excess),
             b_size=b_size - b_excess,
             nsp_labels=candidates.is_random,
             rng_states=states,
@@ -260,10 +264,10 @@ class PairSampler:
         """
         document_offsets, offsets = self._split.document_offsets, self._split.sentence_offsets
         num_others = np.full(len(states), len(document_offsets) - 2)
-        other = uniform_integers(random_bits(states, RNG_DOCUMENT), num_others)
+        other = draw_uniform_integers(random_bits(states, RNG_DOCUMENT), num_others)
         other += other >= documents
         document_sizes = document_offsets[other + 1] - document_offsets[other]
-        sentence = uniform_integers(random_bits(states, RNG_SENTENCE), document_sizes)
+        sentence = draw_uniform_integers(random_bits(states, RNG_SENTENCE), document_sizes)
         first = document_offsets[other] + sentence
         last = np.searchsorted(offsets, offsets[first] + target)
         last = np.clip(last, first + 1, document_offsets[other + 1])

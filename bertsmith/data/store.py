@@ -329,9 +329,9 @@ class Store:
     def _check_id_range(self, path: Path, ids: NDArray[Any]) -> None:
         """Raise StoreError if an id is not in the vocabulary."""
         step = _CHUNK_BYTES // ids.itemsize
-        largest = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
-        if largest >= self.manifest.vocab_size:
-            problem = describe_out_of_vocabulary(largest, self.manifest.vocab_size)
+        max_id = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
+        if max_id >= self.manifest.vocab_size:
+            problem = describe_out_of_vocabulary(max_id, self.manifest.vocab_size)
             raise damaged_file_error(path, problem)
 
     def _verify_checksum(self, path: Path, progress: Progress) -> None:
@@ -359,9 +359,9 @@ def damaged_file_error(name: Path | str, problem: str) -> StoreError:
     return StoreError(f"{name}: the file is damaged: {problem}; {_REBUILD_ADVICE}")
 
 
-def describe_out_of_vocabulary(largest: int, vocab_size: int) -> str:
+def describe_out_of_vocabulary(max_id: int, vocab_size: int) -> str:
     """Return the problem of an id outside the vocabulary, for ``damaged_file_error``."""
-    return f"it holds the token id {largest:,}, but the vocabulary has {vocab_size:,} words"
+    return f"it holds the token id {max_id:,}, but the vocabulary has {vocab_size:,} words"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -386,7 +386,7 @@ def format_unknown_shares(counts: Mapping[SplitName, TokenCounts | None]) -> lis
         for title, split_counts in by_title.items()
     )
     highest = max(by_title, key=lambda title: by_title[title].unknown_share)
-    warning = by_title[highest].warning(f"the {highest} tokens")
+    warning = by_title[highest].format_warning(f"the {highest} tokens")
     return [f"[UNK]: {shares}", *([warning] if warning else [])]
 
 

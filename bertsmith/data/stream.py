@@ -69,7 +69,7 @@ class ExampleStream:
         self.vocabulary = vocabulary
         self._settings = settings
         self._sampler = PairSampler(split, settings, length, seed, epoch)
-        run_starts, self._count = self._sampler.find_run_starts(RUN_LENGTH)
+        run_starts, self._num_examples = self._sampler.find_run_starts(RUN_LENGTH)
         self._run_offsets = np.append(run_starts, split.counts.sentences)
         # The last run may be shorter. It stays last, so that all others start at multiples of
         # RUN_LENGTH.
@@ -83,7 +83,7 @@ class ExampleStream:
 
     def __len__(self) -> int:
         """Return the exact number of examples in this epoch."""
-        return self._count
+        return self._num_examples
 
     @property
     def is_masked_lm(self) -> bool:
@@ -98,17 +98,17 @@ class ExampleStream:
             StoreError: The split holds an id outside the vocabulary.
         """
         last = first + count
-        if count < 1 or not 0 <= first < last <= self._count:
-            raise IndexError(f"examples {first} to {last} of an epoch of {self._count}")
+        if count < 1 or not 0 <= first < last <= self._num_examples:
+            raise IndexError(f"examples {first} to {last} of an epoch of {self._num_examples}")
         block_size = self._runs_per_block * RUN_LENGTH
         parts = []
         for number in range(first // block_size, (last - 1) // block_size + 1):
             block_start = number * block_size
             low, high = max(first - block_start, 0), min(last - block_start, block_size)
-            parts.append(self._block(number).slice(low, high))
+            parts.append(self._get_block(number).slice(low, high))
         return concat_batches(parts)
 
-    def _block(self, number: int) -> ExampleBatch:
+    def _get_block(self, number: int) -> ExampleBatch:
         if number in self._blocks:
             self._blocks.move_to_end(number)
             return self._blocks[number]
@@ -128,8 +128,8 @@ class ExampleStream:
         ids, segments, positions, cu_seqlens = pack_pairs(
             self._split, pairs, self.vocabulary, nsp=self._settings.nsp
         )
-        if (largest := int(ids.max())) >= self.vocabulary.vocab_size:
-            problem = describe_out_of_vocabulary(largest, self.vocabulary.vocab_size)
+        if (max_id := int(ids.max())) >= self.vocabulary.vocab_size:
+            problem = describe_out_of_vocabulary(max_id, self.vocabulary.vocab_size)
             raise damaged_file_error(self._split.name, problem)
         if self.is_masked_lm:
             ids, masked_positions, labels = mask_tokens(
@@ -210,7 +210,7 @@ class EndlessStream:
         parts = []
         while count > 0:
             epoch, index = self.locate(first)
-            stream = self._stream(epoch)
+            stream = self._get_stream(epoch)
             size = min(count, len(stream) - index)
             parts.append(stream.batch(index, size))
             first, count = first + size, count - size
@@ -220,17 +220,17 @@ class EndlessStream:
         """Return the epoch of an example of the endless sequence, and its index in that epoch."""
         while self._epoch_starts[-1] <= index:
             epoch = self._first_epoch + len(self._epoch_starts) - 1
-            self._epoch_starts.append(self._epoch_starts[-1] + len(self._stream(epoch)))
+            self._epoch_starts.append(self._epoch_starts[-1] + len(self._get_stream(epoch)))
         number = int(np.searchsorted(self._epoch_starts, index, "right")) - 1
         return self._first_epoch + number, index - self._epoch_starts[number]
 
-    def epoch_start(self, epoch: int) -> int:
+    def find_epoch_start(self, epoch: int) -> int:
         """Return the index in the endless sequence of an epoch's first example."""
         while len(self._epoch_starts) <= epoch - self._first_epoch:
             self.locate(self._epoch_starts[-1])
         return self._epoch_starts[epoch - self._first_epoch]
 
-    def _stream(self, epoch: int) -> ExampleStream:
+    def _get_stream(self, epoch: int) -> ExampleStream:
         if epoch not in self._streams:
             self._streams[epoch] = self._make_stream(epoch)
             while len(self._streams) > _CACHE_SIZE:

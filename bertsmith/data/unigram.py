@@ -9,7 +9,7 @@ from bertsmith.data.store import Split, damaged_file_error, describe_out_of_voca
 _CHUNK_IDS = 1 << 22
 
 
-def unigram_entropy(counts: IntArray) -> float:
+def compute_unigram_entropy(counts: IntArray) -> float:
     """Return the entropy, in nats, of the token distribution with these counts, int64 [V]."""
     positive = counts[counts > 0].astype(np.float64)
     if not len(positive):

@@ -22,7 +22,7 @@ MAX_CACHED_WORDS = 1 << 18
 #: Sentences tokenized at a time, few enough that their words stay in the processor's cache.
 _CHUNK_SENTENCES = 2048
 #: Common punctuation, surrounded by spaces first so that "end." is cached as "end" and ".". The
-#: ids do not change, since the tokenizer always splits there. "[" is required by ``_learn_words``.
+#: ids do not change, since the tokenizer always splits there. ``_tokenize_new_words`` needs "[".
 _PUNCTUATION = ",.()['\"-"
 
 
@@ -81,7 +81,7 @@ class CachedTokenizer:
             np.int64,
             int(num_words.sum()),
         )
-        self._learn_words()
+        self._tokenize_new_words()
         sizes = self._sizes[numbers]
         ids = self._ids[concat_ranges(self._starts[numbers], sizes)]
         sentence_ends = np.append(0, np.cumsum(sizes))[np.cumsum(num_words)]
@@ -99,7 +99,7 @@ class CachedTokenizer:
             text = text.lower()
         return text.split("\n")
 
-    def _learn_words(self) -> None:
+    def _tokenize_new_words(self) -> None:
         """Tokenize the words that are numbered but not yet in the cache."""
         num_known = len(self._sizes)
         num_new = len(self._word_numbers) - num_known

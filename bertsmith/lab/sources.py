@@ -10,7 +10,7 @@ from bertsmith.errors import TaskError
 from bertsmith.files import write_atomic
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
-from bertsmith.text.sources import find_sources, kind_from_name
+from bertsmith.text.sources import detect_kind_from_name, find_sources
 
 #: Possible subfolders of the tasks folder for each task, in order of preference.
 _TASK_FOLDERS: dict[str, tuple[str, ...]] = {
@@ -73,7 +73,7 @@ class Sources:
         files = [Path(source.name) for source in find_sources([str(path)])]
         if len(files) > 1:
             return {f"text {file.relative_to(path)}": file for file in files}
-        file_format = kind_from_name(files[0])
+        file_format = detect_kind_from_name(files[0])
         return {"text" if file_format == "jsonl" else f"text, {file_format}": files[0]}
 
     def check_paths(self, languages: Sequence[str], *output_dirs: Path) -> None:
@@ -158,7 +158,7 @@ def estimate_characters(file: Path) -> int:
 
 def is_compressed(file: Path) -> bool:
     """Return whether a file is compressed, which includes Parquet files."""
-    return kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
+    return detect_kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
 
 
 def _reads_folder(path: Path, folder: Path) -> bool:

@@ -25,7 +25,7 @@ def has_surrogates(text: str) -> bool:
     return False
 
 
-def _in_long_runs(flags: NDArray[np.bool_], max_length: int) -> NDArray[np.bool_]:
+def _find_long_runs(flags: NDArray[np.bool_], max_length: int) -> NDArray[np.bool_]:
     """Return which elements [n] are in a run of more than ``max_length`` true elements."""
     bounds = np.concatenate([[-1], np.flatnonzero(~flags), [len(flags)]])
     is_long = np.diff(bounds) - 1 > max_length
@@ -78,27 +78,27 @@ class CharacterCounts:
         self._normalize = normalize
         self._max_word_length = max_word_length
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-        self._kinds: NDArray[np.uint8] = np.zeros(_NUM_CODE_POINTS, dtype=np.uint8)
+        self._classes: NDArray[np.uint8] = np.zeros(_NUM_CODE_POINTS, dtype=np.uint8)
         # [2, code points]: how often a character starts a word, and how often it continues one.
         self._counts: NDArray[np.int64] = np.zeros((2, _NUM_CODE_POINTS), dtype=np.int64)
 
     def add(self, text: str) -> None:
         """Count the characters of ``text``; fastest with some hundred thousand at a time."""
         points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
-        kinds = self._kinds[points]
-        unseen = np.unique(points[kinds == _UNSEEN])
+        classes = self._classes[points]
+        unseen = np.unique(points[classes == _UNSEEN])
         for point in unseen:
-            self._kinds[point] = self._classify(chr(point))
+            self._classes[point] = self._classify(chr(point))
         if unseen.size:
-            kinds = self._kinds[points]
+            classes = self._classes[points]
         # A removed character does not separate words.
-        remains = kinds != _REMOVED
-        points, kinds = points[remains], kinds[remains]
-        is_letter = kinds == _LETTER
-        is_letter &= ~_in_long_runs(is_letter, self._max_word_length)
+        is_retained = classes != _REMOVED
+        points, classes = points[is_retained], classes[is_retained]
+        is_letter = classes == _LETTER
+        is_letter &= ~_find_long_runs(is_letter, self._max_word_length)
         continues = np.zeros_like(is_letter)
         continues[1:] = is_letter[1:] & is_letter[:-1]
-        starts = (is_letter & ~continues) | (kinds == _SINGLE)
+        starts = (is_letter & ~continues) | (classes == _SINGLE)
         for row, is_counted in enumerate((starts, continues)):
             counts = np.bincount(points[is_counted])
             self._counts[row, : len(counts)] += counts
@@ -118,7 +118,7 @@ class CharacterCounts:
             max_pieces: Maximum number of vocabulary entries for characters outside ``required``.
             required: Characters to include in any case.
         """
-        totals, counted_continuations = self._normalized_counts()
+        totals, counted_continuations = self._normalize_counts()
         order = sorted(totals, key=lambda character: (-totals[character], character))
         num_needed = coverage * sum(totals.values())
         characters, continuations = set(required.characters), set(required.continuations)
@@ -141,23 +141,23 @@ class CharacterCounts:
         """
         characters = set(alphabet.characters)
         is_outside = np.zeros(_NUM_CODE_POINTS, dtype=bool)
-        for point in np.flatnonzero((self._kinds == _LETTER) & (self._counts.sum(axis=0) > 0)):
+        for point in np.flatnonzero((self._classes == _LETTER) & (self._counts.sum(axis=0) > 0)):
             is_outside[point] = not characters.issuperset(self._normalize(chr(point)).strip())
 
         def filter_words(text: str) -> str:
             points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
-            kinds = self._kinds[points]
+            classes = self._classes[points]
             # A removed character does not separate words.
-            remains = kinds != _REMOVED
-            points, is_letter = points[remains], kinds[remains] == _LETTER
-            is_bad = is_outside[points] | _in_long_runs(is_letter, self._max_word_length)
-            if not is_bad.any():
+            is_retained = classes != _REMOVED
+            points, is_letter = points[is_retained], classes[is_retained] == _LETTER
+            is_unsuitable = is_outside[points] | _find_long_runs(is_letter, self._max_word_length)
+            if not is_unsuitable.any():
                 return text
             starts = is_letter.copy()
             starts[1:] &= ~is_letter[:-1]
             words = np.where(is_letter, starts.cumsum(), 0)
-            remains = ~(is_letter & np.isin(words, words[is_bad]))
-            filtered: str = points[remains].tobytes().decode("utf-32-le")
+            is_retained = ~(is_letter & np.isin(words, words[is_unsuitable]))
+            filtered: str = points[is_retained].tobytes().decode("utf-32-le")
             return filtered
 
         return filter_words
@@ -173,7 +173,7 @@ class CharacterCounts:
         is_letter = len(self._split(self._normalize(f"a{character}a"))) == 1
         return _LETTER if is_letter else _SINGLE
 
-    def _normalized_counts(self) -> tuple[dict[str, int], set[str]]:
+    def _normalize_counts(self) -> tuple[dict[str, int], set[str]]:
         """Return the count of each normalized character, and those that continue words."""
         totals: dict[str, int] = {}
         continuations: set[str] = set()

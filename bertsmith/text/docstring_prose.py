@@ -40,11 +40,11 @@ _BULLET: Final = re.compile(r"^\s*(?:[-*+•]|\(?\w{1,2}[.)])\s+")
 _NAME_AND_DASH: Final = re.compile(r"^[\w`*.]+\s+--?-?\s+")
 
 #: Placeholder for mathematics. Sentences that contain it are left out.
-_MATH: Final = "\x00"
+_MATH_PLACEHOLDER: Final = "\x00"
 #: Markup to replace: a string that must occur, a pattern, and its replacement.
 _MARKUP: Final = (
-    (":math:", re.compile(r":math:`[^`]*`"), _MATH),
-    ("$", re.compile(r"\$[^$\n]+\$"), _MATH),
+    (":math:", re.compile(r":math:`[^`]*`"), _MATH_PLACEHOLDER),
+    ("$", re.compile(r"\$[^$\n]+\$"), _MATH_PLACEHOLDER),
     (":", re.compile(r":[\w:.+-]+:`!?([^`<]*?)\s*<[^`>]*>`"), r"\1"),
     (":`~", re.compile(r":[\w:.+-]+:`~[^`]*?([^`.]+)`"), r"\1"),
     (":`", re.compile(r":[\w:.+-]+:`!?([^`]*)`"), r"\1"),
@@ -53,7 +53,11 @@ _MARKUP: Final = (
     ("``", re.compile(r"``([^`]*)``"), r"\1"),
     ("`", re.compile(r"`~?([^`]*)`_{0,2}"), r"\1"),
     # "is described in [1]_" is incomplete without the reference; "is known [1]_" is not.
-    ("]_", re.compile(r"\b(?:in|from|by|see|of|and|to)\s+\[(?:#?\w+|\*)\]_", re.IGNORECASE), _MATH),
+    (
+        "]_",
+        re.compile(r"\b(?:in|from|by|see|of|and|to)\s+\[(?:#?\w+|\*)\]_", re.IGNORECASE),
+        _MATH_PLACEHOLDER,
+    ),
     ("]_", re.compile(r"\s*\[(?:#?\w+|\*)\]_"), ""),
     ("](", re.compile(r"!?\[([^\]\n]+)\]\([^)\n]*\)"), r"\1"),
     ("**", re.compile(r"\*\*([^*\n]+)\*\*"), r"\1"),
@@ -83,7 +87,7 @@ _SENTENCE_END: Final = re.compile(r"[.!?][\"'”)]?$")
 def extract_prose(docstring: str) -> list[list[str]]:
     """Return the paragraphs of a docstring, each as a list of its English sentences."""
     paragraphs = []
-    for block in _blocks(inspect.cleandoc(docstring).expandtabs().split("\n")):
+    for block in _iterate_blocks(inspect.cleandoc(docstring).expandtabs().split("\n")):
         text = _INNER_DOT.sub(_DOT_PLACEHOLDER, _remove_markup(" ".join(block)))
         sentences = [sentence.replace(_DOT_PLACEHOLDER, ".") for sentence in split_sentences(text)]
         if english := [sentence for sentence in sentences if is_english(sentence)]:
@@ -106,7 +110,7 @@ def is_english(sentence: str) -> bool:
     num_symbols = len(_CODE_SYMBOLS.findall(sentence))
     num_common = sum(word.strip("(\"'.,;:").lower() in _COMMON_WORDS for word in words)
     return (
-        _MATH not in sentence
+        _MATH_PLACEHOLDER not in sentence
         and num_plain >= 0.8 * len(words)
         and num_symbols <= len(words) / 15
         and num_common >= max(1, len(words) / 8)
@@ -121,10 +125,10 @@ def _remove_markup(text: str) -> str:
     return " ".join(text.split())
 
 
-def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
+def _iterate_blocks(lines: Sequence[str]) -> Iterator[list[str]]:
     """Yield blocks of prose lines, without the markers of lists and fields."""
     block: list[str] = []
-    for line in _prose_lines(lines):
+    for line in _iterate_prose_lines(lines):
         text, starts_block = _parse_item(line)
         if starts_block or not text:
             if block:
@@ -152,7 +156,7 @@ def _parse_item(line: str) -> tuple[str, bool]:
     return text, False
 
 
-def _prose_lines(lines: Sequence[str]) -> Iterator[str]:
+def _iterate_prose_lines(lines: Sequence[str]) -> Iterator[str]:
     """Yield the lines outside code, tables, doctests, directives and skipped sections.
 
     A line that is left out becomes an empty line, which separates the text around it.
@@ -169,7 +173,9 @@ def _prose_lines(lines: Sequence[str]) -> Iterator[str]:
 def _is_label(line: str, next_line: str) -> bool:
     """Return whether a short line only names what the indented lines below it explain."""
     text = line.strip()
-    is_followed_by_indent = bool(next_line.strip()) and _indent(next_line) > _indent(line)
+    is_followed_by_indent = bool(next_line.strip()) and _measure_indent(
+        next_line
+    ) > _measure_indent(line)
     is_phrase = not _SENTENCE_END.search(text) and ":" not in text[:-1]
     return is_followed_by_indent and len(text) <= 40 and is_phrase
 
@@ -206,7 +212,7 @@ class _LineFilter:
     def _is_in_block(self, line: str) -> bool:
         if self._block_indent is None:
             return False
-        if _indent(line) > self._block_indent:
+        if _measure_indent(line) > self._block_indent:
             return True
         self._block_indent = None
         return False
@@ -218,15 +224,15 @@ class _LineFilter:
         if (
             self._section_indent is not None
             and not is_underlined
-            and _indent(line) <= self._section_indent
+            and _measure_indent(line) <= self._section_indent
         ):
             ends_section = match or self._section_indent > 0
             self._section_indent = None if ends_section else self._section_indent
-        if not is_underlined and not (match and _indent(next_line) > _indent(line)):
+        if not is_underlined and not (match and _measure_indent(next_line) > _measure_indent(line)):
             return False
         title = match[1] if match else line
         is_skipped = title.strip().rstrip(":").lower() in _SKIPPED_SECTIONS
-        self._section_indent = _indent(line) if is_skipped else None
+        self._section_indent = _measure_indent(line) if is_skipped else None
         return True
 
     def _opens_block(self, line: str) -> bool:
@@ -238,12 +244,12 @@ class _LineFilter:
         """
         if directive := _DIRECTIVE.match(line):
             if (directive[1] or "").lower() not in _PROSE_DIRECTIVES:
-                self._block_indent = _indent(line)
+                self._block_indent = _measure_indent(line)
             return True
         if line.rstrip().endswith("::"):
-            self._block_indent = _indent(line)
+            self._block_indent = _measure_indent(line)
         return False
 
 
-def _indent(line: str) -> int:
+def _measure_indent(line: str) -> int:
     return len(line) - len(line.lstrip())

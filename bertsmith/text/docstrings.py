@@ -169,22 +169,22 @@ def read_docstrings(file: Path) -> Iterator[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # Packages also contain templates and files for other Python versions.
         return
-    yield from _node_docstrings(tree)
+    yield from _walk_docstrings(tree)
 
 
-def _node_docstrings(
+def _walk_docstrings(
     node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> Iterator[str]:
     if docstring := ast.get_docstring(node, clean=False):
         yield docstring
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _node_docstrings(child)
+            yield from _walk_docstrings(child)
         elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
-            yield from _added_docstrings(child.value)
+            yield from _find_docstrings_in_call(child.value)
 
 
-def _added_docstrings(call: ast.Call) -> Iterator[str]:
+def _find_docstrings_in_call(call: ast.Call) -> Iterator[str]:
     """Yield the docstring in a call such as ``add_docstr(torch.abs, "...")``.
 
     Packages document functions written in C with such calls.

@@ -27,14 +27,14 @@ def is_wrapped(lines: Sequence[str]) -> bool:
     Then the lines inside a paragraph have about the same length, none is very long, and most end
     in the middle of a sentence.
     """
-    examined = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
-    if any(len(line) > _MAX_WRAPPED_LENGTH for line in examined):
+    examined_lines = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
+    if any(len(line) > _MAX_WRAPPED_LENGTH for line in examined_lines):
         return False
-    inner = [line for line, next_line in pairwise(examined) if line and next_line]
-    long = [line for line in inner if len(line) >= _MIN_WRAPPED_LENGTH]
-    if len(inner) < 2 or 2 * len(long) < len(inner):
+    inner_lines = [line for line, next_line in pairwise(examined_lines) if line and next_line]
+    long_lines = [line for line in inner_lines if len(line) >= _MIN_WRAPPED_LENGTH]
+    if len(inner_lines) < 2 or 2 * len(long_lines) < len(inner_lines):
         return False
-    return sum(not ends_sentence(line) for line in long) > len(long) / 2
+    return sum(not ends_sentence(line) for line in long_lines) > len(long_lines) / 2
 
 
 def is_presplit(lines: Sequence[str]) -> bool:
@@ -43,16 +43,18 @@ def is_presplit(lines: Sequence[str]) -> bool:
     This is the input format of the original BERT. Nearly every line must hold one sentence, and
     few lines may stand alone between blank lines.
     """
-    examined = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
-    nonempty = [line for line in examined if line]
-    if len(nonempty) < 2 or is_wrapped(examined):
+    examined_lines = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
+    nonempty = [line for line in examined_lines if line]
+    if len(nonempty) < 2 or is_wrapped(examined_lines):
         return False
-    num_blocks = sum(1 for previous, line in pairwise(["", *examined]) if line and not previous)
-    num_single = sum(len(split_sentences(line)) == 1 for line in nonempty)
-    num_ended = sum(ends_sentence(line) for line in nonempty)
+    num_blocks = sum(
+        1 for previous, line in pairwise(["", *examined_lines]) if line and not previous
+    )
+    num_single_sentences = sum(len(split_sentences(line)) == 1 for line in nonempty)
+    num_sentence_ends = sum(ends_sentence(line) for line in nonempty)
     return (
-        num_single >= 0.8 * len(nonempty)
-        and num_ended >= 0.6 * len(nonempty)
+        num_single_sentences >= 0.8 * len(nonempty)
+        and num_sentence_ends >= 0.6 * len(nonempty)
         and len(nonempty) >= 1.5 * num_blocks
     )
 

@@ -101,8 +101,8 @@ def _detect_container(kind: str, head: bytes) -> str:
         parse_json(first_line)
     except ValueError:
         # A first line longer than the head cannot be parsed, so its first characters decide.
-        is_cut_off = len(first_line) >= HEAD_BYTES - len(BOM)
-        return "jsonl" if is_cut_off and first_line.startswith(b'{"') else "plain"
+        is_truncated = len(first_line) >= HEAD_BYTES - len(BOM)
+        return "jsonl" if is_truncated and first_line.startswith(b'{"') else "plain"
     return "jsonl"
 
 

@@ -58,12 +58,12 @@ class KiwiSegmenter:
             self._kiwi = Kiwi(num_workers=self._threads)
         analyses = self._kiwi.tokenize(list(texts))
         return [
-            _morpheme_boundaries(text, morphemes)
+            _find_morpheme_boundaries(text, morphemes)
             for text, morphemes in zip(texts, analyses, strict=True)
         ]
 
 
-def _morpheme_boundaries(text: str, morphemes: Iterable[Any]) -> list[int]:
+def _find_morpheme_boundaries(text: str, morphemes: Iterable[Any]) -> list[int]:
     boundaries: list[int] = []
     end = 0
     for morpheme in morphemes:

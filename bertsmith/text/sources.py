@@ -51,7 +51,7 @@ class Source:
         return "" if self.is_stream else sha256_of_file(Path(self.name))
 
 
-def kind_from_name(path: Path) -> str:
+def detect_kind_from_name(path: Path) -> str:
     """Return the kind of a file according to its name, without any compression suffix."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
@@ -110,7 +110,7 @@ def _make_source(path: Path) -> Source:
         raise CorpusError(f"{path}: this file may not be read; its permissions forbid it")
     # A pipe or device (process substitution, /dev/stdin) has no size.
     size = path.stat().st_size if path.is_file() else None
-    return Source(str(path), size, kind_from_name(path))
+    return Source(str(path), size, detect_kind_from_name(path))
 
 
 def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
@@ -121,7 +121,7 @@ def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
             file = Path(folder, name)
             if name.startswith("."):
                 continue
-            if kind_from_name(file) == "unknown" or not file.is_file():
+            if detect_kind_from_name(file) == "unknown" or not file.is_file():
                 ignored.append(str(file))
                 continue
             count += 1

@@ -35,12 +35,12 @@ class TokenCounts:
         """The share of [UNK] among the tokens, 0 to 1; 0 without tokens."""
         return self.num_unknown / max(self.num_tokens, 1)
 
-    def warning(self, tokens: str = "the tokens") -> str | None:
-        """Return ``unknown_warning`` for the share."""
-        return unknown_warning(self.unknown_share, tokens)
+    def format_warning(self, tokens: str = "the tokens") -> str | None:
+        """Return ``format_unknown_warning`` for the share."""
+        return format_unknown_warning(self.unknown_share, tokens)
 
 
-def unknown_warning(share: float, tokens: str = "the tokens") -> str | None:
+def format_unknown_warning(share: float, tokens: str = "the tokens") -> str | None:
     """Return a warning about the share of [UNK]; None if it is at most MAX_UNKNOWN_SHARE.
 
     Args:

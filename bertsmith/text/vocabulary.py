@@ -51,21 +51,21 @@ class LearnedVocabulary:
         tokenizer: Tokenizer with the vocabulary.
         quality: How well the vocabulary fits a sample of text.
         corpus: What was read and left out.
-        held_out: Whether ``quality`` was measured on held-out documents. A corpus of few
+        has_held_out_sample: Whether ``quality`` was measured on held-out documents. A corpus of few
             documents has none, so it is measured on training documents.
     """
 
     tokenizer: Tokenizer
     quality: VocabularyReport
     corpus: CorpusReport
-    held_out: bool
+    has_held_out_sample: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON values."""
         return {
             "words": self.tokenizer.vocab_size,
             "hash": self.tokenizer.hash,
-            "held_out": self.held_out,
+            "held_out": self.has_held_out_sample,
             "quality": self.quality.to_json(),
             "corpus": self.corpus.to_json(),
         }

@@ -105,12 +105,12 @@ def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
             check.existing.append(requested)
             continue
         prefix = CONTINUATION_PREFIX if requested.startswith(CONTINUATION_PREFIX) else ""
-        bare = requested.removeprefix(prefix)
-        normalized = normalize(bare).strip()
+        unprefixed = requested.removeprefix(prefix)
+        normalized = normalize(unprefixed).strip()
         # A continuing piece is checked after a letter, where it would occur.
-        parts = split(normalize(f"a{bare}" if prefix and normalized else bare))
+        parts = split(normalize(f"a{unprefixed}" if prefix and normalized else unprefixed))
         reason = _find_rejection_reason(
-            tokenizer, bare, normalized, [part for part, _ in parts], continues=bool(prefix)
+            tokenizer, unprefixed, normalized, [part for part, _ in parts], continues=bool(prefix)
         )
         if reason:
             check.rejected[requested] = reason
@@ -127,13 +127,13 @@ def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
 
 
 def _find_rejection_reason(
-    tokenizer: Tokenizer, bare: str, normalized: str, parts: Sequence[str], *, continues: bool
+    tokenizer: Tokenizer, unprefixed: str, normalized: str, parts: Sequence[str], *, continues: bool
 ) -> str:
     """Return why a word cannot be in the vocabulary; "" if it can.
 
     Args:
         tokenizer: Tokenizer to extend.
-        bare: The word without "##".
+        unprefixed: The word without "##".
         normalized: The normalized word without "##".
         parts: What the pre-tokenizer splits the word into.
         continues: Whether the word is a piece that continues a word.
@@ -146,9 +146,10 @@ def _find_rejection_reason(
     if len(normalized) > tokenizer.spec.longest_word:
         return f"it has more than {tokenizer.spec.longest_word} characters"
     if tokenizer.segmenter is not None and not continues:
-        offsets = tokenizer.segmenter.find_boundaries([bare])[0]
+        offsets = tokenizer.segmenter.find_boundaries([unprefixed])[0]
         parts = [
-            bare[start:end] for start, end in zip([0, *offsets], [*offsets, None], strict=True)
+            unprefixed[start:end]
+            for start, end in zip([0, *offsets], [*offsets, None], strict=True)
         ]
         if offsets:
             return f"{tokenizer.segmenter.name} splits it: {' | '.join(parts)}"

@@ -182,9 +182,9 @@ class VocabularyDescription:
 def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
     """Describe a vocabulary: its options, its counts and some of its words."""
     words = [word for word in tokenizer.vocab if word not in SPECIAL_TOKENS]
-    bare_words = [word.removeprefix(CONTINUATION_PREFIX) for word in words]
+    unprefixed_words = [word.removeprefix(CONTINUATION_PREFIX) for word in words]
     starts = [word for word in words if not word.startswith(CONTINUATION_PREFIX)]
-    scripts = Counter(_script(word) for word in bare_words)
+    scripts = Counter(_find_script(word) for word in unprefixed_words)
     # The first ids are characters and the last are rare words, so the sample is evenly spaced.
     step = max(len(starts) // 20, 1)
     spec = tokenizer.spec
@@ -202,7 +202,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
         },
         word_starts=len(starts),
         continuations=len(words) - len(starts),
-        characters=sum(len(word) == 1 for word in bare_words),
+        characters=sum(len(word) == 1 for word in unprefixed_words),
         repeated=tokenizer.vocab_size - len(set(tokenizer.vocab)),
         scripts=dict(scripts.most_common(6)),
         longest=sorted(starts, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS],
@@ -210,7 +210,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
     )
 
 
-def _script(word: str) -> str:
+def _find_script(word: str) -> str:
     """Return the script of a word's first letter: the first word of its Unicode name."""
     for character in word:
         if character.isalpha():

@@ -91,18 +91,20 @@ def train_wordpiece(
         segmenter=(segmenter.name, segmenter.version) if segmenter else None,
     )
     if segmenter is not None:
-        texts = _segment(texts, segmenter)
+        texts = _segment_in_batches(texts, segmenter)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", newline="\n") as file:
         if iter(texts) is texts:
             texts = _write_texts(texts, file)
-        counts, total = _count_characters(texts, spec, progress)
+        counts, total_characters = _count_characters(texts, spec, progress)
         if counts.is_empty:
             raise TokenizerError("there is no word in these texts to learn a vocabulary from")
         remaining = size - len(SPECIAL_TOKENS) - required.num_pieces
         max_pieces = int(remaining * (1 - _MIN_WORD_SHARE))
         alphabet = counts.choose_alphabet(coverage, max_pieces, required)
         chunks = _filter_chunks(texts, counts.make_word_filter(alphabet), spec)
-        backend = _train_backend(chunks, size, min_frequency, spec, alphabet, total, progress)
+        backend = _train_backend(
+            chunks, size, min_frequency, spec, alphabet, total_characters, progress
+        )
     progress.finish()
     vocab = _sort_vocabulary(backend.get_vocab())
     return Tokenizer(TokenizerSpec(**(vars(spec) | {"vocab": vocab})), segmenter)
@@ -120,7 +122,7 @@ def _check_size(size: int, required: Alphabet, *, cased: bool) -> None:
         )
 
 
-def _segment(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
+def _segment_in_batches(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
     batch: list[str] = []
     for text in texts:
         batch.append(text)
@@ -148,12 +150,12 @@ class _FileLines:
         return map(str, self._file)
 
 
-def _chunks(texts: Iterable[str], size: int) -> Iterator[str]:
+def _make_chunks(texts: Iterable[str], size: int) -> Iterator[str]:
     """Join short texts and divide long ones into chunks of about ``size`` characters."""
     parts: list[str] = []
     length = 0
     for text in texts:
-        for part in _divide(text, size):
+        for part in _divide_text(text, size):
             parts.append(part)
             length += len(part)
             if length >= size:
@@ -163,7 +165,7 @@ def _chunks(texts: Iterable[str], size: int) -> Iterator[str]:
         yield "\n".join(parts)
 
 
-def _divide(text: str, size: int) -> Iterator[str]:
+def _divide_text(text: str, size: int) -> Iterator[str]:
     """Divide a long text between words into parts of at most ``size`` characters.
 
     A word is only divided if it is far longer than the words a vocabulary is learned from.
@@ -194,13 +196,13 @@ def _count_characters(
     normalize = build_normalizer(spec).normalize_str
     normalizes_texts = _recomposes_hangul(spec)
     counts = CharacterCounts(str if normalizes_texts else normalize, spec.longest_word)
-    total = 0
+    total_characters = 0
     progress.start("Counting characters", None, "characters")
-    for chunk in _chunks(texts, _CHARACTER_CHUNK):
+    for chunk in _make_chunks(texts, _CHARACTER_CHUNK):
         counts.add(normalize(chunk) if normalizes_texts else chunk)
-        total += len(chunk)
+        total_characters += len(chunk)
         progress.advance(len(chunk))
-    return counts, total
+    return counts, total_characters
 
 
 def _filter_chunks(
@@ -213,7 +215,7 @@ def _filter_chunks(
     are removed, because they become [UNK] anyway and merging them takes quadratic time.
     """
     normalizes_texts, normalize = _recomposes_hangul(spec), build_normalizer(spec).normalize_str
-    for chunk in _chunks(texts, _WORD_CHUNK):
+    for chunk in _make_chunks(texts, _WORD_CHUNK):
         yield len(chunk), filter_words(normalize(chunk) if normalizes_texts else chunk)
 
 
@@ -228,7 +230,7 @@ def _train_backend(
     min_frequency: int,
     spec: TokenizerSpec,
     alphabet: Alphabet,
-    total: int,
+    total_characters: int,
     progress: Progress,
 ) -> Backend:
     """Run the trainer of ``tokenizers`` with a fixed alphabet.
@@ -251,14 +253,14 @@ def _train_backend(
     backend = Backend(WordPiece(unk_token=UNK))
     backend.normalizer = build_normalizer(spec)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.train_from_iterator(_report_progress(chunks, total, progress), trainer)
+    backend.train_from_iterator(_report_progress(chunks, total_characters, progress), trainer)
     return backend
 
 
 def _report_progress(
-    chunks: Iterable[tuple[int, str]], total: int, progress: Progress
+    chunks: Iterable[tuple[int, str]], total_characters: int, progress: Progress
 ) -> Iterator[str]:
-    progress.start("Counting words", total, "characters")
+    progress.start("Counting words", total_characters, "characters")
     for num_characters, chunk in chunks:
         yield chunk
         progress.advance(num_characters)

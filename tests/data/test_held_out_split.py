@@ -31,7 +31,7 @@ def choose_rule(sizes: DocumentSizes, share: float | None) -> HeldOutRule:
 def held_out_share(sizes: DocumentSizes, share: float | None) -> float:
     """Return the actual share of held-out tokens for a requested share."""
     assignment = choose_rule(sizes, share).assign(sizes)
-    held_out_tokens = sizes.sentence_sizes[assignment.held_out].sum()
+    held_out_tokens = sizes.sentence_sizes[assignment.is_held_out].sum()
     return float(held_out_tokens / sizes.sentence_sizes.sum())
 
 
@@ -48,7 +48,7 @@ def test_short_documents_are_held_out_whole() -> None:
     rule = choose_rule(sizes, 0.05)
     assert not len(rule.cut_hashes)
     expected = np.repeat(sizes.hashes < np.uint64(rule.hash_limit), sizes.document_sizes)
-    assert (rule.assign(sizes).held_out == expected).all()
+    assert (rule.assign(sizes).is_held_out == expected).all()
     assert held_out_share(sizes, 0.05) == pytest.approx(0.05, rel=0.01)
 
 
@@ -119,7 +119,7 @@ def test_share_of_any_corpus(
     sizes = sizes._replace(hashes=sizes.hashes[np.searchsorted(numbers, numbers)])
     total = int(sizes.sentence_sizes.sum())
     assignment = choose_rule(sizes, share).assign(sizes)
-    num_held_out = int(sizes.sentence_sizes[assignment.held_out].sum())
+    num_held_out = int(sizes.sentence_sizes[assignment.is_held_out].sum())
     train_sizes, held_out_sizes = assignment[1:]
     if share * total >= 256:
         assert num_held_out <= 1.2 * share * total
@@ -127,15 +127,15 @@ def test_share_of_any_corpus(
             assert num_held_out >= 0.8 * share * total
     assert not num_held_out or min(len(train_sizes), len(held_out_sizes)) >= 2
     # Every sentence is in one document of its split.
-    assert held_out_sizes.sum() == assignment.held_out.sum()
-    assert train_sizes.sum() == (~assignment.held_out).sum()
+    assert held_out_sizes.sum() == assignment.is_held_out.sum()
+    assert train_sizes.sum() == (~assignment.is_held_out).sum()
     assert (train_sizes > 0).all()
     assert (held_out_sizes > 0).all()
     # Corresponding sentences of copies are in the same split.
     ends = np.cumsum(sizes.document_sizes)
     splits: dict[int, list[bool]] = {}
     for value, end, size in zip(sizes.hashes, ends, sizes.document_sizes, strict=True):
-        is_held_out = assignment.held_out[end - size : end].tolist()
+        is_held_out = assignment.is_held_out[end - size : end].tolist()
         assert splits.setdefault(int(value), is_held_out) == is_held_out
 
 
@@ -153,22 +153,22 @@ def test_result_does_not_depend_on_the_shards() -> None:
     """The rule and the assignment are the same however the documents are grouped."""
     sizes = make_sizes([random_sentences(30_000, seed=number) for number in range(8)])
     expected_rule = choose_rule(sizes, 0.02)
-    expected = expected_rule.assign(sizes).held_out
+    expected = expected_rule.assign(sizes).is_held_out
     for number in range(9):
         shards = divide_at(sizes, number)
         rule = choose_held_out(lambda shards=shards: shards, 0.02)  # type: ignore[misc]
         assert rule.hash_limit == expected_rule.hash_limit
-        held_out = [rule.assign(shard).held_out for shard in shards]
-        assert (np.concatenate(held_out) == expected).all()
+        is_held_out = [rule.assign(shard).is_held_out for shard in shards]
+        assert (np.concatenate(is_held_out) == expected).all()
 
 
 def test_training_documents_end_at_held_out_parts() -> None:
     """No training document contains text from both sides of a held-out part."""
     sizes = make_sizes([random_sentences(200_000)])
     assignment = choose_rule(sizes, 0.05).assign(sizes)
-    run_ends = np.flatnonzero(np.diff(assignment.held_out))
-    run_sizes = np.diff(np.concatenate([[-1], run_ends, [len(assignment.held_out) - 1]]))
-    first_training_run = int(assignment.held_out[0])
+    run_ends = np.flatnonzero(np.diff(assignment.is_held_out))
+    run_sizes = np.diff(np.concatenate([[-1], run_ends, [len(assignment.is_held_out) - 1]]))
+    first_training_run = int(assignment.is_held_out[0])
     assert assignment.train_document_sizes.tolist() == run_sizes[first_training_run::2].tolist()
 
 
@@ -191,7 +191,7 @@ def test_single_training_run_is_several_documents() -> None:
 def test_nothing_is_held_out_of_a_tiny_corpus(documents: list[list[int]]) -> None:
     """Nothing is held out if two held-out parts and two training parts are impossible."""
     sizes = make_sizes(documents, [sum(document) << 32 for document in documents])
-    assert not choose_rule(sizes, 0.01).assign(sizes).held_out.any()
+    assert not choose_rule(sizes, 0.01).assign(sizes).is_held_out.any()
 
 
 def test_many_copies_of_one_document() -> None:

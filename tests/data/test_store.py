@@ -23,7 +23,7 @@ from bertsmith.data.store import (
     write_manifest,
 )
 from bertsmith.data.stream import ExampleStream
-from bertsmith.data.unigram import count_token_ids, unigram_entropy
+from bertsmith.data.unigram import compute_unigram_entropy, count_token_ids
 from bertsmith.errors import StoreError
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
@@ -264,11 +264,11 @@ def test_other_tokenizer_is_rejected(store: Store) -> None:
 
 def test_unigram_entropy(split: Split) -> None:
     """The entropy is log V for a uniform distribution, and 0 for a single word or none."""
-    assert unigram_entropy(np.full(97, 3)) == pytest.approx(np.log(97))
-    assert unigram_entropy(np.array([0, 9, 0])) == 0.0
-    assert unigram_entropy(np.zeros(5, np.int64)) == 0.0
+    assert compute_unigram_entropy(np.full(97, 3)) == pytest.approx(np.log(97))
+    assert compute_unigram_entropy(np.array([0, 9, 0])) == 0.0
+    assert compute_unigram_entropy(np.zeros(5, np.int64)) == 0.0
     # -(3/4 ln 3/4 + 1/4 ln 1/4)
-    assert unigram_entropy(np.array([3, 1])) == pytest.approx(0.5623351)
+    assert compute_unigram_entropy(np.array([3, 1])) == pytest.approx(0.5623351)
     counts = count_token_ids(split, 97)
     assert counts.sum() == len(split.ids)
     assert counts[7] == (split.ids == 7).sum()

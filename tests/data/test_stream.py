@@ -203,8 +203,8 @@ def test_endless_stream_concatenates_epochs(split: Split, vocabulary: Vocabulary
     )
     assert endless.locate(end - 1) == (4, end - 1)
     assert endless.locate(end) == (5, 0)
-    assert endless.epoch_start(4) == 0
-    assert endless.epoch_start(6) == end + len(epoch_5)
+    assert endless.find_epoch_start(4) == 0
+    assert endless.find_epoch_start(6) == end + len(epoch_5)
     two_documents = Split.from_documents([[[5]], [[6]]])
     short = EndlessStream(two_documents, vocabulary, settings, length=16, seed=0)
     assert len(short.batch(5, 32)) == 32

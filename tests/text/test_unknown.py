@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
-from bertsmith.text.unknown import TokenCounts, unknown_warning
+from bertsmith.text.unknown import TokenCounts, format_unknown_warning
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
@@ -29,7 +29,7 @@ def test_korean_text_with_an_english_vocabulary(tokenizer: Tokenizer) -> None:
     tokenizer.with_counter(counts).encode_batch(KOREAN)
     assert (counts.num_tokens, counts.num_unknown) == (9, 7)
     assert counts.unknown_share == 7 / 9
-    warning = counts.warning()
+    warning = counts.format_warning()
     assert warning is not None
     assert warning.startswith("warning: 77.8% of the tokens are [UNK]: the vocabulary does not")
     assert "learn a vocabulary from this text" in warning
@@ -72,11 +72,13 @@ def test_only_the_copy_counts(tokenizer: Tokenizer) -> None:
 
 def test_warning_threshold() -> None:
     """There is a warning above a share of 2 %, and none without tokens."""
-    assert unknown_warning(0.02) is None
-    assert "2.1% of the training tokens are" in str(unknown_warning(0.0211, "the training tokens"))
-    assert TokenCounts().warning() is None
+    assert format_unknown_warning(0.02) is None
+    assert "2.1% of the training tokens are" in str(
+        format_unknown_warning(0.0211, "the training tokens")
+    )
+    assert TokenCounts().format_warning() is None
     counts = TokenCounts()
     tokenizer = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a")))
     tokenizer.with_counter(counts).encode("a a a")
-    assert counts.warning() is None
+    assert counts.format_warning() is None
     assert counts == TokenCounts(3, 0)

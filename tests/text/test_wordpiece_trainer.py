@@ -22,7 +22,7 @@ from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec, build_n
 from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
 from bertsmith.text.vocabulary_report import describe_vocabulary, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import _divide, train_wordpiece
+from bertsmith.text.wordpiece_trainer import _divide_text, train_wordpiece
 
 
 def make_texts(seed: int = 0) -> list[str]:
@@ -127,7 +127,7 @@ def test_character_counts_match_the_tokenizer(strip_accents: bool) -> None:
         for text in texts
         for word, _ in tokenizer._plain_backend.pre_tokenizer.pre_tokenize_str(normalize(text))
     ]
-    totals, continuations = counts._normalized_counts()
+    totals, continuations = counts._normalize_counts()
     assert totals == Counter("".join(words))
     assert continuations == {character for word in words for character in word[1:]}
 
@@ -152,7 +152,7 @@ def test_too_long_words_are_ignored(strip_accents: bool) -> None:
 @given(st.text(alphabet="ab \n,天。", max_size=400), st.integers(5, 60))
 def test_long_texts_are_divided_between_words(text: str, size: int) -> None:
     """Parts have at most ``size`` characters, and a word is divided only if it is that long."""
-    parts = list(_divide(text, size))
+    parts = list(_divide_text(text, size))
     assert "".join(parts) == text
     assert max(map(len, parts)) <= size
     for left, right in pairwise(parts):
@@ -271,11 +271,11 @@ def test_vocabulary_is_measured_on_held_out_documents(tmp_path: Path) -> None:
     sources = find_sources([str(tmp_path / "a.jsonl")])
     options = VocabularyOptions(size=500)
     learned = learn_vocabulary(sources, CorpusOptions(), options, NullProgress())
-    assert learned.held_out
+    assert learned.has_held_out_sample
     assert learned.corpus.documents == 3300
     assert 0 < learned.quality.characters < 0.1 * learned.corpus.characters
     (tmp_path / "a.jsonl").write_text("\n".join(lines[:3]))
     options = VocabularyOptions(size=200)
     learned = learn_vocabulary(sources, CorpusOptions(), options, NullProgress())
-    assert not learned.held_out
+    assert not learned.has_held_out_sample
     assert learned.quality.characters == learned.corpus.characters

@@ -77,7 +77,7 @@ def warn_below_majority_class(
 def _warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]) -> None:
     """Warn about the file with the highest fraction of [UNK], if that is high."""
     name = max(counts, key=lambda name: counts[name].token_counts.unknown_share)
-    warning = counts[name].token_counts.warning(f"the tokens of {name}")
+    warning = counts[name].token_counts.format_warning(f"the tokens of {name}")
     if warning is not None:
         progress.log(warning)
 

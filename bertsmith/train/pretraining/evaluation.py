@@ -14,7 +14,7 @@ from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.data.stream import ExampleStream
-from bertsmith.data.unigram import unigram_entropy
+from bertsmith.data.unigram import compute_unigram_entropy
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.runtime.device import Machine
 from bertsmith.train.pretraining.micro_batches import to_device
@@ -145,7 +145,7 @@ def evaluate(
         nsp_correct=nsp_correct,
         num_sequences=num_sequences,
         num_is_next=num_is_next,
-        unigram_entropy=unigram_entropy(token_counts),
+        unigram_entropy=compute_unigram_entropy(token_counts),
         unknown_share=num_unknown / max(num_unknown + int(token_counts.sum()), 1),
     )
 

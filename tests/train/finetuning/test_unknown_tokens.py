@@ -12,7 +12,7 @@ from bertsmith.data.prepare import prepare
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.data.stream import ExampleStream
-from bertsmith.data.unigram import unigram_entropy
+from bertsmith.data.unigram import compute_unigram_entropy
 from bertsmith.errors import StoreError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
@@ -109,7 +109,7 @@ def test_unknown_tokens_are_excluded_from_the_metrics(objective: str) -> None:
     num_words = counts[NUM_SPECIAL_TOKENS:].sum()
     assert result.unknown_share == counts[UNK_ID] / (counts[UNK_ID] + num_words)
     counts[:NUM_SPECIAL_TOKENS] = 0
-    assert result.unigram_entropy == unigram_entropy(counts)
+    assert result.unigram_entropy == compute_unigram_entropy(counts)
 
 
 def test_held_out_text_without_targets_has_a_nan_loss() -> None:
