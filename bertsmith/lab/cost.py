@@ -150,11 +150,9 @@ def count_training_steps(stage: Stage) -> int:
     if stage.kind != "finetune":
         return int(stage.settings.get("steps", 0))
     values = stage.settings["values"]
-    max_examples, batch_size = (
-        values["task"]["max_train_examples"],
-        int(values["task"]["batch_size"]),
-    )
-    num_examples = _count_task_file(stage.files["train"])[1]
+    max_examples = values["task"]["max_train_examples"]
+    batch_size = int(values["task"]["batch_size"])
+    _, num_examples = _count_task_file(stage.files["train"])
     if max_examples is not None:
         num_examples = min(int(max_examples), num_examples)
     steps_per_epoch = math.ceil(num_examples / batch_size)

@@ -234,7 +234,7 @@ class ExperimentRun:
         return self.out / f"{prefix}{self.experiment.name}.{suffix}"
 
     def _count_seeds(self) -> int:
-        """Return the number of seeds; 1 if the experiment has a single run at any number."""
+        """Return the number of seeds, 1 for experiments that use only the first seed."""
         one_seed_factory = replace(self.factory, scale=self.factory.scale.with_seeds(1))
         one_seed_stages = self.experiment.build_stages(one_seed_factory)
         if one_seed_stages.keys() == self.stages.keys():

@@ -144,10 +144,11 @@ class StageFactory:
         The model of the last step is the run itself. All runs keep these checkpoints, so that
         experiments with and without snapshots can share a run.
         """
-        interval, last = run.settings["checkpoint"]["every"], run.settings["steps"]
+        interval, last_step = run.settings["checkpoint"]["every"], run.settings["steps"]
         stages = {step: Stage("snapshot", {"step": step}, {"run": run})
-                  for step in range(interval, last, interval)}  # fmt: skip
-        return {**stages, last: run}
+                  for step in range(interval, last_step, interval)}  # fmt: skip
+        stages[last_step] = run
+        return stages
 
     def create_finetuning_run(
         self, model: Stage | None, task: str, seed: int = 0, **overrides: Any

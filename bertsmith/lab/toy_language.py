@@ -103,17 +103,17 @@ def _format_tsv(header: str, rows: Iterator[tuple[object, ...]]) -> str:
 
 
 def _generate_sst2(num_rows: int, rng: random.Random) -> str:
-    def rows() -> Iterator[tuple[object, ...]]:
+    def generate_rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             label = number % 2
             adjective = rng.choice(_POSITIVE if label else _NEGATIVE)
             yield f"the {rng.choice(_ANIMALS)} of {rng.choice(_NAMES)} is {adjective}", label
 
-    return _format_tsv("sentence\tlabel", rows())
+    return _format_tsv("sentence\tlabel", generate_rows())
 
 
 def _generate_mrpc(num_rows: int, rng: random.Random) -> str:
-    def rows() -> Iterator[tuple[object, ...]]:
+    def generate_rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             label = number % 2
             name, other_name = rng.sample(_NAMES, 2)
@@ -122,11 +122,11 @@ def _generate_mrpc(num_rows: int, rng: random.Random) -> str:
             city = rng.choice(_CITIES)
             yield label, f"{name} lives in {city}", f"{city} is where {second_name} lives"
 
-    return _format_tsv("Quality\t#1 String\t#2 String", rows())
+    return _format_tsv("Quality\t#1 String\t#2 String", generate_rows())
 
 
 def _generate_stsb(num_rows: int, rng: random.Random) -> str:
-    def rows() -> Iterator[tuple[object, ...]]:
+    def generate_rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
             other_words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
@@ -138,7 +138,7 @@ def _generate_stsb(num_rows: int, rng: random.Random) -> str:
             # Scores range from 0 to 5, the score of equal sentences.
             yield number, sentence, other_sentence, num_shared * 5 / 3
 
-    return _format_tsv("index\tsentence1\tsentence2\tscore", rows())
+    return _format_tsv("index\tsentence1\tsentence2\tscore", generate_rows())
 
 
 def _generate_squad(num_questions: int, rng: random.Random) -> str:

@@ -31,12 +31,13 @@ CURRENT_RECORDS = {record["name"]: upgrade_lab_record(record) for record in OLD_
 
 
 class RecordedStage(Stage):
-    """A stage of which only the name is known."""
+    """A stage with a known name but unknown settings."""
 
     def __init__(self, name: str) -> None:
-        """Take kind and key from the name."""
+        """Set kind and key from the name."""
         kind, _, key = name.rpartition("-")
         super().__init__(kind, {})
+        # Set the cached property, which cannot be computed without settings.
         self.__dict__["key"] = key
 
 
@@ -81,20 +82,20 @@ def test_stages_have_the_hashes_of_version_0_1(factory: StageFactory) -> None:
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)
-def test_upgraded_record_keeps_all_values(name: str) -> None:
-    """Only names change, and upgrading a current record changes nothing."""
+def test_upgraded_record_keeps_all_list_numbers(name: str) -> None:
+    """Upgrading a record changes names only. Upgrading it again changes nothing."""
     old = next(record for record in OLD_RECORDS if record["name"] == name)
     current = CURRENT_RECORDS[name]
-    assert _numbers(current) == _numbers(old)
+    assert _list_numbers(current) == _list_numbers(old)
     assert upgrade_lab_record(current) == current
 
 
-def _numbers(value: Any) -> list[float]:
+def _list_numbers(value: Any) -> list[float]:
     """Return all numbers of a JSON value in their order."""
     if isinstance(value, dict):
-        return [number for item in value.values() for number in _numbers(item)]
+        return [number for item in value.values() for number in _list_numbers(item)]
     if isinstance(value, list):
-        return [number for item in value for number in _numbers(item)]
+        return [number for item in value for number in _list_numbers(item)]
     return [value] if isinstance(value, int | float) else []
 
 

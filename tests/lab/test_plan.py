@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,24 +99,24 @@ def test_measured_step_respects_the_maximum_positions_of_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of a model with 64 positions are measured with 64 tokens for longer examples."""
-    probed_lengths: list[int] = []
+    measured_lengths: list[int] = []
 
     def record_length(_: ModelConfig, data: DataSettings, __: object) -> float:
-        probed_lengths.append(data.max_seqlen)
+        measured_lengths.append(data.max_seqlen)
         return 1.0
 
     monkeypatch.setattr(cost, "measure_step_seconds", record_length)
     config = ModelConfig(
         vocab_size=99, layers=1, width=8, heads=1, feed_forward=8, max_positions=64
     )
-    monkeypatch.setattr(cost, "load_encoder", lambda _: type("M", (), {"config": config}))
+    monkeypatch.setattr(cost, "load_encoder", lambda _: SimpleNamespace(config=config))
     factory = StageFactory(SCALES["small"], Sources(model=str(tmp_path)), tmp_path)
     file = tmp_path / "a.tsv"
     file.write_text(f"{'a word ' * 50}\tb\n" * 9)
     monkeypatch.setattr(Sources, "find_task_files", lambda *_: (file, file))
     stage = factory.create_finetuning_run(None, "mrpc")
     assert CostEstimator().estimate_seconds(stage) is not None
-    assert probed_lengths == [64]
+    assert measured_lengths == [64]
 
 
 def test_plan_omits_stages_with_output_in_a_shared_work_directory(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
     base = Stage("score", {})
     progress = RecordingProgress()
 
-    def run_base(add: int) -> dict[str, Any]:
+    def rerun_base(add: int) -> dict[str, Any]:
         """Return the record of ``base`` after a dependent stage ran; delete all outputs."""
         functions = {"score": run_score_stage, "number": run_number_stage}
         runner = Runner(tmp_path / "out", tmp_path / "work", progress, functions)
@@ -60,11 +60,11 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "work")
         return read_records(runner.results_dir)[base.name]
 
-    assert "reruns" not in run_base(1)
-    assert [rerun["heldout_metrics"]["masked_lm"] for rerun in run_base(2)["reruns"]] == [5.0]
+    assert "reruns" not in rerun_base(1)
+    assert [rerun["heldout_metrics"]["masked_lm"] for rerun in rerun_base(2)["reruns"]] == [5.0]
     assert not [line for line in progress.messages if "differ" in line]
     loss = 5.1
-    record = run_base(3)
+    record = rerun_base(3)
     assert record["result"]["heldout_metrics"]["masked_lm"] == 5.0
     assert [rerun["heldout_metrics"]["masked_lm"] for rerun in record["reruns"]] == [5.0, 5.1]
     messages = [line for line in progress.messages if "differ from the first run" in line]
@@ -102,6 +102,7 @@ def test_truncated_last_line_loses_only_itself(tmp_path: Path) -> None:
     make_runner(tmp_path).run_stages(stages)
     path = tmp_path / "out" / RESULTS_FILE
     content = path.read_bytes()
+    # Remove the end of the last record.
     path.write_bytes(content[:-20])
     progress = RecordingProgress()
     functions = {"number": run_number_stage}

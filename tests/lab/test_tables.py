@@ -148,9 +148,9 @@ def test_training_tokens_include_both_phases(tmp_path: Path) -> None:
     sources = Sources(english=tmp_path / "a.jsonl")
     small, full = (StageFactory(SCALES[name], sources, tmp_path) for name in ("small", "full"))
     # Half of the scale's steps, times batch size and length.
-    assert vocabulary._max_training_tokens(small) == 400 * 32 * 128
+    assert vocabulary._count_max_training_tokens(small) == 400 * 32 * 128
     expected = 500_000 * 256 * (0.9 * 128 + 0.1 * 512)
-    assert vocabulary._max_training_tokens(full) == expected
+    assert vocabulary._count_max_training_tokens(full) == expected
 
 
 def test_lines_differ_in_color_or_style() -> None:

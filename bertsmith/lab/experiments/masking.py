@@ -47,7 +47,8 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
-    rows, data = [], {}
+    rows = []
+    data: dict[str, Any] = {}
     for mixture, paper in PAPER.items():
         scores = {
             evaluation: [get_task_score(results[mixture, evaluation, seed], task) for seed in seeds]
@@ -62,13 +63,18 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     columns = ["[MASK]", "unchanged", "random", "held-out MLM loss (same mixture)",
                *(f"{name} (paper: {paper_metric})"
                  for _, name, paper_metric in _EVALUATIONS.values())]  # fmt: skip
+    title = "Table 8: mixtures of [MASK], unchanged tokens and random tokens"
+    return Report([Table(title, columns, rows)], _build_panels(data), data)
+
+
+def _build_panels(data: dict[str, Any]) -> list[Panel]:
+    """Return a plot of each evaluation by mixture."""
     panels = []
     for evaluation, (task, name, _) in _EVALUATIONS.items():
         groups = {mixture: {evaluation: values[evaluation]} for mixture, values in data.items()}
         title = f"{name}, held out, by % [MASK]/unchanged/random"
         panels.append(Panel(title, make_dot_plot(groups, TASK_METRICS[task].metric_label)))
-    title = "Table 8: mixtures of [MASK], unchanged tokens and random tokens"
-    return Report([Table(title, columns, rows)], panels, data)
+    return panels
 
 
 EXPERIMENT = Experiment(

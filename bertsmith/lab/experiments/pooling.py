@@ -251,8 +251,10 @@ def _format_layer_names(num_states: int) -> list[str]:
 
 def _format_senses_cell(senses: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
     """Return a list with the cell for word senses; the list is empty for the user's model."""
-    shares = [result["layers"][layer]["auc"] if result else None for result in senses]
-    return [format_mean_std(shares)] if senses else []
+    if not senses:
+        return []
+    aucs = [result["layers"][layer]["auc"] if result else None for result in senses]
+    return [format_mean_std(aucs)]
 
 
 def _make_scatter_plot(points: list[list[float]], labels: list[str]) -> DrawFunction:

@@ -195,19 +195,20 @@ def _measure_vocabulary(
     splits = store["splits"].values()
     num_tokens = sum(split["tokens"] for split in splits)
     characters_per_token = store["characters"] / num_tokens
+    num_training_tokens = _count_max_training_tokens(factory)
     values |= {
         "vocab_size": vocabulary["vocab_size"],
         "tokens_per_sentence": num_tokens / sum(split["sentences"] for split in splits),
         "unk_rate": vocabulary["unk_rate"],
         "characters_per_token": characters_per_token,
-        "max_training_kilocharacters": _max_training_tokens(factory) * characters_per_token / 1000,
+        "max_training_kilocharacters": num_training_tokens * characters_per_token / 1000,
         "nats_per_character": [None if loss is None else loss / characters_per_token
                              for loss in losses],
     }  # fmt: skip
     return values
 
 
-def _max_training_tokens(factory: StageFactory) -> int:
+def _count_max_training_tokens(factory: StageFactory) -> int:
     """Return the number of training tokens if every sequence has the maximum length."""
     settings = factory.create_left_to_right_run(0, steps=_count_steps(factory)).settings
     schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
