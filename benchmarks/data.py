@@ -74,7 +74,7 @@ def measure_stream(
 ) -> float:
     """Return the tokens per second of the stream, measured for ``seconds`` or one epoch."""
     settings = DataSettings.model_validate(settings_values)
-    stream = ExampleStream(split, vocabulary, settings, settings.length, 0, 0)
+    stream = ExampleStream(split, vocabulary, settings, settings.max_seqlen, 0, 0)
     start, num_tokens = time.perf_counter(), 0
     for first in range(0, len(stream) - BATCH_SIZE + 1, BATCH_SIZE):
         num_tokens += len(stream.batch(first, BATCH_SIZE).ids)
@@ -232,7 +232,7 @@ def main() -> None:
         "whole words: tokens/s": measure_stream(
             short_documents, vocabulary, whole_word_masking=True
         ),
-        "length 512: tokens/s": measure_stream(short_documents, vocabulary, length=512),
+        "length 512: tokens/s": measure_stream(short_documents, vocabulary, max_seqlen=512),
     }
     ratios = {
         "stream / Python loop": measurements["documents of 600 tokens: tokens/s"] / loop_speed

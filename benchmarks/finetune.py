@@ -154,7 +154,7 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
                 "optim": {"lr": options.lr},
                 "schedule": {"epochs": options.epochs},
                 "run": {"seed": seed, "precision": "fp32"},
-                # The Trainer writes no checkpoints during training either.
+                # Like the Trainer, write no checkpoints during training.
                 "checkpoint": {"every": 10**9},
             },
         )  # fmt: skip

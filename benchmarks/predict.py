@@ -156,7 +156,7 @@ def main() -> None:
         bundle = load_classifier(options.model, Path(directory))
         pipeline = make_pipeline(bundle)
         # The length at which Bertsmith truncates texts.
-        max_length = get_task_settings(bundle).length or bundle.config.max_positions
+        max_length = get_task_settings(bundle).max_seqlen or bundle.config.max_positions
         texts = make_texts(options.texts)
         batch_size, sample_seconds = find_best_batch_size(
             pipeline, texts[: options.sample], max_length

@@ -116,7 +116,7 @@ def wait_for_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> N
     """Wait until the metrics log contains ``step``.
 
     Raises:
-        RuntimeError: If the process ends or hangs before.
+        RuntimeError: If the process ends or hangs before it reaches ``step``.
     """
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while read_last_step(run) < step:

@@ -28,7 +28,7 @@ from transformers import BertForMaskedLM
 
 from bertsmith.bundle import PretrainedBundle, load, save
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import ModelConfig, size_preset
+from bertsmith.model.config import ModelConfig, get_size_preset
 from bertsmith.progress import NullProgress
 from bertsmith.tasks.tables import get_text, read_rows
 from bertsmith.text.docstrings import read_documentation
@@ -63,7 +63,7 @@ def save_random_model(directory: Path, size: str, vocab_size: int) -> Path:
     )
     tokenizer = train_wordpiece(paragraphs, vocab_size)
     torch.manual_seed(0)
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, **size_preset(size))
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **get_size_preset(size))
     save(directory / "model", BertForPreTraining(config), tokenizer, {})
     return directory / "model"
 

@@ -89,7 +89,7 @@ def measure_offline(embedder: Embedder, texts: list[str], seconds: float) -> flo
 
 
 def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: float) -> float:
-    """Return the texts per second of the library in random batches of the server's size."""
+    """Return the texts per second if the library computes batches as the server does."""
     settings, max_tokens = (
         embedder.resolve_settings(VectorSettings()), ServeSettings().max_batch_tokens
     )  # fmt: skip

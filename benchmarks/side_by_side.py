@@ -200,7 +200,7 @@ def _build_optimizer(model: nn.Module, settings: PretrainSettings) -> torch.opti
 def _evaluate(model: Any, session: Session) -> float:
     """Return the validation masked-LM loss of transformers' model on the same examples."""
     model.eval()
-    stream = build_heldout_stream(session.heldout_split, session.token_facts, session.settings.data)
+    stream = build_heldout_stream(session.heldout_split, session.vocabulary, session.settings.data)
     num_sequences = min(session.settings.run.max_eval_sequences, len(stream))
     loss, num_predictions = 0.0, 0
     for first in range(0, num_sequences, 64):

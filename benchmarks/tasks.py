@@ -152,7 +152,7 @@ def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_s
     arguments_without_paths = row.arguments.replace("{data}", "DATA").replace("{work}", "WORK")
     command = f"bertsmith finetune {arguments_without_paths} --model {row.model.upper()} --out RUN"
     old_content = json.loads(file.read_text()) if file.exists() else {}
-    # Results of other arguments are outdated.
+    # Results that were recorded with other arguments are outdated.
     if old_content.get("command") == command and len(old_content["runs"]) >= num_seeds:
         return "already finished"
     arguments = row.arguments.format(data=options.data, work=options.work)
