@@ -271,7 +271,7 @@ def compare(
     fastest_graph = max(graphs, key=lambda name: -median(seconds[name]))
     lengths = [len(ids) for ids in embedder.tokenize(texts).sequences]
     macs = sum(length * embedder.config.macs_per_token(length) for length in lengths)
-    peak = device.measure_peak_macs(
+    peak = device.measure_peak_macs_per_second(
         device.Machine(torch.device("cpu"), "fp32", "padded"), seconds=2.0
     )
     expected = vectors["sentence-transformers"]

@@ -179,7 +179,7 @@ def main() -> None:
         "speed ratio / target ratio": totals["transformers"] / totals["bertsmith"] / TARGET_RATIO,
         "MFU of Bertsmith": macs
         / totals["bertsmith"]
-        / device.measure_peak_macs(machine, seconds=2.0),
+        / device.measure_peak_macs_per_second(machine, seconds=2.0),
     }
     measurements = {
         "texts": len(texts), "tokens": sum(lengths), "shortest": min(lengths),

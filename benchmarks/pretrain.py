@@ -143,7 +143,7 @@ def compare(
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     peaks = []
     for _ in range(num_steps):
-        peaks.append(device.measure_peak_macs(machine, seconds=0.1))
+        peaks.append(device.measure_peak_macs_per_second(machine, seconds=0.1))
         for name, step in steps.items():
             seconds[name].append(time_step(step, machine))
     config = make_config(size)

@@ -105,7 +105,7 @@ class Trainer:
             if self.num_steps % eval_every == 0 or self.is_finished or self.num_steps == 1:
                 record = {"step": self.num_steps, "tokens": self.num_tokens,
                           "seconds": self.seconds}  # fmt: skip
-                self.records.append(record | {"training": loss, "masked_lm": self._evaluate()})
+                self.records.append(record | {"training": loss, "mlm_loss": self._evaluate()})
                 print(self.name, json.dumps(self.records[-1]), flush=True)
 
 
@@ -120,11 +120,11 @@ def make_bertsmith_trainer(session: Session) -> Trainer:
             session.machine, step=number, seed=session.settings.run.seed, lr=lr,
             max_grad_norm=session.settings.optim.max_grad_norm,
         )  # fmt: skip
-        return result.losses["masked_lm"]
+        return result.losses["mlm_loss"]
 
     def evaluate() -> float:
         session.model.eval()
-        return objective.evaluate()["masked_lm"]
+        return objective.evaluate()["mlm_loss"]
 
     return Trainer("bertsmith", session, step, evaluate, session.reset)
 
@@ -230,7 +230,7 @@ def plot_losses(trainers: list[Trainer], unigram_entropy: float, path: Path) -> 
     ):
         for trainer in trainers:
             xs = [record[key] / scale for record in trainer.records]
-            ys = [record["masked_lm"] for record in trainer.records]
+            ys = [record["mlm_loss"] for record in trainer.records]
             axes.plot(
                 xs, ys, marker="o", markersize=3, color=colors[trainer.name], label=trainer.name
             )
@@ -278,13 +278,13 @@ def main() -> None:
     objective = session.build_objective([Phase(0, 1, settings.data.max_seqlen)])
     unigram_entropy = objective.evaluate()["unigram_entropy"]
     plot_losses(trainers, unigram_entropy, options.out / "curves.png")
-    hf_loss = hf_trainer.records[-1]["masked_lm"]
+    hf_loss = hf_trainer.records[-1]["mlm_loss"]
     seconds_below = [
-        record["seconds"] for record in bertsmith_trainer.records if record["masked_lm"] <= hf_loss
+        record["seconds"] for record in bertsmith_trainer.records if record["mlm_loss"] <= hf_loss
     ]
     first_seconds_below = seconds_below[0] if seconds_below else float("nan")
     measurements = {
-        "final loss, bertsmith": bertsmith_trainer.records[-1]["masked_lm"],
+        "final loss, bertsmith": bertsmith_trainer.records[-1]["mlm_loss"],
         "final loss, transformers": hf_loss,
         "unigram entropy": unigram_entropy,
         "minutes, bertsmith": bertsmith_trainer.seconds / 60,

@@ -106,10 +106,43 @@ RENAMED_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 #: Old field of a line of metrics.jsonl -> new field.
-RENAMED_METRICS: Mapping[str, str] = MappingProxyType({"ceiling_share": "mfu"})
+RENAMED_METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "ceiling_share": "mfu",
+        "masked_lm": "mlm_loss",
+        "masked_accuracy": "mlm_accuracy",
+        "next_sentence": "nsp_loss",
+        "next_sentence_accuracy": "nsp_accuracy",
+        "next_sentence_low": "nsp_accuracy_low",
+        "next_sentence_high": "nsp_accuracy_high",
+        "larger_class": "nsp_majority_accuracy",
+        "gradients": "grad_norms",
+    }
+)
 #: Old field of a fine-tuning run's result -> new field, if the result has ``figures``.
 RENAMED_RESULT_FIELDS: Mapping[str, str] = MappingProxyType(
     {"metrics": "metric_names", "figures": "metrics"}
+)
+#: Old field of the counts of a file's examples, in a fine-tuning result -> new field.
+RENAMED_COUNTS: Mapping[str, str] = MappingProxyType(
+    {
+        "read": "num_read",
+        "used": "num_used",
+        "cut_off": "num_truncated",
+        "unseen": "unseen_labels",
+        "unreached": "num_unreachable_answers",
+        "untaught": "num_without_target",
+    }
+)
+#: Old field of results.json, which a sweep writes -> new field.
+RENAMED_SWEEP_FIELDS: Mapping[str, str] = MappingProxyType({"settings": "points"})
+#: Old field of a grid point in results.json -> new field.
+RENAMED_GRID_POINT_FIELDS: Mapping[str, str] = MappingProxyType(
+    {"chosen": "hyperparameters", "least": "min", "greatest": "max"}
+)
+#: Old field of ``TokenizerSpec`` -> new field. The old names are part of a vocabulary's hash.
+RENAMED_TOKENIZER_FIELDS: Mapping[str, str] = MappingProxyType(
+    {"whole_hangul": "keep_hangul_syllables", "longest_word": "max_word_chars"}
 )
 
 #: Old kind of a lab stage -> new kind.
@@ -163,6 +196,7 @@ RENAMED_STAGE_RESULTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "parameters": "num_parameters",
             "training": "training_curve",
             "gradients": "gradient_norms",
+            **{old: new for old, new in RENAMED_METRICS.items() if old != "gradients"},
         },
         "mask-predictions": {"filled": "predictions"},
         "word-senses": {
@@ -363,9 +397,37 @@ def upgrade_request(body: Mapping[str, Any], fields: Collection[str]) -> dict[st
 
 def upgrade_finetuning_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a fine-tuning run's result.json, or a copy in the lab's results, in current names."""
-    if "figures" not in result:
-        return dict(result)
-    return {RENAMED_RESULT_FIELDS.get(key, key): value for key, value in result.items()}
+    upgraded = dict(result)
+    if "figures" in result:
+        upgraded = _rename_keys(result, RENAMED_RESULT_FIELDS)
+    if isinstance(upgraded.get("counts"), Mapping):
+        upgraded["counts"] = _upgrade_counts(upgraded["counts"])
+    return upgraded
+
+
+def upgrade_sweep_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a sweep's results.json under its current names."""
+    upgraded = _rename_keys(results, RENAMED_SWEEP_FIELDS)
+    if isinstance(upgraded.get("points"), list):
+        upgraded["points"] = [
+            _rename_keys(point, RENAMED_GRID_POINT_FIELDS) for point in upgraded["points"]
+        ]
+    if isinstance(upgraded.get("counts"), Mapping):
+        upgraded["counts"] = _upgrade_counts(upgraded["counts"])
+    return upgraded
+
+
+def downgrade_tokenizer_spec(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a ``TokenizerSpec`` under the names of version 0.1."""
+    return _rename_keys(values, _invert(RENAMED_TOKENIZER_FIELDS))
+
+
+def _upgrade_counts(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of a result by file, each under its current names."""
+    return {
+        file: _rename_keys(values, RENAMED_COUNTS) if isinstance(values, Mapping) else values
+        for file, values in counts.items()
+    }
 
 
 def downgrade_stage_key(content: Mapping[str, Any]) -> dict[str, Any]:

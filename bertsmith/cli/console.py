@@ -55,8 +55,8 @@ def print_counts(counts: Mapping[str, Any], prefix: str = "") -> None:
     unknown_share = counts.get("unknown_share")
     unknown = "" if unknown_share is None else f", {unknown_share:.1%} of the tokens [UNK]"
     print_line(
-        f"{prefix}{counts['read']:,} read, {counts['used']:,} used, "
-        f"{sum(skipped.values()):,} skipped, {counts['cut_off']:,} truncated{unknown}"
+        f"{prefix}{counts['num_read']:,} read, {counts['num_used']:,} used, "
+        f"{sum(skipped.values()):,} skipped, {counts['num_truncated']:,} truncated{unknown}"
     )
 
 

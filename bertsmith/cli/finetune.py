@@ -252,7 +252,7 @@ def _exit_stopped(result: "FinetuneResult") -> NoReturn:
         f"stopped after step {result.step} of {result.steps} and saved a checkpoint; "
         "run the same command to continue"
     )
-    raise typer.Exit(128 + (result.signal or result.late or signal.SIGINT))
+    raise typer.Exit(128 + (result.signal or result.late_signal or signal.SIGINT))
 
 
 def _print_result_json(result: "FinetuneResult") -> None:

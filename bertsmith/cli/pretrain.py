@@ -140,16 +140,16 @@ def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
         "" if unknown_share is None else f"; {unknown_share:.1%} of the tokens are [UNK], excluded"
     )
     print_line(
-        f"held out: masked-LM loss {heldout['masked_lm']:.3f} "
+        f"held out: masked-LM loss {heldout['mlm_loss']:.3f} "
         f"(unigram entropy {heldout['unigram_entropy']:.3f}), "
-        f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['masked_accuracy']:.1%}"
+        f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['mlm_accuracy']:.1%}"
         f"{unknown}"
     )
-    if "next_sentence_accuracy" in heldout:
+    if "nsp_accuracy" in heldout:
         print_line(
-            f"next sentence: accuracy {heldout['next_sentence_accuracy']:.1%}, 95% confidence "
-            f"interval {heldout['next_sentence_low']:.1%} to {heldout['next_sentence_high']:.1%} "
-            f"(majority class {heldout['larger_class']:.1%})"
+            f"next sentence: accuracy {heldout['nsp_accuracy']:.1%}, 95% confidence "
+            f"interval {heldout['nsp_accuracy_low']:.1%} to {heldout['nsp_accuracy_high']:.1%} "
+            f"(majority class {heldout['nsp_majority_accuracy']:.1%})"
         )
 
 
@@ -162,7 +162,7 @@ def _print_estimate(estimate: dict[str, Any]) -> None:
     print_line(
         f"speed        {estimate['tokens_per_second']:,} tokens/s, "
         f"{estimate['mfu']:.0%} of peak matmul speed "
-        f"({estimate['ceiling_flops'] / 1e9:,.0f} GFLOP/s)"
+        f"({estimate['peak_flops'] / 1e9:,.0f} GFLOP/s)"
     )
     print_line(
         f"evaluations  {estimate['evaluations']:,} of {estimate['num_eval_sequences']:,} sequences"

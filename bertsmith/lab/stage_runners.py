@@ -187,10 +187,10 @@ def _read_curves(run: Path) -> dict[str, Any]:
     sample_step = max(1, len(train_records) // _CURVE_POINTS)
     sampled = train_records[::sample_step]
     return {
-        "training_curve": [[record["step"], record["masked_lm"]] for record in sampled],
-        "gradient_norms": [[record["step"], record["gradients"]] for record in sampled
-                           if "gradients" in record],
-        "heldout_curve": [[record["step"], record["masked_lm"]] for record in records
+        "training_curve": [[record["step"], record["mlm_loss"]] for record in sampled],
+        "gradient_norms": [[record["step"], record["grad_norms"]] for record in sampled
+                           if "grad_norms" in record],
+        "heldout_curve": [[record["step"], record["mlm_loss"]] for record in records
                           if record["kind"] == "heldout"],
     }  # fmt: skip
 
@@ -242,7 +242,7 @@ def finetune_model(job: Job) -> dict[str, Any]:
         raise StoppedError(finetuned.signal)
     return {"metric_names": finetuned.metric_names, "metrics": finetuned.metrics,
             "counts": finetuned.counts, "steps": finetuned.steps, "seconds": finetuned.seconds,
-            LATE_SIGNAL: finetuned.late}  # fmt: skip
+            LATE_SIGNAL: finetuned.late_signal}  # fmt: skip
 
 
 def _resume_or_restart(start: Callable[[], FinetuneResult], run: Path) -> FinetuneResult:

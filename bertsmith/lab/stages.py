@@ -244,7 +244,7 @@ def get_task_score(result: dict[str, Any] | None, task: str) -> float | None:
     return float("nan") if value is None else float(value)
 
 
-def get_heldout_metric(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
+def get_heldout_metric(result: dict[str, Any] | None, name: str = "mlm_loss") -> float | None:
     """Return a held-out metric of a pre-training run's result, by default the MLM loss.
 
     Returns:

@@ -198,7 +198,7 @@ def trim_memory() -> None:
         malloc_trim(0)
 
 
-def measure_peak_macs(machine: Machine, seconds: float = 0.1) -> float:
+def measure_peak_macs_per_second(machine: Machine, seconds: float = 0.1) -> float:
     """Measure the peak speed of a device in multiply-adds per second, with a square matrix product.
 
     Args:

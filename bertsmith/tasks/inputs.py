@@ -97,12 +97,13 @@ class ExampleCounts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts for JSON."""
-        counts = {"read": self.num_read, "used": self.num_used, "cut_off": self.num_truncated,
-                  "skipped": dict(self.skipped)}  # fmt: skip
+        counts = {"num_read": self.num_read, "num_used": self.num_used,
+                  "num_truncated": self.num_truncated, "skipped": dict(self.skipped)}  # fmt: skip
         unknown_share = self.token_counts.unknown_share if self.token_counts.num_tokens else None
-        optional = {"first_skipped": self.first_skipped or None, "unseen": self.unseen_labels,
-                    "unreached": self.num_unreachable_answers or None,
-                    "untaught": self.num_without_target or None,
+        optional = {"first_skipped": self.first_skipped or None,
+                    "unseen_labels": self.unseen_labels,
+                    "num_unreachable_answers": self.num_unreachable_answers or None,
+                    "num_without_target": self.num_without_target or None,
                     "notes": self.notes or None, "unknown_share": unknown_share}  # fmt: skip
         return counts | {name: value for name, value in optional.items() if value is not None}
 
@@ -145,7 +146,8 @@ class ModelInputs:
             the unit does not contain its target. None for unlabeled data.
         token_indices: Tokens of each unit's sequence for which outputs are needed. None if the
             model selects them.
-        family_data: Additional data of the task family.
+        decoding_data: What the task family needs to convert outputs to answers or tags, one item
+            per input.
     """
 
     sequences: list[list[TokenSequence]]
@@ -153,7 +155,7 @@ class ModelInputs:
     is_truncated: list[bool]
     targets: list[NDArray[Any]] | None = None
     token_indices: list[list[int]] | None = None
-    family_data: Any = None
+    decoding_data: Any = None
 
     def __len__(self) -> int:
         """Return the number of units."""

@@ -66,7 +66,7 @@ def encode_examples(
     """Encode each question as one or more windows [CLS] question [SEP] context [SEP].
 
     Questions are truncated to ``task.max_question_length`` tokens and to half of the input. A
-    question whose answers have no tokens has no target. ``family_data`` holds a ``ContextWindow``
+    question whose answers have no tokens has no target. ``decoding_data`` holds a ``ContextWindow``
     for each input. See ``TaskFamily``.
     """
     assert task.max_seqlen is not None
@@ -74,7 +74,7 @@ def encode_examples(
     contexts = _tokenize_contexts([example.context for example in examples], tokenizer)
     questions = tokenizer.encode_batch([example.question for example in examples])
     max_question_tokens = min(task.max_question_length, (task.max_seqlen - 3) // 2)
-    inputs = ModelInputs([], [], [], [], [], family_data=[])
+    inputs = ModelInputs([], [], [], [], [], decoding_data=[])
     for example_index, (example, question_ids) in enumerate(zip(examples, questions, strict=True)):
         context_ids, offsets = contexts[example.context]
         answer = _find_answer_tokens(example, offsets)
@@ -148,7 +148,7 @@ def _append_input(
     inputs.targets.append(np.array([] if target is None else [target], np.int64).reshape(-1, 2))
     # As in the original, the softmax is over all tokens, including those of the question.
     inputs.token_indices.append(list(range(len(sequence[0]))))
-    inputs.family_data.append(window)
+    inputs.decoding_data.append(window)
 
 
 def _tokenize_contexts(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _ContextTokens]:
@@ -226,7 +226,7 @@ def compute_metrics(
     contexts = [example.context for example in examples]
     predictions = find_best_spans(
         outputs,
-        inputs.family_data,
+        inputs.decoding_data,
         contexts,
         max_answer_tokens=task.max_answer_length,
         num_spans=1,

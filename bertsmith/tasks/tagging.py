@@ -103,7 +103,7 @@ def encode_examples(
 
     With sentence context each input is [CLS] sentence [SEP], truncated at its end. With document
     context an input predicts whole sentences of up to half its length, surrounded by as many
-    tokens of the document as fit, and nothing is truncated. ``family_data`` holds a
+    tokens of the document as fit, and nothing is truncated. ``decoding_data`` holds a
     ``TokenAlignment`` for each sentence.
     """
     assert task.max_seqlen is not None
@@ -133,7 +133,7 @@ def encode_examples(
         targets=targets,
         # Shifted by [CLS].
         token_indices=[[index + 1 for index in window.token_indices] for window in windows],
-        family_data=alignments,
+        decoding_data=alignments,
     )
 
 
@@ -385,7 +385,7 @@ def _get_predicted_and_true_tags(
     logits = np.concatenate(outputs)
     token_tags = [head.labels[index] for index in logits.argmax(-1)]
     true_tags = [list(example.tags or ()) for example in examples]
-    return list(to_unit_tags(examples, inputs.family_data, token_tags)), true_tags
+    return list(to_unit_tags(examples, inputs.decoding_data, token_tags)), true_tags
 
 
 def compute_class_report(

@@ -95,7 +95,7 @@ def write_tokenizer_spec(
     write_atomic(directory / VOCAB_FILE, "".join(f"{word}\n" for word in spec.vocab))
     # AutoTokenizer rebuilds a BertTokenizer from these options, which cannot express that Hangul
     # is recomposed. Only PreTrainedTokenizerFast keeps the normalizer of tokenizer.json.
-    recomposes_hangul = spec.strip_accents and spec.whole_hangul
+    recomposes_hangul = spec.strip_accents and spec.keep_hangul_syllables
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if recomposes_hangul else "BertTokenizer",
         "do_lower_case": spec.lowercase,
@@ -111,7 +111,7 @@ def write_tokenizer_spec(
     if max_length is not None:
         config["model_max_length"] = max_length
     if spec.added:
-        ids = index_vocabulary(spec.words)
+        ids = index_vocabulary(spec.tokens)
         special_tokens = (
             AddedTokenSpec(token, special=True, normalized=False) for token in SPECIAL_TOKENS
         )
@@ -121,7 +121,7 @@ def write_tokenizer_spec(
     write_json(directory / TOKENIZER_CONFIG_FILE, config)
     bertsmith_file = directory / BERTSMITH_FILE
     entries = read_json_object(bertsmith_file) if bertsmith_file.is_file() else {}
-    entries["tokenizer"] = {"hash": spec.fingerprint(), "words": len(spec.words)}
+    entries["tokenizer"] = {"hash": spec.fingerprint(), "words": len(spec.tokens)}
     if spec.segmenter:
         name, version = spec.segmenter
         entries["tokenizer"]["segmenter"] = {"name": name, "version": version}
@@ -175,22 +175,22 @@ def _read_vocab_txt(
         lowercase = get_bool(config, "do_lower_case", config_file)
     if lowercase is None:
         lowercase = all(word == word.lower() for word in vocab if word not in SPECIAL_TOKENS)
-    whole_hangul = True
+    keep_hangul_syllables = True
     if strip_accents is None and not config and lowercase and _has_only_jamo(vocab):
-        strip_accents, whole_hangul = True, False
+        strip_accents, keep_hangul_syllables = True, False
     if strip_accents is None and config:
         # As in the original code, accents are stripped with lowercasing unless the file says
         # otherwise, and Hangul is not recomposed.
         strip_accents = get_bool(config, "strip_accents", config_file)
         strip_accents = lowercase if strip_accents is None else strip_accents
-        whole_hangul = False
+        keep_hangul_syllables = False
     split_chinese = get_bool(config, "tokenize_chinese_chars", config_file)
     return TokenizerSpec(
         vocab=vocab,
         added=_read_added_tokens(config_file, config, vocab),
         lowercase=lowercase,
         strip_accents=bool(strip_accents),
-        whole_hangul=whole_hangul or not strip_accents,
+        keep_hangul_syllables=keep_hangul_syllables or not strip_accents,
         split_chinese=True if split_chinese is None else split_chinese,
     )
 

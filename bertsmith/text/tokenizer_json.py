@@ -78,7 +78,7 @@ def parse_tokenizer_json(path: Path, vocab_lines: tuple[str, ...]) -> TokenizerS
         raise TokenizerError(
             f"{path}: max_input_chars_per_word is {max_length!r}; expected a number"
         )
-    return TokenizerSpec(vocab=vocab, added=added, longest_word=max_length, **options)
+    return TokenizerSpec(vocab=vocab, added=added, max_word_chars=max_length, **options)
 
 
 def _require(path: Path, name: str, value: object, expected: str) -> None:
@@ -185,6 +185,6 @@ def _parse_normalizer(normalizer: Mapping[str, Any], path: Path) -> dict[str, An
     return {
         "lowercase": lowercase,
         "strip_accents": strip_accents,
-        "whole_hangul": recomposes_hangul or not strip_accents,
+        "keep_hangul_syllables": recomposes_hangul or not strip_accents,
         "split_chinese": bool(bert.get("handle_chinese_chars", True)),
     }

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from bertsmith.compatibility import downgrade_tokenizer_spec
 from bertsmith.errors import TokenizerError
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -41,18 +42,16 @@ class AddedTokenSpec(NamedTuple):
 class TokenizerSpec:
     """Everything that determines the ids of a text.
 
-    The names of the fields are part of the fingerprint.
-
     Attributes:
         vocab: The words in the order of their ids. If a word is repeated, its last id is used, as
             in the original code.
         added: Added tokens. Those that are not in ``vocab`` have the ids after it, in order.
         lowercase: Whether text is lowercased.
         strip_accents: Whether accents are removed.
-        whole_hangul: Whether Hangul is recomposed after accents are removed. The original code
-            leaves it decomposed into jamo.
+        keep_hangul_syllables: Whether Hangul is recomposed after accents are removed. The
+            original code leaves it decomposed into jamo.
         split_chinese: Whether each Chinese character is a word.
-        longest_word: Maximum number of characters in a word; longer words become [UNK].
+        max_word_chars: Maximum number of characters in a word; longer words become [UNK].
         segmenter: Name and version of the segmenter applied before tokenization, or None.
     """
 
@@ -60,16 +59,16 @@ class TokenizerSpec:
     added: tuple[AddedTokenSpec, ...] = ()
     lowercase: bool = True
     strip_accents: bool = False
-    whole_hangul: bool = True
+    keep_hangul_syllables: bool = True
     split_chinese: bool = True
     # The default of `max_input_chars_per_word` in Hugging Face's BertTokenizer. The original code
     # has 200, but no word of a real language is as long as either.
-    longest_word: int = 100
+    max_word_chars: int = 100
     segmenter: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         try:
-            "".join(self.words).encode()
+            "".join(self.tokens).encode()
         except UnicodeEncodeError as error:
             # JSON can contain lone surrogates.
             raise TokenizerError(
@@ -84,7 +83,7 @@ class TokenizerSpec:
             )
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def tokens(self) -> tuple[str, ...]:
         """The vocabulary and the added tokens, in the order of their ids."""
         vocab = set(self.vocab)
         return self.vocab + tuple(
@@ -95,11 +94,11 @@ class TokenizerSpec:
     def is_plain_bert(self) -> bool:
         """Whether the plain BERT tokenizer of other libraries gives the same ids."""
         is_extended = self.segmenter is not None or bool(self.added)
-        return not is_extended and not (self.strip_accents and self.whole_hangul)
+        return not is_extended and not (self.strip_accents and self.keep_hangul_syllables)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the vocabulary and all options, in hexadecimal."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = downgrade_tokenizer_spec(vars(self))
         if not self.added:
             # The field is newer than the first stores, whose hashes must stay valid.
             del values["added"]
@@ -113,7 +112,7 @@ def index_vocabulary(vocab: tuple[str, ...]) -> dict[str, int]:
 
 def build_normalizer(spec: TokenizerSpec) -> normalizers.Normalizer:
     """Return the normalizer that cleans a text before it is split into words."""
-    recomposes_hangul = spec.strip_accents and spec.whole_hangul
+    recomposes_hangul = spec.strip_accents and spec.keep_hangul_syllables
     bert = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=spec.split_chinese,
@@ -137,7 +136,7 @@ def build_backend(spec: TokenizerSpec, *, no_special: bool = False) -> Backend:
     """
     ids = index_vocabulary(spec.vocab)
     backend = Backend(
-        models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=spec.longest_word)
+        models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=spec.max_word_chars)
     )
     backend.normalizer = build_normalizer(spec)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

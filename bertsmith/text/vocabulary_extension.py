@@ -36,9 +36,9 @@ class WordCheck:
         """Return the result as JSON values."""
         return {
             "words": self.accepted,
-            "known": self.existing,
-            "changed": self.normalized,
-            "refused": self.rejected,
+            "existing": self.existing,
+            "normalized": self.normalized,
+            "rejected": self.rejected,
         }
 
 
@@ -79,7 +79,7 @@ class FitComparison:
         return {
             "before": self.before.to_json(),
             "after": self.after.to_json(),
-            "forgotten": self.num_dropped,
+            "num_dropped": self.num_dropped,
         }
 
 
@@ -143,8 +143,8 @@ def _find_rejection_reason(
     if len(parts) > 1:
         joined = " | ".join(parts)
         return ("it never continues a word: " if continues else "it is split: ") + joined
-    if len(normalized) > tokenizer.spec.longest_word:
-        return f"it has more than {tokenizer.spec.longest_word} characters"
+    if len(normalized) > tokenizer.spec.max_word_chars:
+        return f"it has more than {tokenizer.spec.max_word_chars} characters"
     if tokenizer.segmenter is not None and not continues:
         offsets = tokenizer.segmenter.find_boundaries([unprefixed])[0]
         parts = [
@@ -197,7 +197,7 @@ def extend_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyE
             "have yet"
         )
     spec = tokenizer.spec
-    added_tokens = spec.words[len(spec.vocab) :]
+    added_tokens = spec.tokens[len(spec.vocab) :]
     if added_tokens:
         raise TokenizerError(
             f"tokens were added after this vocabulary ({', '.join(added_tokens[:5])}); new words "

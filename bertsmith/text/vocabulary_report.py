@@ -60,13 +60,13 @@ class VocabularyReport:
             "words": self.words,
             "pieces": self.pieces,
             "unknown": self.unknown,
-            "whole": self.single_piece,
+            "single_piece": self.single_piece,
             "longest": self.longest,
             "most_pieces": self.most_pieces,
             "unknown_words": self.unknown_words,
             "unknown_share": self.unknown_share,
-            "pieces_a_word": self.pieces_per_word,
-            "whole_share": self.single_piece_share,
+            "pieces_per_word": self.pieces_per_word,
+            "single_piece_share": self.single_piece_share,
         }
 
     def lines(self) -> list[str]:

@@ -54,7 +54,7 @@ class Tokenizer:
         if segmenter is None and spec.segmenter is not None:
             segmenter = load_segmenter(*spec.segmenter)
         self.segmenter = segmenter
-        self.vocab = spec.words
+        self.vocab = spec.tokens
         self._ids = index_vocabulary(self.vocab)
         self._plain_backend = build_backend(spec, no_special=True)
         self._plain_backend.encode_special_tokens = True

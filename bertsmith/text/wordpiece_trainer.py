@@ -195,7 +195,7 @@ def _count_characters(
     """Count how often each character of the texts occurs; also return their total number."""
     normalize = build_normalizer(spec).normalize_str
     normalizes_texts = _recomposes_hangul(spec)
-    counts = CharacterCounts(str if normalizes_texts else normalize, spec.longest_word)
+    counts = CharacterCounts(str if normalizes_texts else normalize, spec.max_word_chars)
     total_characters = 0
     progress.start("Counting characters", None, "characters")
     for chunk in _make_chunks(texts, _CHARACTER_CHUNK):
@@ -221,7 +221,7 @@ def _filter_chunks(
 
 def _recomposes_hangul(spec: TokenizerSpec) -> bool:
     """Return whether the normalizer combines characters, so that it needs the whole text."""
-    return spec.strip_accents and spec.whole_hangul
+    return spec.strip_accents and spec.keep_hangul_syllables
 
 
 def _train_backend(

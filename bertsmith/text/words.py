@@ -33,7 +33,7 @@ class WordCounts:
         self._normalize = build_normalizer(tokenizer.spec).normalize_str
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
         self._segmenter = tokenizer.segmenter
-        self._max_word_length = tokenizer.spec.longest_word
+        self._max_word_length = tokenizer.spec.max_word_chars
         self._max_distinct_words = max_distinct_words
         self.counts: Counter[str] = Counter()
         self.num_dropped = self.num_too_long = self.num_characters = 0

@@ -163,13 +163,13 @@ def _answer_examples(
     task = get_task_settings(bundle)
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     predictions = find_best_spans(
-        compute(bundle.model, inputs), inputs.family_data,
+        compute(bundle.model, inputs), inputs.decoding_data,
         [example.context for example in examples],
         max_answer_tokens=task.max_answer_length, num_spans=NUM_CANDIDATES,
     )  # fmt: skip
     truncated_by_question = {
         window.example_index: truncated
-        for window, truncated in zip(inputs.family_data, inputs.is_truncated, strict=True)
+        for window, truncated in zip(inputs.decoding_data, inputs.is_truncated, strict=True)
     }
     for index, spans in enumerate(predictions):
         yield _choose_answer(spans, task.null_threshold, is_truncated=truncated_by_question[index])

@@ -198,7 +198,7 @@ def _predict_tags(
     token_tags = [labels[label_index] for label_index in predicted]
     token_probabilities = probabilities[np.arange(len(probabilities)), predicted]
     first_token = 0
-    alignments: list[TokenAlignment] = inputs.family_data
+    alignments: list[TokenAlignment] = inputs.decoding_data
     unit_tags = to_unit_tags(examples, alignments, token_tags)
     for example, alignment, tags in zip(examples, alignments, unit_tags, strict=True):
         unit_probabilities = [

@@ -50,7 +50,7 @@ def test_frequent_words_of_a_corpus_are_added(run: Run, model: Path, tmp_path: P
     assert completed.status == 0, completed.err
     report = json.loads(completed.out)
     assert report["words"] == ["ferrymen", "riverboats"]
-    assert report["before"]["pieces_a_word"] > report["after"]["pieces_a_word"] >= 1
+    assert report["before"]["pieces_per_word"] > report["after"]["pieces_per_word"] >= 1
     assert len(report["piece_ids"]) == 2
     assert "before: " in completed.err
     assert "after: " in completed.err

@@ -269,7 +269,13 @@ def test_evaluate_uses_the_columns_of_the_training_table(
     """Metrics, counts, class report and confusion matrix are printed as JSON or as text."""
     metrics = json.loads(run("evaluate", classifier, "--data", table, "--json").out)
     assert 0 <= metrics["accuracy"] <= 1
-    counts = {"read": 24, "used": 24, "cut_off": 0, "skipped": {}, "unknown_share": 0.0}
+    counts = {
+        "num_read": 24,
+        "num_used": 24,
+        "num_truncated": 0,
+        "skipped": {},
+        "unknown_share": 0.0,
+    }
     assert metrics["counts"] == counts
     assert sum(scores["support"] for scores in metrics["classes"].values()) == 24
     assert list(metrics["confusion"]) == list(metrics["classes"]) == ["loud", "still"]
@@ -317,11 +323,11 @@ def test_classifier_without_bertsmith_json_is_evaluated(
     evaluate = ("evaluate", model, "--data", table, "--json")
     completed = run(*evaluate, "--text", "line", "--pair", "other", "--label", "mood")
     assert completed.status == 0, completed.err
-    assert json.loads(completed.out)["counts"]["used"] == 1
+    assert json.loads(completed.out)["counts"]["num_used"] == 1
     assert "no column 'text'" in run(*evaluate).err
     table.write_text("the anvil,loud\n")
     completed = run(*evaluate, "--text", "0", "--label", "1", "--set", "task.header=false")
-    assert json.loads(completed.out)["counts"]["used"] == 1
+    assert json.loads(completed.out)["counts"]["num_used"] == 1
     completed = run(*evaluate, "--set", "optim.lr=1.0")
     assert (completed.status, "takes settings of the task" in completed.err) == (2, True)
     completed = run(*evaluate, "--set", "task.batch_size=3")
@@ -365,7 +371,7 @@ def test_skipped_rows_and_sweeps_are_reported(
     report = json.loads(completed.out)
     assert list(report["counts"]["train"]["skipped"].values()) == [1]
     [point] = report["settings"]
-    assert point["least"] <= point["median"] <= point["greatest"]
+    assert point["min"] <= point["median"] <= point["max"]
     output = run("inspect", out).out
     assert f"runs {out}: 2, all finished" in output
     assert f"by accuracy: {report['best']}" in output

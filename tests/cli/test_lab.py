@@ -17,7 +17,7 @@ Run = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def skip_speed_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a constant peak matmul speed instead of measuring it."""
-    monkeypatch.setattr(device, "measure_peak_macs", lambda _: 1e9)
+    monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
 
 
 def test_experiment_is_planned_run_and_reused(run: Run, tmp_path: Path) -> None:

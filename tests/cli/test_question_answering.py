@@ -50,7 +50,7 @@ def test_finetune_finds_the_files_of_a_public_task(
     assert completed.status == 0, completed.err
     summary = json.loads(completed.out)
     assert {"f1", "exact", "best_f1", "null_threshold"} <= set(summary["metrics"])
-    assert summary["counts"]["dev"]["used"] == 8
+    assert summary["counts"]["dev"]["num_used"] == 8
     train, dev = squad_folder / "train-v2.0.json", squad_folder / "dev-v2.0.json"
     completed = run(
         "finetune", "squad", "--data", squad_folder, "--out", tmp_path / "b", *options,
@@ -69,7 +69,7 @@ def test_predict_and_evaluate_questions(run: Run, squad_run: Path, squad_folder:
     assert answers == {f"q{n}": answer["text"] for n in range(8)}
     metrics = json.loads(run("evaluate", squad_run, "--data", file, "--json").out)
     assert metrics["f1"] == metrics["exact"] == 0.5
-    assert metrics["counts"]["read"] == 8
+    assert metrics["counts"]["num_read"] == 8
 
 
 def test_predict_accepts_a_null_threshold(run: Run, squad_run: Path, squad_folder: Path) -> None:

@@ -42,7 +42,7 @@ def test_json_report(run: Run, corpus: Path, tmp_path: Path) -> None:
     assert report["words"] == 170
     assert report["held_out"] is True
     assert report["corpus"]["documents"] == 400
-    assert 1 <= report["quality"]["pieces_a_word"] < 4
+    assert 1 <= report["quality"]["pieces_per_word"] < 4
 
 
 def test_options_apply_to_the_tokenizer(run: Run, corpus: Path, tmp_path: Path) -> None:

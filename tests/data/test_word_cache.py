@@ -17,7 +17,9 @@ SPECS = [
     TokenizerSpec(vocab=VOCAB),
     TokenizerSpec(vocab=VOCAB, lowercase=False),
     TokenizerSpec(vocab=VOCAB, strip_accents=True),
-    TokenizerSpec(vocab=VOCAB, strip_accents=True, whole_hangul=False, split_chinese=False),
+    TokenizerSpec(
+        vocab=VOCAB, strip_accents=True, keep_hangul_syllables=False, split_chinese=False
+    ),
 ]
 #: Characters for which caching could go wrong: combining marks after punctuation or a space,
 #: letters with a context-dependent or two-character lower case, unusual spaces and control

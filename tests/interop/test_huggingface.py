@@ -386,7 +386,7 @@ def test_model_card_has_the_provenance(tmp_path: Path) -> None:
     """The hub's parser reads the metadata; local folders are not named."""
     info = {
         "recipe": "fast",
-        "heldout_metrics": {"masked_lm": 2.5, "steps": 7},
+        "heldout_metrics": {"mlm_loss": 2.5, "steps": 7},
         "provenance": {
             "sources": ["/home/somebody/secret/corpus.jsonl.xz"],
             "documents": 1234,
@@ -411,7 +411,7 @@ def test_model_card_has_the_provenance(tmp_path: Path) -> None:
     assert card.data.pipeline_tag == "fill-mask"
     assert card.data.library_name == "transformers"
     assert card.data.license is None
-    for text in ("`corpus.jsonl.xz`", "1,234 documents", "| masked_lm | 2.5 |", "recipe: fast",
+    for text in ("`corpus.jsonl.xz`", "1,234 documents", "| mlm_loss | 2.5 |", "recipe: fast",
                   "2 layers, width 21, 3 attention heads"):  # fmt: skip
         assert text in card.content, text
     assert "# license: fill this in" in (tmp_path / "m" / "README.md").read_text()

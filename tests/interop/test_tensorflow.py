@@ -366,7 +366,7 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
     with pytest.raises(ModelError, match="not 'tags'"):
         write_tensorflow(tmp_path / "tagger", tmp_path / "release")
     vocab = make_tokenizer(101).vocab
-    composed = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, whole_hangul=True))
+    composed = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, keep_hangul_syllables=True))
     bundle.save(tmp_path / "composed", BertForPreTraining(make_prime_size_config()), composed, {})
     with pytest.raises(
         ModelError, match="the original BERT does not support this model's tokenizer"
@@ -374,7 +374,10 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
         write_tensorflow(tmp_path / "composed", tmp_path / "release")
     for lowercase, accents, notes in ((True, False, 1), (True, True, 0), (False, False, 0)):
         spec = TokenizerSpec(
-            vocab=vocab, lowercase=lowercase, strip_accents=accents, whole_hangul=not accents
+            vocab=vocab,
+            lowercase=lowercase,
+            strip_accents=accents,
+            keep_hangul_syllables=not accents,
         )
         directory = tmp_path / f"{lowercase}-{accents}"
         bundle.save(directory, BertForPreTraining(make_prime_size_config()), Tokenizer(spec), {})

@@ -47,7 +47,7 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
 
     def run_score_stage(job: Job) -> dict[str, Any]:
         (job.output).write_text("1")
-        return {"heldout_metrics": {"masked_lm": loss, "other": float("nan")}, "more": [1]}
+        return {"heldout_metrics": {"mlm_loss": loss, "other": float("nan")}, "more": [1]}
 
     base = Stage("score", {})
     progress = RecordingProgress()
@@ -61,12 +61,12 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
         return read_records(runner.results_dir)[base.name]
 
     assert "reruns" not in rerun_base(1)
-    assert [rerun["heldout_metrics"]["masked_lm"] for rerun in rerun_base(2)["reruns"]] == [5.0]
+    assert [rerun["heldout_metrics"]["mlm_loss"] for rerun in rerun_base(2)["reruns"]] == [5.0]
     assert not [line for line in progress.messages if "differ" in line]
     loss = 5.1
     record = rerun_base(3)
-    assert record["result"]["heldout_metrics"]["masked_lm"] == 5.0
-    assert [rerun["heldout_metrics"]["masked_lm"] for rerun in record["reruns"]] == [5.0, 5.1]
+    assert record["result"]["heldout_metrics"]["mlm_loss"] == 5.0
+    assert [rerun["heldout_metrics"]["mlm_loss"] for rerun in record["reruns"]] == [5.0, 5.1]
     messages = [line for line in progress.messages if "differ from the first run" in line]
     assert len(messages) == 1
 
@@ -238,7 +238,7 @@ def test_incomplete_result_counts_as_missing(tmp_path: Path) -> None:
     stage = next(iter(run.stages.values()))
     incomplete: list[dict[str, Any]] = [
         {"result": {}},
-        {"kind": "pretrain", "result": {"heldout_metrics": {"masked_lm": 4.1}}},
+        {"kind": "pretrain", "result": {"heldout_metrics": {"mlm_loss": 4.1}}},
     ]
     for record in incomplete:
         run.runner.results.append(stage.name, record)

@@ -80,7 +80,7 @@ def test_inputs_follow_the_paper(tokenizer: Tokenizer) -> None:
     assert inputs.targets is not None
     assert np.concatenate(inputs.targets).tolist() == [[5, 7], [0, 0], [8, 8], [6, 6]]
     assert inputs.targets[0].dtype == np.int64
-    window = inputs.family_data[0]
+    window = inputs.decoding_data[0]
     assert window.first_position == 4
     assert [CONTEXT[start:end].lower() for start, end in window.offsets] == [
         "red", "green", "s", "and", "blue", ",", "red", "again"
@@ -116,7 +116,9 @@ def test_windows_equal_transformers(tmp_path: Path, tokenizer: Tokenizer) -> Non
             assert [sequences[0] for sequences in inputs.sequences] == list(
                 zip(expected["input_ids"], expected["token_type_ids"], strict=True)
             )
-            for window, offsets in zip(inputs.family_data, expected["offset_mapping"], strict=True):
+            for window, offsets in zip(
+                inputs.decoding_data, expected["offset_mapping"], strict=True
+            ):
                 last_position = window.first_position + len(window.offsets)
                 context_offsets = offsets[window.first_position : last_position]
                 assert [tuple(pair) for pair in window.offsets.tolist()] == context_offsets
@@ -139,7 +141,7 @@ def test_overlapping_windows_equal_transformers(
             stride=overlap, return_overflowing_tokens=True,
         )  # fmt: skip
         assert [ids for [(ids, _)] in inputs.sequences] == expected["input_ids"]
-        assert all(window.can_start_span.all() for window in inputs.family_data)
+        assert all(window.can_start_span.all() for window in inputs.decoding_data)
 
 
 def test_large_overlap_of_short_windows_is_limited(tokenizer: Tokenizer) -> None:
@@ -167,7 +169,7 @@ def test_long_question_leaves_room_for_the_context(tokenizer: Tokenizer) -> None
     """With the minimum length the question takes half of the input; all context is covered."""
     example = QuestionExample("who " * 70, CONTEXT, (("again", 25),), "1", "f")
     inputs = encode([example], tokenizer, max_seqlen=8)
-    covered = {tuple(pair) for window in inputs.family_data for pair in window.offsets.tolist()}
+    covered = {tuple(pair) for window in inputs.decoding_data for pair in window.offsets.tolist()}
     assert len(covered) == 8
     assert all(len(ids) <= 8 for [(ids, _)] in inputs.sequences)
 
@@ -219,7 +221,7 @@ def test_best_spans_equal_exhaustive_search(tokenizer: Tokenizer) -> None:
     contexts = [CONTEXT, "red green blue and again " * 7, "red " * 60]
     examples = [QuestionExample("who", context, None, "", "f") for context in contexts]
     inputs = encode(examples, tokenizer, max_seqlen=16, window_stride=4)
-    windows: list[spans.ContextWindow] = inputs.family_data
+    windows: list[spans.ContextWindow] = inputs.decoding_data
     outputs = [rng.normal(size=(len(ids), 2)).astype(np.float32) for [(ids, _)] in inputs.sequences]
     for max_answer_tokens, num_spans in ((3, 5), (30, 20), (1, 1), (4, 1)):
         predictions = spans.find_best_spans(
@@ -280,7 +282,7 @@ def test_predicted_answer_has_the_original_characters(
     outputs = np.zeros((len(inputs.sequences[0][0][0]), 2), np.float32)
     outputs[inputs.targets[0][0], [0, 1]] = 5.0
     (prediction,) = spans.find_best_spans(
-        [outputs], inputs.family_data, [text], max_answer_tokens=30, num_spans=1
+        [outputs], inputs.decoding_data, [text], max_answer_tokens=30, num_spans=1
     )
     assert (prediction.spans[0].text, prediction.spans[0].start) == (answer, start)
 
@@ -306,7 +308,7 @@ def test_context_without_tokens_gives_an_empty_answer(tokenizer: Tokenizer) -> N
     inputs = encode([QuestionExample("who", "\ufffd", None, "", "f")], tokenizer)
     (prediction,) = spans.find_best_spans(
         [np.ones((4, 2), np.float32)],
-        inputs.family_data,
+        inputs.decoding_data,
         ["\ufffd"],
         max_answer_tokens=3,
         num_spans=2,
@@ -376,7 +378,7 @@ def test_squad_answers_survive_tokenization(tmp_path: Path, shared_text: Path) -
         outputs.append(window_outputs)
     contexts = [example.context for example in examples]
     predictions = spans.find_best_spans(
-        outputs, inputs.family_data, contexts, max_answer_tokens=80, num_spans=1
+        outputs, inputs.decoding_data, contexts, max_answer_tokens=80, num_spans=1
     )
     is_equal = [
         squad.normalize_answer(prediction.spans[0].text)

@@ -71,7 +71,7 @@ def test_conll_file_is_read(tmp_path: Path) -> None:
     assert [sentence.document for sentence in sentences] == [1, 1, 2]
     assert sentences[1].units == ((0, 5), (6, 15), (16, 17))
     assert sentences[1].location.endswith("a.txt, line 6")
-    assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
+    assert counts.as_dict() == {"num_read": 3, "num_used": 3, "num_truncated": 0, "skipped": {}}
     tags_task = ENTITIES.model_copy(update={"kind": "tags", "label_column": "1"})
     plain_sentences, _ = read_examples(tmp_path / "a.txt", tags_task)
     assert plain_sentences[0].tags == ("NNP", "VBZ")
@@ -118,7 +118,7 @@ def test_conllu_file_is_read(tmp_path: Path) -> None:
     assert tags == [("AUX", "PART", "VERB"), ("SYM",), ("ADV",)]
     assert [sentence.document for sentence in sentences] == [1, 1, 2]
     assert list(map(get_line_number, sentences)) == ["5", "9", "13"]
-    assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
+    assert counts.as_dict() == {"num_read": 3, "num_used": 3, "num_truncated": 0, "skipped": {}}
     named_columns = TAGS.model_copy(update={"text_column": "lemma", "label_column": "XPOS"})
     sentences, _ = read_examples(path, named_columns)
     assert (sentences[0].text, sentences[2].tags) == ("do not go", ("NNP+JKB",))
@@ -382,7 +382,7 @@ def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
             start = time.process_time()
             encode_examples([document], tokenizer, HEAD, task, ExampleCounts())
             inputs = encode_examples([document], tokenizer, HEAD, split_task, ExampleCounts())
-            alignments = inputs.family_data
+            alignments = inputs.decoding_data
             token_tags = ["O"] * len(alignments[0].predicted_tokens)
             list(to_unit_tags([document], alignments, token_tags))
             durations.append(time.process_time() - start)
@@ -428,7 +428,7 @@ def test_character_macro_f1_equals_klue(tokenizer: Tokenizer) -> None:
             for indices in inputs.token_indices or ()
         ]
         token_tags = [labels[index] for index in np.concatenate(outputs).argmax(-1)]
-        (predicted,) = to_unit_tags([example], inputs.family_data, token_tags)
+        (predicted,) = to_unit_tags([example], inputs.decoding_data, token_tags)
         scores = compute_metrics(outputs, inputs, [example], head, task)
         expected = f1_score(tags, predicted, labels=labels, average="macro", zero_division=1)
         assert scores["char_macro_f1"] == pytest.approx(float(expected))

@@ -156,4 +156,4 @@ def test_comparison_of_fit() -> None:
     # 4 한국어 of 3 pieces, 3 immunoglobulin of 6 and 2 antibody of 2 are now one piece each.
     assert comparison.before.words == comparison.after.words == word_counts.counts.total()
     assert comparison.before.pieces - comparison.after.pieces == 4 * 2 + 3 * 5 + 2
-    assert comparison.to_json()["forgotten"] == 0
+    assert comparison.to_json()["num_dropped"] == 0

@@ -32,7 +32,7 @@ def make_tokenizer(**options: Any) -> Tokenizer:
 LOWER: dict[str, bool] = {}
 CASED = {"lowercase": False}
 STRIP = {"strip_accents": True}
-ORIGINAL = {"strip_accents": True, "whole_hangul": False}
+ORIGINAL = {"strip_accents": True, "keep_hangul_syllables": False}
 OPTIONS = [LOWER, CASED, STRIP, ORIGINAL, {"split_chinese": False}]
 #: Options, text and expected tokens; most are from the original tests (tokenization_test.py).
 GOLDEN: list[tuple[dict[str, bool], str, str]] = [
@@ -110,7 +110,7 @@ def test_hash_covers_words_order_and_options() -> None:
         TokenizerSpec(vocab=(*vocab, "c")),
         TokenizerSpec(vocab=vocab, lowercase=False),
         TokenizerSpec(vocab=vocab, strip_accents=True),
-        TokenizerSpec(vocab=vocab, strip_accents=True, whole_hangul=False),
+        TokenizerSpec(vocab=vocab, strip_accents=True, keep_hangul_syllables=False),
         TokenizerSpec(vocab=vocab, split_chinese=False),
         TokenizerSpec(vocab=vocab, segmenter=("kiwi", "0.22")),
     ]
@@ -207,7 +207,7 @@ def test_tokenizer_config_without_strip_accents(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.lowercase, tokenizer.strip_accents) == (True, True)
-    assert not tokenizer.spec.whole_hangul
+    assert not tokenizer.spec.keep_hangul_syllables
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert not Tokenizer.load(tmp_path).strip_accents
 

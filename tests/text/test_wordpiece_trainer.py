@@ -116,7 +116,9 @@ def test_character_counts_match_the_tokenizer(strip_accents: bool) -> None:
         "Ünïcödé! 天地a地 \u0130stanbul q\u00adw a\u0000b x-y 가나 ﬁ ½ é\u0301e",
         *make_texts(1),
     ]
-    spec = TokenizerSpec(vocab=SPECIAL_TOKENS, strip_accents=strip_accents, whole_hangul=False)
+    spec = TokenizerSpec(
+        vocab=SPECIAL_TOKENS, strip_accents=strip_accents, keep_hangul_syllables=False
+    )
     normalize = build_normalizer(spec).normalize_str
     counts = CharacterCounts(normalize)
     for text in texts:

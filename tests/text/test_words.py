@@ -6,7 +6,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts, tokenize_words
 
 VOCAB = (*SPECIAL_TOKENS, "the", "ca", "##t", "한", "##국")
-TOKENIZER = Tokenizer(TokenizerSpec(vocab=VOCAB, longest_word=7))
+TOKENIZER = Tokenizer(TokenizerSpec(vocab=VOCAB, max_word_chars=7))
 
 
 def test_words_are_normalized_and_split() -> None:

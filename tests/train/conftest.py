@@ -83,7 +83,7 @@ Train = Callable[..., PretrainResult]
 @pytest.fixture(autouse=True)
 def skip_slow_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the peak measurement and the loss curve, which take a second per run."""
-    monkeypatch.setattr(device, "measure_peak_macs", lambda _: 1e9)
+    monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
     monkeypatch.setattr(curve, "draw", lambda run, _: run / curve.CURVE_FILE)
 
 

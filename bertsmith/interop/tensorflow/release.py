@@ -223,5 +223,5 @@ def read_tokenizer(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, str
             else "because words in the vocabulary have capital letters"
         )  # fmt: skip
     case = "lowercased, without accents" if spec.lowercase else "left as it is (cased)"
-    spec = replace(spec, strip_accents=spec.lowercase, whole_hangul=not spec.lowercase)
+    spec = replace(spec, strip_accents=spec.lowercase, keep_hangul_syllables=not spec.lowercase)
     return Tokenizer(spec), f"text is {case}, {reason}; change it with --cased or --uncased"

@@ -7,7 +7,7 @@ from bertsmith.lab.stages import StageFactory, get_heldout_metric
 #: Activation settings and their names in tables and plots.
 NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
 #: The reported metrics and their column titles.
-_METRICS = {"masked_lm": "held-out MLM loss, nats", "masked_accuracy": "MLM accuracy"}
+_METRICS = {"mlm_loss": "held-out MLM loss, nats", "mlm_accuracy": "MLM accuracy"}
 
 
 def _build_stages(factory: StageFactory) -> Stages:

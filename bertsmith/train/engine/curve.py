@@ -31,7 +31,7 @@ def draw(run: Path, title: str) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     steps = [line["step"] for line in training]
-    losses = [line["masked_lm"] for line in training]
+    losses = [line["mlm_loss"] for line in training]
     axes.plot(steps, losses, color="#b8c4d6", linewidth=0.8, label="training batches")
     axes.plot(steps, _running_mean(losses), color="#3b6ea8", linewidth=1.4, label="running mean")
     _draw_heldout(axes, heldout)
@@ -56,7 +56,7 @@ def _draw_heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
     if not heldout:
         return
     axes.plot(
-        [line["step"] for line in heldout], [line["masked_lm"] for line in heldout],
+        [line["step"] for line in heldout], [line["mlm_loss"] for line in heldout],
         color="#c8501e", marker="o", markersize=3.5, linewidth=1.4, label="held out",
     )  # fmt: skip
     entropy = heldout[-1]["unigram_entropy"]

@@ -66,7 +66,7 @@ class LoopOptions:
         checkpoint_every: Steps between two checkpoints.
         keep_checkpoints: Number of recent checkpoints to keep.
         selection_metric: The held-out metric that selects the best checkpoint.
-        measure_peak_macs: Measures the machine's peak matrix-multiply throughput, in
+        measure_peak_macs_per_second: Measures the machine's peak matrix-multiply throughput, in
             multiply-accumulates per second.
         higher_is_better: Whether a higher selection metric is better.
         patience: Evaluations without improvement after which training ends; None: never.
@@ -82,7 +82,7 @@ class LoopOptions:
     checkpoint_every: int
     keep_checkpoints: int
     selection_metric: str
-    measure_peak_macs: Callable[[], float]
+    measure_peak_macs_per_second: Callable[[], float]
     higher_is_better: bool = False
     patience: int | None = None
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class _Loop:
         self._objective, self._model, self._optimizer = objective, model, optimizer
         self._machine, self._options, self._run = machine, options, run
         self._metrics_log, self._progress = metrics_log, progress
-        self._peak_macs = options.measure_peak_macs()
+        self._peak_macs_per_second = options.measure_peak_macs_per_second()
         self._saved_step = state.step
         self._progress_fields: dict[str, str] = {}
 
@@ -237,13 +237,13 @@ class _Loop:
             self._budget.add_step(seconds)
         self.state = replace(self.state, step=step + 1, seconds=stopwatch.total_seconds)
         tokens_per_second = objective.count_tokens(micro_batches) / seconds
-        mfu = objective.count_macs(micro_batches) / seconds / self._peak_macs
+        mfu = objective.count_macs(micro_batches) / seconds / self._peak_macs_per_second
         if should_log:
             line: dict[str, Any] = {"step": step + 1, "kind": "train", "loss": result.loss}
             line |= result.losses
             line |= {"lr": lr, "grad_norm": result.grad_norm}
             line |= {"seconds": round(stopwatch.total_seconds, 3)}
-            line |= {"gradients": result.grad_norms} if options.grad_norm_groups else {}
+            line |= {"grad_norms": result.grad_norms} if options.grad_norm_groups else {}
             line |= {"tokens_per_second": round(tokens_per_second), "mfu": mfu}
             self._metrics_log.write(line)
         self._progress.advance(
@@ -259,7 +259,9 @@ class _Loop:
         metrics = self._objective.evaluate()
         self._model.train()
         # Measured repeatedly because other processes may have disturbed the first measurement.
-        self._peak_macs = max(self._peak_macs, self._options.measure_peak_macs())
+        self._peak_macs_per_second = max(
+            self._peak_macs_per_second, self._options.measure_peak_macs_per_second()
+        )
         self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
         score = metrics[self._options.selection_metric]
         self._progress_fields = {"held-out": f"{score:.3f}"}

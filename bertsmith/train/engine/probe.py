@@ -27,8 +27,8 @@ class Cost:
         step_seconds: Mean time of a step over all phases.
         evaluation_seconds: Time of one evaluation of ``num_eval_sequences`` sequences.
         peak_memory_bytes: Peak memory of the process or device.
-        peak_macs: Peak matrix-multiply throughput, in multiply-accumulates per second.
-        mfu: Model FLOPs utilization: the fraction of ``peak_macs`` that a step reaches.
+        peak_macs_per_second: Peak matrix-multiply throughput, in multiply-accumulates per second.
+        mfu: Model FLOPs utilization: the fraction of ``peak_macs_per_second`` that a step reaches.
         tokens_per_step: Mean number of tokens of a step.
         num_eval_sequences: Sequences of one evaluation.
         is_noisy: Whether the step times vary so much that another load disturbs them.
@@ -37,7 +37,7 @@ class Cost:
     step_seconds: float
     evaluation_seconds: float
     peak_memory_bytes: int
-    peak_macs: float
+    peak_macs_per_second: float
     mfu: float
     tokens_per_step: float
     num_eval_sequences: int = 1

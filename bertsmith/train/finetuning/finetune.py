@@ -73,7 +73,7 @@ class FinetuneResult:
         metrics: Held-out metrics of the weights in ``model``.
         counts: For each file, how many examples were read, skipped and truncated.
         seconds: Time spent training.
-        late: A signal that arrived when the run was finished anyway.
+        late_signal: A signal that arrived when the run was finished anyway.
     """
 
     run: Path
@@ -85,7 +85,7 @@ class FinetuneResult:
     metrics: dict[str, float]
     counts: dict[str, dict[str, Any]]
     seconds: float
-    late: int | None = None
+    late_signal: int | None = None
 
 
 def finetune(
@@ -199,8 +199,8 @@ def _train(
             "heldout_metrics": metrics}  # fmt: skip
     save_fine_tuned(run / MODEL_DIR, model, start.tokenizer, head, info)
     write_json(run / RESULT_FILE, {key: value for key, value in asdict(result).items()
-                                   if key not in ("run", "model", "late")})  # fmt: skip
-    return replace(result, model=run / MODEL_DIR, late=outcome.late_signal)
+                                   if key not in ("run", "model", "late_signal")})  # fmt: skip
+    return replace(result, model=run / MODEL_DIR, late_signal=outcome.late_signal)
 
 
 def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
@@ -326,7 +326,7 @@ def _build_loop_options(
         selection_metric=settings.task.metrics[0],
         higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
         patience=settings.run.patience,
-        measure_peak_macs=lambda: device.measure_peak_macs(machine),
+        measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(machine),
     )
 
 

@@ -130,7 +130,7 @@ def run_sweep(
                 points[-1].runs.append(result)
             # A signal that was too late to stop this run stops the sweep before the next one.
             has_next = hyperparameters is not grid_points[-1] or seed < first_seed + seeds - 1
-            if result.signal is not None or (result.late is not None and has_next):
+            if result.signal is not None or (result.late_signal is not None and has_next):
                 stopped_run = result
                 break
         if stopped_run:
@@ -182,15 +182,15 @@ def _finish(out: Path, points: list[GridPoint], stopped_run: FinetuneResult | No
         )
     with atomic_directory(out / MODEL_DIR) as new:
         shutil.copytree(best.run / MODEL_DIR, new, dirs_exist_ok=True)
-    statistic_names = ("median", "least", "greatest")
+    statistic_names = ("median", "min", "max")
     table = [
-        {"chosen": point.hyperparameters,
+        {"hyperparameters": point.hyperparameters,
          **dict(zip(statistic_names, point.metric_over_seeds(metric), strict=True)),
          "runs": {run.run.name: run.metrics for run in point.runs}}
         for point in points
     ]  # fmt: skip
     results = {
-        "metric": metric, "best": best.run.name, "settings": table, "counts": best.counts,
+        "metric": metric, "best": best.run.name, "points": table, "counts": best.counts,
     }  # fmt: skip
     write_json(out / RESULTS_FILE, results)
     return SweepResult(out, points, best, out / MODEL_DIR, None)

@@ -78,19 +78,19 @@ class HeldoutResult:
         # There is no prediction if the text contains only [UNK].
         mean_loss = self.mlm_loss / self.num_predictions if self.num_predictions else math.nan
         metrics = {
-            "masked_lm": mean_loss,
+            "mlm_loss": mean_loss,
             # math.exp overflows a float64 above 709.
             "perplexity": math.exp(mean_loss) if mean_loss < 700 else math.inf,
-            "masked_accuracy": self.mlm_correct / max(self.num_predictions, 1),
+            "mlm_accuracy": self.mlm_correct / max(self.num_predictions, 1),
             "unigram_entropy": self.unigram_entropy,
             "unknown_share": self.unknown_share,
         }
         if self.num_sequences:
-            metrics["next_sentence"] = self.nsp_loss / self.num_sequences
-            metrics["next_sentence_accuracy"] = self.nsp_correct / self.num_sequences
+            metrics["nsp_loss"] = self.nsp_loss / self.num_sequences
+            metrics["nsp_accuracy"] = self.nsp_correct / self.num_sequences
             low, high = wilson_interval(self.nsp_correct, self.num_sequences)
-            metrics |= {"next_sentence_low": low, "next_sentence_high": high}
-            metrics["larger_class"] = self.majority_share
+            metrics |= {"nsp_accuracy_low": low, "nsp_accuracy_high": high}
+            metrics["nsp_majority_accuracy"] = self.majority_share
         return metrics
 
 

@@ -38,10 +38,10 @@ def compute_mean_losses(
         dropout_seed,
     )
     num_predictions = sum(len(batch.masked_labels) for batch in micro_batches)
-    mean_losses = {"masked_lm": losses.mlm_loss / num_predictions}
+    mean_losses = {"mlm_loss": losses.mlm_loss / num_predictions}
     if losses.nsp_loss is not None:
         num_sequences = sum(batch.num_sequences for batch in micro_batches)
-        mean_losses["next_sentence"] = losses.nsp_loss / num_sequences
+        mean_losses["nsp_loss"] = losses.nsp_loss / num_sequences
     return mean_losses
 
 

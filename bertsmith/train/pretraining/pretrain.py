@@ -200,7 +200,7 @@ def estimate_run(
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
         "memory_bytes": cost.peak_memory_bytes,
         "mfu": cost.mfu,
-        "ceiling_flops": 2 * cost.peak_macs,
+        "peak_flops": 2 * cost.peak_macs_per_second,
     }
 
 
@@ -409,8 +409,8 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
         eval_every=settings.run.eval_every,
         checkpoint_every=settings.checkpoint.every,
         keep_checkpoints=settings.checkpoint.keep,
-        selection_metric="masked_lm",
-        measure_peak_macs=lambda: device.measure_peak_macs(session.machine),
+        selection_metric="mlm_loss",
+        measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(session.machine),
         grad_norm_groups=build_grad_norm_groups(session.model) if log_grad_norms else {},
     )
     budget = None

@@ -122,7 +122,7 @@ class Session:
         """Measure steps for at most ``seconds`` per phase and an evaluation, then reset."""
         settings = self.settings
         step_seconds, mfu, tokens_per_step, is_noisy = 0.0, 0.0, 0.0, False
-        peak_macs = device.measure_peak_macs(self.machine)
+        peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
         # Any number of steps would do: only the fractions of the phases are used.
         timing = settings.schedule.model_copy(update={"steps": 1000})
         for phase in schedule.build_phases(timing, settings.data.max_seqlen):
@@ -136,15 +136,15 @@ class Session:
             fraction = (phase.end_step - phase.start_step) / 1000
             step_seconds += fraction * mean_seconds
             macs = sum(map(objective.count_macs, batches))
-            mfu += fraction * macs / len(batches) / mean_seconds / peak_macs
+            mfu += fraction * macs / len(batches) / mean_seconds / peak_macs_per_second
             tokens_per_step += fraction * sum(map(objective.count_tokens, batches)) / len(batches)
             is_noisy = is_noisy or probe.is_noisy(times)
         evaluation_seconds, num_eval_sequences = self._time_evaluation()
         peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
         self.reset()
         return Cost(
-            step_seconds, evaluation_seconds, peak_memory_bytes, peak_macs, mfu, tokens_per_step,
-            num_eval_sequences, is_noisy,
+            step_seconds, evaluation_seconds, peak_memory_bytes, peak_macs_per_second, mfu,
+            tokens_per_step, num_eval_sequences, is_noisy,
         )  # fmt: skip
 
     def choose_thread_count(self, load: CpuLoad, seconds: float = ROUND_SECONDS) -> ThreadChoice:

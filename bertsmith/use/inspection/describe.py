@@ -153,12 +153,12 @@ def describe_run(path: Path) -> Description:
     for kind, name in (("train", "training batches"), ("heldout", "held out")):
         if last_metrics[kind]:
             lines += ["", name, *format_aligned(flatten_mapping(last_metrics[kind]))]
-            # Pre-training logs "masked_lm", fine-tuning only "loss".
-            loss = "masked_lm" if "masked_lm" in last_metrics[kind] else "loss"
+            # Pre-training logs "mlm_loss", fine-tuning only "loss".
+            loss = "mlm_loss" if "mlm_loss" in last_metrics[kind] else "loss"
             values = [
                 record[loss] for record in records if record.get("kind") == kind and loss in record
             ]
-            lines += draw_sparkline(values, "masked-LM loss" if loss == "masked_lm" else loss)
+            lines += draw_sparkline(values, "masked-LM loss" if loss == "mlm_loss" else loss)
     lines += ["", "checkpoints" if checkpoints else "no checkpoint yet"]
     lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in checkpoints]
     lines += ["", "settings", *format_aligned(flatten_mapping(settings))]

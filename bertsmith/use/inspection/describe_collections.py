@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.compatibility import upgrade_sweep_results
 from bertsmith.errors import RunError
 from bertsmith.files import restore_nan
 from bertsmith.train.finetuning.sweep import RESULTS_FILE
@@ -33,11 +34,13 @@ def describe_sweep(path: Path) -> Description:
     run_names = [run.name for run in runs]
     finished_names = [run.name for run in runs if is_finished_run(run)]
     facts: dict[str, Any] = {"path": str(path), "runs": run_names, "finished_runs": finished_names}
-    results = read_json_object(path / RESULTS_FILE) if (path / RESULTS_FILE).exists() else None
+    results = None
     try:
+        if (path / RESULTS_FILE).exists():
+            results = upgrade_sweep_results(read_json_object(path / RESULTS_FILE))
         lines = [] if results is None else _format_results(results)
-        settings = (results or {"settings": []})["settings"]
-        names_in_results = {name for setting in settings for name in setting["runs"]}
+        points = (results or {"points": []})["points"]
+        names_in_results = {name for point in points for name in point["runs"]}
     except (KeyError, TypeError, AttributeError):
         raise RunError(
             f"{path / RESULTS_FILE}: damaged; repeat the command that wrote it"
@@ -59,15 +62,15 @@ def describe_sweep(path: Path) -> Description:
 
 
 def _format_results(results: dict[str, Any]) -> list[str]:
-    """Format the contents of results.json: the best run, and the metrics of each setting."""
+    """Format the contents of results.json: the best run, and the metrics of each grid point."""
     metric = results["metric"]
     lines = ["", f"best run by {metric}: {results['best']}"]
-    for json_setting in results["settings"]:
-        setting = restore_nan(json_setting)
-        name = ", ".join(f"{key} {value}" for key, value in setting["chosen"].items())
-        values = f"{setting['median']:.4f} ({setting['least']:.4f} to {setting['greatest']:.4f})"
+    for json_point in results["points"]:
+        point = restore_nan(json_point)
+        name = ", ".join(f"{key} {value}" for key, value in point["hyperparameters"].items())
+        values = f"{point['median']:.4f} ({point['min']:.4f} to {point['max']:.4f})"
         lines += ["", f"{name + ': ' if name else ''}{metric}, median and range: {values}"]
-        runs = ((run, restore_nan(metrics)[metric]) for run, metrics in setting["runs"].items())
+        runs = ((run, restore_nan(metrics)[metric]) for run, metrics in point["runs"].items())
         lines += format_aligned((run, f"{value:.4f}") for run, value in runs)
     return [*lines, "", "examples", *format_aligned(flatten_mapping(results["counts"]))]
 

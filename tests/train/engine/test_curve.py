@@ -13,8 +13,8 @@ def test_any_run_name_can_be_the_title(tmp_path: Path, title: str) -> None:
     """Dollar signs and invalid characters in the name of a run do not prevent the drawing."""
     pytest.importorskip("matplotlib")
     lines = [
-        {"step": 1, "kind": "train", "masked_lm": 2.0},
-        {"step": 1, "kind": "heldout", "masked_lm": 2.0, "unigram_entropy": 3.0},
+        {"step": 1, "kind": "train", "mlm_loss": 2.0},
+        {"step": 1, "kind": "heldout", "mlm_loss": 2.0, "unigram_entropy": 3.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(dump_json(line) + "\n" for line in lines))
     draw(tmp_path, title)

@@ -33,7 +33,7 @@ OPTIONS = LoopOptions(
     checkpoint_every=100,
     keep_checkpoints=2,
     selection_metric="loss",
-    measure_peak_macs=lambda: 1.0,
+    measure_peak_macs_per_second=lambda: 1.0,
 )
 
 

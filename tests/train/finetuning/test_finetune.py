@@ -262,7 +262,7 @@ def test_late_signal_stops_the_sweep_after_the_run(
     out = tmp_path / "sweep"
     result = run_sweep("classify", start, out, seeds=2, data=data, values=values)
     assert result.stopped_run is not None
-    assert (result.stopped_run.late, result.model, steps) == (signal.SIGTERM, None, 2)
+    assert (result.stopped_run.late_signal, result.model, steps) == (signal.SIGTERM, None, 2)
     result = run_sweep("classify", start, out, seeds=2, data=data, values=values)
     assert (result.stopped_run, result.model, steps) == (None, out / "model", 4)
 

@@ -63,7 +63,7 @@ def test_multiple_choice_is_learned(start: Path, tmp_path: Path) -> None:
         answer.best_index == int(row[5]) for answer, row in zip(answers, rows, strict=True)
     ]
     assert metrics["accuracy"] == pytest.approx(np.mean(is_correct))
-    assert metrics["counts"]["used"] == 60
+    assert metrics["counts"]["num_used"] == 60
 
 
 def test_answer_files_are_part_of_a_run(start: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_answer_files_are_part_of_a_run(start: Path, tmp_path: Path) -> None:
     dev = write_choices(tmp_path / "d.csv", 20, 1, tmp_path / "d-right.csv")
     task = {"label_file_suffix": "-right", "validation_files": {"dev": str(dev)}}
     result = finetune_choices(start, tmp_path / "run", data, **task)
-    assert (result.counts["train"]["used"], result.counts["dev"]["used"]) == (40, 20)
+    assert (result.counts["train"]["num_used"], result.counts["dev"]["num_used"]) == (40, 20)
     assert result.model is not None
     metrics = evaluate(result.model, dev)
     assert metrics["accuracy"] == pytest.approx(result.metrics["accuracy"])

@@ -63,7 +63,7 @@ def test_spans_are_learned(start: Path, tmp_path: Path, unanswerable: float) -> 
     assert ("null_threshold" in result.metrics) == (unanswerable > 0)
     assert result.model is not None
     metrics = evaluate(result.model, dev)
-    assert metrics["counts"]["used"] == 80
+    assert metrics["counts"]["num_used"] == 80
     # The best thresholds depend on the precision, which differs between training and evaluate.
     for name in set(metrics) - {"counts", "best_f1_thresh", "best_exact_thresh"}:
         assert metrics[name] == pytest.approx(result.metrics[name], abs=1e-4), name
@@ -106,7 +106,7 @@ def test_answers_without_a_token_are_not_trained_on(start: Path, tmp_path: Path)
         values={"schedule": {"steps": 12}, "run": {"threads": 1},
                 "task": {"max_seqlen": 40, "batch_size": 2, "validation_files": {"dev": str(dev)}}},
     )  # fmt: skip
-    assert result.counts["train"]["untaught"] == 20
+    assert result.counts["train"]["num_without_target"] == 20
     message = "train: of 40 examples 20 inputs without a target, not trained on"
     assert message in progress.messages
     assert result.metrics["examples"] == 20

@@ -102,7 +102,7 @@ def test_sentences_without_a_token_are_not_trained_on(
     }
     values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 2.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
-    assert result.counts["train"]["untaught"] == 8
+    assert result.counts["train"]["num_without_target"] == 8
     # Two documents of two windows each, or eight sentences.
     num_inputs = 8 if context == "sentence" else 4
     assert result.steps == 2 * num_inputs

@@ -82,8 +82,8 @@ def test_label_without_training_examples_is_logged(start: Path, tmp_path: Path) 
     result = finetune(
         "classify", start, tmp_path / "run", data=data, values=values, progress=progress
     )
-    assert result.counts["train"]["unseen"] == ["perhaps"]
-    assert "unseen" not in result.counts["dev"]
+    assert result.counts["train"]["unseen_labels"] == ["perhaps"]
+    assert "unseen_labels" not in result.counts["dev"]
     (message,) = [message for message in progress.messages if "no example has" in message]
     assert message == "train: no example has the label 'perhaps', so the model cannot learn it"
     repeated = finetune("classify", start, tmp_path / "run", data=data, values=values)
@@ -191,7 +191,7 @@ def test_truncated_held_out_examples_are_counted(start: Path, tmp_path: Path) ->
     result = finetune_table(
         start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"max_seqlen": 12}
     )
-    assert result.counts["train"]["cut_off"] == 20
+    assert result.counts["train"]["num_truncated"] == 20
 
 
 def test_invalid_settings_are_rejected(start: Path, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_folds_partition_the_training_file(start: Path, tmp_path: Path) -> None:
         start, tmp_path / "run", data, "single", schedule={"steps": 1},
         task={"max_train_examples": 30, "validation_fraction": 0.2},
     )  # fmt: skip
-    assert result.counts["train"]["used"] == 30
+    assert result.counts["train"]["num_used"] == 30
     assert result.counts["train"]["skipped"] == {"not among the task.max_train_examples = 30": 10}
     assert result.metrics["examples"] == 6
     write_table(data, "single", 41)

@@ -105,4 +105,4 @@ def test_losses_of_micro_batches_add_up_to_the_batch_mean(session: Session) -> N
             num_predictions += len(micro_batch.masked_labels)
             loss_sum += float(sums.mlm_loss)
     mean_loss = pytest.approx(loss_sum / num_predictions)
-    assert sum(float(terms["masked_lm"]) for terms in losses) == mean_loss
+    assert sum(float(terms["mlm_loss"]) for terms in losses) == mean_loss

@@ -37,7 +37,7 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
             session.machine, step=step, seed=0, lr=4e-3, max_grad_norm=1.0,
         )  # fmt: skip
         losses.append(result.losses)
-    assert 3.5 < losses[0]["masked_lm"] < 5.0
-    assert 0.5 < losses[0]["next_sentence"] < 1.0
-    assert losses[-1]["masked_lm"] < 0.02
-    assert losses[-1]["next_sentence"] < 0.02
+    assert 3.5 < losses[0]["mlm_loss"] < 5.0
+    assert 0.5 < losses[0]["nsp_loss"] < 1.0
+    assert losses[-1]["mlm_loss"] < 0.02
+    assert losses[-1]["nsp_loss"] < 0.02

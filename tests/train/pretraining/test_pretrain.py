@@ -62,10 +62,10 @@ def test_run_directory_is_complete(finished_run: Path) -> None:
     assert [line["step"] for line in lines if line["kind"] == "heldout"] == [4, 8]
     for line in lines:
         if line["kind"] == "train":
-            assert line["loss"] == pytest.approx(line["masked_lm"] + line["next_sentence"])
+            assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"])
         else:
-            assert line["perplexity"] == pytest.approx(math.exp(line["masked_lm"]))
-            assert 0 <= line["next_sentence_low"] <= line["next_sentence_accuracy"]
+            assert line["perplexity"] == pytest.approx(math.exp(line["mlm_loss"]))
+            assert 0 <= line["nsp_accuracy_low"] <= line["nsp_accuracy"]
     settings = read_toml(finished_run / "settings.toml")
     assert (settings["schedule"]["steps"], settings["run"]["threads"]) == (8, 1)
     assert bundle.load(finished_run).info["recipe"] == "fast"
@@ -187,7 +187,7 @@ def test_time_budget_is_resolved_once(
         step_seconds=0.5,
         evaluation_seconds=0.0,
         peak_memory_bytes=0,
-        peak_macs=1e9,
+        peak_macs_per_second=1e9,
         mfu=0.1,
         tokens_per_step=100.0,
     )
@@ -345,7 +345,7 @@ def test_few_documents_are_enough(train: Train, tmp_path: Path, num_documents: i
     max_sentences = 200 if num_documents == 1 else 12
     store = make_store(tmp_path / "small", documents=num_documents, max_sentences=max_sentences)
     assert Store.open(store).manifest.splits["heldout"].documents >= 2
-    assert train(data=store, steps=2).heldout["next_sentence"] > 0
+    assert train(data=store, steps=2).heldout["nsp_loss"] > 0
 
 
 def test_damaged_store_is_rejected(train: Train, store: Path, tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ def test_gradient_norms_are_logged_by_layer(store: Path, tmp_path: Path) -> None
     lines = [line for line in read_metrics(tmp_path / "with") if line["kind"] == "train"]
     assert len(lines) == 4
     for line in lines:
-        grad_norms = line["gradients"]
+        grad_norms = line["grad_norms"]
         assert list(grad_norms) == ["embeddings", "layer 1", "layer 2", "layer 3", "heads"]
         global_norm = math.sqrt(sum(norm**2 for norm in grad_norms.values()))
         assert global_norm == pytest.approx(line["grad_norm"], rel=1e-4)
-    assert all("gradients" not in line for line in read_metrics(tmp_path / "without"))
+    assert all("grad_norms" not in line for line in read_metrics(tmp_path / "without"))
 
 
 def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Pa
         assignments=assignments(**LEFT_TO_RIGHT, optim__lr=1e-2, run__eval_every=10),
     )  # fmt: skip
     lines = read_metrics(result.run)
-    losses = [line["masked_lm"] for line in lines if line["kind"] == "heldout"]
+    losses = [line["mlm_loss"] for line in lines if line["kind"] == "heldout"]
     assert losses[-1] < losses[0]
     assert result.model is not None
     assert not result.is_masked_lm

@@ -46,8 +46,8 @@ def unfinished_run(tmp_path: Path, model_dir: Path) -> Path:
     metrics_log = MetricsLog(run, 0)
     for step in (1, 10, 20, 30, 40):
         loss = 9.0 - step / 10
-        metrics_log.write({"step": step, "kind": "train", "loss": loss, "masked_lm": loss})
-    metrics_log.write({"step": 40, "kind": "heldout", "masked_lm": 6.5, "unigram_entropy": 6.1})
+        metrics_log.write({"step": step, "kind": "train", "loss": loss, "mlm_loss": loss})
+    metrics_log.write({"step": 40, "kind": "heldout", "mlm_loss": 6.5, "unigram_entropy": 6.1})
     metrics_log.close()
     for step in (20, 40):
         checkpoint.save(run, TrainingState(step, 1.5, 40, 6.5), model, optimizer, keep=2)
@@ -102,10 +102,10 @@ def test_describe_run(unfinished_run: Path, model_dir: Path) -> None:
     assert (facts["step"], facts["steps"], facts["finished"]) == (40, 100, False)
     assert facts["last_metrics"]["heldout"] == {
         "step": 40,
-        "masked_lm": 6.5,
+        "mlm_loss": 6.5,
         "unigram_entropy": 6.1,
     }
-    assert facts["last_metrics"]["train"]["masked_lm"] == 5.0
+    assert facts["last_metrics"]["train"]["mlm_loss"] == 5.0
     assert [entry["step"] for entry in facts["checkpoints"]] == [20, 40]
     folder = unfinished_run / "checkpoints" / "step-40"
     size = sum(file.stat().st_size for file in folder.iterdir())
