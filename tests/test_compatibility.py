@@ -14,17 +14,19 @@ from bertsmith.compatibility import (
     downgrade_settings,
     upgrade_arguments,
     upgrade_finetuning_result,
-    upgrade_lab_record,
     upgrade_metrics,
     upgrade_model_info,
     upgrade_settings,
+    upgrade_sweep_results,
 )
+from bertsmith.compatibility.lab import upgrade_lab_record
 from bertsmith.data.settings import DataSettings  # noqa: F401 (a subclass)
 from bertsmith.errors import SettingsError
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import SettingsTable, read_stored_settings, user_settings
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.settings import TaskSettings  # noqa: F401 (a subclass)
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
 
@@ -139,7 +141,32 @@ def test_renamed_settings_map_to_existing_fields() -> None:
 
 def test_metrics_of_version_0_1_are_read() -> None:
     """A field of an old metrics.jsonl gets its current name; other fields stay."""
-    assert upgrade_metrics({"step": 1, "ceiling_share": 0.5}) == {"step": 1, "mfu": 0.5}
+    old = {"step": 1, "ceiling_share": 0.5, "masked_lm": 2.0, "gradients": {"heads": 1.0}}
+    current = {"step": 1, "mfu": 0.5, "mlm_loss": 2.0, "grad_norms": {"heads": 1.0}}
+    assert upgrade_metrics(old) == current
+
+
+def test_counts_and_sweeps_of_version_0_1_are_read() -> None:
+    """The counts of a result and the grid points of a sweep get their current names."""
+    counts = {"train": {"read": 3, "cut_off": 1, "skipped": {}}}
+    current_counts = {"train": {"num_read": 3, "num_truncated": 1, "skipped": {}}}
+    assert upgrade_finetuning_result({"step": 3, "counts": counts})["counts"] == current_counts
+    point = {"chosen": {"optim.lr": 1e-4}, "median": 0.5, "least": 0.4, "greatest": 0.6, "runs": {}}
+    current_point = {
+        "hyperparameters": {"optim.lr": 1e-4}, "median": 0.5, "min": 0.4, "max": 0.6, "runs": {},
+    }  # fmt: skip
+    old = {"metric": "f1", "settings": [point], "counts": counts}
+    current = {"metric": "f1", "points": [current_point], "counts": current_counts}
+    assert upgrade_sweep_results(old) == current
+    assert upgrade_sweep_results(current) == current
+
+
+def test_hash_of_a_vocabulary_has_not_changed() -> None:
+    """The hash is that of version 0.1, although fields of the tokenizer have new names."""
+    spec = TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a"), max_word_chars=50, strip_accents=True)
+    assert spec.fingerprint() == (
+        "68700b22ead9f54bda3109388a7e50ff392adacd153f476dbc929792558b4326"
+    )
 
 
 def test_finetuning_results_of_version_0_1_are_read() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import hash_model_files, locate_model
-from bertsmith.compatibility import OLD_MODEL_REPORT_PREFIX, upgrade_stage_name
+from bertsmith.compatibility.lab import OLD_MODEL_REPORT_PREFIX, upgrade_stage_name
 from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskError
 from bertsmith.files import write_atomic, write_json
 from bertsmith.lab import toy_language

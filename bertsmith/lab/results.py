@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertsmith.compatibility import downgrade_stage_name, upgrade_lab_record
+from bertsmith.compatibility.lab import downgrade_stage_name, upgrade_lab_record
 from bertsmith.files import dump_json, lock_open_file, sync
 
 RESULTS_FILE = "results.jsonl"

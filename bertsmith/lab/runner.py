@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.compatibility import OLD_STAGE_OUTPUT, downgrade_stage_name, upgrade_lab_record
+from bertsmith.compatibility.lab import OLD_STAGE_OUTPUT, downgrade_stage_name, upgrade_lab_record
 from bertsmith.errors import BertsmithError, RunError, StoreError
 from bertsmith.files import dump_json, hold_lock, write_json
 from bertsmith.lab.results import RESULTS_FILE, ResultsFile

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from bertsmith.compatibility import downgrade_stage_key
+from bertsmith.compatibility.lab import downgrade_stage_key
 from bertsmith.files import sha256_of_file
 
 #: Hexadecimal digits of a stage's key: 48 bits, so collisions of thousands of stages are unlikely.

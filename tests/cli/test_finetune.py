@@ -370,7 +370,7 @@ def test_skipped_rows_and_sweeps_are_reported(
     assert skipped_row in completed.err
     report = json.loads(completed.out)
     assert list(report["counts"]["train"]["skipped"].values()) == [1]
-    [point] = report["settings"]
+    [point] = report["points"]
     assert point["min"] <= point["median"] <= point["max"]
     output = run("inspect", out).out
     assert f"runs {out}: 2, all finished" in output

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bertsmith.compatibility import downgrade_stage_name, upgrade_lab_record
+from bertsmith.compatibility.lab import downgrade_stage_name, upgrade_lab_record
 from bertsmith.errors import RunError
 from bertsmith.files import write_json
 from bertsmith.lab.experiment_run import ExperimentRun

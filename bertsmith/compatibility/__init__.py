@@ -145,72 +145,6 @@ RENAMED_TOKENIZER_FIELDS: Mapping[str, str] = MappingProxyType(
     {"whole_hangul": "keep_hangul_syllables", "longest_word": "max_word_chars"}
 )
 
-#: Old kind of a lab stage -> new kind.
-RENAMED_STAGE_KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "words": "vocabulary",
-        "begun": "initialized-model",
-        "filled": "mask-predictions",
-        "senses": "word-senses",
-    }
-)
-#: Old role of a lab stage's dependency -> new role.
-RENAMED_STAGE_ROLES: Mapping[str, str] = MappingProxyType({"words": "vocabulary"})
-#: New kind of a lab stage -> old setting -> new setting.
-RENAMED_STAGE_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "text": {"characters": "max_characters"},
-        "mask-predictions": {"top": "top_k"},
-        "layer-similarity": {"most": "max_pairs"},
-        "sentence-map": {"most": "max_sentences"},
-        "position-map": {"most": "max_positions"},
-        "softmax": {
-            "words": "vocab_sizes",
-            "predictions": "num_predictions",
-            "times": "num_repeats",
-        },
-    }
-)
-#: Old field of a stage's record in the lab's results -> new field.
-RENAMED_RECORD_FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "needs": "dependencies",
-        "made_of": "input_provenance",
-        "again": "reruns",
-        "outcome": "has_output",
-    }
-)
-#: Old field of the machine in a record of the lab -> new field.
-RENAMED_MACHINE_FIELDS: Mapping[str, str] = MappingProxyType({"auto": "auto_device"})
-#: New kind of a lab stage -> old field at any depth of its result -> new field.
-RENAMED_STAGE_RESULTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "vocabulary": {
-            "words": "vocab_size",
-            "unknown_share": "unk_rate",
-            "pieces_a_word": "tokens_per_word",
-            "whole_share": "single_token_rate",
-        },
-        "pretrain": {
-            "heldout": "heldout_metrics",
-            "parameters": "num_parameters",
-            "training": "training_curve",
-            "gradients": "gradient_norms",
-            **{old: new for old, new in RENAMED_METRICS.items() if old != "gradients"},
-        },
-        "mask-predictions": {"filled": "predictions"},
-        "word-senses": {
-            "words": "measured_words",
-            "same": "same_sense",
-            "other": "different_senses",
-            "parted": "auc",
-        },
-        "layer-similarity": {"layers": "spearman", "pairs": "num_pairs"},
-        "sentence-map": {"maps": "points", "parted": "nearest_neighbor_accuracy"},
-        "position-map": {"map": "similarities", "by_distance": "mean_similarity_by_distance"},
-        "softmax": {"words": "vocab_size", "whole": "full", "parts": "chunked"},
-    }
-)
 #: Old key of a model's bertsmith.json -> new key.
 RENAMED_MODEL_INFO: Mapping[str, str] = MappingProxyType(
     {"heldout": "heldout_metrics", "extended": "vocab_extensions", "new": "newly_initialized"}
@@ -247,10 +181,6 @@ OLD_INDEX_FILES: Mapping[str, str] = MappingProxyType({"offsets.npy": "places.np
 OLD_SPECIAL_TOKENS_FLAGS = "--special/--no-special"
 #: Old field of a request to the server -> new field.
 RENAMED_REQUEST_FIELDS: Mapping[str, str] = MappingProxyType({"special": "include_special_tokens"})
-#: Name of a stage's output in its directory, as version 0.1 wrote it.
-OLD_STAGE_OUTPUT = "outcome"
-#: Prefix of the lab's report files on a model of the user, as version 0.1 wrote it.
-OLD_MODEL_REPORT_PREFIX = "given-"
 
 
 def upgrade_settings(values: Mapping[str, Any], table: str, *, warn: bool = True) -> dict[str, Any]:
@@ -339,15 +269,15 @@ def upgrade_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def upgrade_model_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a model's bertsmith.json under its current keys."""
-    upgraded = _rename_keys(info, RENAMED_MODEL_INFO)
+    upgraded = rename_keys(info, RENAMED_MODEL_INFO)
     if isinstance(upgraded.get("vocab_extensions"), list):
         upgraded["vocab_extensions"] = [
-            _rename_keys(extension, RENAMED_VOCAB_EXTENSION)
+            rename_keys(extension, RENAMED_VOCAB_EXTENSION)
             for extension in upgraded["vocab_extensions"]
             if isinstance(extension, Mapping)
         ]
     if isinstance(upgraded.get("imported"), Mapping):
-        upgraded["imported"] = _rename_keys(upgraded["imported"], RENAMED_IMPORT_REPORT)
+        upgraded["imported"] = rename_keys(upgraded["imported"], RENAMED_IMPORT_REPORT)
     if isinstance(upgraded.get("heldout_metrics"), Mapping):
         upgraded["heldout_metrics"] = upgrade_metrics(upgraded["heldout_metrics"])
     provenance = upgraded.get("provenance")
@@ -362,12 +292,12 @@ def upgrade_model_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def upgrade_embedding_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of embedded lines under their current keys."""
-    return _rename_keys(settings, RENAMED_EMBEDDING_SETTINGS)
+    return rename_keys(settings, RENAMED_EMBEDDING_SETTINGS)
 
 
 def upgrade_embedding_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of an unfinished ``embed --out`` under its current keys."""
-    upgraded = _rename_keys(state, RENAMED_EMBEDDING_STATE)
+    upgraded = rename_keys(state, RENAMED_EMBEDDING_STATE)
     if isinstance(upgraded.get("settings"), Mapping):
         upgraded["settings"] = upgrade_embedding_settings(upgraded["settings"])
     return upgraded
@@ -392,14 +322,14 @@ def upgrade_request(body: Mapping[str, Any], fields: Collection[str]) -> dict[st
     """
     names = {old: new for old, new in RENAMED_REQUEST_FIELDS.items()
              if new in fields and new not in body}  # fmt: skip
-    return _rename_keys(body, names) if not names.keys().isdisjoint(body) else dict(body)
+    return rename_keys(body, names) if not names.keys().isdisjoint(body) else dict(body)
 
 
 def upgrade_finetuning_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a fine-tuning run's result.json, or a copy in the lab's results, in current names."""
     upgraded = dict(result)
     if "figures" in result:
-        upgraded = _rename_keys(result, RENAMED_RESULT_FIELDS)
+        upgraded = rename_keys(result, RENAMED_RESULT_FIELDS)
     if isinstance(upgraded.get("counts"), Mapping):
         upgraded["counts"] = _upgrade_counts(upgraded["counts"])
     return upgraded
@@ -407,10 +337,10 @@ def upgrade_finetuning_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def upgrade_sweep_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a sweep's results.json under its current names."""
-    upgraded = _rename_keys(results, RENAMED_SWEEP_FIELDS)
+    upgraded = rename_keys(results, RENAMED_SWEEP_FIELDS)
     if isinstance(upgraded.get("points"), list):
         upgraded["points"] = [
-            _rename_keys(point, RENAMED_GRID_POINT_FIELDS) for point in upgraded["points"]
+            rename_keys(point, RENAMED_GRID_POINT_FIELDS) for point in upgraded["points"]
         ]
     if isinstance(upgraded.get("counts"), Mapping):
         upgraded["counts"] = _upgrade_counts(upgraded["counts"])
@@ -419,118 +349,24 @@ def upgrade_sweep_results(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def downgrade_tokenizer_spec(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a ``TokenizerSpec`` under the names of version 0.1."""
-    return _rename_keys(values, _invert(RENAMED_TOKENIZER_FIELDS))
+    return rename_keys(values, invert(RENAMED_TOKENIZER_FIELDS))
 
 
 def _upgrade_counts(counts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the counts of a result by file, each under its current names."""
     return {
-        file: _rename_keys(values, RENAMED_COUNTS) if isinstance(values, Mapping) else values
+        file: rename_keys(values, RENAMED_COUNTS) if isinstance(values, Mapping) else values
         for file, values in counts.items()
     }
 
 
-def downgrade_stage_key(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a lab stage's hash under the names of version 0.1.
-
-    Hashing the old names keeps results that were recorded with version 0.1.
-
-    Args:
-        content: The stage's ``kind``, ``settings``, ``dependencies`` (keys by role) and ``files``
-            (hashes by role), and its ``version`` unless it is the first.
-    """
-    kind = content["kind"]
-    settings = downgrade_settings(content["settings"])
-    result = {
-        "kind": _invert(RENAMED_STAGE_KINDS).get(kind, kind),
-        "settings": _rename_keys(settings, _invert(RENAMED_STAGE_SETTINGS.get(kind, {}))),
-        "needs": _rename_keys(content["dependencies"], _invert(RENAMED_STAGE_ROLES)),
-        "files": content["files"],
-    }
-    if "version" in content:
-        result["form"] = content["version"]
-    return result
-
-
-def upgrade_stage_name(name: str) -> str:
-    """Return the name of a lab stage with its current kind."""
-    kind, separator, key = name.rpartition("-")
-    return f"{RENAMED_STAGE_KINDS.get(kind, kind)}{separator}{key}"
-
-
-def downgrade_stage_name(name: str) -> str:
-    """Return the name of a lab stage with its kind in version 0.1."""
-    kind, separator, key = name.rpartition("-")
-    return f"{_invert(RENAMED_STAGE_KINDS).get(kind, kind)}{separator}{key}"
-
-
-def upgrade_lab_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record of the lab's results under its current names."""
-    upgraded = _upgrade_record_fields(record)
-    if "name" in upgraded:
-        upgraded["name"] = upgrade_stage_name(upgraded["name"])
-    kind = RENAMED_STAGE_KINDS.get(record.get("kind", ""), record.get("kind", ""))
-    if "kind" in upgraded:
-        upgraded["kind"] = kind
-    if "settings" in upgraded:
-        settings = _rename_keys(record["settings"], RENAMED_STAGE_SETTINGS.get(kind, {}))
-        upgraded["settings"] = _upgrade_nested_settings(settings)
-    if "dependencies" in upgraded:
-        dependencies = _rename_keys(upgraded["dependencies"], RENAMED_STAGE_ROLES)
-        upgraded["dependencies"] = {role: upgrade_stage_name(name)
-                                    for role, name in dependencies.items()}  # fmt: skip
-    result_fields = RENAMED_STAGE_RESULTS.get(kind, {})
-    if isinstance(record.get("result"), Mapping):
-        result = upgrade_finetuning_result(record["result"])
-        upgraded["result"] = _rename_nested_keys(result, result_fields)
-    if "reruns" in upgraded:
-        reruns, upgraded["reruns"] = upgraded["reruns"], []
-        for rerun in reruns:
-            fields = upgrade_finetuning_result(_upgrade_record_fields(rerun))
-            upgraded["reruns"].append(_rename_nested_keys(fields, result_fields))
-    return upgraded
-
-
-def _upgrade_nested_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings under their current names, without warnings."""
-    result: dict[str, Any] = {}
-    for table, values in settings.items():
-        if isinstance(values, Mapping):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                result[table] = upgrade_settings(_upgrade_nested_settings(values), table)
-        else:
-            result[table] = values
-    return result
-
-
-def _upgrade_record_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the fields of a lab record, its machine and the provenance of its inputs."""
-    upgraded = _rename_keys(record, RENAMED_RECORD_FIELDS)
-    if "machine" in upgraded:
-        upgraded["machine"] = _rename_keys(upgraded["machine"], RENAMED_MACHINE_FIELDS)
-    if "input_provenance" in upgraded:
-        provenance = _rename_keys(upgraded["input_provenance"], RENAMED_STAGE_ROLES)
-        upgraded["input_provenance"] = {role: _upgrade_record_fields(fields)
-                                        for role, fields in provenance.items()}  # fmt: skip
-    return upgraded
-
-
-def _rename_keys(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def rename_keys(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a copy of a dictionary with some keys renamed."""
     return {names.get(key, key): value for key, value in values.items()}
 
 
-def _rename_nested_keys(value: Any, names: Mapping[str, str]) -> Any:
-    """Rename the keys of a JSON value at any depth."""
-    if isinstance(value, Mapping):
-        return {names.get(key, key): _rename_nested_keys(item, names)
-                for key, item in value.items()}  # fmt: skip
-    if isinstance(value, list):
-        return [_rename_nested_keys(item, names) for item in value]
-    return value
-
-
-def _invert(names: Mapping[str, str]) -> dict[str, str]:
+def invert(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the old name of each new name."""
     return {new: old for old, new in names.items()}
 
 
