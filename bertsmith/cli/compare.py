@@ -16,6 +16,7 @@ from bertsmith.cli.model_options import (
     read_lines,
     resolve_device,
 )
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.use.inspection.compare import Comparison, Difference, VocabularyComparison
@@ -83,7 +84,11 @@ def _print_comparison(comparison: "Comparison") -> None:
         print_line(f"{name}  {path}")
     print_line("")
     num_fields = len(comparison.config)
-    print_line(f"config: {num_fields:,} fields differ" if num_fields else "config: equal")
+    print_line(
+        f"config: {count_noun(num_fields, 'field differs', 'fields differ')}"
+        if num_fields
+        else "config: equal"
+    )
     print_table(
         _VALUE_COLUMNS, ((name, *map(str, values)) for name, values in comparison.config.items())
     )
@@ -98,7 +103,9 @@ def _print_comparison(comparison: "Comparison") -> None:
 def _print_vocabulary(vocabulary: "VocabularyComparison") -> None:
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(vocabulary.sizes))
     state = (
-        f"{vocabulary.num_different_ids:,} ids differ" if vocabulary.num_different_ids else "equal"
+        count_noun(vocabulary.num_different_ids, "id differs", "ids differ")
+        if vocabulary.num_different_ids
+        else "equal"
     )
     print_line(f"vocabulary: {state} ({sizes} words)")
     print_table(
@@ -136,17 +143,24 @@ def _print_tensors(comparison: "Comparison") -> None:
 
 
 def _print_outputs(comparison: "Comparison") -> None:
-    print_line(f"outputs for {comparison.num_texts:,} texts, {comparison.num_tokens:,} tokens:")
+    print_line(
+        f"outputs for {count_noun(comparison.num_texts, 'text')}, "
+        f"{count_noun(comparison.num_tokens, 'token')}:"
+    )
     _print_differences(comparison.outputs.items())
     if comparison.num_truncated:
-        print_line(f"  {comparison.num_truncated:,} texts truncated to the shorter maximum length")
+        print_line(
+            f"  {count_noun(comparison.num_truncated, 'text')} truncated to the shorter "
+            "maximum length"
+        )
     if comparison.num_skipped_pairs:
         print_line(
-            f"  {comparison.num_skipped_pairs:,} pairs skipped: a model has only one segment"
+            f"  {count_noun(comparison.num_skipped_pairs, 'pair')} skipped: a model has "
+            "only one segment"
         )
     if comparison.tokenized_differently:
         num_texts = len(comparison.tokenized_differently)
-        print_line(f"  {num_texts:,} texts skipped: their tokenizations differ:")
+        print_line(f"  {count_noun(num_texts, 'text')} skipped: different tokenizations:")
         text, *tokenizations = comparison.tokenized_differently[0]
         print_line(f"  {text}")
         for name, tokens in zip("AB", tokenizations, strict=True):

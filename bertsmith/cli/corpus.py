@@ -13,6 +13,7 @@ import typer
 from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.hints import quote_path
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.cli.console import TerminalProgress
@@ -114,10 +115,13 @@ def stats(
         return
     for line in report.lines():
         print_line(line)
-    print_line(f"{num_sentences:,} sentences, {num_words:,} whitespace-separated words")
-    print_line(f"longest document: {longest_document:,} characters")
+    print_line(
+        f"{count_noun(num_sentences, 'sentence')}, "
+        f"{count_noun(num_words, 'whitespace-separated word')}"
+    )
+    print_line(f"longest document: {count_noun(longest_document, 'character')}")
     formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
-    print_line(f"formats: {formats} (of {len(sources):,} sources)")
+    print_line(f"formats: {formats} (of {count_noun(len(sources), 'source')})")
 
 
 @group.command(
@@ -214,7 +218,10 @@ def docstrings(
             write_sentences(file, (chain(*module.paragraphs) for module in modules))
         else:
             write_json_lines(file, (module_to_document(module) for module in modules))
-    log(f"{num_modules:,} modules, {num_sentences:,} sentences, {num_characters:,} characters")
+    log(
+        f"{count_noun(num_modules, 'module')}, {count_noun(num_sentences, 'sentence')}, "
+        f"{count_noun(num_characters, 'character')}"
+    )
     _log_next_command(out)
 
 

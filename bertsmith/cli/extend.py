@@ -10,6 +10,7 @@ from bertsmith.cli.app import format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.vocab import group
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.text.corpus import CorpusOptions
@@ -145,12 +146,16 @@ def _log_extension(
         log(f"note: {num_unknown:,} of the words were [UNK]; they are initialized to its embedding")
     last_id = extension.first_id + len(extension.words) - 1
     log(
-        f"added {len(extension.words):,} words, ids {extension.first_id:,} to {last_id:,}: "
+        f"added {count_noun(len(extension.words), 'word')}, ids {extension.first_id:,} to "
+        f"{last_id:,}: "
         f"{_list_words(extension.words)}"
     )
     if fit is not None:
         if fit.num_dropped:
-            log(f"note: {fit.num_dropped:,} occurrences of rare words are not included below")
+            log(
+                f"note: {count_noun(fit.num_dropped, 'occurrence')} of rare words are not "
+                "included below"
+            )
         for label, quality in (("before", fit.before), ("after", fit.after)):
             log(
                 f"{label}: {quality.pieces_per_word:.3f} pieces per word, "

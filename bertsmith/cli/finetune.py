@@ -11,6 +11,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_counts, print_json, print_line
 from bertsmith.cli.hints import predict_command
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.train.finetuning.finetune import FinetuneResult
@@ -227,7 +228,7 @@ def _run_sweep(
             )
             print_line(
                 f"{hyperparameters or metric}: median {median:.4f}, {minimum:.4f} to "
-                f"{maximum:.4f} over {len(point.runs)} seeds"
+                f"{maximum:.4f} over {count_noun(len(point.runs), 'seed')}"
             )
         _print_metrics(sweep.best)
     log(f"wrote {sweep.model}, the best by {metric}: {sweep.best.run.name}")
@@ -272,7 +273,7 @@ def _print_metrics(result: "FinetuneResult") -> None:
     """Print the validation metrics, and how many examples of each file were used."""
     metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in result.metric_names)
     print_line(
-        f"held out ({result.metrics['examples']:,.0f} examples): {metrics}, "
+        f"held out ({count_noun(result.metrics['examples'], 'example')}): {metrics}, "
         f"loss {result.metrics['loss']:.4f}"
     )
     for name, counts in result.counts.items():

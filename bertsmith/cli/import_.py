@@ -8,6 +8,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
+from bertsmith.plurals import count_noun
 
 
 @app.command(
@@ -94,7 +95,8 @@ def _log_report(report: dict[str, Any]) -> None:
         log(f"not used: {', '.join(report['unused'])}")
     if report["num_training_state_tensors"]:
         log(
-            f"not used: {report['num_training_state_tensors']} tensors of the optimizer and the "
+            f"not used: {count_noun(report['num_training_state_tensors'], 'tensor')} of the "
+            "optimizer and the "
             "training"
         )
 

@@ -9,6 +9,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line, print_table
 from bertsmith.errors import SettingsError
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.lab.experiment_run import ExperimentRun, PlannedStage
@@ -154,7 +155,8 @@ def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
     about = "at least" if num_unknown else "about"
     unknown = f", and {num_unknown} without an estimate" if num_unknown else ""
     print_line(
-        f"{len(stages)} stages to run for {num_results} results: {about} {total_minutes:,.0f} "
+        f"{count_noun(len(stages), 'stage')} to run for "
+        f"{count_noun(num_results, 'result')}: {about} {total_minutes:,.0f} "
         f"minutes{unknown}"
     )
 

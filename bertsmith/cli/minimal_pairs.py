@@ -10,6 +10,7 @@ from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import PllOption, check_readable, load_model
 from bertsmith.cli.unknown_warning import UnknownWarning
 from bertsmith.files import check_new_file
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.use.minimal_pairs import MinimalPairResults
@@ -57,7 +58,7 @@ def evaluate_minimal_pairs(
         _print_results(results)
     _log_notes(results)
     if out is not None:
-        log(f"wrote {out}: {results.overall.num_pairs:,} pairs")
+        log(f"wrote {out}: {count_noun(results.overall.num_pairs, 'pair')}")
 
 
 def _print_results(results: "MinimalPairResults") -> None:
@@ -86,4 +87,6 @@ def _log_notes(results: "MinimalPairResults") -> None:
         if count:
             log(f"ties with --pll {variant}, counted as incorrect: {count:,}")
     if results.num_skipped:
-        log(f"skipped {results.num_skipped:,} pairs; the first: {results.first_skipped}")
+        log(
+            f"skipped {count_noun(results.num_skipped, 'pair')}; the first: {results.first_skipped}"
+        )

@@ -31,6 +31,7 @@ from bertsmith.cli.model_options import (
 from bertsmith.cli.unknown_warning import UnknownWarning
 from bertsmith.errors import InputError
 from bertsmith.files import check_new_file
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.bundle import FineTunedBundle
@@ -362,4 +363,4 @@ def _predict_lines(
         if source is not None and source.name == STDIN:
             unknown.warn()
     if skipped is not None and skipped.count:
-        log(f"skipped {skipped.count:,} lines; the first: {skipped.first_error}")
+        log(f"skipped {count_noun(skipped.count, 'line')}; the first: {skipped.first_error}")

@@ -10,6 +10,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import fill_command, quote_path
+from bertsmith.plurals import count_noun
 
 
 class RecipeName(StrEnum):
@@ -157,7 +158,9 @@ def _print_estimate(estimate: dict[str, Any]) -> None:
     """Print the estimated cost of a run."""
     print_line(f"machine      {estimate['machine']}")
     print_line(f"parameters   {estimate['parameters']:,}")
-    print_line(f"steps        {estimate['steps']:,} of {estimate['batch_size']} sequences")
+    print_line(
+        f"steps        {estimate['steps']:,} of {count_noun(estimate['batch_size'], 'sequence')}"
+    )
     print_line(f"tokens       {estimate['tokens']:,} ({estimate['epochs']:.2f} epochs)")
     print_line(
         f"speed        {estimate['tokens_per_second']:,} tokens/s, "
@@ -165,7 +168,8 @@ def _print_estimate(estimate: dict[str, Any]) -> None:
         f"({estimate['peak_flops'] / 1e9:,.0f} GFLOP/s)"
     )
     print_line(
-        f"evaluations  {estimate['evaluations']:,} of {estimate['num_eval_sequences']:,} sequences"
+        f"evaluations  {estimate['evaluations']:,} of "
+        f"{count_noun(estimate['num_eval_sequences'], 'sequence')}"
     )
     print_line(f"time         {estimate['minutes']:,.1f} minutes")
     print_line(f"memory       {estimate['memory_bytes'] / 2**20:,.0f} MiB")

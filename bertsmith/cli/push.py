@@ -10,6 +10,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_line
 from bertsmith.cli.hints import fill_command
 from bertsmith.cli.model_options import Json
+from bertsmith.plurals import count_noun
 
 
 @app.command(
@@ -57,5 +58,5 @@ def push(
     else:
         print_line(upload.url)
     branch = f"@{revision}" if revision else ""
-    log(f"uploaded {len(upload.files)} files of {model}, commit {upload.commit[:12]}")
+    log(f"uploaded {count_noun(len(upload.files), 'file')} of {model}, commit {upload.commit[:12]}")
     log(f"next: {fill_command(repo_id + branch)}")

@@ -19,6 +19,7 @@ from bertsmith.cli.model_options import (
     resolve_device,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.use.similar import WordDistances
@@ -80,7 +81,7 @@ def similar(
     distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_invalid)
     num_texts = len({occurrence.text_index for occurrence in distances.occurrences})
     if num_skipped := len(lines) - num_texts:
-        log(f"skipped {num_skipped:,} lines without the word {word!r}")
+        log(f"skipped {count_noun(num_skipped, 'line')} without the word {word!r}")
     if as_json:
         print_json(distances.to_json())
     else:
@@ -108,4 +109,4 @@ def _print_distances(distances: "WordDistances") -> None:
         print_table(("", "", *map(str, range(1, count + 1))), rows)
     else:
         print_table(("", "", "nearest", "farthest"), rows)
-        log(f"{count:,} occurrences; --json prints all distances")
+        log(f"{count_noun(count, 'occurrence')}; --json prints all distances")

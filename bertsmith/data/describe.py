@@ -8,6 +8,7 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Store, format_unknown_shares
 from bertsmith.data.stream import ExampleStream
 from bertsmith.errors import StoreError
+from bertsmith.plurals import count_noun
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -48,12 +49,13 @@ def _describe_manifest(store: Store) -> list[str]:
     for name in SPLITS:
         counts = manifest.splits[name]
         lines.append(
-            f"{name}: {counts.documents:,} documents, {counts.sentences:,} sentences, "
-            f"{counts.tokens:,} tokens"
+            f"{name}: {count_noun(counts.documents, 'document')}, "
+            f"{count_noun(counts.sentences, 'sentence')}, "
+            f"{count_noun(counts.tokens, 'token')}"
         )
     lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})
     for source in manifest.plan.sources:
-        size = "a stream" if source.size is None else f"{source.size:,} bytes"
+        size = "a stream" if source.size is None else count_noun(source.size, "byte")
         lines.append(f"source: {source.name} ({size})")
     omitted = {**manifest.report.get("skipped", {})}
     for key in ("repeated_documents", "repeated_paragraphs", "empty_documents"):
@@ -72,7 +74,7 @@ def _describe_example(example: ExampleBatch, tokenizer: Tokenizer) -> list[str]:
         tokens[position] = f"{{{tokens[position]}→{tokenizer.vocab[label]}}}"
     b_start = int(np.searchsorted(example.segments, 1))
     if example.nsp_labels is None:
-        return [f"one segment, {len(example.ids)} tokens", "  " + " ".join(tokens)]
+        return [f"one segment, {count_noun(len(example.ids), 'token')}", "  " + " ".join(tokens)]
     relation = "B from another document" if example.nsp_labels[0] else "B follows A"
-    title = f"{relation}, {len(example.ids)} tokens, {len(labels)} to predict"
+    title = f"{relation}, {count_noun(len(example.ids), 'token')}, {len(labels)} to predict"
     return [title, "  A: " + " ".join(tokens[:b_start]), "  B: " + " ".join(tokens[b_start:])]

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from bertsmith.errors import StoreError
 from bertsmith.files import parse_json, write_json
+from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.settings import Settings
 from bertsmith.text.corpus import CorpusOptions, Source
@@ -114,7 +115,9 @@ def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
         if old_options.get(key) != new_options.get(key)
     ]
     if len(old.sources) != len(new.sources):
-        changes.append(f"there were {len(old.sources):,} sources, now {len(new.sources):,}")
+        changes.append(
+            f"there were {count_noun(len(old.sources), 'source')}, now {len(new.sources):,}"
+        )
         return changes
     for old_source, new_source in zip(old.sources, new.sources, strict=True):
         is_same = (old_source.size, old_source.fingerprint) == (
@@ -140,5 +143,5 @@ def _flatten_options(plan: StorePlan) -> dict[str, object]:
 
 
 def _describe_source(source: SourceInfo) -> str:
-    size = "a stream" if source.size is None else f"{source.size:,} bytes"
+    size = "a stream" if source.size is None else count_noun(source.size, "byte")
     return f"{size}, SHA-256 {source.fingerprint[:12]}" if source.fingerprint else size

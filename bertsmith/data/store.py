@@ -24,6 +24,7 @@ from bertsmith.data.counter_rng import IntArray
 from bertsmith.data.plan import StorePlan
 from bertsmith.errors import StoreError
 from bertsmith.files import add_error_filename, parse_json, sync, write_json
+from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.settings import Settings
 from bertsmith.text.unknown import TokenCounts
@@ -449,7 +450,7 @@ def _check_file_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
             raise StoreError(f"{file}: the file is missing; {_REBUILD_ADVICE}")
         if file.stat().st_size != expected:
             raise damaged_file_error(
-                file, f"it has {file.stat().st_size:,} bytes, expected {expected:,}"
+                file, f"it has {count_noun(file.stat().st_size, 'byte')}, expected {expected:,}"
             )
 
 

@@ -24,6 +24,7 @@ from bertsmith.errors import (
 from bertsmith.files import atomic_directory
 from bertsmith.lab.stage import Stage
 from bertsmith.model.bert import count_parameters
+from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.settings import merge_settings
 from bertsmith.text.corpus import (
@@ -149,7 +150,8 @@ def build_store(job: Job) -> dict[str, Any]:
     if not all(split.documents for split in manifest.splits.values()):
         num_sentences = sum(split.sentences for split in manifest.splits.values())
         raise StoreError(
-            f"the text is too short for a held-out split: {num_sentences:,} sentences; use more "
+            "the text is too short for a held-out split: "
+            f"{count_noun(num_sentences, 'sentence')}; use more "
             "text, in a folder of files or a JSON-lines file with one document per line"
         )
     splits = {name: split.model_dump() for name, split in manifest.splits.items()}

@@ -10,6 +10,7 @@ from bertsmith.model.encoder import output_dropout_index
 from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.packed import PackedBatch
+from bertsmith.plurals import count_noun
 
 
 def hidden_state_indices(features: BiLSTMSettings, num_layers: int) -> range:
@@ -23,7 +24,8 @@ def hidden_state_indices(features: BiLSTMSettings, num_layers: int) -> range:
     end = num_layers + 1
     if features.layers.endswith("last-four") and num_layers < 4:
         raise ValueError(
-            f"features.layers is {features.layers!r}, but the model has {num_layers} layers; "
+            f"features.layers is {features.layers!r}, but the model has "
+            f"{count_noun(num_layers, 'layer')}; "
             "choose 'last' or a model with at least 4 layers"
         )
     return {

@@ -24,6 +24,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.cpu import has_bf16
 from bertsmith.model.ops.linear import onednn_linear, uses_onednn
+from bertsmith.plurals import count_noun
 from bertsmith.runtime.device_name import check_device_name
 from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate_training_bytes
 
@@ -301,5 +302,5 @@ def describe_machine(machine: Machine) -> str:
     if machine.device.type == "cuda":
         name = torch.cuda.get_device_name(machine.device)
     else:
-        name = f"{torch.get_num_threads()} of {os.cpu_count()} CPU cores"
+        name = f"{torch.get_num_threads()} of {count_noun(os.cpu_count() or 1, 'CPU core')}"
     return f"{name}, {machine.precision}, {machine.kernel} attention"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.plurals import count_noun
 from bertsmith.tasks import conllu
 from bertsmith.tasks.entities import to_bio2
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
@@ -445,7 +446,9 @@ def read_row_sentences(
             continue
         error = None
         if labeled and len(units) != len(tags):
-            error = BadExampleError(f"{len(units)} words but {len(tags)} tags")
+            error = BadExampleError(
+                f"{count_noun(len(units), 'word')} but {count_noun(len(tags), 'tag')}"
+            )
         elif not units:
             error = BadExampleError("a sentence without words")
         elif task.context == "document" and document is None:

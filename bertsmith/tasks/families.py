@@ -7,6 +7,7 @@ from typing import Any
 from bertsmith.bundle import FineTunedBundle, TaskKind
 from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import ModelError, SettingsError
+from bertsmith.plurals import count_noun
 from bertsmith.tasks import classification, multiple_choice, question_answering, tagging
 from bertsmith.tasks.entities import find_invalid_tags
 from bertsmith.tasks.inputs import TaskFamily
@@ -95,7 +96,7 @@ def resolve_metrics(task: TaskSettings) -> list[str]:
         if name not in supported and not _is_label_metric(name, task):
             raise SettingsError(
                 f"task.metrics: {name!r} is not a metric of the kind {task.kind!r}"
-                + (f" with {len(task.labels)} labels" if task.labels else "")
+                + (f" with {count_noun(len(task.labels), 'label')}" if task.labels else "")
                 + f"; supported are {', '.join(supported)}",
             )
     return task.metrics or list(defaults)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertsmith.errors import MissingExtraError, TaskError
+from bertsmith.plurals import count_noun
 from bertsmith.tasks import delimited, json_rows
 from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
@@ -296,7 +297,11 @@ def _read_delimited_rows(
         elif len(cells) == len(columns):
             yield Row(location, dict(zip(columns, cells, strict=True)))
         elif cells:
-            yield Row(location, {}, f"{len(cells)} columns where {len(columns)} are expected")
+            yield Row(
+                location,
+                {},
+                f"{count_noun(len(cells), 'column')} where {len(columns)} are expected",
+            )
 
 
 def _reject_duplicate_columns(columns: list[str], location: str) -> None:

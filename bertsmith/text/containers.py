@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bertsmith.errors import CorpusError, MissingExtraError
 from bertsmith.files import parse_json
+from bertsmith.plurals import count_noun
 from bertsmith.text import line_layout, markdown
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.raw_text import ErrorHandler, LineReader, RawDocument
@@ -150,7 +151,7 @@ def read_parquet(
     except pa.ArrowException as error:
         errors.report(
             "not a whole Parquet file",
-            f"{path}, after {row:,} rows",
+            f"{path}, after {count_noun(row, 'row')}",
             "create or download it again",
             str(error),
         )

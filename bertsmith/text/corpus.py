@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from bertsmith.errors import CorpusError
+from bertsmith.plurals import count_noun
 from bertsmith.settings import Settings
 from bertsmith.text.deduplication import SeenTexts
 from bertsmith.text.raw_text import ErrorHandler, RawDocument
@@ -114,13 +115,19 @@ class CorpusReport:
 
     def lines(self) -> list[str]:
         """Return the report as human-readable lines."""
-        lines = [f"{self.documents:,} documents, {self.characters:,} characters"]
+        lines = [
+            f"{count_noun(self.documents, 'document')}, {count_noun(self.characters, 'character')}"
+        ]
         omissions = (
-            (self.empty_documents, "documents without text left out"),
-            (self.repeated_documents, "repeated documents left out"),
-            (self.repeated_paragraphs, "repeated paragraphs left out"),
+            (self.empty_documents, "document without text", "documents without text"),
+            (self.repeated_documents, "repeated document", "repeated documents"),
+            (self.repeated_paragraphs, "repeated paragraph", "repeated paragraphs"),
         )
-        lines += [f"{count:,} {description}" for count, description in omissions if count]
+        lines += [
+            f"{count_noun(count, singular, plural)} left out"
+            for count, singular, plural in omissions
+            if count
+        ]
         lines += [f"skipped {count:,}: {reason}" for reason, count in self.skipped.items()]
         return lines + [f"  {example}" for example in self.examples]
 

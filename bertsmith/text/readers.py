@@ -7,6 +7,7 @@ from typing import Final
 
 from bertsmith.errors import CorpusError
 from bertsmith.files import parse_json
+from bertsmith.plurals import count_noun
 from bertsmith.text import containers, line_layout, markdown
 from bertsmith.text.archives import (
     DECOMPRESSION_ERRORS,
@@ -43,7 +44,7 @@ def read_source(
     except DECOMPRESSION_ERRORS as error:
         errors.report(
             "the compressed file is truncated or damaged",
-            f"{source.name}, after {count:,} documents",
+            f"{source.name}, after {count_noun(count, 'document')}",
             "expected a complete gzip, xz, bzip2 or zstd file; create or download it again",
             str(error),
         )

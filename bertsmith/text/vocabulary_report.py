@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bertsmith.plurals import count_noun
 from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX, SPECIAL_TOKENS
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts, tokenize_words
@@ -71,7 +72,9 @@ class VocabularyReport:
 
     def lines(self) -> list[str]:
         """Return the report as human-readable lines."""
-        totals = f"{self.words:,} words of text became {self.pieces:,} pieces"
+        totals = (
+            f"{count_noun(self.words, 'word')} of text became {count_noun(self.pieces, 'piece')}"
+        )
         lines = [
             f"{totals}: {self.pieces_per_word:.3f} pieces per word",
             f"words in the vocabulary: {self.single_piece_share:.2%}",
@@ -171,7 +174,9 @@ class VocabularyDescription:
             f"text is segmented first by {self.segmenter}" if self.segmenter else "",
             f"{self.word_starts:,} start a word, {self.continuations:,} continue one (##)",
             f"{self.characters:,} of these are single characters",
-            f"{self.repeated:,} lines repeat a word" if self.repeated else "",
+            f"{count_noun(self.repeated, 'line repeats', 'lines repeat')} a word"
+            if self.repeated
+            else "",
             f"scripts: {scripts}",
             f"longest: {', '.join(self.longest)}",
             f"sample: {' '.join(self.sample)}",

@@ -72,7 +72,8 @@ def similar(
     embedder = model if isinstance(model, Embedder) else Embedder.load(model)
     occurrences = embedder.encode_word(texts, word, **settings)
     if not occurrences:
-        raise InputError(f"the word {word!r} is in none of the {len(texts):,} texts")
+        place = "not in the text" if len(texts) == 1 else f"in none of the {len(texts):,} texts"
+        raise InputError(f"the word {word!r} is {place}")
     if len(occurrences) > _MAX_OCCURRENCES:
         raise InputError(
             f"the word {word!r} occurs {len(occurrences):,} times; at most {_MAX_OCCURRENCES:,} "

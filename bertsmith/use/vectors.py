@@ -13,6 +13,7 @@ from bertsmith.interop.sentence_transformers import Dense, PoolingConfig, Poolin
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import PackedBatch
+from bertsmith.plurals import count_noun
 from bertsmith.use.vector_settings import PoolingName, VectorSettings
 
 #: Pooling names of this package -> pooling modes of sentence-transformers.
@@ -112,7 +113,8 @@ def resolve_settings(
 def _resolve_layer_index(layer: int, num_layers: int) -> int:
     if not -num_layers - 1 <= layer <= num_layers:
         raise SettingsError(
-            f"layers: there is no layer {layer} in a model of {num_layers} layers; expected "
+            f"layers: there is no layer {layer} in a model of "
+            f"{count_noun(num_layers, 'layer')}; expected "
             f"-{num_layers} (next to the input) to -1 (the last), or 0 for the embeddings"
         )
     return layer if layer >= 0 else num_layers + 1 + layer

@@ -65,16 +65,16 @@ def test_different_heads_and_vocabularies_are_listed(
     """Differing config fields, missing heads, words and tokenizations are printed."""
     completed = run("compare", model, model_without_nsp)
     assert completed.status == 1
-    assert "config: 1 fields differ" in completed.out
+    assert "config: 1 field differs" in completed.out
     assert "  nsp\tTrue\tFalse" in completed.out
     assert "  next sentence\t-\t-\tonly in A" in completed.out
     (tmp_path / "words.txt").write_text("ferrymen\n")
     run("vocab", "extend", model, "--words", tmp_path / "words.txt", "--out", tmp_path / "extended")
     (tmp_path / "text.txt").write_text("ferrymen\n")
     completed = run("compare", model, tmp_path / "extended", "--text", tmp_path / "text.txt")
-    assert "vocabulary: 1 ids differ" in completed.out
+    assert "vocabulary: 1 id differs" in completed.out
     assert "\t-\tferrymen" in completed.out
-    assert "1 texts skipped: their tokenizations differ:" in completed.out
+    assert "1 text skipped: different tokenizations:" in completed.out
     assert "    B  ferrymen" in completed.out
 
 

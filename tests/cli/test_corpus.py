@@ -43,7 +43,7 @@ def test_stats_prints_counts(run: Run, corpus: Path) -> None:
     completed = run("corpus", "stats", corpus)
     assert "2 documents" in completed.out
     assert "4 sentences, 11 whitespace-separated words" in completed.out
-    assert "1 documents without text" in completed.out
+    assert "1 document without text" in completed.out
     counts = json.loads(run("corpus", "stats", corpus, "--json").out)
     assert (counts["documents"], counts["sentences"], counts["words"]) == (2, 4, 11)
     assert counts["formats"] == {"jsonl": 1}

@@ -192,7 +192,7 @@ def test_similar_with_missing_words_and_many_occurrences(run: Run, model: Path) 
     assert completed.status == 2
     assert "text 2: the word 'ferry' is not in 'river'" in completed.err
     completed = run(*similar, "--skip-invalid", stdin=b"ferry\nriver\nferry\n")
-    assert "skipped 1 lines without the word 'ferry'" in completed.err
+    assert "skipped 1 line without the word 'ferry'" in completed.err
     completed = run(*similar, stdin=b"the ferry\na ferry\n" * 10)
     assert re.fullmatch(
         r"  1\tthe \[ferry\]\t0\.0000 to 3\t0\.\d{4} to (2|4|20)", completed.out.splitlines()[0]

@@ -207,7 +207,7 @@ def test_closed_standard_streams(redirection: str, tmp_path: Path) -> None:
     assert b"Traceback" not in completed.stderr
     if redirection.startswith("2"):
         assert completed.returncode == 0
-        assert b"1 documents" in completed.stdout
+        assert b"1 document," in completed.stdout
     else:
         assert completed.returncode == 2
         assert completed.stderr.startswith(b"error: ")

@@ -95,7 +95,7 @@ def test_invalid_pairs_can_be_skipped(run: Run, model: Path, pairs_file: Path) -
     assert f"{pairs_file}, line 4: there is no column 'sentence_bad'" in completed.err
     completed = run("evaluate", model, "--minimal-pairs", pairs_file, "--skip-invalid")
     assert completed.status == 0
-    assert f"skipped 1 pairs; the first: {pairs_file}, line 4" in completed.err
+    assert f"skipped 1 pair; the first: {pairs_file}, line 4" in completed.err
 
 
 @pytest.mark.parametrize(

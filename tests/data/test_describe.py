@@ -40,7 +40,7 @@ def test_facts_and_examples(tmp_path: Path) -> None:
 def test_store_too_small_for_examples(tmp_path: Path) -> None:
     """A store too small for pairs is described, with the reason why there are no examples."""
     text = describe_store(make_store(tmp_path, 1))
-    assert "train: 1 documents, 1 sentences" in text
+    assert "train: 1 document, 1 sentence" in text
     assert "no examples: " in text
     store = Store.open(tmp_path / "store")
     assert "one segment" in describe_store(store, DataSettings(nsp=False))

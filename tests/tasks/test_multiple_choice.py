@@ -220,7 +220,7 @@ def test_answers_without_a_row_are_counted_as_skipped(tmp_path: Path) -> None:
     ("answers", "message"),
     [
         ("7,A\n8,B\n7,B\n", r"t-answers\.csv, line 3: duplicate id '7'"),
-        ("7,A\n8\n", r"t-answers\.csv, line 2: 1 columns where 2 are expected"),
+        ("7,A\n8\n", r"t-answers\.csv, line 2: 1 column where 2 are expected"),
         ("7\n8\n", r"t-answers\.csv, line 1: there is no column '1'"),
     ],
 )

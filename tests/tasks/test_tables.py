@@ -76,7 +76,7 @@ def test_unreadable_table_is_an_error_with_location(
 @pytest.mark.parametrize(
     ("name", "content", "line", "error"),
     [
-        ("a.tsv", "x\ty\n1\t2\n3\n", 3, "1 columns where 2 are expected"),
+        ("a.tsv", "x\ty\n1\t2\n3\n", 3, "1 column where 2 are expected"),
         ("a.jsonl", '{"x": 1}\n{oops\n', 2, "a line that is not JSON"),
         ("a.jsonl", '{"x": 1}\n[1]\n', 2, "a line that is not a JSON object"),
         ("a.jsonl", '{"x": 1}\n{"y": 1, "y": 2}\n', 2, "a duplicate key in an object"),

@@ -153,7 +153,7 @@ def test_klue_characters_are_read(tmp_path: Path) -> None:
         ("a.txt", "a B-X\n\nc PER\n", r"line 3: a tag that is not an entity tag: 'PER'"),
         ("a.txt", "a B-X\n\nc O\nd B-Y\n",
          r"line 4: an unknown label: 'B-Y'; known labels are 'O', 'B-"),
-        ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"line 1: 2 words but 1 tags"),
+        ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"line 1: 2 words but 1 tag"),
         ("a.jsonl", '{"tokens": ["a", " "], "tags": ["O", "O"]}', r"line 1: an empty word"),
         ("a.jsonl", '{"tokens": [], "tags": []}', r"line 1: a sentence without words"),
         ("a.jsonl", '{"tokens": "a", "tags": ["O"]}', r"no list where words or tags are"),

@@ -317,7 +317,7 @@ def test_corpus_without_documents(tmp_path: Path) -> None:
     report = CorpusReport()
     path = write_file(tmp_path / "a.jsonl", '{"text": ""}\n')
     assert read_texts(path, report=report) == []
-    with pytest.raises(CorpusError, match="1 documents without text"):
+    with pytest.raises(CorpusError, match="1 document without text"):
         report.require_documents()
 
 

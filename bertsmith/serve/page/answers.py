@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from bertsmith.plurals import count_noun
 from bertsmith.serve.page.markup import bars, highlight, notice, percent, section, truncation_note
 from bertsmith.serve.service import Service
 from bertsmith.text.mask import MASK_TOKEN
@@ -50,7 +51,10 @@ def pair(service: Service, model: str | None, a: str, b: str) -> str:
     html = section(title, bars(probabilities, best=0 if follows else 1))
     if prediction.num_removed_tokens:
         html += notice(
-            f"{prediction.num_removed_tokens} tokens were truncated to fit the model.", "note"
+            f"{count_noun(prediction.num_removed_tokens, 'token was', 'tokens were')} "
+            "truncated to fit the "
+            "model.",
+            "note",
         )
     return html
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from bertsmith.plurals import count_noun
 from bertsmith.runtime.device import CpuLoad
 
 #: The machine counts as busy if other processes use at least this many cores.
@@ -30,7 +31,7 @@ class ThreadChoice:
     def describe(self) -> str:
         """Return a log message."""
         times = ", ".join(
-            f"{number} {'thread' if number == 1 else 'threads'} {1000 * seconds:,.0f} ms per step"
+            f"{count_noun(number, 'thread')} {1000 * seconds:,.0f} ms per step"
             for number, seconds in self.step_seconds.items()
         )
         return (

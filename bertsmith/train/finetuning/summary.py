@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bertsmith.bundle import FineTunedBundle
+from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.tasks.inputs import ExampleCounts
@@ -91,11 +92,13 @@ def _log_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
     if counts.num_truncated:
         parts.append(f"{counts.num_truncated:,} truncated")
     if counts.num_unreachable_answers:
-        parts.append(f"{counts.num_unreachable_answers:,} answers longer than a window")
+        parts.append(f"{count_noun(counts.num_unreachable_answers, 'answer')} longer than a window")
     if counts.num_without_target:
-        parts.append(f"{counts.num_without_target:,} inputs without a target, not trained on")
+        parts.append(
+            f"{count_noun(counts.num_without_target, 'input')} without a target, not trained on"
+        )
     if parts:
-        progress.log(f"{name}: of {counts.num_read:,} examples {'; '.join(parts)}")
+        progress.log(f"{name}: of {count_noun(counts.num_read, 'example')} {'; '.join(parts)}")
     for note in counts.notes:
         progress.log(note)
     if counts.unseen_labels:

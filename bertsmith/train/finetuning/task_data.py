@@ -11,6 +11,7 @@ import numpy as np
 from bertsmith.bundle import FineTunedBundle, HeadConfig
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
+from bertsmith.plurals import count_noun
 from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.entities import find_invalid_tags
 from bertsmith.tasks.families import get_family, reject_unused_fields, resolve_metrics
@@ -176,7 +177,9 @@ def _hold_out(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[
         )
     held_out = {index for group in order[start : max(end, start + 1)] for index in groups[group]}
     if len(held_out) == len(examples):
-        reason = f"{len(examples)} examples are too few to hold some out"
+        reason = (
+            f"{count_noun(len(examples), 'example is', 'examples are')} too few to hold some out"
+        )
         if len(groups) == 1 < len(examples):
             reason = (
                 "all questions have the same context"

@@ -13,6 +13,7 @@ from bertsmith.data.store import SPLITS, Store, format_unknown_shares
 from bertsmith.errors import MissingExtraError, StoreError
 from bertsmith.files import write_atomic
 from bertsmith.model.bert import count_parameters
+from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
@@ -314,14 +315,15 @@ def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cos
     """Return a log message about the number of steps, and of evaluations if it is reduced."""
     total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
     assert eval_every is not None
-    text = f"{total_steps:,} steps fit into {resolved.schedule.minutes:g} minutes"
+    steps_fit = count_noun(total_steps, "step fits", "steps fit")
+    text = f"{steps_fit} into {resolved.schedule.minutes:g} minutes"
     num_sequences = min(resolved.run.max_eval_sequences, cost.num_eval_sequences)
     default_every = settings.run.eval_every or recipes.default_interval(total_steps)
     if (eval_every, num_sequences) == (default_every, cost.num_eval_sequences):
         return text
     return (
         f"{text}; evaluations are limited to {recipes.EVALUATION_SHARE:.0%} of the time: "
-        f"{math.ceil(total_steps / eval_every)} of {num_sequences:,} sequences"
+        f"{math.ceil(total_steps / eval_every)} of {count_noun(num_sequences, 'sequence')}"
     )
 
 
@@ -385,8 +387,9 @@ def _store_revised_schedule(
     timing = settings.schedule
     progress.log(
         f"step {revision.step:,}: at {revision.step_seconds:.3g} s per step, "
-        f"{timing.total_steps():,} steps would take {revision.expected_seconds / 60:.1f} minutes "
-        f"instead of {timing.minutes:g}; continuing with {revision.steps:,} steps"
+        f"{count_noun(timing.total_steps(), 'step')} would take "
+        f"{revision.expected_seconds / 60:.1f} minutes "
+        f"instead of {timing.minutes:g}; continuing with {count_noun(revision.steps, 'step')}"
     )
     timing = schedule.revise_schedule(timing, revision.step, revision.steps)
     session.settings = settings.model_copy(update={"schedule": timing})
@@ -425,7 +428,9 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
 def _draw_curve(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:
     config = settings.model
     try:
-        return curve.draw(run, f"{run.name}: {config.layers} layers, width {config.width}")
+        return curve.draw(
+            run, f"{run.name}: {count_noun(config.layers, 'layer')}, width {config.width}"
+        )
     except MissingExtraError as error:
         progress.log(str(error))
         return None

@@ -19,6 +19,7 @@ from bertsmith.model.bert import BertForPreTraining, count_parameters
 from bertsmith.model.init.structured import init_cross_segment_heads, init_neighbor_heads
 from bertsmith.model.init.unigram import init_from_unigrams
 from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.plurals import count_noun
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
 from bertsmith.train.engine import optimizer, probe, schedule
@@ -229,8 +230,10 @@ def describe_session(session: Session) -> str:
     """Return a log message about model, data and device."""
     config, counts = session.settings.model, session.train_split.counts
     return (
-        f"{config.layers} layers, width {config.width}, {config.heads} heads, "
-        f"{count_parameters(session.model):,} parameters on {counts.tokens:,} tokens "
+        f"{count_noun(config.layers, 'layer')}, width {config.width}, "
+        f"{count_noun(config.heads, 'head')}, "
+        f"{count_noun(count_parameters(session.model), 'parameter')} on "
+        f"{count_noun(counts.tokens, 'token')} "
         f"({device.describe_machine(session.machine)})"
     )
 

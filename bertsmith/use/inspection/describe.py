@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from bertsmith import bundle
+from bertsmith.plurals import count_noun
 from bertsmith.settings import read_stored_settings
 from bertsmith.text.vocabulary_report import describe_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
@@ -98,10 +99,12 @@ def describe_model(path: Path) -> Description:
     heads = _list_heads(directory, weights, info)
     vocabulary = describe_vocabulary(Tokenizer.load(directory))
     sections = [("config", config.model_dump()), ("bertsmith.json", _without_long_sections(info))]
-    sizes = f"{config.layers} layers, width {config.width}, {config.heads} heads"
+    layers = count_noun(config.layers, "layer")
+    sizes = f"{layers}, width {config.width}, {count_noun(config.heads, 'head')}"
+    parameters = count_noun(weights.num_parameters, "parameter")
     lines = [
         f"model directory {directory}",
-        f"{weights.num_parameters:,} parameters: {sizes}; on top: {', '.join(heads) or 'nothing'}",
+        f"{parameters}: {sizes}; on top: {', '.join(heads) or 'nothing'}",
     ]
     for title, values in sections:
         lines += ["", title, *format_aligned(flatten_mapping(values))]
@@ -182,9 +185,9 @@ def describe_checkpoint(path: Path) -> Description:
     has_moments = (path / checkpoint.MOMENTS_FILE).exists()
     moments = summarize_tensors(path / checkpoint.MOMENTS_FILE) if has_moments else []
     lines = [f"checkpoint {path}", *format_aligned(flatten_mapping(state))]
-    lines += ["", f"weights: {len(weights)} tensors", *_format_table(weights)]
+    lines += ["", f"weights: {count_noun(len(weights), 'tensor')}", *_format_table(weights)]
     if has_moments:
-        lines += ["", f"moments: {len(moments)} tensors", *_format_table(moments)]
+        lines += ["", f"moments: {count_noun(len(moments), 'tensor')}", *_format_table(moments)]
     else:
         lines += ["", "no optimizer state (a finished run removes it)"]
     facts = {
@@ -240,7 +243,9 @@ def _format_table(summaries: list[TensorSummary]) -> list[str]:
     for summary, shape in zip(summaries, shapes, strict=True):
         statistics = f"{summary.mean:10.3g}  {summary.std:10.3g}"
         if summary.num_nonfinite:
-            statistics += f"  {summary.num_nonfinite:,} values are not finite"
+            statistics += (
+                f"  {count_noun(summary.num_nonfinite, 'value is', 'values are')} not finite"
+            )
         lines.append(
             f"  {summary.name:{name_width}}  {shape:>{shape_width}}  {summary.dtype:8}  "
             f"{statistics}"

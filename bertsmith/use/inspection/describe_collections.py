@@ -8,6 +8,7 @@ import numpy as np
 from bertsmith.compatibility import upgrade_sweep_results
 from bertsmith.errors import RunError
 from bertsmith.files import restore_nan
+from bertsmith.plurals import count_noun
 from bertsmith.train.finetuning.sweep import RESULTS_FILE
 from bertsmith.use.inspection.describe import is_finished_run
 from bertsmith.use.inspection.description import (
@@ -88,6 +89,8 @@ def describe_index(path: Path) -> Description:
             path / VECTORS_FILE, ValueError(f"shape {shape}; expected lines and width")
         )
     counts = {"num_lines": shape[0], "width": shape[1]}
-    lines = [f"index {path}: {shape[0]:,} lines, vectors of {shape[1]:,} numbers"]
+    lines = [
+        f"index {path}: {count_noun(shape[0], 'line')}, vectors of {count_noun(shape[1], 'number')}"
+    ]
     facts = {"path": str(path), **counts, "settings": manifest}
     return Description(facts, lines + format_aligned(flatten_mapping(manifest)))

@@ -1,0 +1,11 @@
+"""Counts with a noun in messages."""
+
+from bertsmith.plurals import count_noun
+
+
+def test_noun_agrees_with_its_count() -> None:
+    """Only a count of 1 takes the singular."""
+    counts = [count_noun(count, "document") for count in (0, 1, 2, 1234)]
+    assert counts == ["0 documents", "1 document", "2 documents", "1,234 documents"]
+    assert count_noun(1, "value is", "values are") == "1 value is"
+    assert count_noun(2.0, "value is", "values are") == "2 values are"
