@@ -174,7 +174,7 @@ def _print_differences(differences: "Iterable[tuple[str, Difference]]") -> None:
             (
                 name,
                 _format_number(difference.max_abs_difference),
-                _format_number(difference.relative),
+                _format_number(difference.relative_difference),
                 _describe_mismatch(difference),
             )
             for name, difference in differences

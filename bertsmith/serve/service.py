@@ -33,7 +33,7 @@ from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, iter_answers
 from bertsmith.use.choose import Choice, iter_choices
-from bertsmith.use.embed import Batches, Floats, TokenVectors
+from bertsmith.use.embed import Floats, TokenVectors, VectorBatches
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.fill import Filling, iter_fillings
 from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence, MaskedTokenPredictor
@@ -265,7 +265,9 @@ class Service:
         settings = settings.model_copy(update={"pooling": "none"})
         key = (model.name, "embed", settings)
 
-        def compute(sequences: Sequence[list[int]], spec: VectorSpec, _: int | None) -> Batches:
+        def compute(
+            sequences: Sequence[list[int]], spec: VectorSpec, _: int | None
+        ) -> VectorBatches:
             units = [(len(ids), ids) for ids in sequences]
             num_elements = sum(length for length, _ in units) * spec.width
             limit = max_vector_elements or self.settings.max_vector_elements

@@ -61,14 +61,14 @@ def iter_choices(
     """Like ``choose``, for an iterable of any length. Errors name the number of the prompt."""
     bundle = resolve_task_model(model, "choice")
     examples = (
-        to_prompt_example(question, f"prompt {number:,}")
+        to_choice_example(question, f"prompt {number:,}")
         for number, question in enumerate(questions, 1)
     )
     for chunk in chunked(examples, _CHUNK_SIZE):
         yield from _choose_endings(bundle, chunk, compute)
 
 
-def to_prompt_example(
+def to_choice_example(
     prompt_and_endings: tuple[str, Sequence[str]], location: str
 ) -> ChoiceExample:
     """Convert (prompt, endings) to an example.

@@ -32,7 +32,7 @@ from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
 
 Floats = NDArray[np.float32]
 #: For each batch, the indices of its texts and their vectors: float32 [n, W], or a list of [S, W].
-Batches = Iterator[tuple[list[int], Any]]
+VectorBatches = Iterator[tuple[list[int], Any]]
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,8 @@ class Embedder:
         texts: Sequence[str],
         spec: VectorSpec,
         batch_tokens: int | None = None,
-        compute: Callable[[Sequence[list[int]], VectorSpec, int | None], Batches] | None = None,
+        compute: Callable[[Sequence[list[int]], VectorSpec, int | None], VectorBatches]
+        | None = None,
     ) -> list[TokenVectors]:
         """Compute one vector per token of each text.
 
@@ -336,8 +337,8 @@ class Embedder:
 
     def encode_batches(
         self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
-    ) -> Batches:
-        """Yield the indices of each batch's sequences and their vectors; see ``Batches``."""
+    ) -> VectorBatches:
+        """Yield the indices of each batch's sequences and their vectors; see ``VectorBatches``."""
         max_tokens = batch_tokens or choose_batch_tokens(self.device, self.config.feed_forward)
 
         def compute(indices: list[int]) -> Any:

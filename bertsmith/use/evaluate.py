@@ -13,7 +13,7 @@ from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.public import PUBLIC_TASKS
 
 #: Fields of ``TaskSettings`` that affect reading and scoring; the others affect training only.
-_FIELDS = (
+_EVALUATION_FIELDS = (
     "text_column", "pair_column", "label_column", "id_column", "header", "encoding", "delimiter",
     "ending_columns", "label_file_suffix", "tag_level", "context", "max_seqlen", "window_stride",
     "window_overlap", "max_question_length", "max_answer_length",
@@ -44,11 +44,11 @@ def evaluate(
         BertsmithError: The model or the data cannot be read, or a setting is invalid.
     """
     changes = upgrade_settings(changes or {}, "task")
-    unknown_fields = [name for name in changes if name not in _FIELDS]
+    unknown_fields = [name for name in changes if name not in _EVALUATION_FIELDS]
     if unknown_fields:
         raise SettingsError(
             f"task.{unknown_fields[0]}: evaluation does not use this field; expected one of "
-            f"{', '.join(_FIELDS)}"
+            f"{', '.join(_EVALUATION_FIELDS)}"
         )
     bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
     data = _find_heldout_file(Path(data), bundle)

@@ -55,7 +55,7 @@ def attention(
     """
     bundle = load_encoder(model) if isinstance(model, Path | str) else model
     encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
-    ids, segments, num_removed = _encode(bundle, text, pair, max_seqlen)
+    ids, segments, num_removed = _encode_text_or_pair(bundle, text, pair, max_seqlen)
     batch = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)
     causal = encoder.config.attention == "causal"
     probabilities = []
@@ -68,7 +68,7 @@ def attention(
     return AttentionMaps(tokens, segments, np.stack(probabilities), num_removed)
 
 
-def _encode(
+def _encode_text_or_pair(
     bundle: PretrainedBundle | FineTunedBundle | EncoderBundle,
     text: str,
     pair: str | None,

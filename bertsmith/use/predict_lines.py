@@ -10,7 +10,7 @@ from bertsmith.errors import InputError
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.settings import is_column_number
 from bertsmith.use.answer import iter_answers, to_question_example
-from bertsmith.use.choose import iter_choices, to_prompt_example
+from bertsmith.use.choose import iter_choices, to_choice_example
 from bertsmith.use.predict import Prediction, iter_predictions, to_text_example
 from bertsmith.use.tag import iter_tagged_texts, require_text
 
@@ -131,7 +131,7 @@ def _parse_prompt(
     location: str,
 ) -> tuple[str, list[str]]:
     prompt, *endings = line.split("\t")
-    to_prompt_example((prompt, endings), location)
+    to_choice_example((prompt, endings), location)
     return prompt, endings
 
 

@@ -45,7 +45,7 @@ from bertsmith.use.table_output import (
 #: Rows processed together.
 _CHUNK_SIZE = 1024
 #: Columns added for each kind of model, and their types; see ``table_output.arrow_type``.
-_COLUMNS: dict[str, dict[str, str]] = {
+_ADDED_COLUMNS: dict[str, dict[str, str]] = {
     "single": {"label": "text", "probability": "number"},
     "multi": {"labels": "texts", "probabilities": "numbers"},
     "regression": {"score": "number"},
@@ -120,16 +120,16 @@ def predict_table(
         if first_row is not None:
             _check_columns_exist(bundle, task, first_row, source)
         names, notes = choose_column_names(
-            list(_COLUMNS[bundle.head.kind]), input_columns, source.path
+            list(_ADDED_COLUMNS[bundle.head.kind]), input_columns, source.path
         )
         counts.notes += notes
         counts.added_columns += names.values()
         layout = _create_output_layout(bundle, table, source, out_format, input_columns, names)
-        is_text = out_format in ("csv", "tsv")
-        encoding = choose_output_encoding(source.path, source.encoding) if is_text else UTF8
+        is_delimited = out_format in ("csv", "tsv")
+        encoding = choose_output_encoding(source.path, source.encoding) if is_delimited else UTF8
         write_rows = partial(
             _write_rows, bundle, task, rows, names, counts=counts, progress=progress,
-            is_text=is_text, skip_invalid=skip_invalid,
+            is_delimited=is_delimited, skip_invalid=skip_invalid,
         )  # fmt: skip
         progress.start("predicting", None, "rows")
         try:
@@ -212,7 +212,7 @@ def _create_output_layout(
     input_columns: Sequence[str],
     names: Mapping[str, str],
 ) -> TableLayout:
-    types = {names[name]: kind for name, kind in _COLUMNS[bundle.head.kind].items()}
+    types = {names[name]: kind for name, kind in _ADDED_COLUMNS[bundle.head.kind].items()}
     columns = [*input_columns, *names.values()]
     layout = TableLayout(out_format, columns, types=types, schema=table.schema)
     if out_format == "tsv":
@@ -231,7 +231,7 @@ def _write_rows(
     counts: TableCounts,
     progress: Progress,
     *,
-    is_text: bool,
+    is_delimited: bool,
     skip_invalid: bool,
 ) -> None:
     empty_cells = dict.fromkeys(names.values())
@@ -245,7 +245,7 @@ def _write_rows(
             if item is not None:
                 prediction = next(predictions)
                 counts.num_truncated += bool(prediction.get("truncated"))
-                columns = _to_cells(bundle.head.kind, prediction, is_text=is_text)
+                columns = _to_cells(bundle.head.kind, prediction, is_delimited=is_delimited)
                 cells = {names[name]: cell for name, cell in columns.items()}
             out_rows.append({**row.cells, **cells})
         writer.append(out_rows)
@@ -307,13 +307,13 @@ _PARSERS: dict[str, Callable[[Row, TaskSettings], Any]] = {
 }  # fmt: skip
 
 
-def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_text: bool) -> dict[str, Any]:
-    """Return the cells of a prediction under the names of ``_COLUMNS``.
+def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_delimited: bool) -> dict[str, Any]:
+    """Return the cells of a prediction under the names of ``_ADDED_COLUMNS``.
 
     Args:
         kind: Kind of the model.
         prediction: The prediction as a JSON value.
-        is_text: Whether several labels share one cell, as in a CSV training table.
+        is_delimited: Whether several labels share one cell, as in a CSV training table.
     """
     if kind == "single":
         label = prediction["label"]
@@ -321,7 +321,7 @@ def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_text: bool) -> dic
     if kind == "multi":
         labels = prediction["label"]
         probabilities = [_round_to_decimals(prediction["labels"][label]) for label in labels]
-        if is_text:
+        if is_delimited:
             return {"labels": LABEL_SEPARATOR.join(labels),
                     "probabilities": LABEL_SEPARATOR.join(map(str, probabilities))}  # fmt: skip
         return {"labels": labels, "probabilities": probabilities}

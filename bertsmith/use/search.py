@@ -19,7 +19,7 @@ from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 
 
 @dataclass(frozen=True)
-class Hit:
+class SearchResult:
     """A search result.
 
     Attributes:
@@ -68,7 +68,7 @@ class Searcher:
 
     def search(
         self, queries: Sequence[str], top: int = 5, *, exact: bool = False
-    ) -> list[list[Hit]]:
+    ) -> list[list[SearchResult]]:
         """Return the nearest lines for each query, nearest first.
 
         Args:
@@ -82,7 +82,7 @@ class Searcher:
         query_vectors = embedder.encode_with_spec(queries, embedder.resolve_settings(settings))
         neighbors = [self._vector_index.search(query, top, exact=exact) for query in query_vectors]
         return [
-            [Hit(row + 1, self._read_line(row), cosine) for row, cosine in query_neighbors]
+            [SearchResult(row + 1, self._read_line(row), cosine) for row, cosine in query_neighbors]
             for query_neighbors in neighbors
         ]
 
@@ -96,7 +96,7 @@ class Searcher:
 def search(
     index: Path | str, queries: Sequence[str], top: int = 5, *, exact: bool = False,
     model: Path | str | None = None, device: torch.device | str = "cpu",
-) -> list[list[Hit]]:  # fmt: skip
+) -> list[list[SearchResult]]:  # fmt: skip
     """Return the lines of an index nearest to each query. To search repeatedly, use ``Searcher``.
 
     Args:

@@ -18,7 +18,7 @@ from bertsmith.tasks.tables import (
 from bertsmith.use.masked_lm import chunked
 
 #: Rows of a stream that are read to find the columns.
-_HEAD_ROWS = 1024
+_HEAD_SIZE = 1024
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,18 @@ def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | No
                 columns.update(dict.fromkeys(row.cells))
                 first_row = first_row or (None if row.error else row)
         return list(columns), first_row, table.rows
-    head = next(chunked(table.rows, _HEAD_ROWS), [])
+    head = next(chunked(table.rows, _HEAD_SIZE), [])
     columns = {name: None for row in head for name in row.cells}
     first_row = next((row for row in head if not row.error), None)
-    return list(columns), first_row, chain(head, _check_columns(table.rows, columns))
+    return list(columns), first_row, chain(head, _reject_new_keys(table.rows, columns))
 
 
-def _check_columns(rows: Iterator[Row], columns: Mapping[str, None]) -> Iterator[Row]:
+def _reject_new_keys(rows: Iterator[Row], columns: Mapping[str, None]) -> Iterator[Row]:
     for row in rows:
         new_key = next((name for name in row.cells if name not in columns), None)
         if new_key is not None:
             raise TaskError(
-                f"{row.location}: the key {new_key!r} does not occur in the first {_HEAD_ROWS:,} "
+                f"{row.location}: the key {new_key!r} does not occur in the first {_HEAD_SIZE:,} "
                 "rows; give a file instead of standard input, so that all columns can be read first"
             )
         yield row

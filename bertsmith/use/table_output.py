@@ -142,7 +142,7 @@ def create_text_writer(write: Callable[[str], object], layout: TableLayout) -> R
     return _JsonWriter(write, is_array=layout.format == "json")
 
 
-class _FileAdapter:
+class _CsvFile:
     """Wraps a function that writes text as the file object that csv.writer expects."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
@@ -154,7 +154,7 @@ class _DelimitedWriter:
         self._columns, self._dialect = layout.columns, layout.dialect
         self._is_tsv = not layout.dialect.has_quotes
         self._writer = csv.writer(
-            _FileAdapter(write), delimiter=layout.dialect.delimiter, quotechar='"',
+            _CsvFile(write), delimiter=layout.dialect.delimiter, quotechar='"',
             lineterminator=layout.dialect.newline,
             quoting=csv.QUOTE_NONE if self._is_tsv else csv.QUOTE_MINIMAL,
         )  # fmt: skip

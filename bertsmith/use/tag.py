@@ -25,7 +25,7 @@ _CHUNK_SIZE = 512
 _MAX_DOCUMENT_SENTENCES = 4096
 #: Words as in treebanks: punctuation is separate, except inside a word ("U.S", "don't",
 #: "1996-12"). Addresses, @names and #topics are single words, as in data from the web.
-_WORDS = re.compile(
+_WORD_PATTERN = re.compile(
     r"""(?:https?://|www\.)[^\s<>"]*[\w/]
     |[\w.+-]*\w@\w[\w-]*(?:\.\w[\w-]*)+
     |@\w+(?:[.-]\w+)*
@@ -168,7 +168,7 @@ def _split_into_units(text: str, task: TaskSettings) -> tuple[tuple[int, int], .
     """Return the characters [start, end) of each unit."""
     if task.tag_level == "character":
         return tuple((index, index + 1) for index in range(len(text)))
-    return tuple(match.span() for match in _WORDS.finditer(text))
+    return tuple(match.span() for match in _WORD_PATTERN.finditer(text))
 
 
 def _tag_texts(

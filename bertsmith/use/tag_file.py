@@ -41,7 +41,7 @@ from bertsmith.use.table_output import (
 from bertsmith.use.tag import TaggedUnits, tag_sentences
 
 #: Columns added to JSON, and their types; see ``table_output.arrow_type``.
-_COLUMNS = {"tags": "texts", "probabilities": "numbers"}
+_ADDED_COLUMNS = {"tags": "texts", "probabilities": "numbers"}
 #: Written in CoNLL for a word without a tag.
 _NO_TAG = "_"
 #: Key of the tag in the last column of CoNLL-U.
@@ -98,10 +98,10 @@ def tag_file(
                 bundle, task, source, raw_sentences, counts, progress, skip_invalid=skip_invalid
             )
             if is_json:
-                names, notes = choose_column_names(list(_COLUMNS), input_columns, source.path)
+                names, notes = choose_column_names(list(_ADDED_COLUMNS), input_columns, source.path)
                 counts.notes += notes
                 counts.added_columns += names.values()
-                types = {names[name]: kind for name, kind in _COLUMNS.items()}
+                types = {names[name]: kind for name, kind in _ADDED_COLUMNS.items()}
                 layout = TableLayout(out_format, [*input_columns, *names.values()], types=types)
                 _write_rows(items, layout, names, out)
             else:

@@ -55,7 +55,7 @@ class VectorSpec:
         return max(self.layer_indices)
 
     @property
-    def needs_one_token(self) -> bool:
+    def needs_single_token(self) -> bool:
         """Whether pooling reads a single token per text."""
         return self.pooling == "pooled" or set(self.modes) in _SINGLE_TOKEN_MODES
 
@@ -138,7 +138,7 @@ def compute_vectors(
         float32 [B, W], or without pooling a list of B tensors float32 [S_b, W].
     """
     token_indices = None
-    if spec.needs_one_token and len(spec.layer_indices) == 1:
+    if spec.needs_single_token and len(spec.layer_indices) == 1:
         uses_first_token = spec.pooling == "pooled" or "cls" in spec.modes
         token_indices = (
             batch.first_token_indices if uses_first_token else batch.cu_seqlens[1:].long() - 1

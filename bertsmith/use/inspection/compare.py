@@ -11,7 +11,7 @@ from torch import Tensor
 from bertsmith.errors import InputError
 from bertsmith.use.inspection.model_pairs import (
     ComparedModel,
-    TokenizedTexts,
+    ComparedTexts,
     iter_paired_outputs,
     load_compared_model,
     tokenize_for_both,
@@ -46,7 +46,7 @@ class Difference:
     scale: float = 0.0
 
     @property
-    def relative(self) -> float | None:
+    def relative_difference(self) -> float | None:
         """Largest absolute difference divided by the scale."""
         difference = self.max_abs_difference
         return difference / self.scale if difference else difference
@@ -70,7 +70,7 @@ class Difference:
         return {
             "shapes": self.shapes,
             "max_abs_difference": self.max_abs_difference,
-            "relative_difference": self.relative,
+            "relative_difference": self.relative_difference,
         }
 
 
@@ -264,7 +264,7 @@ def _compare_tensors(a: ComparedModel, b: ComparedModel) -> dict[str, Difference
 
 
 def _compare_outputs(
-    a: ComparedModel, b: ComparedModel, texts: TokenizedTexts
+    a: ComparedModel, b: ComparedModel, texts: ComparedTexts
 ) -> dict[str, Difference]:
     """Return the difference of each output over all texts."""
     differences: dict[str, Difference] = {}

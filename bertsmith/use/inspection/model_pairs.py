@@ -93,7 +93,7 @@ def load_compared_model(path: Path | str, device: str) -> ComparedModel:
 
 
 @dataclass(frozen=True)
-class TokenizedTexts:
+class ComparedTexts:
     """Texts tokenized for two models.
 
     Attributes:
@@ -114,7 +114,7 @@ class TokenizedTexts:
     tokenized_differently: list[tuple[str, list[str], list[str]]]
 
 
-def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) -> TokenizedTexts:
+def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) -> ComparedTexts:
     """Tokenize texts with both tokenizers. Tokens must be equal, but ids may differ.
 
     Args:
@@ -145,14 +145,14 @@ def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) 
             truncated = truncate_texts(model_ids, max_tokens)
             model_sequences.append(add_special_tokens(truncated, model.tokenizer))
     num_tokens = sum(len(ids) for ids, _ in sequences[0])
-    return TokenizedTexts(
+    return ComparedTexts(
         *sequences, num_tokens, num_truncated, num_skipped_pairs, tokenized_differently
     )
 
 
 @torch.inference_mode()
 def iter_paired_outputs(
-    a: ComparedModel, b: ComparedModel, texts: TokenizedTexts
+    a: ComparedModel, b: ComparedModel, texts: ComparedTexts
 ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
     """Yield (name of an output, value of A, value of B) for each output of each batch.
 

@@ -52,7 +52,7 @@ def test_model_equals_its_copy(model_dir: Path, tmp_path: Path) -> None:
     assert different_tensors(comparison) == []
     assert list(comparison.outputs) == [*HIDDEN_STATES, "pooler", "masked LM", "next sentence"]
     for difference in comparison.outputs.values():
-        assert difference.max_abs_difference == difference.relative == 0
+        assert difference.max_abs_difference == difference.relative_difference == 0
         assert difference.scale > 0
     assert comparison.num_texts == len(DEFAULT_TEXTS)
     assert comparison.num_truncated == 0
@@ -73,7 +73,7 @@ def test_one_changed_element_is_found(
     assert comparison.tensors[name].max_abs_difference == pytest.approx(0.5)
     models = (pretrained.model, bundle.load(changed_dir).model)
     scale = max(float(model.state_dict()[our_name].abs().max()) for model in models)
-    assert comparison.tensors[name].relative == pytest.approx(0.5 / scale)
+    assert comparison.tensors[name].relative_difference == pytest.approx(0.5 / scale)
     assert comparison.outputs["layer 1"].max_abs_difference == 0
     assert all(
         comparison.outputs[output].max_abs_difference > 0  # type: ignore[operator]
