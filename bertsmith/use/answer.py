@@ -15,11 +15,11 @@ from bertsmith.tasks.question_answering import QuestionExample, encode_examples
 from bertsmith.tasks.spans import SpanPredictions, find_best_spans
 from bertsmith.use.masked_lm import chunked, resolve_task_model
 
-#: Questions encoded together: enough to batch sequences of similar length, and to tokenize a
-#: context only once for all its questions.
+#: Number of questions encoded together. They are batched by length, and a context that several of
+#: them share is tokenized only once.
 _CHUNK_SIZE = 1024
-#: Candidate answers per question, over which probabilities are normalized; `n_best_size` in the
-#: original BERT code.
+#: Number of candidate spans per question (`n_best_size` in the original BERT code). Probabilities
+#: are normalized over the candidates.
 NUM_CANDIDATES = 20
 
 
@@ -88,9 +88,9 @@ def answer(
 ) -> list[Answer]:
     """Answer questions with a fine-tuned model.
 
-    A model fine-tuned on data with unanswerable questions returns "no answer" if that scores
-    higher than the best span by more than a threshold. The default threshold is the one that was
-    best on the held-out data (``task.null_threshold``).
+    A model fine-tuned on data with unanswerable questions returns "no answer" if the score of "no
+    answer" exceeds the score of the best span by more than a threshold. The default threshold is
+    the one that was best on the held-out data (``task.null_threshold``).
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
@@ -114,13 +114,14 @@ def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedB
 
     Args:
         bundle: A model that predicts spans.
-        threshold: The result is "no answer" if its score exceeds that of the best span by more
-            than this; ``inf`` always returns a span.
+        threshold: The model returns "no answer" if the score of "no answer" exceeds the score of
+            the best span by more than this threshold; with ``inf`` it always returns a span.
 
     Raises:
         ModelError: The model does not predict spans.
     """
     resolve_task_model(bundle, "span")
+    # The threshold is stored with the metrics because it was chosen on the held-out data.
     metrics = {**bundle.info.get("heldout_metrics", {}), "null_threshold": threshold}
     return replace(bundle, info={**bundle.info, "heldout_metrics": metrics})
 
@@ -130,7 +131,13 @@ def iter_answers(
     questions: Iterable[tuple[str, str]],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Answer]:
-    """Like ``answer``, for an iterable of any length. Errors name the number of the question."""
+    """Yield the answers of ``answer`` for any number of questions, reading them in chunks.
+
+    Args:
+        model: As for ``answer``.
+        questions: Pairs (question, context). Error messages contain the number of the pair, from 1.
+        compute: Computes the outputs of the model.
+    """
     bundle = resolve_task_model(model, "span")
     examples = (
         to_question_example(question, f"question {number:,}")
@@ -167,32 +174,42 @@ def _answer_examples(
         [example.context for example in examples],
         max_answer_tokens=task.max_answer_length, num_spans=NUM_CANDIDATES,
     )  # fmt: skip
-    truncated_by_question = {
-        window.example_index: truncated
-        for window, truncated in zip(inputs.decoding_data, inputs.is_truncated, strict=True)
+    # A question with several windows is truncated in all of them or in none.
+    is_question_truncated = {
+        window.example_index: is_truncated
+        for window, is_truncated in zip(inputs.decoding_data, inputs.is_truncated, strict=True)
     }
     for index, spans in enumerate(predictions):
-        yield _choose_answer(spans, task.null_threshold, is_truncated=truncated_by_question[index])
+        yield _choose_answer(spans, task.null_threshold, is_truncated=is_question_truncated[index])
 
 
 def _choose_answer(
     predictions: SpanPredictions, threshold: float | None, *, is_truncated: bool
 ) -> Answer:
-    """Choose the best span, or no answer if it scores higher by more than the threshold."""
-    spans: list[tuple[str, int | None, int | None, float]] = [
-        (span.text, span.start, span.end, span.score) for span in predictions.spans
+    """Choose the best span, or "no answer" if its score is higher by more than the threshold."""
+    candidates = [
+        Candidate(span.text, span.start, span.end, span.score, probability=0.0)
+        for span in predictions.spans
     ]
+    best_span = candidates[0]
+    no_answer = Candidate("", None, None, predictions.null_score, probability=0.0)
     if threshold is not None:
-        spans.append(("", None, None, predictions.null_score))
-    spans.sort(key=lambda span: -span[3])
-    scores = np.array([score for *_, score in spans])
+        candidates.append(no_answer)
+        candidates.sort(key=lambda candidate: candidate.score, reverse=True)
+    scores = np.array([candidate.score for candidate in candidates])
     probabilities = np.exp(scores - scores.max())
     probabilities /= probabilities.sum()
-    candidates = tuple(
-        Candidate(*span, float(probability))
-        for span, probability in zip(spans, probabilities, strict=True)
+    normalized_candidates = tuple(
+        replace(candidate, probability=float(probability))
+        for candidate, probability in zip(candidates, probabilities, strict=True)
     )
-    null_score_diff = predictions.null_score - predictions.spans[0].score
-    has_no_answer = threshold is not None and null_score_diff > threshold
-    best = next(candidate for candidate in candidates if (candidate.start is None) == has_no_answer)
-    return Answer(best, candidates, None if threshold is None else null_score_diff, is_truncated)
+    null_score_diff = no_answer.score - best_span.score
+    best = best_span
+    if threshold is not None and null_score_diff > threshold:
+        best = no_answer
+    return Answer(
+        best=normalized_candidates[candidates.index(best)],
+        candidates=normalized_candidates,
+        null_score_diff=None if threshold is None else null_score_diff,
+        is_truncated=is_truncated,
+    )

@@ -14,7 +14,7 @@ from bertsmith.tasks.multiple_choice import ChoiceExample, encode_examples
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.use.masked_lm import chunked, resolve_task_model
 
-#: Prompts encoded together: enough to batch sequences of similar length.
+#: Number of prompts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 256
 
 
@@ -25,7 +25,8 @@ class Choice:
     Attributes:
         probabilities: Probability of each ending, in input order.
         best_index: Index of the most probable ending, from 0.
-        is_truncated: Whether the prompt with any of its endings was truncated.
+        is_truncated: Whether the prompt and one of its endings were too long together and were
+            truncated.
     """
 
     probabilities: tuple[float, ...]
@@ -40,8 +41,8 @@ def choose(
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
-        questions: Pairs (prompt, endings), with two endings or more. If the endings of a task
-            share a beginning (SWAG), include it in each ending.
+        questions: Pairs (prompt, endings), each with two endings or more. If all endings of a
+            prompt begin with the same words (as in SWAG), each ending must include these words.
 
     Returns:
         One choice per prompt, in input order.
@@ -58,7 +59,13 @@ def iter_choices(
     questions: Iterable[tuple[str, Sequence[str]]],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Choice]:
-    """Like ``choose``, for an iterable of any length. Errors name the number of the prompt."""
+    """Yield the choices of ``choose`` for any number of prompts, reading them in chunks.
+
+    Args:
+        model: As for ``choose``.
+        questions: Pairs (prompt, endings). Error messages contain the number of the pair, from 1.
+        compute: Computes the outputs of the model.
+    """
     bundle = resolve_task_model(model, "choice")
     examples = (
         to_choice_example(question, f"prompt {number:,}")
@@ -82,11 +89,12 @@ def to_choice_example(
     """
     prompt, endings = prompt_and_endings
     if isinstance(endings, str) or len(endings) < 2:
-        raise InputError(f"{location} has fewer than two endings to choose from")
-    for index, text in enumerate((prompt, *endings)):
-        if not text.strip():
-            name = f"ending {index - 1} of {location}" if index else location
-            raise InputError(f"{name} is empty; expected at least one word")
+        raise InputError(f"{location} has fewer than two endings; give at least two")
+    if not prompt.strip():
+        raise InputError(f"{location} is empty; expected at least one word")
+    for index, ending in enumerate(endings):
+        if not ending.strip():
+            raise InputError(f"ending {index} of {location} is empty; expected at least one word")
     return ChoiceExample(prompt, tuple(endings), None, location)
 
 
@@ -98,7 +106,8 @@ def _choose_endings(
     )
     outputs = compute(bundle.model, inputs)
     for output, is_truncated in zip(outputs, inputs.is_truncated, strict=True):
-        scores = output[:, 0].astype(np.float64)
-        probabilities = np.exp(scores - scores.max())
+        # The output is float32 [number of endings, 1].
+        logits = output[:, 0].astype(np.float64)
+        probabilities = np.exp(logits - logits.max())
         probabilities /= probabilities.sum()
-        yield Choice(tuple(probabilities.tolist()), int(scores.argmax()), is_truncated)
+        yield Choice(tuple(probabilities.tolist()), int(logits.argmax()), is_truncated)

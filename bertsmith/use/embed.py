@@ -1,4 +1,7 @@
-"""Embed texts: one vector per text, per token, or per occurrence of a word."""
+"""Embed texts: one vector per text, per token, or per occurrence of a word.
+
+In shapes, n is the number of texts and W the width of a vector.
+"""
 
 import copy
 import re
@@ -31,7 +34,8 @@ from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
 
 Floats = NDArray[np.float32]
-#: For each batch, the indices of its texts and their vectors: float32 [n, W], or a list of [S, W].
+#: For each batch, the indices of its texts, and their vectors: float32 [n, W] with one vector per
+#: text, or a list of n arrays [S, W] with one vector per token.
 VectorBatches = Iterator[tuple[list[int], Any]]
 
 
@@ -40,7 +44,7 @@ class TokenizedTexts:
     """Token ids of several texts.
 
     Attributes:
-        sequences: The ids of [CLS] text [SEP] for each text.
+        sequences: For each text, the token ids of [CLS] text [SEP].
         num_truncated: How many texts were truncated to the model's maximum length.
     """
 
@@ -55,7 +59,8 @@ class TokenVectors:
     Attributes:
         tokens: The tokens as strings.
         ids: The token ids.
-        offsets: The characters [start, end) of each token; empty ranges for [CLS] and [SEP].
+        offsets: The range [start, end) of the characters of each token; an empty range for [CLS]
+            and [SEP].
         vectors: float32 [S, W].
         is_truncated: Whether the text was longer than the model's maximum length.
     """
@@ -69,12 +74,12 @@ class TokenVectors:
 
 @dataclass(frozen=True)
 class WordVector:
-    """One occurrence of a word.
+    """The vector of one occurrence of a word.
 
     Attributes:
-        text_index: Index of the text, from 0.
-        start: Index of the first character.
-        end: Index after the last character.
+        text_index: Index of the text that contains the word, from 0.
+        start: Index of the word's first character in the text.
+        end: Index after the word's last character in the text.
         vector: float32 [W].
     """
 
@@ -92,16 +97,18 @@ class Embedder:
     ) -> None:
         """Create an embedder from a loaded model.
 
-        On CPU, the process keeps memory that batches free; see ``keep_freed_memory``.
+        On a CPU, the memory of a finished batch is kept for the next batches instead of being
+        returned to the operating system; see ``keep_freed_memory``.
 
         Args:
             bundle: The loaded model.
-            fast: Use the fastest 8-bit or 16-bit arithmetic of this machine; the vectors are
-                nearly the same.
+            fast: Whether to use 8-bit or 16-bit arithmetic, whichever is faster on this machine.
+                The vectors change little; see ``quantize``.
         """
         self.path, self.config, self.tokenizer = bundle.path, bundle.config, bundle.tokenizer
         encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
-        self.encoder, self.fast = quantize(encoder) if fast else encoder, fast
+        self.encoder = quantize(encoder) if fast else encoder
+        self.fast = fast
         self.device = next(encoder.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -112,7 +119,7 @@ class Embedder:
     def load(
         cls, path: Path | str, *, device: torch.device | str = "cpu", fast: bool = False
     ) -> Self:
-        """Load a model directory, a run directory or a hub id.
+        """Create an embedder from a model directory, a run directory or a hub id.
 
         Raises:
             ModelError: The model cannot be loaded.
@@ -131,7 +138,7 @@ class Embedder:
 
     @property
     def max_seqlen(self) -> int:
-        """Maximum number of tokens per text, including [CLS] and [SEP]; longer texts are cut."""
+        """Number of tokens, including [CLS] and [SEP], to which longer texts are truncated."""
         max_positions = self.config.max_positions
         return min(self._text_config.max_seq_length or max_positions, max_positions)
 
@@ -155,12 +162,13 @@ class Embedder:
         Args:
             texts: The texts.
             layer: Layer number or numbers; -1 is the last layer, 0 the embeddings.
-            pooling: "mean", "max", "mean-max", "first", "last" or "pooled".
-            normalize: Scale vectors to length 1.
-            include_special_tokens: Include [CLS] and [SEP] in pooling.
+            pooling: "mean", "max", "mean-max", "first" ([CLS]), "last" ([SEP]), or "pooled" (the
+                output of the model's pooler).
+            normalize: Whether to scale each vector to length 1.
+            include_special_tokens: Whether pooling includes [CLS] and [SEP].
             combine: How several layers are combined: "concat", "mean" or "weighted".
-            weights: One weight per layer, for "weighted".
-            batch_tokens: Maximum number of tokens per batch. On CPU, up to four batches are
+            weights: One weight per layer, if ``combine`` is "weighted".
+            batch_tokens: Maximum number of tokens per batch. On a CPU, up to four batches are
                 computed in parallel.
 
         Returns:
@@ -183,7 +191,7 @@ class Embedder:
     def encode_with_spec(
         self, texts: Sequence[str], spec: VectorSpec, batch_tokens: int | None = None
     ) -> Floats:
-        """Compute one vector per text, float32 [n, W]; the spec must use pooling."""
+        """Compute one vector per text, float32 [n, W]; the spec's pooling must not be "none"."""
         vectors = np.empty((len(texts), spec.width), np.float32)
         sequences = self.tokenize(texts).sequences
         for indices, batch_vectors in self.encode_batches(sequences, spec, batch_tokens):
@@ -212,30 +220,44 @@ class Embedder:
             texts: The texts.
             spec: A spec whose pooling is "none".
             batch_tokens: Maximum number of tokens per batch.
-            compute: Replaces ``encode_batches``.
+            compute: Computes the vectors of the sequences; by default ``encode_batches``.
         """
-        tokenizer, prompt_length = self.tokenizer, len(self._text_config.prompt)
-        max_tokens = self.max_seqlen - 2
+        tokenizer, max_tokens = self.tokenizer, self.max_seqlen - 2
         encoded = tokenizer.encode_batch_with_offsets(self._preprocess(texts))
         sequences = [[tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id] for ids, _ in encoded]
+        compute = compute or self.encode_batches
         results: list[Any] = [None] * len(texts)
-        for indices, batch in (compute or self.encode_batches)(sequences, spec, batch_tokens):
+        for indices, batch in compute(sequences, spec, batch_tokens):
             for index, vectors in zip(indices, batch, strict=True):
-                ids = sequences[index]
-                # Offsets refer to the text without the prompt.
-                inner_offsets = [
-                    (max(start - prompt_length, 0), max(end - prompt_length, 0))
-                    for start, end in encoded[index][1][:max_tokens]
-                ]
-                end = len(texts[index])
-                offsets = [(0, 0), *inner_offsets, (end, end)]
-                if len(vectors) < len(ids):
-                    ids, offsets = ids[1:-1], offsets[1:-1]
-                is_truncated = len(encoded[index][0]) > max_tokens
-                results[index] = TokenVectors(
-                    tokenizer.ids_to_tokens(ids), ids, offsets, vectors, is_truncated
-                )
+                ids, offsets = encoded[index]
+                results[index] = self._build_token_vectors(texts[index], ids, offsets, vectors)
         return results
+
+    def _build_token_vectors(
+        self, text: str, ids: list[int], offsets: list[tuple[int, int]], vectors: Floats
+    ) -> TokenVectors:
+        """Combine the tokens of a text with their vectors.
+
+        Args:
+            text: The text without the prompt.
+            ids: The token ids of the prompt and the text, not truncated, without [CLS] and [SEP].
+            offsets: The range [start, end) of the characters of each of these tokens.
+            vectors: float32 [S, W], with or without the vectors of [CLS] and [SEP].
+        """
+        max_tokens = self.max_seqlen - 2
+        is_truncated = len(ids) > max_tokens
+        ids = ids[:max_tokens]
+        # Offsets in the result refer to the text without the prompt.
+        prompt_length = len(self._text_config.prompt)
+        offsets = [
+            (max(start - prompt_length, 0), max(end - prompt_length, 0))
+            for start, end in offsets[:max_tokens]
+        ]
+        if len(vectors) > len(ids):
+            ids = [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
+            offsets = [(0, 0), *offsets, (len(text), len(text))]
+        tokens = self.tokenizer.ids_to_tokens(ids)
+        return TokenVectors(tokens, ids, offsets, vectors, is_truncated)
 
     def encode_word(
         self, texts: Sequence[str], word: str, *, layer: int | Sequence[int] | None = None,
@@ -243,14 +265,14 @@ class Embedder:
     ) -> list[WordVector]:  # fmt: skip
         """Compute a vector for each occurrence of a word: the mean over its WordPiece tokens.
 
-        If a text does not contain the word itself, words that start with it count as occurrences,
-        because a Korean noun is written together with its particle.
+        If a text contains the word only as the beginning of longer words, these count as
+        occurrences, because a Korean noun is written together with its particle.
 
         Args:
             texts: The texts.
             word: The word.
             layer: As for ``encode``.
-            skip: Skip texts without the word.
+            skip: Whether to skip texts without the word.
             settings: As for ``encode``.
 
         Raises:
@@ -263,21 +285,30 @@ class Embedder:
     def compute_word_vectors(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
     ) -> list[WordVector]:
-        """Like ``encode_word``, from token vectors that are already computed."""
+        """Compute the vectors of ``encode_word`` from token vectors of the texts.
+
+        Args:
+            texts: The texts.
+            word: The word.
+            vectors: The result of ``encode_tokens`` for the texts.
+
+        Raises:
+            InputError: A text does not contain the word.
+        """
         spans = self._find_word_in_texts(texts, word, skip=False)
         return self._average_word_tokens(word, spans, vectors, skip=False)
 
     def _find_word_in_texts(
         self, texts: Sequence[str], word: str, *, skip: bool
     ) -> dict[int, list[tuple[int, int]]]:
-        """Return the spans of the word by text index, without texts that do not contain it."""
+        """Return the character ranges of the word by text index, for texts that contain it."""
         check_is_text_list(texts)
         spans_by_text = {index: self._find_word(text, word) for index, text in enumerate(texts)}
         for index, spans in spans_by_text.items():
             if not spans and not skip:
                 raise InputError(
                     f"text {index + 1}: the word {word!r} is not in {texts[index][:60]!r}; "
-                    "expected it in every text"
+                    "expected the word in every text"
                 )
         return {index: spans for index, spans in spans_by_text.items() if spans}
 
@@ -289,6 +320,7 @@ class Embedder:
         *,
         skip: bool,
     ) -> list[WordVector]:
+        """Return the mean vector of the tokens of each occurrence of the word."""
         word_vectors = []
         for (index, spans), tokens in zip(spans_by_text.items(), vectors, strict=True):
             for start, end in spans:
@@ -324,9 +356,10 @@ class Embedder:
 
     @torch.inference_mode()
     def encode_batch(self, sequences: Sequence[list[int]], spec: VectorSpec) -> Any:
-        """Return the vectors of sequences, computed as one batch: float32 [n, W].
+        """Compute the vectors of sequences as one batch.
 
-        If the spec has no pooling, the result is a list with one float32 [S, W] per sequence.
+        Returns:
+            float32 [n, W], or a list of n arrays [S, W] if the pooling of the spec is "none".
         """
         batch = pack_sequences([(ids, [0] * len(ids)) for ids in sequences]).to(self.device)
         pooler = self._pooler if spec.pooling == "pooled" else None
@@ -338,7 +371,7 @@ class Embedder:
     def encode_batches(
         self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
     ) -> VectorBatches:
-        """Yield the indices of each batch's sequences and their vectors; see ``VectorBatches``."""
+        """Compute the vectors of sequences in batches of similar lengths; see ``VectorBatches``."""
         max_tokens = batch_tokens or choose_batch_tokens(self.device, self.config.feed_forward)
 
         def compute(indices: list[int]) -> Any:
@@ -346,11 +379,11 @@ class Embedder:
 
         lengths = [len(ids) for ids in sequences]
         if batch_tokens is not None:
-            batch_sizes = (
+            tokens_per_batch = (
                 sum(lengths[index] for index in indices)
                 for indices in batch_by_length(lengths, max_tokens)
             )
-            self._check_memory(max(batch_sizes, default=0))
+            self._check_memory(max(tokens_per_batch, default=0))
         return map_in_threads(compute, batch_by_length(lengths, max_tokens), self.device)
 
     def _check_memory(self, num_tokens: int) -> None:
@@ -373,7 +406,7 @@ class Embedder:
         return load_pooler(self.path, self.config).to(self.device)
 
     def _preprocess(self, texts: Sequence[str]) -> list[str]:
-        """Prepend the prompt and lowercase, as the model's configuration says.
+        """Prepend the prompt to the texts and lowercase them, as the model's configuration says.
 
         Raises:
             InputError: ``texts`` is a single string.
@@ -381,7 +414,8 @@ class Embedder:
         check_is_text_list(texts)
         texts = [self._text_config.prompt + text for text in texts]
         if self._text_config.lowercase and not self.tokenizer.lowercase:
-            # Hugging Face tokenizers lowercase character by character.
+            # Hugging Face tokenizers lowercase each character separately, unlike str.lower(), which
+            # has a special rule for a sigma at the end of a word.
             texts = ["".join(character.lower() for character in text) for text in texts]
         return texts
 
@@ -390,14 +424,17 @@ class Embedder:
         return sum(len(self._find_word(text, word)) for text in texts)
 
     def _find_word(self, text: str, word: str) -> list[tuple[int, int]]:
-        """Return the characters [start, end) of each occurrence of a word in a text."""
+        """Return the range [start, end) of the characters of each occurrence of a word."""
+        word = word.strip()
+        if not word:
+            return []
         flags = re.IGNORECASE if self.tokenizer.lowercase else 0
-        word_start = rf"(?<!\w){re.escape(word.strip())}"
-        for pattern in (rf"{word_start}(?!\w)", word_start):
-            spans = [match.span() for match in re.finditer(pattern, text, flags)]
-            if spans and word.strip():
-                return spans
-        return []
+        prefix_pattern = rf"(?<!\w){re.escape(word)}"
+        word_pattern = rf"{prefix_pattern}(?!\w)"
+        spans = [match.span() for match in re.finditer(word_pattern, text, flags)]
+        if not spans:
+            spans = [match.span() for match in re.finditer(prefix_pattern, text, flags)]
+        return spans
 
 
 def embed(

@@ -1,4 +1,4 @@
-"""Embed an unbounded stream of lines into a file, in constant memory; runs can be resumed."""
+"""Embed any number of lines into a file in constant memory; interrupted runs can be resumed."""
 
 import hashlib
 import shutil
@@ -34,23 +34,24 @@ from bertsmith.use.vector_writers import (
 from bertsmith.use.vectors import VectorSpec
 
 STATE_FILE, DATA_FILE = "state.json", "data"
-#: Maximum number of lines per window, which is the unit of computing and committing.
+#: Maximum number of lines in a chunk. The lines of a chunk are embedded and written together.
 _MAX_LINES = 2048
-#: Characters after which a window ends early, so that long lines do not fill the memory.
+#: A chunk ends early when its lines have more characters than this, which limits memory.
 _MAX_CHARACTERS = 2**22
-#: The same limit for token vectors: characters times the width of a vector.
+#: For vectors per token, a chunk ends early when the number of characters times the vector width
+#: exceeds this. Few texts have more tokens than characters, so the vectors take at most 256 MiB.
 _MAX_TOKEN_VECTOR_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
 class EmbeddedChunk:
-    """Consecutive lines with their vectors.
+    """Consecutive lines of the input and their vectors.
 
     Attributes:
         texts: The text of each line.
         vectors: The vectors of the texts.
         num_truncated: How many of the texts were truncated.
-        rows: The table rows that contain the texts, if the input is a table.
+        rows: The table rows that contain the texts; None if the input is not a table.
     """
 
     texts: list[str]
@@ -61,14 +62,15 @@ class EmbeddedChunk:
 
 @dataclass(frozen=True)
 class EmbeddingSummary:
-    """Summary of a finished ``embed_lines``.
+    """The result of ``embed_lines``.
 
     Attributes:
-        path: The file written.
-        num_lines: Number of lines.
+        path: The output file.
+        num_lines: Number of lines in the file.
         width: Width of the vectors.
-        num_truncated: How many lines were truncated.
-        unknown_share: Fraction of [UNK] among the tokens embedded by this call.
+        num_truncated: How many of the lines were truncated.
+        unknown_share: Fraction of [UNK] among the tokens that this call embedded, without those of
+            earlier, interrupted calls.
     """
 
     path: Path
@@ -80,14 +82,14 @@ class EmbeddingSummary:
 
 @dataclass(frozen=True)
 class _RunState:
-    """Progress of a run. The field names are the keys of ``state.json``.
+    """The state of an unfinished run. The field names are the keys of ``state.json``.
 
     Attributes:
-        settings: Settings that must not change when the run is resumed.
-        num_lines: Number of lines written.
+        settings: The model and the settings of the vectors.
+        num_lines: Number of lines written so far.
         lines_sha256: SHA-256 of these lines, in hexadecimal.
-        position: Position of the writer, as returned by ``VectorWriter.commit``.
-        num_truncated: How many of the lines were truncated.
+        position: Position of the writer after these lines; see ``VectorWriter.commit``.
+        num_truncated: How many of these lines were truncated.
     """
 
     settings: dict[str, Any]
@@ -106,20 +108,20 @@ def embed_chunks(
     unbuffered: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[EmbeddedChunk]:
-    """Embed lines in windows.
+    """Embed lines in chunks.
 
     Args:
         embedder: The model.
         lines: Texts, or table rows with a text.
         spec: How to compute the vectors.
         batch_tokens: Maximum number of tokens per batch.
-        unbuffered: Yield each line before reading the next.
-        progress: Receives the number of lines.
+        unbuffered: Whether to yield the vectors of each line before reading the next line.
+        progress: Receives the number of embedded lines.
     """
     progress = progress or NullProgress()
-    for window in _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES):
-        texts = [get_line_text(line) for line in window]
-        rows = [line.cells for line in window if isinstance(line, TextRow)] or None
+    for chunk in _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES):
+        texts = [get_line_text(line) for line in chunk]
+        rows = [line.cells for line in chunk if isinstance(line, TextRow)] or None
         if spec.pooling == "none":
             token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
             progress.advance(len(texts))
@@ -143,18 +145,20 @@ def get_line_text(line: str | TextRow) -> str:
 def _split_into_chunks(
     lines: Iterator[str | TextRow], spec: VectorSpec, max_lines: int
 ) -> Iterator[list[str | TextRow]]:
-    is_per_token = spec.pooling == "none"
-    max_characters = _MAX_TOKEN_VECTOR_ELEMENTS // spec.width if is_per_token else _MAX_CHARACTERS
-    window: list[str | TextRow] = []
-    characters = 0
+    """Yield chunks of lines; a chunk ends early when its lines have many characters."""
+    max_characters = _MAX_CHARACTERS
+    if spec.pooling == "none":
+        max_characters = _MAX_TOKEN_VECTOR_ELEMENTS // spec.width
+    chunk: list[str | TextRow] = []
+    num_characters = 0
     for line in lines:
-        window.append(line)
-        characters += len(get_line_text(line))
-        if len(window) == max_lines or characters > max_characters:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
+        chunk.append(line)
+        num_characters += len(get_line_text(line))
+        if len(chunk) == max_lines or num_characters > max_characters:
+            yield chunk
+            chunk, num_characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def embed_lines(
@@ -171,26 +175,29 @@ def embed_lines(
 ) -> EmbeddingSummary:
     """Write the vectors of lines to a file.
 
-    Unfinished output is in the directory ``out`` + ".partial".
+    Until the file is finished, the output and the state of the run are in a directory named like
+    the file with ".partial" appended.
 
     Args:
         embedder: The model.
         lines: Texts, or table rows with a text.
-        out: A new path ending in .npy, .jsonl, .parquet, or .index (a directory for search).
+        out: A new path that ends in .npy, .jsonl, .parquet, or .index (a directory for search).
         settings: How to compute the vectors.
-        columns: Columns of the input table; .jsonl and .parquet output includes them.
-        resume: Continue an unfinished run, after checking that its lines are the same.
+        columns: Columns of the input table, which .jsonl and .parquet output includes.
+        resume: Whether to continue an unfinished run. Its lines must be the first of ``lines``.
         total: Number of lines, if known.
         batch_tokens: Maximum number of tokens per batch.
-        progress: Receives the number of lines.
+        progress: Receives the number of embedded lines.
 
     Raises:
         InputError: The output exists, cannot be written or cannot be resumed, or there are no
             lines.
     """
     out, progress = Path(out), progress or NullProgress()
-    spec, run_settings = embedder.resolve_settings(settings), _get_run_settings(embedder, settings)
-    open_writer, counts = _create_writer_factory(out, spec, run_settings, columns), TokenCounts()
+    spec = embedder.resolve_settings(settings)
+    run_settings = _get_run_settings(embedder, settings)
+    open_writer = _create_writer_factory(out, spec, run_settings, columns)
+    counts = TokenCounts()
     embedder = embedder.with_token_counter(counts)
     with _lock_partial_dir(out) as partial:
         state = _load_or_create_state(partial, run_settings, resume=resume)
@@ -198,17 +205,17 @@ def embed_lines(
         _skip_finished_lines(remaining_lines, lines_hash, state, partial)
         progress.start("embedding", total, "lines")
         progress.advance(state.num_lines)
-        windows = embed_chunks(
+        chunks = embed_chunks(
             embedder, remaining_lines, spec, batch_tokens=batch_tokens, progress=progress
         )
         with _explain_write_errors(partial):
             with closing(open_writer(partial / DATA_FILE, state.position)) as writer:
                 try:
-                    state = _write_chunks(windows, writer, lines_hash, state, partial)
+                    state = _write_chunks(chunks, writer, lines_hash, state, partial)
                 finally:
                     progress.finish()
                 if not state.num_lines:
-                    raise InputError("there is no line to embed")
+                    raise InputError("there is no line to embed; expected at least one line")
                 writer.finish(progress)
             (partial / DATA_FILE).replace(out)
             sync(out.parent)
@@ -219,24 +226,25 @@ def embed_lines(
 
 
 def _write_chunks(
-    windows: Iterator[EmbeddedChunk],
+    chunks: Iterator[EmbeddedChunk],
     writer: VectorWriter,
     lines_hash: "hashlib._Hash",
     state: _RunState,
     partial: Path,
 ) -> _RunState:
-    """Write windows and commit each to disk before the next; return the final state."""
-    for window in windows:
-        writer.append(window.texts, window.vectors, window.rows)
-        _hash_lines(
-            lines_hash, map(TextRow, window.texts, window.rows) if window.rows else window.texts
-        )
+    """Write chunks, with their state after each of them; return the final state."""
+    for chunk in chunks:
+        writer.append(chunk.texts, chunk.vectors, chunk.rows)
+        lines: Iterable[str | TextRow] = chunk.texts
+        if chunk.rows:
+            lines = map(TextRow, chunk.texts, chunk.rows)
+        _hash_lines(lines_hash, lines)
         state = replace(
             state,
-            num_lines=state.num_lines + len(window.texts),
+            num_lines=state.num_lines + len(chunk.texts),
             lines_sha256=lines_hash.hexdigest(),
             position=writer.commit(),
-            num_truncated=state.num_truncated + window.num_truncated,
+            num_truncated=state.num_truncated + chunk.num_truncated,
         )
         write_json(partial / STATE_FILE, asdict(state))
     return state
@@ -245,7 +253,7 @@ def _write_chunks(
 def _create_writer_factory(
     out: Path, spec: VectorSpec, run_settings: dict[str, Any], columns: TableColumns | None
 ) -> Callable[[Path, int], VectorWriter]:
-    """Return a function (path, position) -> writer for the format of ``out``.
+    """Return the function that opens a writer at a path and position, for the suffix of ``out``.
 
     Raises:
         InputError: The suffix is unknown, or the format cannot hold token vectors.
@@ -261,7 +269,7 @@ def _create_writer_factory(
         raise InputError(f"{out}: expected a name that ends in {', '.join(factories)}")
     if spec.pooling == "none" and out.suffix in (".npy", ".index"):
         raise InputError(f"{out}: vectors per token can only be written to .jsonl and .parquet")
-    # Detect missing packages now instead of after hours of computing.
+    # A missing package is an error now instead of after hours of computing.
     if out.suffix == ".parquet":
         import_pyarrow()
     if out.suffix == ".index":
@@ -270,21 +278,30 @@ def _create_writer_factory(
 
 
 def _get_run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
-    """Return the settings that must not change on resume, and the model's current path."""
-    path = str(embedder.path.resolve())
-    model = {"model_path": path, "model_sha256": hash_model_files(embedder.path)}
-    return model | {"fast": embedder.fast} | settings.model_dump(mode="json")
+    """Return the model and the settings of the vectors, as stored in the state of a run.
+
+    A resumed run must have the same settings, except that the model may have been moved.
+    """
+    return {
+        "model_path": str(embedder.path.resolve()),
+        "model_sha256": hash_model_files(embedder.path),
+        "fast": embedder.fast,
+        **settings.model_dump(mode="json"),
+    }
 
 
 @contextmanager
 def _lock_partial_dir(out: Path) -> Iterator[Path]:
-    """Create and lock the directory for unfinished output; remove it if no line was written."""
+    """Create and lock the directory for unfinished output.
+
+    If the block fails before any line is written, the directory is removed.
+    """
     if out.exists() or out.is_symlink():
         raise InputError(f"{out}: already exists; choose another name or remove it")
     partial = out.with_name(f"{out.name}.partial")
     with _explain_write_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
-    error = InputError(f"{partial}: another process is writing to it")
+    error = InputError(f"{partial}: another process is writing to it; wait until it has finished")
     with hold_lock(partial, error=error):
         try:
             yield partial
@@ -305,7 +322,7 @@ def _remove_if_empty(partial: Path) -> None:
 
 
 def _read_state(partial: Path) -> _RunState | None:
-    """Read the state of an unfinished run; None if there is none.
+    """Read the state of an unfinished run; return None if there is no state file.
 
     Raises:
         InputError: The file is damaged.
@@ -320,10 +337,10 @@ def _read_state(partial: Path) -> _RunState | None:
 
 
 def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bool) -> _RunState:
-    """Load the state of an unfinished run, or create one. Never overwrites unrelated files.
+    """Load the state of an unfinished run, or create the state of a new run.
 
     Raises:
-        InputError: The directory holds other files, or the run cannot be resumed.
+        InputError: The directory contains unrelated files, or the run cannot be resumed.
     """
     state = _read_state(partial)
     if state is None:
@@ -346,15 +363,15 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
     if changed:
         names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in changed)
         raise InputError(
-            f"{partial}: the run was started with a different {names}; use the same, or remove the "
-            "directory"
+            f"{partial}: the run was started with a different {names}; use the same values, or "
+            "remove the directory"
         )
     return replace(state, settings=settings)
 
 
 @contextmanager
 def _explain_write_errors(partial: Path) -> Iterator[None]:
-    """Turn OSError, such as a full disk, into an InputError that says how to continue."""
+    """Convert an OSError, such as a full disk, to an InputError that says how to continue."""
     try:
         yield
     except OSError as error:
@@ -365,20 +382,25 @@ def _explain_write_errors(partial: Path) -> Iterator[None]:
 
 
 def _hash_lines(lines_hash: "hashlib._Hash", lines: Iterable[str | TextRow]) -> int:
-    """Add lines, or rows with all their columns, to the hash; return how many."""
-    count = 0
-    for count, line in enumerate(lines, 1):  # noqa: B007
+    """Add lines, or table rows with all their columns, to the hash; return how many."""
+    num_lines = 0
+    for line in lines:
         text = line if isinstance(line, str) else to_json_line(line.cells)
         lines_hash.update(text.encode() + b"\n")
-    return count
+        num_lines += 1
+    return num_lines
 
 
 def _skip_finished_lines(
     lines: Iterator[str | TextRow], lines_hash: "hashlib._Hash", state: _RunState, partial: Path
 ) -> None:
-    """Read the lines that are already written, and check that they are the same."""
-    count = _hash_lines(lines_hash, islice(lines, state.num_lines))
-    if count < state.num_lines or lines_hash.hexdigest() != state.lines_sha256:
+    """Skip the lines that are already written.
+
+    Raises:
+        InputError: The skipped lines are not the ones that were written.
+    """
+    num_skipped = _hash_lines(lines_hash, islice(lines, state.num_lines))
+    if num_skipped < state.num_lines or lines_hash.hexdigest() != state.lines_sha256:
         raise InputError(
             f"{partial}: the first {state.num_lines:,} lines differ from those already embedded; "
             "give the same file, or remove the directory"

@@ -31,14 +31,15 @@ def evaluate(
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
-        data: A file in the format the model was fine-tuned on, or the directory of a public task,
-            whose held-out file is used.
+        data: A file in the format that the model was fine-tuned on, or the directory of a public
+            task, of which the held-out file is used.
         changes: Fields of ``TaskSettings`` that differ from fine-tuning, such as the name of the
             ``text_column``.
 
     Returns:
-        The metrics; ``counts`` of the examples; and for classification ``classes``, the scores of
-        each label, and ``confusion``, the counts of predicted labels by true label.
+        The metrics by name, and ``counts``, the number of examples read, used and truncated. For
+        classification also ``classes``, the precision, recall and F1 of each label, and
+        ``confusion``, the confusion matrix.
 
     Raises:
         BertsmithError: The model or the data cannot be read, or a setting is invalid.
@@ -55,7 +56,8 @@ def evaluate(
     reject_unused_fields(bundle.head.kind, changes, [data])
     task, family = get_task_settings(bundle, changes), get_family(bundle.head.kind)
     if task.null_threshold is None:
-        # A model trained without unanswerable questions always answers, as in ``answer``.
+        # Fine-tuning without unanswerable questions tunes no threshold. Then the model always
+        # answers, also in ``answer``.
         task = task.model_copy(update={"null_threshold": math.inf})
     examples, counts = family.read_examples(data, task, labels=bundle.head.labels or None)
     inputs = family.encode_examples(examples, bundle.tokenizer, bundle.head, task, counts)
@@ -72,7 +74,10 @@ def _find_heldout_file(data: Path, bundle: FineTunedBundle) -> Path:
     name = str(bundle.info.get("task", ""))
     public_task = PUBLIC_TASKS.get(name)
     if public_task is None:
-        raise TaskError(f"{data}: is a directory; expected a labeled table")
+        raise TaskError(
+            f"{data}: a directory, but the model was not fine-tuned on a public task; expected a "
+            "labeled table"
+        )
     files = [data / file for file in public_task.dev_files.values()]
     heldout_file = next((file for file in files if file.is_file()), None)
     if heldout_file is None:

@@ -17,11 +17,12 @@ from bertsmith.use.pair import truncate_pair
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The tokens of a text or pair and the attention between them.
+    """The tokens of a text or a pair of texts, and the attention between these tokens.
 
     Attributes:
-        tokens: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
-        segments: 0 for each token of A, 1 for each token of B.
+        tokens: The tokens of [CLS] A [SEP], or of [CLS] A [SEP] B [SEP] for a pair.
+        segments: The segment id of each token: 0 for [CLS], A and its [SEP], and 1 for B and its
+            [SEP].
         probabilities: float32 [L, N, S, S], indexed by layer, head, query token and key token;
             each row sums to 1.
         num_removed_tokens: Number of tokens removed by truncation.
@@ -45,8 +46,8 @@ def attention(
 
     Args:
         model: A loaded model, a model directory, a run directory or a hub id.
-        text: The text, or the first text of a pair; its end is cut off if it is too long.
-        pair: The second text; long pairs are truncated as in ``bertsmith.pair``.
+        text: The text, or the first text of a pair. A single text is truncated at its end.
+        pair: The second text of a pair. Pairs are truncated as in ``bertsmith.pair``.
         max_seqlen: Maximum number of tokens, including [CLS] and [SEP]; defaults to the model's
             maximum.
 
@@ -57,12 +58,13 @@ def attention(
     encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
     ids, segments, num_removed = _encode_text_or_pair(bundle, text, pair, max_seqlen)
     batch = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)
-    causal = encoder.config.attention == "causal"
+    is_causal = encoder.config.attention == "causal"
     probabilities = []
-    # The layers come first in zip, so that the output of the last layer is not computed.
+    # zip() stops after the last layer, before the iterator over the hidden states computes the
+    # output of this layer, which is not needed.
     for layer, x in zip(encoder.encoder.layers, encoder.iter_hidden_states(batch), strict=False):
         assert isinstance(layer, EncoderLayer)
-        layout = build_attention_layout(batch, "reference", is_causal=causal, dtype=x.dtype)
+        layout = build_attention_layout(batch, "reference", is_causal=is_causal, dtype=x.dtype)
         probabilities.append(layer.compute_probabilities(x, layout)[0].float().cpu().numpy())
     tokens = bundle.tokenizer.ids_to_tokens(ids)
     return AttentionMaps(tokens, segments, np.stack(probabilities), num_removed)
@@ -74,7 +76,7 @@ def _encode_text_or_pair(
     pair: str | None,
     max_seqlen: int | None,
 ) -> tuple[list[int], list[int], int]:
-    """Return ids and segment ids with [CLS] and [SEP], and the number of removed tokens."""
+    """Return the token ids and segment ids of the input, and the number of removed tokens."""
     tokenizer = bundle.tokenizer
     encoded = [tokenizer.encode(part) for part in (text, pair) if part is not None]
     for name, part_ids in zip(("text", "second text"), encoded, strict=False):
@@ -84,15 +86,15 @@ def _encode_text_or_pair(
     max_tokens = min(max_seqlen or max_positions, max_positions) - len(encoded) - 1
     if max_tokens < len(encoded):
         raise InputError(
-            f"max_seqlen {max_seqlen} is too small for one token of each text; increase it"
+            f"max_seqlen {max_seqlen} is too small for one token of each text; increase max_seqlen"
         )
-    truncated = (
-        [encoded[0][:max_tokens]]
-        if pair is None
-        else list(truncate_pair(encoded[0], encoded[1], max_tokens))
-    )
+    if pair is None:
+        truncated = [encoded[0][:max_tokens]]
+    else:
+        truncated = list(truncate_pair(encoded[0], encoded[1], max_tokens))
     ids, segments = [tokenizer.cls_id], [0]
     for segment, part_ids in enumerate(truncated):
         ids += [*part_ids, tokenizer.sep_id]
         segments += [segment] * (len(part_ids) + 1)
-    return ids, segments, sum(map(len, encoded)) - sum(map(len, truncated))
+    num_removed = sum(map(len, encoded)) - sum(map(len, truncated))
+    return ids, segments, num_removed

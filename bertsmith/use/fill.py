@@ -1,4 +1,4 @@
-"""Predict the words at the [MASK] tokens of a text."""
+"""Predict the words at the [MASK] tokens of texts."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -17,17 +17,17 @@ from bertsmith.use.masked_lm import (
     resolve_model,
 )
 
-#: Texts computed together.
+#: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Filling:
-    """Predictions for one [MASK] of a text.
+    """Predictions for one "[MASK]" in a text.
 
     Attributes:
-        start: Index of the first character of the mask in the text.
-        predictions: Pairs (word, probability), most probable first; tokens that continue a word
+        start: Index of the first character of "[MASK]" in the text.
+        predictions: Pairs (token, probability), most probable first. Tokens that continue a word
             start with "##".
     """
 
@@ -36,19 +36,19 @@ class Filling:
 
 
 def fill(model: ModelOrPath, text: str, top: int = 5) -> list[Filling]:
-    """Return the ``top`` most probable words for each [MASK] of a text, from left to right.
+    """Return the ``top`` most probable tokens for each "[MASK]" in a text, from left to right.
 
-    Each mask is predicted independently while the other masks stay masked, so the best words of
-    several masks need not fit together. Special tokens in the text are recognized: "A [SEP] B" is
-    a pair of segments.
+    Each [MASK] token is predicted independently, while the others remain masked. The most probable
+    words of several masks may therefore not fit together. Special tokens in the text are
+    recognized: "A [SEP] B" is encoded as a pair of texts.
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
         text: A text with at least one "[MASK]".
-        top: Number of words per mask.
+        top: Number of predictions per mask.
 
     Raises:
-        InputError: The text has no mask or is longer than the model's maximum.
+        InputError: The text has no "[MASK]", or is longer than the model's maximum.
     """
     return next(iter_fillings(model, [text], top))
 
@@ -59,13 +59,13 @@ def iter_fillings(
     top: int = 5,
     predict: MaskedTokenPredictor = predict_masked_tokens,
 ) -> Iterator[list[Filling]]:
-    """Yield the result of ``fill`` for each text, in input order, computed in batches.
+    """Yield the predictions of ``fill`` for each text, in input order, computed in batches.
 
     Args:
         model: As for ``fill``.
-        texts: The texts; errors name the number of the text, from 1.
-        top: Number of words per mask.
-        predict: Computes the probabilities at masked positions.
+        texts: The texts. Error messages contain the number of the text, from 1.
+        top: Number of predictions per mask.
+        predict: Computes the probabilities at the [MASK] tokens.
     """
     if top < 1:
         raise InputError(f"top is {top}; expected at least one word per mask")
@@ -83,6 +83,11 @@ def iter_fillings(
 def _build_masked_sequence(
     bundle: PretrainedBundle, text: str, ids: list[int], number: int
 ) -> MaskedSequence:
+    """Add [CLS] and [SEP] to the ids of a text, and find its [MASK] tokens.
+
+    Raises:
+        InputError: There is no [MASK] token, or there are too many tokens.
+    """
     tokenizer = bundle.tokenizer
     check_mask(tokenizer, text, ids, number)
     if len(ids) > get_max_text_tokens(bundle):
@@ -98,9 +103,10 @@ def _build_masked_sequence(
 
 
 def _build_segment_ids(bundle: PretrainedBundle, ids: list[int]) -> list[int]:
-    """Return 0 up to the first [SEP] and 1 after it, as in pre-training on pairs.
+    """Return segment id 0 up to the first [SEP] and 1 after it, as in pre-training on pairs.
 
-    A model trained without pairs has an untrained embedding for segment 1, so it gets 0 only.
+    A model that was not pre-trained on pairs gets segment id 0 for all tokens, because its
+    embedding of segment 1 is untrained.
     """
     if not bundle.config.nsp:
         return [0] * len(ids)
@@ -115,7 +121,7 @@ def _fill_sequences(
     top: int,
     predict: MaskedTokenPredictor,
 ) -> Iterator[list[Filling]]:
-    #: (index of the text, index of the mask) -> words with probabilities.
+    # The keys are pairs (index of the text, index of the mask in the text).
     predictions: dict[tuple[int, int], list[tuple[str, float]]] = {}
     top = min(top, bundle.tokenizer.vocab_size)
     lengths = [len(sequence.ids) for sequence in sequences]
@@ -123,10 +129,13 @@ def _fill_sequences(
         best = batch.log_probabilities.topk(top)
         probabilities, token_ids = best.values.exp().tolist(), best.indices.tolist()
         for row, row_probabilities, ids in zip(batch.rows, probabilities, token_ids, strict=True):
-            words = bundle.tokenizer.ids_to_tokens(ids)
-            predictions[row] = list(zip(words, row_probabilities, strict=True))
+            tokens = bundle.tokenizer.ids_to_tokens(ids)
+            predictions[row] = list(zip(tokens, row_probabilities, strict=True))
     for text_index, (text, sequence) in enumerate(zip(texts, sequences, strict=True)):
         starts = [match.start() for match in re.finditer(re.escape(MASK_TOKEN), text)]
-        # The counts are equal: only these characters are encoded as the mask id.
-        masks = zip(starts, range(len(sequence.masked_positions)), strict=True)
-        yield [Filling(start, predictions[text_index, index]) for start, index in masks]
+        # Each "[MASK]" in the text is encoded as one [MASK] token, and nothing else is.
+        assert len(starts) == len(sequence.masked_positions)
+        yield [
+            Filling(start, predictions[text_index, mask_index])
+            for mask_index, start in enumerate(starts)
+        ]

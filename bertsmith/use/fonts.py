@@ -1,4 +1,4 @@
-"""Choose installed fonts that contain the characters of some words, for plots."""
+"""Choose installed fonts that contain the characters of the texts in a plot."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -6,18 +6,19 @@ from typing import Any
 
 from bertsmith.errors import MissingExtraError
 
-#: Replaces characters that no font contains.
+#: Drawn instead of characters that no font contains.
 _REPLACEMENT = "?"
-#: Parts of names of fonts that matplotlib cannot draw, or that draw boxes instead of letters.
+#: Fonts whose names contain one of these are not used: matplotlib cannot draw emoji fonts, and the
+#: other fonts draw boxes instead of letters.
 _UNUSABLE_FONTS = ("Emoji", "LastResort", "Last Resort", "Blank")
 
 
-def choose_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Choose fonts for some words.
+def choose_fonts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Choose fonts that can draw texts.
 
     Returns:
-        Names of fonts that together contain all characters, and the words with a question mark in
-        place of each character that no font contains or that is not printable.
+        Names of fonts that together contain the characters of the texts, and the texts. Characters
+        that no font contains or that are not printable are replaced by question marks.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -25,34 +26,41 @@ def choose_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
     try:
         from matplotlib import font_manager, rcParams
     except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plot", "drawing words") from None
+        raise MissingExtraError("matplotlib", "plot", "drawing texts") from None
     manager = font_manager.fontManager
     default_properties = font_manager.FontProperties(family=rcParams["font.family"])
     default_file = manager.findfont(default_properties)
-    characters = set("".join(words))
+    characters = set("".join(texts))
     missing = {ord(character) for character in characters if character.isprintable()}
     missing -= _read_font_characters(default_file)
     names = [font_manager.get_font(default_file).family_name]
     if missing:
         _register_new_fonts(manager)
-    # Upright fonts and sans-serif fonts come first, because they match the default font.
-    candidates = sorted(
-        (font.style != "normal", "Sans" not in font.name, font.name, font.weight != 400, font.fname)
-        for font in manager.ttflist
-        if not any(part in font.name for part in _UNUSABLE_FONTS)
-    )
-    for *_, name, _, file in candidates:
+    usable_fonts = [
+        font for font in manager.ttflist if not any(part in font.name for part in _UNUSABLE_FONTS)
+    ]
+    for font in sorted(usable_fonts, key=_get_font_priority):
         if not missing:
             break
-        # All styles of a family contain the same characters.
-        if name not in names and (covered := missing & _read_font_characters(file)):
-            names.append(name)
-            missing -= covered
+        if font.name in names:
+            # Another style of this font is used already, and contains the same characters.
+            continue
+        new_characters = missing & _read_font_characters(font.fname)
+        if new_characters:
+            names.append(font.name)
+            missing -= new_characters
     not_drawable = missing | {
         ord(character) for character in characters if not character.isprintable()
     }
     table: dict[int, Any] = dict.fromkeys(not_drawable, _REPLACEMENT)
-    return names, [word.translate(table) for word in words]
+    return names, [text.translate(table) for text in texts]
+
+
+def _get_font_priority(font: Any) -> tuple[bool, bool, str, bool, str]:
+    """Return a sort key that puts fonts similar to the default font first: upright sans-serif."""
+    is_italic, is_serif = font.style != "normal", "Sans" not in font.name
+    has_other_weight = font.weight != 400  # 400 is the regular weight.
+    return is_italic, is_serif, font.name, has_other_weight, font.fname
 
 
 def _register_new_fonts(manager: Any) -> None:
@@ -65,7 +73,7 @@ def _register_new_fonts(manager: Any) -> None:
 
 
 def _read_font_characters(file: str) -> set[int]:
-    """Return the code points of a font; empty if it cannot be read."""
+    """Return the code points that a font contains; the empty set if it cannot be read."""
     from matplotlib import font_manager
 
     try:

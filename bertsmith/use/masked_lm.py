@@ -17,8 +17,8 @@ from bertsmith.runtime.inference_batches import batch_by_length
 #: A loaded model, or the path of a model directory or run directory.
 ModelOrPath = PretrainedBundle | Path | str
 
-#: Log-probabilities computed at once (16 MB of float32), so that memory does not grow with the
-#: vocabulary.
+#: Maximum number of log-probabilities computed at once (16 MiB of float32), so that memory does not
+#: grow with the vocabulary.
 MAX_CHUNK_ELEMENTS = 2**22
 
 Item = TypeVar("Item")
@@ -26,12 +26,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class MaskedSequence:
-    """A sequence and the positions to predict.
+    """A sequence with [MASK] tokens.
 
     Attributes:
         ids: Token ids, including [CLS] and [SEP].
         segments: Segment ids.
-        masked_positions: Indices into ``ids``.
+        masked_positions: Indices of the [MASK] tokens to predict.
     """
 
     ids: Sequence[int]
@@ -44,7 +44,8 @@ class MaskedPredictions:
     """Predictions at P masked positions.
 
     Attributes:
-        rows: P pairs (index of the sequence, index into its ``masked_positions``).
+        rows: For each prediction, the index of its sequence, and the index of its position in the
+            ``masked_positions`` of this sequence.
         log_probabilities: float32 [P, V], natural logarithms, over the tokenizer's vocabulary.
     """
 
@@ -52,7 +53,8 @@ class MaskedPredictions:
     log_probabilities: Tensor
 
 
-#: Predicts masked tokens: ``predict_masked_tokens``, or a server that batches several clients.
+#: The type of ``predict_masked_tokens``, and of the function with which the server batches the
+#: requests of several clients.
 MaskedTokenPredictor = Callable[
     [PretrainedBundle, Sequence[int], Callable[[int], MaskedSequence]], Iterator[MaskedPredictions]
 ]
@@ -64,7 +66,7 @@ def resolve_model(model: ModelOrPath) -> PretrainedBundle:
 
 
 def check_is_text_list(texts: object) -> None:
-    """Raise InputError for a single string, which would be read as a list of characters."""
+    """Raise InputError for a single string, which would be used as a list of characters."""
     if isinstance(texts, str):
         raise InputError(f"expected a list of texts, got one text: put {texts[:40]!r} into [ ]")
 
@@ -95,16 +97,16 @@ def get_max_text_tokens(bundle: PretrainedBundle) -> int:
 
 
 def chunked(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of up to ``size`` items, reading no further than the current list.
+    """Yield lists of ``size`` items (the last may be shorter), without reading ahead.
 
-    If the iterable raises a BertsmithError, the items before it are yielded first.
+    If the iterable raises a BertsmithError, the items read before are yielded before it is raised.
     """
     iterator = iter(items)
     item_error: BertsmithError | None = None
     while item_error is None:
         chunk: list[Item] = []
         try:
-            # list() would lose the items read before an error.
+            # list(islice(...)) would lose the items read before an error.
             for item in islice(iterator, size):
                 chunk.append(item)  # noqa: PERF402
         except BertsmithError as error:
@@ -119,22 +121,27 @@ def chunked(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def pack_on_device(
     bundle: PretrainedBundle, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> PackedBatch:
-    """Pack (ids, segments) of each sequence into a batch on the model's device."""
+    """Pack sequences into a batch on the model's device.
+
+    Args:
+        bundle: The model.
+        sequences: The token ids and the segment ids of each sequence.
+    """
     return pack_sequences(sequences).to(next(bundle.model.parameters()).device)
 
 
 def predict_masked_tokens(
     bundle: PretrainedBundle, lengths: Sequence[int], get_sequence: Callable[[int], MaskedSequence]
 ) -> Iterator[MaskedPredictions]:
-    """Predict the tokens at masked positions, batch by batch, in the order computed.
+    """Predict the tokens at masked positions. Only these go through the masked-LM head.
 
-    Only masked positions go through the masked-LM head.
+    Sequences are batched by length, so the predictions are not in the order of the sequences.
 
     Args:
         bundle: The model.
         lengths: Number of tokens of each sequence.
-        get_sequence: Returns a sequence by its index. It is called when the batch is computed, so
-            that thousands of masked copies of a line are never in memory together.
+        get_sequence: Returns the sequence of an index. It is called for one batch at a time, so
+            that the sequences of all batches are never in memory together.
 
     Raises:
         ModelError: The model has no masked-LM head.
@@ -184,6 +191,9 @@ def _compute_hidden_states(bundle: PretrainedBundle, sequences: Sequence[MaskedS
 
 @torch.inference_mode()
 def _compute_log_probabilities(bundle: PretrainedBundle, hidden: Tensor) -> Tensor:
-    """[P, D] -> [P, V]; rows of the decoder beyond the tokenizer's vocabulary are dropped."""
+    """Return log-probabilities [P, V] over the tokenizer's vocabulary for hidden states [P, D].
+
+    The decoder of a model may have more outputs than the vocabulary has tokens.
+    """
     logits: Tensor = bundle.model.mlm(hidden)
     return logits[:, : bundle.tokenizer.vocab_size].float().log_softmax(-1)

@@ -1,4 +1,7 @@
-"""Nearest neighbors by cosine similarity: approximate with a graph index, or exact."""
+"""Find nearest neighbors by cosine similarity: approximately with an HNSW graph, or exactly.
+
+In shapes, n is the number of vectors and W their width.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,13 @@ from bertsmith.progress import Progress
 
 Floats = NDArray[np.float32]
 VECTORS_FILE, GRAPH_FILE = "vectors.npy", "graph.usearch"
-#: Rows read at once.
+#: Number of vectors read at once.
 _ROWS_PER_CHUNK = 2**14
-#: Candidates taken from the graph per requested neighbor. The graph stores 8-bit vectors, so the
-#: candidates are reranked with the float32 vectors.
+#: The graph search returns this many candidates per requested neighbor. It uses 8-bit vectors, so
+#: the candidates are then ranked by their float32 vectors.
 _CANDIDATES_PER_RESULT = 4
-#: Minimum size of the candidate list during a search (`ef` in HNSW); twice the library's default,
-#: because embedding the query takes much longer than the search.
+#: Minimum size of the candidate list during a graph search (`ef` in HNSW). It is twice usearch's
+#: default, because the search takes much less time than embedding the query.
 _MIN_EXPANSION = 128
 
 
@@ -30,12 +33,12 @@ def import_usearch() -> Any:
     try:
         import usearch.index as library
     except ModuleNotFoundError:
-        raise MissingExtraError("usearch", "search", "an index to be searched") from None
+        raise MissingExtraError("usearch", "search", "searching an index") from None
     return library
 
 
 def memory_map_array(path: Path) -> Any:
-    """Memory-map an array of an index.
+    """Memory-map a .npy file of an index.
 
     Raises:
         InputError: The file cannot be read.
@@ -47,15 +50,15 @@ def memory_map_array(path: Path) -> Any:
 
 
 def create_damaged_index_error(path: Path, error: Exception) -> InputError:
-    """Return the error for an index file that cannot be read."""
+    """Return the error to raise for an index file that cannot be read."""
     return InputError(
-        f"{path}: this part of the index is missing or damaged ({error}); recreate it with "
+        f"{path}: this part of the index is missing or damaged ({error}); recreate the index with "
         "bertsmith embed"
     )
 
 
 def build_graph(folder: Path, progress: Progress) -> None:
-    """Build the graph of the vectors in ``folder`` and write it to the same directory."""
+    """Build the HNSW graph of the vectors in a directory, and write it to this directory."""
     vectors = np.load(folder / VECTORS_FILE, mmap_mode="r")
     graph = import_usearch().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
     progress.start("indexing", len(vectors), "vectors")
@@ -68,23 +71,26 @@ def build_graph(folder: Path, progress: Progress) -> None:
 
 
 class VectorIndex:
-    """Memory-mapped vectors of a directory and their graph."""
+    """Memory-mapped vectors and their HNSW graph, for nearest-neighbor search."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a directory written by ``build_graph``."""
+        """Open a directory with vectors and the graph that ``build_graph`` wrote."""
         self.vectors: Floats = memory_map_array(folder / VECTORS_FILE)
         self._graph_path = folder / GRAPH_FILE
         self._graph: Any = None
 
     def search(self, query: Floats, top: int, *, exact: bool = False) -> list[tuple[int, float]]:
-        """Return the nearest rows and their cosine similarities, nearest first.
+        """Find the vectors with the highest cosine similarity to a query.
 
         Args:
             query: float32 [W].
-            top: Number of rows.
-            exact: Compare with every row instead of using the graph. This is also done if all rows
-                would be candidates, because the graph may miss some.
+            top: Number of vectors to find.
+            exact: Whether to compare the query with every vector instead of searching the graph.
+
+        Returns:
+            Pairs (row of the vector, cosine similarity), most similar first.
         """
+        # The graph may miss some vectors, so it is of no use if all vectors are candidates.
         exact = exact or top * _CANDIDATES_PER_RESULT >= len(self.vectors)
         unit_query = query / max(float(np.linalg.norm(query)), 1e-12)
         rows = self._search_all(unit_query, top) if exact else self._search_graph(unit_query, top)
@@ -93,6 +99,7 @@ class VectorIndex:
         return [(int(rows[index]), float(similarities[index])) for index in order]
 
     def _search_graph(self, unit_query: Floats, top: int) -> NDArray[np.int64]:
+        """Return the rows of the candidates from the graph, in ascending order."""
         if self._graph is None:
             library = import_usearch()
             try:
@@ -117,12 +124,12 @@ class VectorIndex:
 
 
 def _compute_cosine_similarities(vectors: Floats, unit_query: Floats) -> Floats:
-    """[n, W], [W] -> [n]."""
+    """Return the similarity of each vector to the query: [n, W], [W] -> [n]."""
     similarities: Floats = (vectors @ unit_query) / _compute_norms(vectors)
     return similarities
 
 
 def _compute_norms(vectors: Floats) -> Floats:
-    """[n, W] -> [n], clipped to avoid division by zero."""
+    """Return the length of each vector, at least 1e-12 to avoid division by zero: [n, W] -> [n]."""
     norms: Floats = np.linalg.norm(vectors, axis=1).clip(1e-12)
     return norms

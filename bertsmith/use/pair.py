@@ -13,20 +13,20 @@ from bertsmith.use.masked_lm import ModelOrPath, chunked, pack_on_device, resolv
 
 #: Token ids and segment ids of a sequence [CLS] A [SEP] B [SEP].
 EncodedPair = tuple[list[int], list[int]]
-#: Computes the probability of label 0 for each pair: ``compute_next_sentence_probabilities``, or a
-#: server that batches the requests of several clients.
+#: The type of ``compute_next_sentence_probabilities``, and of the function with which the server
+#: batches the requests of several clients.
 ComputeProbabilities = Callable[[PretrainedBundle, Sequence[EncodedPair]], list[float]]
-#: Pairs encoded together.
+#: Number of pairs encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 256
 
 
 @dataclass(frozen=True)
 class NextSentencePrediction:
-    """Prediction for one pair.
+    """Prediction for one pair of texts A and B.
 
     Attributes:
         next_sentence_probability: Probability that B follows A.
-        num_removed_tokens: Number of tokens removed by truncation.
+        num_removed_tokens: Number of tokens that truncation removed from the pair.
     """
 
     next_sentence_probability: float
@@ -34,10 +34,10 @@ class NextSentencePrediction:
 
 
 def pair(model: ModelOrPath, a: str, b: str) -> float:
-    """Return the probability that the text ``b`` follows ``a`` (label 0 of the head).
+    """Return the probability that the text ``b`` follows the text ``a``.
 
-    Pairs longer than the model's maximum are truncated token by token, always the longer text: A
-    at its beginning and B at its end, so that the tokens around the boundary remain. Special
+    This is the probability of label 0 of the next-sentence head. Pairs longer than the model's
+    maximum lose tokens at the beginning of A and at the end of B; see ``truncate_pair``. Special
     tokens in the texts, such as "[SEP]", are read as plain text.
 
     Raises:
@@ -56,14 +56,14 @@ def iter_pair_predictions(
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
-        pairs: The pairs; errors name the number of the pair, from 1.
-        compute: Replaces ``compute_next_sentence_probabilities``.
+        pairs: The pairs. Error messages contain the number of the pair, from 1.
+        compute: Computes the probabilities; by default ``compute_next_sentence_probabilities``.
     """
     bundle = resolve_model(model)
     if not bundle.config.nsp:
         raise ModelError(
             f"{bundle.path}: this model has no next-sentence head (it was trained with nsp = "
-            "false); use one trained on pairs, the default of `bertsmith pretrain`"
+            "false); use a model trained on sentence pairs, the default of `bertsmith pretrain`"
         )
     number = 0
     for chunk in chunked(pairs, _CHUNK_SIZE):
@@ -79,26 +79,27 @@ def iter_pair_predictions(
 def truncate_pair(
     a: Sequence[int], b: Sequence[int], max_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """Truncate two lists of ids to ``max_tokens`` together: A at its start and B at its end.
+    """Truncate two lists of token ids so that together they have at most ``max_tokens``.
 
-    The result equals removing tokens one by one from the longer list, or from B if both lists are
-    equally long.
+    The result equals removing tokens one by one, from the start of A if A is longer than B, else
+    from the end of B.
     """
     length_a, length_b = len(a), len(b)
     if length_a + length_b > max_tokens:
         half = max_tokens // 2
-        # The longer list gets the space that the shorter one does not need; if both need more than
-        # half, A gets the odd token.
+        # A list shorter than half of max_tokens is not truncated. If both are longer, each gets
+        # half, and A gets one more token if max_tokens is odd.
         length_a = max(min(length_a, max_tokens - half), max_tokens - length_b)
         length_b = max_tokens - length_a
     return list(a[len(a) - length_a :]), list(b[:length_b])
 
 
 def _check_not_empty(ids: tuple[Sequence[int], Sequence[int]], number: int) -> None:
+    """Raise InputError if a text of the pair with this number has no tokens."""
     for name, text_ids in zip("AB", ids, strict=True):
         if not text_ids:
             raise InputError(
-                f"pair {number}: text {name} is empty; expected at least one word in both"
+                f"pair {number}: text {name} is empty; expected at least one word in both texts"
             )
 
 
@@ -108,15 +109,17 @@ def _predict_pairs(
     compute: ComputeProbabilities,
 ) -> Iterator[NextSentencePrediction]:
     tokenizer = bundle.tokenizer
-    sequences, num_removed = [], []
+    sequences: list[EncodedPair] = []
     for a, b in encoded:
         # Three positions are for [CLS] and two [SEP].
         truncated_a, truncated_b = truncate_pair(a, b, bundle.config.max_positions - 3)
         ids = [tokenizer.cls_id, *truncated_a, tokenizer.sep_id, *truncated_b, tokenizer.sep_id]
-        sequences.append((ids, [0] * (len(truncated_a) + 2) + [1] * (len(truncated_b) + 1)))
-        num_removed.append(len(a) + len(b) - len(truncated_a) - len(truncated_b))
-    for probability, removed in zip(compute(bundle, sequences), num_removed, strict=True):
-        yield NextSentencePrediction(probability, removed)
+        segments = [0] * (len(truncated_a) + 2) + [1] * (len(truncated_b) + 1)
+        sequences.append((ids, segments))
+    probabilities = compute(bundle, sequences)
+    for (a, b), (ids, _), probability in zip(encoded, sequences, probabilities, strict=True):
+        num_removed_tokens = len(a) + len(b) + 3 - len(ids)
+        yield NextSentencePrediction(probability, num_removed_tokens)
 
 
 def compute_next_sentence_probabilities(

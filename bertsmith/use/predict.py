@@ -14,19 +14,20 @@ from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.use.masked_lm import check_is_text_list, chunked, resolve_task_model
 
-#: Texts encoded together: enough to batch sequences of similar length.
+#: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 1024
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction for one text or pair.
+    """Prediction for one text or pair of texts.
 
     Attributes:
-        labels: Pairs (label, probability), most probable first. The probabilities of a
-            multi-label model are independent; a regression model has no labels.
-        score: Output of a regression model; None for other models.
-        is_truncated: Whether the text was truncated.
+        labels: Pairs (label, probability), most probable first; empty for a regression model. The
+            probabilities sum to 1, except that a multi-label model predicts each label
+            independently.
+        score: Output of a regression model; None for a classifier.
+        is_truncated: Whether the text or pair was truncated to the maximum length.
     """
 
     labels: tuple[tuple[str, float], ...]
@@ -59,7 +60,13 @@ def iter_predictions(
     texts: Iterable[str | tuple[str, str]],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Prediction]:
-    """Like ``predict``, for an iterable of any length. Errors name the number of the text."""
+    """Yield the predictions of ``predict`` for any number of texts, reading them in chunks.
+
+    Args:
+        model: As for ``predict``.
+        texts: Texts or pairs of texts. Error messages contain the number of the text, from 1.
+        compute: Computes the outputs of the model.
+    """
     bundle = resolve_task_model(model, "single", "multi", "regression")
     examples = (to_text_example(text, f"text {number:,}") for number, text in enumerate(texts, 1))
     for chunk in chunked(examples, _CHUNK_SIZE):
@@ -67,7 +74,7 @@ def iter_predictions(
 
 
 def to_text_example(text_or_pair: str | tuple[str, str], location: str) -> TextExample:
-    """Convert a text or pair to an example.
+    """Convert a text or a pair of texts to an example.
 
     Args:
         text_or_pair: A text, or a pair of texts.
