@@ -19,9 +19,9 @@ NUM_STEPS = 10
 DOCUMENTS = (
     "README.md",
     "docs/guides/train-your-own.md",
-    "docs/guides/evaluation.md",
     "docs/guides/fine-tuning.md",
     "docs/guides/embeddings.md",
+    "docs/guides/evaluation.md",
 )
 #: Regular expressions for options that take too long in a test, and their replacements.
 REDUCED_BUDGETS = {
@@ -32,9 +32,9 @@ REDUCED_BUDGETS = {
 }
 PRETRAINING_COMMANDS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
 CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "predict"]
-EVALUATION_COMMANDS = ["evaluate", "evaluate", "evaluate", "score", "score"]
 TASK_COMMANDS = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
 VECTOR_COMMANDS = ["embed", "similar", "embed", "search"]
+EVALUATION_COMMANDS = ["evaluate", "evaluate", "evaluate", "score", "score"]
 #: Size of a corpus that is large enough for sentence pairs and a validation split.
 MIN_CORPUS_CHARACTERS = 400_000
 
@@ -168,12 +168,12 @@ def run_python(code: str, folder: Path) -> None:
 def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     """The commands and Python blocks of the documents run one after another."""
     commands = read_commands(root)
-    groups = (PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, EVALUATION_COMMANDS, TASK_COMMANDS,
-              VECTOR_COMMANDS)  # fmt: skip
+    groups = (PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, TASK_COMMANDS, VECTOR_COMMANDS,
+              EVALUATION_COMMANDS)  # fmt: skip
     names = [name for group in groups for name in group]
     assert [command.split()[:2] for command in commands] == [["bertsmith", name] for name in names]
     remaining = iter(commands)
-    pretraining, classifier, evaluation, tasks, vectors = (
+    pretraining, classifier, tasks, vectors, evaluation = (
         [next(remaining) for _ in group] for group in groups
     )
 
@@ -193,22 +193,22 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     assert text == "a fine piece of work"
     assert 0.5 <= float(probability) <= 1
 
-    write_minimal_pairs(tmp_path)
-    (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
-    outputs = [run_command(command, tmp_path) for command in evaluation]
-    assert outputs[1].stdout.splitlines()[-1].startswith("mean of files")
-    assert len((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()) == 5
-    assert json.loads(outputs[2].stdout)["num_pairs"] == 2
-
     write_task_data(tmp_path)
     outputs = [run_command(command, tmp_path) for command in tasks]
     assert len(outputs[1].stdout.splitlines()) == 2
     assert json.loads(outputs[4].stdout)["text"].startswith("Peter Blackburn")
 
     (tmp_path / "lines.txt").write_text("open the file\nthe name of a file\na long list\n")
+    (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
     outputs = [run_command(command, tmp_path) for command in vectors]
     assert len(np.load(tmp_path / "vectors.npy")) == 3
     assert "the name of a file" in outputs[3].stdout.splitlines()[0]
+
+    write_minimal_pairs(tmp_path)
+    outputs = [run_command(command, tmp_path) for command in evaluation]
+    assert outputs[1].stdout.splitlines()[-1].startswith("mean of files")
+    assert len((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()) == 5
+    assert json.loads(outputs[2].stdout)["num_pairs"] == 2
 
     blocks = read_code_blocks(root, "python")
     assert len(blocks) == 5
