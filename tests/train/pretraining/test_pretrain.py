@@ -389,8 +389,8 @@ def test_resumed_run_uses_the_stored_number_of_threads(train: Train) -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "tpu", "cuda:x", ""])
 def test_unknown_device_is_rejected(train: Train, device: str) -> None:
-    """An unknown device is a RunError that lists the known devices."""
-    with pytest.raises(RunError, match="auto, cpu, cuda"):
+    """An unknown device is a SettingsError that lists the known devices."""
+    with pytest.raises(SettingsError, match="auto, cpu, cuda"):
         train(steps=1, run__device=f'"{device}"')
 
 
@@ -412,7 +412,8 @@ def test_pickled_checkpoint_is_rejected(finished_run: Path, tmp_path: Path) -> N
 def test_finished_run_has_no_optimizer_state(train: Train, tmp_path: Path) -> None:
     """A finished run keeps the optimizer state only with checkpoint.keep_optimizer.
 
-    Repeating the command without the setting removes it.
+    The setting is stored in the run: only repeating the command with the value false removes the
+    optimizer state.
     """
     train("small", steps=4, checkpoint__every=2)
     train("large", steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true")
@@ -423,6 +424,8 @@ def test_finished_run_has_no_optimizer_state(train: Train, tmp_path: Path) -> No
             }, step  # fmt: skip
     weights = (tmp_path / "large" / WEIGHTS).read_bytes()
     train("large", steps=4, checkpoint__every=2)
+    assert len(list((tmp_path / "large").rglob(MOMENTS_FILE))) == 2
+    train("large", steps=4, checkpoint__every=2, checkpoint__keep_optimizer="false")
     assert not list((tmp_path / "large").rglob(MOMENTS_FILE))
     # A missing model directory is written again without optimizer state.
     shutil.rmtree(tmp_path / "large" / "model")
