@@ -71,6 +71,7 @@ class LoopOptions:
         higher_is_better: Whether a higher selection metric is better.
         patience: Evaluations without improvement after which training ends; None: never.
         grad_norm_groups: Named parameter groups whose gradient norms are logged, before clipping.
+        use_tensorboard: Whether to write the metrics as TensorBoard event files, too.
     """
 
     steps: int
@@ -86,6 +87,7 @@ class LoopOptions:
     higher_is_better: bool = False
     patience: int | None = None
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
+    use_tensorboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def train(
     state = checkpoint.resume(run, model, optimizer, progress, is_finished)
     if state.step:
         progress.log(f"resuming from step {state.step} of {options.steps}")
-    metrics_log = MetricsLog(run, state.step)
+    metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
     progress.start("training", options.steps, "steps")
     progress.advance(state.step)
     loop = _Loop(

@@ -7,6 +7,7 @@ from typing import Any
 
 from bertsmith.compatibility import upgrade_metrics
 from bertsmith.files import add_error_filename, dump_json, restore_nan, write_atomic
+from bertsmith.train.engine.tensorboard_log import TensorBoardLog
 
 METRICS_FILE = "metrics.jsonl"
 #: The keys of a line that differ between two runs of the same steps.
@@ -16,11 +17,20 @@ TIMING_KEYS = ("seconds", "tokens_per_second", "mfu")
 class MetricsLog:
     """Append-only log; a resumed run truncates it to its checkpoint."""
 
-    def __init__(self, run: Path, step: int) -> None:
+    def __init__(self, run: Path, step: int, *, use_tensorboard: bool = False) -> None:
         """Open the log of ``run`` and remove the lines after ``step``.
 
         An incomplete last line of a killed process is removed too.
+
+        Args:
+            run: Run directory.
+            step: Step of the checkpoint from which the run continues; 0 for a new run.
+            use_tensorboard: Whether to write the metrics as TensorBoard event files, too.
+
+        Raises:
+            MissingExtraError: If ``use_tensorboard`` is set and tensorboard is not installed.
         """
+        self._tensorboard_log = TensorBoardLog(run, step) if use_tensorboard else None
         self.path = run / METRICS_FILE
         lines = [line for line in read_metrics(run) if line["step"] <= step]
         write_atomic(self.path, "".join(dump_json(line) + "\n" for line in lines))
@@ -31,14 +41,20 @@ class MetricsLog:
         with add_error_filename(self.path):
             self._file.write(dump_json(line) + "\n")
             self._file.flush()
+        if self._tensorboard_log is not None:
+            self._tensorboard_log.write(line)
 
     def sync(self) -> None:
         """Flush to disk. Must precede a checkpoint, so that the log is never behind it."""
         os.fsync(self._file.fileno())
+        if self._tensorboard_log is not None:
+            self._tensorboard_log.sync()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._file.close()
+        if self._tensorboard_log is not None:
+            self._tensorboard_log.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from bertsmith.train.engine.run_directory import (
     load_run_settings,
     lock_run,
 )
+from bertsmith.train.engine.tensorboard_log import import_summary_writer
 from bertsmith.train.engine.threads import is_machine_busy, restore_num_threads
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings
@@ -103,6 +104,9 @@ def pretrain(
     check_run_directory(run)
     store = Store.open(data)
     settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
+    if settings.run.tensorboard:
+        # A missing package is an error before the run directory is created.
+        import_summary_writer()
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
         user_values = user_settings(
@@ -415,6 +419,7 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
         selection_metric="mlm_loss",
         measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(session.machine),
         grad_norm_groups=build_grad_norm_groups(session.model) if log_grad_norms else {},
+        use_tensorboard=settings.run.tensorboard,
     )
     budget = None
     if timing.minutes is not None and timing.replanned_at is None:

@@ -58,7 +58,7 @@ class RunSettings(SettingsTable):
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Maximum validation sequences per evaluation, always the same ones with the same masks.
     max_eval_sequences: Annotated[int, Field(ge=1)] = 512
-    #: Whether to write TensorBoard event files.
+    #: Whether to write the metrics as TensorBoard event files to RUN/tensorboard, too.
     tensorboard: bool = False
     #: Whether to log the gradient norms of the embeddings, each layer and the heads.
     log_grad_norms: bool = False
