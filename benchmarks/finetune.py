@@ -137,7 +137,7 @@ def convert_outputs(
         token_indices = (
             inputs.token_indices[index]
             if inputs.token_indices is not None
-            else range(inputs.num_tokens(index))
+            else range(inputs.count_tokens(index))
         )
         outputs.append(token_logits[list(token_indices)].astype(np.float32))
     return outputs
@@ -232,7 +232,7 @@ def resolve_task(options: argparse.Namespace) -> TaskSettings:
     """Return the task settings, with the family's default length if none is set."""
     user_settings = {"task": build_task_overrides(options)}
     task = resolve_task_settings(options.task, options.model, options.data, user_settings).task
-    length = task.max_seqlen or get_family(task.kind).DEFAULT_LENGTH
+    length = task.max_seqlen or get_family(task.kind).DEFAULT_MAX_SEQLEN
     return task.model_copy(update={"max_seqlen": length})
 
 

@@ -30,7 +30,7 @@ from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The default of the original run_classifier.py.
-DEFAULT_LENGTH = 128
+DEFAULT_MAX_SEQLEN = 128
 ROC_AUC = "roc_auc"
 #: Separates the labels of a text in a multi-label column of CSV or TSV.
 LABEL_SEPARATOR = "|"
@@ -296,7 +296,7 @@ def compute_single_label_metrics(
         if logits.shape[1] == 2:
             # With two classes both columns give the same area up to rounding.
             probabilities, is_class = probabilities[:, 1:], is_class[:, 1:]
-        scores[ROC_AUC] = metrics.mean_roc_auc(probabilities, is_class)
+        scores[ROC_AUC] = metrics.macro_roc_auc_score(probabilities, is_class)
     return scores
 
 
@@ -313,14 +313,14 @@ def compute_multilabel_metrics(
         names: Names of metrics.
     """
     predicted, true = (logits > 0).astype(np.int64), targets.astype(np.int64)
-    label_f1 = [metrics.f1(*columns) for columns in zip(predicted.T, true.T, strict=True)]
+    label_f1 = [metrics.f1_score(*columns) for columns in zip(predicted.T, true.T, strict=True)]
     scores = {
-        "f1": metrics.f1(predicted, true),
+        "f1": metrics.f1_score(predicted, true),
         "accuracy": float((predicted == true).all(-1).mean()),
         "macro_f1": float(np.mean(label_f1)),
     }
     if ROC_AUC in names:
-        scores[ROC_AUC] = metrics.mean_roc_auc(logits.astype(np.float64), true == 1)
+        scores[ROC_AUC] = metrics.macro_roc_auc_score(logits.astype(np.float64), true == 1)
     return {name: scores[name] for name in names}
 
 
@@ -341,7 +341,7 @@ def compute_class_report(
     counts = ((predicted & true).sum(0), predicted.sum(0), true.sum(0))
     return {
         "classes": {
-            label: metrics.scores_from_counts(*map(int, label_counts))
+            label: metrics.compute_class_scores(*map(int, label_counts))
             for label, *label_counts in zip(head.labels, *counts, strict=True)
         },
     }

@@ -46,14 +46,14 @@ class TaggedSentence:
 
     Attributes:
         text: The text of the sentence.
-        units: Character offsets [start, end) of each unit.
+        unit_offsets: Character offsets [start, end) of each unit.
         tags: The tag of each unit, None for unlabeled data.
         document: The number of the document; sentences of a document are consecutive.
         location: File and line, for messages.
     """
 
     text: str
-    units: tuple[tuple[int, int], ...]
+    unit_offsets: tuple[tuple[int, int], ...]
     tags: tuple[str, ...] | None
     document: int
     location: str
@@ -170,7 +170,7 @@ def read_raw_sentences(
     task: TaskSettings,
     *,
     labeled: bool,
-    with_source: bool = False,
+    with_source_lines: bool = False,
 ) -> Iterator[RawSentence]:
     """Yield the sentences of a file without validating them.
 
@@ -178,7 +178,7 @@ def read_raw_sentences(
         source: The file or stream.
         task: The task settings.
         labeled: Whether to read the tags.
-        with_source: Whether to include the source lines. Lines after the last sentence are then
+        with_source_lines: Whether to set ``source_lines``. Lines after the last sentence are then
             returned in a sentence without units.
 
     Raises:
@@ -196,7 +196,7 @@ def read_raw_sentences(
             task,
             labeled,
             file_format,
-            with_source=with_source,
+            with_source_lines=with_source_lines,
         )
 
 
@@ -246,21 +246,21 @@ def _read_conll_sentences(
     labeled: bool,
     file_format: str,
     *,
-    with_source: bool,
+    with_source_lines: bool,
 ) -> Iterator[RawSentence]:
     """Yield the sentences of a CoNLL or CoNLL-U file, which has one unit per line.
 
     A sentence ends at a blank line or at the start of a document.
     """
-    is_universal = file_format == "conllu"
-    line_rules = _CONLLU if is_universal else _CONLL
-    get_column_index = conllu.get_column_index if is_universal else _parse_column_number
+    is_conllu_file = file_format == "conllu"
+    line_rules = _CONLLU if is_conllu_file else _CONLL
+    get_column_index = conllu.get_column_index if is_conllu_file else _parse_column_number
     word_column = get_column_index(task.text_column, "text_column", path)
     tag_column = get_column_index(task.label_column, "label_column", path) if labeled else None
     sample = list(islice(lines, _SAMPLE_LINES))
-    columns = _Columns.detect(sample, line_rules, word_column, tag_column, path)
+    columns = _ColumnFormat.detect(sample, line_rules, word_column, tag_column, path)
     is_ignored: Callable[[str], bool] = conllu.is_not_word
-    if not is_universal:
+    if not is_conllu_file:
         is_ignored = partial(_is_comment, task.tag_level, columns)
     sentence = RawSentence([], [], 0, "")
     for line_number, line in enumerate(chain(sample, lines), 1):
@@ -269,7 +269,7 @@ def _read_conll_sentences(
         if is_document_start and sentence.units:
             yield sentence
             sentence = RawSentence([], [], sentence.document, "", first_line=line_number)
-        if with_source:
+        if with_source_lines:
             sentence.source_lines.append(content)
         if is_document_start:
             sentence = replace(sentence, document=sentence.document + 1)
@@ -291,7 +291,7 @@ def _read_conll_sentences(
 def _add_unit(
     sentence: RawSentence,
     line: str,
-    columns: "_Columns",
+    columns: "_ColumnFormat",
     word_column: int,
     tag_column: int | None,
     location: str,
@@ -331,7 +331,7 @@ _CONLL = _LineRules(_is_document_start, lambda line: line.startswith(_COMMENT_PR
 _CONLLU = _LineRules(conllu.is_document_start, conllu.is_not_word)
 
 
-def _is_comment(unit: str, columns: "_Columns | None", line: str) -> bool:
+def _is_comment(unit: str, columns: "_ColumnFormat | None", line: str) -> bool:
     """Return whether a line is a comment as in KLUE's files; "##" may also be a word."""
     if not line.startswith(_COMMENT_PREFIX):
         return False
@@ -343,7 +343,7 @@ def _is_comment(unit: str, columns: "_Columns | None", line: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _ColumnFormat:
     """Column format of a file.
 
     Attributes:
@@ -364,7 +364,7 @@ class _Columns:
         word_column: int,
         tag_column: int | None,
         path: Path,
-    ) -> "_Columns | None":
+    ) -> "_ColumnFormat | None":
         """Return the most frequent format of the sampled lines, None if they hold no unit.
 
         The most frequent one is used because the first line may be damaged.

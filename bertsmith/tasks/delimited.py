@@ -57,7 +57,7 @@ def open_records(
     *,
     tsv: bool,
     delimiter: str | None,
-    header: bool,
+    has_header: bool,
 ) -> tuple[Dialect, int | None, Iterator[str]]:
     """Detect the format of a table.
 
@@ -66,7 +66,7 @@ def open_records(
         tsv: Whether cells are separated by tabs and not quoted, as in GLUE's files.
         delimiter: Delimiter of CSV. None detects it: a comma, unless only another character splits
             the records evenly.
-        header: Whether the first record names the columns.
+        has_header: Whether the first record names the columns.
 
     Returns:
         The dialect; the number of columns, None with a header; and all lines. The number of columns
@@ -80,24 +80,24 @@ def open_records(
     elif tsv:
         dialect = Dialect(TAB, has_quotes=False, newline=newline)
     else:
-        detected = _detect_delimiter(sample, header=header)
+        detected = _detect_delimiter(sample, has_header=has_header)
         dialect = Dialect(detected, has_quotes=True, newline=newline)
     counts = Counter(_count_cells(sample, dialect))
-    num_columns = counts.most_common(1)[0][0] if counts and not header else None
+    num_columns = counts.most_common(1)[0][0] if counts and not has_header else None
     return dialect, num_columns, chain(sample, lines)
 
 
-def _detect_delimiter(sample: Sequence[str], *, header: bool) -> str:
+def _detect_delimiter(sample: Sequence[str], *, has_header: bool) -> str:
     """Return the delimiter that splits the largest share of records into equally many cells."""
     shares = {}
     for delimiter in (",", *_OTHER_DELIMITERS):
         counts = _count_cells(sample, Dialect(delimiter, has_quotes=True))
         if not counts:
             return ","
-        expected = counts[0] if header else Counter(counts).most_common(1)[0][0]
+        expected = counts[0] if has_header else Counter(counts).most_common(1)[0][0]
         if expected > 1:
             shares[delimiter] = counts.count(expected) / len(counts)
-    if header and "," in shares:
+    if has_header and "," in shares:
         return ","
     best = max(shares, key=lambda delimiter: shares[delimiter], default=",")
     return best if shares.get(best, 0) >= _MIN_CONSISTENT_SHARE else ","
@@ -130,7 +130,7 @@ def read_records(
     dialect: Dialect,
     path: Path,
     *,
-    header: bool,
+    has_header: bool,
 ) -> Iterator[tuple[int, list[str] | None]]:
     """Yield the last line number and the cells of each record, None for an invalid record.
 
@@ -138,7 +138,7 @@ def read_records(
         TaskError: The header is invalid, or an invalid record spans several lines.
     """
     reader = _create_reader(lines, dialect, strict=True)
-    is_header = header
+    is_header = has_header
     while True:
         first_line, cells = reader.line_num + 1, None
         try:

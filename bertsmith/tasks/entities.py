@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bertsmith.tasks.inputs import BadExampleError
-from bertsmith.tasks.metrics import scores_from_counts
+from bertsmith.tasks.metrics import compute_class_scores
 
 OUTSIDE_TAG = "O"
 #: The entity type of the tags B and I without a type, as in seqeval.
@@ -46,7 +46,7 @@ def _split_tag(tag: str) -> tuple[str, str | None]:
     return _IOBES_PREFIXES[prefix], entity_type or UNNAMED_TYPE
 
 
-def find_invalid_tags(labels: Sequence[str]) -> list[str]:
+def find_non_entity_tags(labels: Sequence[str]) -> list[str]:
     """Return the labels that are not entity tags."""
     invalid = []
     for label in labels:
@@ -108,7 +108,7 @@ def compute_entity_scores(
         true: True tags of each sentence.
     """
     correct_counts, predicted_counts, true_counts = _count_entities(predicted, true)
-    overall = scores_from_counts(
+    overall = compute_class_scores(
         correct_counts.total(),
         predicted_counts.total(),
         true_counts.total(),
@@ -127,7 +127,7 @@ def compute_type_scores(
     """Return precision, recall, F1 and support of each entity type in either argument."""
     correct_counts, predicted_counts, true_counts = _count_entities(predicted, true)
     return {
-        name: scores_from_counts(correct_counts[name], predicted_counts[name], true_counts[name])
+        name: compute_class_scores(correct_counts[name], predicted_counts[name], true_counts[name])
         for name in sorted(predicted_counts.keys() | true_counts.keys())
     }
 

@@ -9,10 +9,10 @@ from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.plurals import count_noun
 from bertsmith.tasks import classification, multiple_choice, question_answering, tagging
-from bertsmith.tasks.entities import find_invalid_tags
+from bertsmith.tasks.entities import find_non_entity_tags
 from bertsmith.tasks.inputs import TaskFamily
 from bertsmith.tasks.metrics import PER_LABEL_SCORES, parse_label_metric
-from bertsmith.tasks.questions import is_flat_file
+from bertsmith.tasks.questions import has_question_rows
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, SQUAD_FIELDS, TaskSettings
 from bertsmith.tasks.text_files import UTF8
 
@@ -75,7 +75,7 @@ def reject_unused_fields(
         )
     for file in files:
         column_fields = sorted(user_settings.keys() & SQUAD_FIELDS.keys())
-        if family == "answer" and column_fields and not is_flat_file(file):
+        if family == "answer" and column_fields and not has_question_rows(file):
             raise SettingsError(
                 f"task.{column_fields[0]}: field names are fixed in SQuAD's format, which {file} "
                 "has; remove it, or give one question per row in a file whose name ends in .jsonl "
@@ -132,7 +132,7 @@ def get_task_settings(
     """
     overrides = upgrade_settings(overrides or {}, "task")
     is_entity_model = bundle.head.kind == "entities"
-    invalid_tags = find_invalid_tags(bundle.head.labels) if is_entity_model else []
+    invalid_tags = find_non_entity_tags(bundle.head.labels) if is_entity_model else []
     if invalid_tags:
         raise ModelError(
             f"{bundle.path}: the label {invalid_tags[0]!r} is not an entity tag; expected O, B-…, "
@@ -146,8 +146,8 @@ def get_task_settings(
     defaults = {**family_defaults, "max_seqlen": bundle.config.max_positions}
     if bundle.head.kind == "span" and not recorded:
         # For models trained with other tools, use the default windows of transformers.
-        length = min(question_answering.DEFAULT_LENGTH, bundle.config.max_positions)
-        overlap = min(question_answering.DEFAULT_OVERLAP, length // 2)
+        length = min(question_answering.DEFAULT_MAX_SEQLEN, bundle.config.max_positions)
+        overlap = min(question_answering.DEFAULT_WINDOW_OVERLAP, length // 2)
         defaults |= {"max_seqlen": length, "window_overlap": overlap}
     values = {**defaults, **recorded, **tuned, "labels": list(bundle.head.labels)}
     # The format of the training files does not apply to other files.

@@ -161,11 +161,11 @@ class ModelInputs:
         """Return the number of units."""
         return len(self.sequences)
 
-    def num_tokens(self, unit: int) -> int:
+    def count_tokens(self, unit: int) -> int:
         """Return the number of tokens of a unit."""
         return sum(len(ids) for ids, _ in self.sequences[unit])
 
-    def indices_with_target(self) -> list[int]:
+    def find_units_with_target(self) -> list[int]:
         """Return the indices of the units that have a target; the data must be labeled."""
         assert self.targets is not None
         return [unit for unit, targets in enumerate(self.targets) if len(targets)]
@@ -227,7 +227,7 @@ class TaskFamily(Protocol):
     """
 
     #: Default maximum tokens per input.
-    DEFAULT_LENGTH: int
+    DEFAULT_MAX_SEQLEN: int
 
     def read_examples(
         self,

@@ -63,28 +63,28 @@ def read_json_lines(lines: Iterable[str]) -> Iterator[JsonRow]:
         yield line_number, {} if error else value, error
 
 
-def read_json(pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
+def read_json(chunks: Iterator[str], path: Path) -> Iterator[JsonRow]:
     """Yield the objects of a JSON array, or of JSON lines, which some .json files contain.
 
     Only one object at a time is in memory.
 
     Args:
-        pieces: Consecutive pieces of the text.
+        chunks: Consecutive pieces of the text.
         path: The file, for error messages.
 
     Raises:
         TaskError: The text is neither.
     """
     prefix = ""
-    for piece in pieces:
-        prefix += piece
+    for chunk in chunks:
+        prefix += chunk
         if prefix.strip(_WHITESPACE):
             break
     if prefix.lstrip(_WHITESPACE).startswith("["):
-        yield from _read_array(prefix, pieces, path)
+        yield from _read_array(prefix, chunks, path)
         return
     is_first = True
-    for line_number, value, error in read_json_lines(split_lines(chain([prefix], pieces))):
+    for line_number, value, error in read_json_lines(split_lines(chain([prefix], chunks))):
         if is_first and error == NOT_JSON:
             raise TaskError(
                 f"{path}, line {line_number:,}: expected an array of objects, or an object on each "
@@ -97,9 +97,9 @@ def read_json(pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
 class _Buffer:
     """The unread text: ``text`` from index ``start``, which is on line ``line``."""
 
-    def __init__(self, prefix: str, pieces: Iterator[str]) -> None:
+    def __init__(self, prefix: str, chunks: Iterator[str]) -> None:
         self.text, self.start, self.line = prefix, 0, 1
-        self._pieces = pieces
+        self._pieces = chunks
 
     def advance(self, end: int) -> None:
         """Advance to index ``end`` of the text."""
@@ -113,9 +113,9 @@ class _Buffer:
         """
         parts = [self.text[self.start :]]
         old_size = size = len(parts[0])
-        for piece in self._pieces:
-            parts.append(piece)
-            size += len(piece)
+        for chunk in self._pieces:
+            parts.append(chunk)
+            size += len(chunk)
             if size >= 2 * old_size:
                 break
         self.text, self.start = "".join(parts), 0
@@ -131,9 +131,9 @@ class _Buffer:
                 return self.text[self.start : self.start + 1]
 
 
-def _read_array(prefix: str, pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
+def _read_array(prefix: str, chunks: Iterator[str], path: Path) -> Iterator[JsonRow]:
     """Yield the objects of an array that starts in ``prefix``."""
-    buffer, decoder = _Buffer(prefix, pieces), _ObjectDecoder()
+    buffer, decoder = _Buffer(prefix, chunks), _ObjectDecoder()
 
     def build_error(problem: str) -> TaskError:
         return TaskError(f"{path}, line {buffer.line:,}: not JSON: {problem}; repair the array")

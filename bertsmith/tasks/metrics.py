@@ -10,12 +10,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def accuracy(predicted: Ints, true: Ints) -> float:
+def accuracy_score(predicted: Ints, true: Ints) -> float:
     """Return the share of equal entries of two int64 [n]."""
     return float((predicted == true).mean())
 
 
-def f1(predicted: Ints, true: Ints) -> float:
+def f1_score(predicted: Ints, true: Ints) -> float:
     """Return the F1 of class 1, for int64 arrays of one shape; 0 without true positives.
 
     For 0/1 matrices [n, C] it is the micro-averaged F1 of multi-label classification.
@@ -25,15 +25,15 @@ def f1(predicted: Ints, true: Ints) -> float:
     return 2 * true_positives / total if total else 0.0
 
 
-def macro_f1(predicted: Ints, true: Ints) -> float:
+def macro_f1_score(predicted: Ints, true: Ints) -> float:
     """Return the mean F1 of all classes that occur in either of two int64 [n]."""
     classes = np.union1d(predicted, true)
-    class_f1 = [f1((predicted == label).astype(np.int64), (true == label).astype(np.int64))
+    class_f1 = [f1_score((predicted == label).astype(np.int64), (true == label).astype(np.int64))
                 for label in classes]  # fmt: skip
     return float(np.mean(class_f1))
 
 
-def matthews_correlation(predicted: Ints, true: Ints) -> float:
+def matthews_corrcoef(predicted: Ints, true: Ints) -> float:
     """Return the Matthews correlation of two int64 [n], for any number of classes (Gorodkin 2004).
 
     It is 0 if either has a single class, as in scikit-learn.
@@ -64,7 +64,7 @@ def confusion_matrix(predicted: Ints, true: Ints, num_classes: int) -> Ints:
     return counts.reshape(num_classes, num_classes).astype(np.int64)
 
 
-def scores_from_counts(correct: int, predicted: int, support: int) -> dict[str, float]:
+def compute_class_scores(correct: int, predicted: int, support: int) -> dict[str, float]:
     """Return precision, recall and F1 of a class, 0 where undefined, and its support.
 
     Args:
@@ -97,7 +97,7 @@ def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) ->
     class_counts = zip(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1), strict=True)
     return {
         "classes": {
-            label: scores_from_counts(*map(int, counts)) for label, *counts in class_counts
+            label: compute_class_scores(*map(int, counts)) for label, *counts in class_counts
         },
         "confusion": {
             label: {labels[index]: int(row[index]) for index in np.flatnonzero(row).tolist()}
@@ -106,7 +106,7 @@ def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) ->
     }
 
 
-def pearson(predicted: Floats, true: Floats) -> float:
+def pearson_correlation(predicted: Floats, true: Floats) -> float:
     """Return the Pearson correlation of two float64 [n]; NaN if either is constant."""
     if len(true) < 2 or np.ptp(predicted) == 0 or np.ptp(true) == 0:
         return float("nan")
@@ -116,30 +116,30 @@ def pearson(predicted: Floats, true: Floats) -> float:
     return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
 
 
-def spearman(predicted: Floats, true: Floats) -> float:
+def spearman_correlation(predicted: Floats, true: Floats) -> float:
     """Return the Spearman correlation of two float64 [n]; ties get their mean rank."""
-    return pearson(_mean_ranks(predicted), _mean_ranks(true))
+    return pearson_correlation(_mean_ranks(predicted), _mean_ranks(true))
 
 
-def mse(predicted: Floats, true: Floats) -> float:
+def mean_squared_error(predicted: Floats, true: Floats) -> float:
     """Return the mean squared error of two float64 [n]."""
     return float(np.mean((predicted - true) ** 2))
 
 
-def mae(predicted: Floats, true: Floats) -> float:
+def mean_absolute_error(predicted: Floats, true: Floats) -> float:
     """Return the mean absolute error of two float64 [n]."""
     return float(np.mean(np.abs(predicted - true)))
 
 
-def f1_at_3(predicted: Floats, true: Floats) -> float:
+def f1_score_at_3(predicted: Floats, true: Floats) -> float:
     """Return the F1 of KLUE-STS: scores from 0 to 5, float64 [n], are binarized at 3.
 
     Source: Park et al. 2021 (arXiv:2105.09680).
     """
-    return f1((predicted >= 3.0).astype(np.int64), (true >= 3.0).astype(np.int64))
+    return f1_score((predicted >= 3.0).astype(np.int64), (true >= 3.0).astype(np.int64))
 
 
-def roc_auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
+def roc_auc_score(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve; NaN if all examples are of one class.
 
     It is the probability that a positive example scores higher than a negative one; ties count
@@ -158,14 +158,14 @@ def roc_auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
     return float(num_ordered_pairs / (num_positive * num_negative))
 
 
-def mean_roc_auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
+def macro_roc_auc_score(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
     """Return the mean ROC-AUC over columns, skipping columns of one class; NaN without any.
 
     Args:
         scores: float64 [n, C].
         is_positive: bool [n, C], one-vs-rest for classes.
     """
-    areas = [roc_auc(*columns) for columns in zip(scores.T, is_positive.T, strict=True)]
+    areas = [roc_auc_score(*columns) for columns in zip(scores.T, is_positive.T, strict=True)]
     defined = [area for area in areas if not np.isnan(area)]
     return float(np.mean(defined)) if defined else float("nan")
 
@@ -208,8 +208,15 @@ LOWER_IS_BETTER = frozenset({"mse", "mae"})
 #: Scores that are available for each label, with names such as "f1:LOC".
 PER_LABEL_SCORES = ("precision", "recall", "f1")
 CLASSIFICATION_METRICS: dict[str, Callable[[Ints, Ints], float]] = {
-    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews_correlation,
-}  # fmt: skip
+    "accuracy": accuracy_score,
+    "f1": f1_score,
+    "macro_f1": macro_f1_score,
+    "matthews": matthews_corrcoef,
+}
 REGRESSION_METRICS: dict[str, Callable[[Floats, Floats], float]] = {
-    "pearson": pearson, "spearman": spearman, "mse": mse, "mae": mae, "f1_at_3.0": f1_at_3,
-}  # fmt: skip
+    "pearson": pearson_correlation,
+    "spearman": spearman_correlation,
+    "mse": mean_squared_error,
+    "mae": mean_absolute_error,
+    "f1_at_3.0": f1_score_at_3,
+}

@@ -25,18 +25,18 @@ from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, 
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
-    check_text,
     get_cell,
     get_text,
     read_rows,
     read_task_rows,
     read_unique_id,
+    require_text,
 )
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The default of the original run_classifier.py.
-DEFAULT_LENGTH = 128
+DEFAULT_MAX_SEQLEN = 128
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_examples(
             f"{path}: the columns of the endings are not set; give --endings A,B,… or "
             "task.ending_columns",
         )
-    label_file = task.label_file(path) if labeled else None
+    label_file = task.get_label_file(path) if labeled else None
     answers = None if label_file is None else _read_answers(label_file)
     examples, counts, seen_ids = [], ExampleCounts(), set[str]()
     for row in read_task_rows(path, task, counts):
@@ -115,7 +115,7 @@ def _get_endings(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
         )
     if len(endings) < 2:
         raise BadExampleError("fewer than two endings", f" in column {columns[0]!r}")
-    return tuple(check_text(ending, columns[0]) for ending in endings)
+    return tuple(require_text(ending, columns[0]) for ending in endings)
 
 
 def _read_answers(path: Path) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _read_answers(path: Path) -> dict[str, Any]:
         TaskError: A row has no label, or an id occurs twice.
     """
     answers: dict[str, Any] = {}
-    for row in read_rows(path, header=False):
+    for row in read_rows(path, has_header=False):
         try:
             row_id, label = str(get_cell(row, "0")).strip(), get_cell(row, "1")
         except BadExampleError as error:
@@ -238,7 +238,7 @@ def compute_metrics(
     """Return the requested metrics; see ``TaskFamily``."""
     assert inputs.targets is not None
     predicted = np.array([scores[:, 0].argmax() for scores in outputs], np.int64)
-    values = {"accuracy": metrics.accuracy(predicted, np.concatenate(inputs.targets))}
+    values = {"accuracy": metrics.accuracy_score(predicted, np.concatenate(inputs.targets))}
     return {name: values[name] for name in task.metrics}
 
 

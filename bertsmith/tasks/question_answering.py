@@ -29,7 +29,7 @@ from bertsmith.tasks.spans import (
 from bertsmith.text.wordpiece import Tokenizer
 
 __all__ = [
-    "DEFAULT_LENGTH",
+    "DEFAULT_MAX_SEQLEN",
     "QuestionExample",
     "collect_labels",
     "compute_class_report",
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 #: The default of the original run_squad.py.
-DEFAULT_LENGTH = 384
+DEFAULT_MAX_SEQLEN = 384
 #: Tokens shared by consecutive windows for models trained with other tools: the default of
 #: transformers' run_qa.py and pipeline.
-DEFAULT_OVERLAP = 128
+DEFAULT_WINDOW_OVERLAP = 128
 #: Token ids of a context and their character offsets, int64 [n, 2].
 _ContextTokens = tuple[list[int], NDArray[np.int64]]
 

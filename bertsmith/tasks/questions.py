@@ -19,7 +19,7 @@ from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text
 from bertsmith.text.alphabet import has_surrogates
 
 #: Formats with one question per row. JSON is one of them if it is an array.
-FLAT_FORMATS = ("csv", "tsv", "jsonl", "parquet")
+QUESTION_ROW_FORMATS = ("csv", "tsv", "jsonl", "parquet")
 #: Number of characters that are searched for the first non-blank one.
 _SAMPLE_CHARACTERS = 4096
 #: Whitespace, and the bytes of the UTF-8 byte order mark decoded as Latin-1.
@@ -58,7 +58,7 @@ def read_examples(
     """Read questions from SQuAD's JSON (v1.1 or v2.0) or from rows; see ``TaskFamily``."""
     examples: list[QuestionExample] = []
     counts, seen_ids = ExampleCounts(), set[str]()
-    is_flat = is_flat_file(path)
+    is_flat = has_question_rows(path)
     flat_fields = {name: getattr(task, name) or default for name, default in SQUAD_FIELDS.items()}
     fields = flat_fields if is_flat else SQUAD_FIELDS
     rows = read_task_rows(path, task, counts) if is_flat else read_squad_rows(path, task.encoding)
@@ -74,16 +74,16 @@ def read_examples(
     return counts.require_examples(examples, path), counts
 
 
-def is_flat_file(path: Path) -> bool:
+def has_question_rows(path: Path) -> bool:
     """Return whether a file has one question per row; other files are read as SQuAD's JSON."""
     file_format = detect_table_format(path)
     if file_format != "json":
-        return file_format in FLAT_FORMATS
+        return file_format in QUESTION_ROW_FORMATS
     if not path.is_file():
         return False
     # Latin-1 decodes any bytes, and a bracket is the same byte in all common encodings.
-    with open_text(path, encoding="latin-1") as pieces:
-        return next(pieces, "")[:_SAMPLE_CHARACTERS].lstrip(_BLANKS).startswith("[")
+    with open_text(path, encoding="latin-1") as chunks:
+        return next(chunks, "")[:_SAMPLE_CHARACTERS].lstrip(_BLANKS).startswith("[")
 
 
 def read_squad_rows(
@@ -117,8 +117,8 @@ def read_squad_rows(
 
 def _read_json(path: Path, encoding: str, stream: IO[bytes] | None) -> Any:
     try:
-        with open_text(path, encoding=encoding, stream=stream) as pieces:
-            return json.loads("".join(pieces))
+        with open_text(path, encoding=encoding, stream=stream) as chunks:
+            return json.loads("".join(chunks))
     except (ValueError, RecursionError) as error:
         raise TaskError(
             f"{path}: not JSON: {error}; expected SQuAD's format, an array of questions, or one "

@@ -142,14 +142,14 @@ class TaskSettings(SettingsTable):
                 raise ValueError(f"the column {column!r} is both {first} and {second}")
         return self
 
-    def label_file(self, path: Path) -> Path | None:
+    def get_label_file(self, path: Path) -> Path | None:
         """Return the file with the labels of the table ``path``, None if they are a column."""
         return (
             path.with_stem(path.stem + self.label_file_suffix) if self.label_file_suffix else None
         )
 
-    def files(self) -> list[Path]:
+    def list_files(self) -> list[Path]:
         """Return all data files, including the separate files with labels."""
         tables = [Path(file) for file in (self.train_file, *self.validation_files.values())]
-        label_files = [self.label_file(table) for table in tables]
+        label_files = [self.get_label_file(table) for table in tables]
         return tables + [file for file in label_files if file is not None]

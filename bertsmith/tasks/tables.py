@@ -31,7 +31,7 @@ class TableSource:
     Attributes:
         path: The file; with ``stream`` only its name in messages.
         format: csv, tsv, jsonl, json or parquet; None uses the suffix.
-        header: Whether the first line of CSV or TSV names the columns.
+        has_header: Whether the first line of CSV or TSV names the columns.
         encoding: The text encoding.
         delimiter: Delimiter of CSV; None detects it.
         stream: Read instead of the file.
@@ -39,7 +39,7 @@ class TableSource:
 
     path: Path
     format: str | None = None
-    header: bool = True
+    has_header: bool = True
     encoding: str = UTF8
     delimiter: str | None = None
     stream: IO[bytes] | None = None
@@ -74,13 +74,13 @@ class Row:
         location: File and line, for messages.
         cells: Values by column name, or by number without a header; empty if there is an error.
         error: Why the row cannot be read, "" if it can.
-        has_own_columns: Whether its columns may differ from those of the first row.
+        has_variable_columns: Whether its columns may differ from those of the first row.
     """
 
     location: str
     cells: Mapping[str, Any]
     error: str = ""
-    has_own_columns: bool = False
+    has_variable_columns: bool = False
 
 
 def get_cell(row: Row, name: str) -> Any:
@@ -93,10 +93,10 @@ def get_cell(row: Row, name: str) -> Any:
     if row.error:
         raise BadExampleError(row.error)
     value = get_nested_value(row.cells, name)
-    if value is _ABSENT:
+    if value is _MISSING_COLUMN:
         columns = ", ".join(map(repr, row.cells))
         error = f"there is no column {name!r}"
-        if row.has_own_columns:
+        if row.has_variable_columns:
             raise BadExampleError(error, f"; the columns are {columns}")
         raise TaskError(f"{row.location}: {error}; the columns are {columns}")
     if value is None:
@@ -105,11 +105,11 @@ def get_cell(row: Row, name: str) -> Any:
 
 
 #: Returned by ``get_nested_value`` for a missing column.
-_ABSENT = object()
+_MISSING_COLUMN = object()
 
 
 def get_nested_value(cells: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a column, ``_ABSENT`` if there is none.
+    """Return the value of a column, ``_MISSING_COLUMN`` if there is none.
 
     "labels.label" denotes the key "label" of the object in the column "labels".
     """
@@ -119,20 +119,20 @@ def get_nested_value(cells: Mapping[str, Any], name: str) -> Any:
     value = cells.get(column)
     if dot and isinstance(value, Mapping):
         return get_nested_value(value, key)
-    return _ABSENT
+    return _MISSING_COLUMN
 
 
 def has_column(row: Row, name: str) -> bool:
     """Return whether a row has a column; see ``get_nested_value``."""
-    return get_nested_value(row.cells, name) is not _ABSENT
+    return get_nested_value(row.cells, name) is not _MISSING_COLUMN
 
 
 def get_text(row: Row, name: str) -> str:
     """Return the text of a column; raise BadExampleError if it is empty or not text."""
-    return check_text(get_cell(row, name), name)
+    return require_text(get_cell(row, name), name)
 
 
-def check_text(value: Any, name: str) -> str:
+def require_text(value: Any, name: str) -> str:
     """Return a value of the column ``name``; raise BadExampleError if it is empty or not text."""
     if not isinstance(value, str):
         # Numbers are not converted, because they have lost their notation, such as leading zeros.
@@ -187,7 +187,7 @@ def _describe_type(value: Any) -> str:
 def read_rows(
     path: Path,
     *,
-    header: bool = True,
+    has_header: bool = True,
     encoding: str = UTF8,
     delimiter: str | None = None,
     notes: list[str] | None = None,
@@ -198,7 +198,7 @@ def read_rows(
 
     Args:
         path: The file.
-        header: Whether the first line names the columns; otherwise they are named "0", "1", ....
+        has_header: Whether the first line names the columns; otherwise the names are "0", "1", ….
         encoding: The text encoding.
         delimiter: Delimiter of CSV; None detects it.
         notes: Messages about how the file is read are appended to it.
@@ -206,7 +206,7 @@ def read_rows(
     Raises:
         TaskError: The file cannot be read.
     """
-    source = TableSource(path, header=header, encoding=encoding, delimiter=delimiter)
+    source = TableSource(path, has_header=has_header, encoding=encoding, delimiter=delimiter)
     with open_table(source) as table:
         if notes is not None:
             notes += table.notes
@@ -217,7 +217,7 @@ def read_task_rows(path: Path, task: TaskSettings, counts: ExampleCounts) -> Ite
     """Yield the rows of a task's table; messages are added to ``counts``. See ``read_rows``."""
     return read_rows(
         path,
-        header=task.header,
+        has_header=task.header,
         encoding=task.encoding,
         delimiter=task.delimiter or None,
         notes=counts.notes,
@@ -242,14 +242,14 @@ def open_table(source: TableSource) -> Iterator[Table]:
     if table_format == "parquet":
         yield _open_parquet(source)
         return
-    with open_text(path, encoding=source.encoding, stream=source.stream) as pieces:
+    with open_text(path, encoding=source.encoding, stream=source.stream) as chunks:
         if table_format == "json":
-            yield Table(_to_rows(json_rows.read_json(pieces, path), path), table_format)
+            yield Table(_to_rows(json_rows.read_json(chunks, path), path), table_format)
         elif table_format == "jsonl":
-            json_lines = json_rows.read_json_lines(split_lines(pieces))
+            json_lines = json_rows.read_json_lines(split_lines(chunks))
             yield Table(_to_rows(json_lines, path), table_format)
         else:
-            yield _open_delimited(split_lines(pieces), source, table_format)
+            yield _open_delimited(split_lines(chunks), source, table_format)
 
 
 def _has_txt_suffix(path: Path) -> bool:
@@ -269,11 +269,11 @@ def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str
         lines,
         tsv=table_format == "tsv",
         delimiter=delimiter,
-        header=source.header,
+        has_header=source.has_header,
     )
-    records = delimited.read_records(lines, dialect, path, header=source.header)
+    records = delimited.read_records(lines, dialect, path, has_header=source.has_header)
     columns = [str(number) for number in range(num_columns or 0)]
-    if source.header:
+    if source.has_header:
         header_line, cells = next(((line, cells) for line, cells in records if cells), (0, None))
         columns = cells or []
         _reject_duplicate_columns(columns, f"{path}, line {header_line:,}")
@@ -312,10 +312,10 @@ def _reject_duplicate_columns(columns: list[str], location: str) -> None:
 
 def _to_rows(values: Iterator[json_rows.JsonRow], path: Path) -> Iterator[Row]:
     """Convert JSON objects to rows; those after the first valid one may have other columns."""
-    has_own_columns = False
+    has_variable_columns = False
     for line_number, value, error in values:
-        yield Row(f"{path}, line {line_number:,}", value, error, has_own_columns)
-        has_own_columns = has_own_columns or not error
+        yield Row(f"{path}, line {line_number:,}", value, error, has_variable_columns)
+        has_variable_columns = has_variable_columns or not error
 
 
 def _open_parquet(source: TableSource) -> Table:

@@ -25,7 +25,7 @@ from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 
-DEFAULT_LENGTH = 128
+DEFAULT_MAX_SEQLEN = 128
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class TokenAlignment:
 
     Attributes:
         ids: Token ids of the sentence.
-        predicted_tokens: Indices of the tokens whose tags are predicted, ascending: the first token
-            of each word (section 5.3 of the paper).
-        unit_predictions: For each unit the index of its token in ``predicted_tokens``, -1 if it has
-            no token.
+        predicted_token_indices: Ascending indices of the tokens for which a tag is predicted: the
+            first token of each word (section 5.3 of the paper).
+        unit_prediction_indices: For each unit, the index of its token in
+            ``predicted_token_indices``, -1 if it has no token.
         is_first_unit: For each unit whether it is the first unit of its token.
     """
 
     ids: list[int]
-    predicted_tokens: list[int]
-    unit_predictions: list[int]
+    predicted_token_indices: list[int]
+    unit_prediction_indices: list[int]
     is_first_unit: list[bool]
 
 
@@ -140,33 +140,38 @@ def encode_examples(
 def _align_tokens(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignment:
     """Tokenize a sentence and assign to each unit the token that contains its first character."""
     ids, offsets = tokenizer.encode_with_offsets(example.text)
-    predicted_tokens: list[int] = []
-    unit_predictions, is_first_unit, token = [], [], 0
-    for start, end in example.units:
+    predicted_token_indices: list[int] = []
+    unit_prediction_indices, is_first_unit, token = [], [], 0
+    for start, end in example.unit_offsets:
         while token < len(ids) and offsets[token][1] <= start:
             token += 1
         if token == len(ids) or offsets[token][0] >= end:
-            unit_predictions.append(-1)
+            unit_prediction_indices.append(-1)
             is_first_unit.append(True)
             continue
-        is_first = not predicted_tokens or predicted_tokens[-1] != token
+        is_first = not predicted_token_indices or predicted_token_indices[-1] != token
         if is_first:
-            predicted_tokens.append(token)
-        unit_predictions.append(len(predicted_tokens) - 1)
+            predicted_token_indices.append(token)
+        unit_prediction_indices.append(len(predicted_token_indices) - 1)
         is_first_unit.append(is_first)
-    return TokenAlignment(ids, predicted_tokens, unit_predictions, is_first_unit)
+    return TokenAlignment(ids, predicted_token_indices, unit_prediction_indices, is_first_unit)
 
 
 def _truncate(alignment: TokenAlignment, max_tokens: int) -> TokenAlignment:
     """Keep the first ``max_tokens`` tokens; units of removed tokens have no token."""
     if len(alignment.ids) <= max_tokens:
         return alignment
-    predicted_tokens = [token for token in alignment.predicted_tokens if token < max_tokens]
-    unit_predictions = [
-        index if index < len(predicted_tokens) else -1 for index in alignment.unit_predictions
+    predicted_token_indices = [
+        token for token in alignment.predicted_token_indices if token < max_tokens
+    ]
+    unit_prediction_indices = [
+        index if index < len(predicted_token_indices) else -1
+        for index in alignment.unit_prediction_indices
     ]
     ids = alignment.ids[:max_tokens]
-    return TokenAlignment(ids, predicted_tokens, unit_predictions, alignment.is_first_unit)
+    return TokenAlignment(
+        ids, predicted_token_indices, unit_prediction_indices, alignment.is_first_unit
+    )
 
 
 def _get_targets(
@@ -177,7 +182,9 @@ def _get_targets(
     """Return the class of each predicted token: that of its first unit. Empty if unlabeled."""
     if label_index is None or example.tags is None:
         return []
-    units = zip(example.tags, alignment.unit_predictions, alignment.is_first_unit, strict=True)
+    units = zip(
+        example.tags, alignment.unit_prediction_indices, alignment.is_first_unit, strict=True
+    )
     return [label_index[tag] for tag, index, is_first in units if is_first and index >= 0]
 
 
@@ -197,7 +204,7 @@ def _build_windows(
         for example, alignment, sentence_targets in zip(examples, alignments, targets, strict=True):
             yield TaggingWindow(
                 alignment.ids,
-                alignment.predicted_tokens,
+                alignment.predicted_token_indices,
                 sentence_targets,
                 example.location,
             )
@@ -228,10 +235,10 @@ def _build_document_windows(
         return
     ids = [token_id for alignment in alignments for token_id in alignment.ids]
     starts = np.cumsum([0, *(len(alignment.ids) for alignment in alignments)]).tolist()
-    predicted_tokens = [
+    predicted_token_indices = [
         start + token
         for start, alignment in zip(starts, alignments, strict=False)
-        for token in alignment.predicted_tokens
+        for token in alignment.predicted_token_indices
     ]
     all_targets = [target for sentence_targets in targets for target in sentence_targets]
     half = max(max_tokens // 2, 1)
@@ -248,8 +255,8 @@ def _build_document_windows(
         )
         num_left = min(num_left, begin)
         window_start = begin - num_left
-        next_predicted = bisect_left(predicted_tokens, end)
-        window_tokens = predicted_tokens[num_predicted:next_predicted]
+        next_predicted = bisect_left(predicted_token_indices, end)
+        window_tokens = predicted_token_indices[num_predicted:next_predicted]
         yield TaggingWindow(
             ids[window_start : window_start + max_tokens],
             [token - window_start for token in window_tokens],
@@ -286,9 +293,9 @@ def to_unit_tags(
     first = 0
     for example, alignment in zip(examples, alignments, strict=True):
         tags: list[str] = []
-        next_predictions = _find_next_predictions(alignment.unit_predictions)
-        for unit in range(len(example.units)):
-            index = alignment.unit_predictions[unit]
+        next_predictions = _find_next_predictions(alignment.unit_prediction_indices)
+        for unit in range(len(example.unit_offsets)):
+            index = alignment.unit_prediction_indices[unit]
             if index >= 0 and alignment.is_first_unit[unit]:
                 tags.append(token_tags[first + index])
                 continue
@@ -299,16 +306,18 @@ def to_unit_tags(
                 next_tag = None if next_index < 0 else token_tags[first + next_index]
                 tag = tag if next_tag == tag else OUTSIDE_TAG
             tags.append(tag)
-        first += len(alignment.predicted_tokens)
+        first += len(alignment.predicted_token_indices)
         yield tags
 
 
-def _find_next_predictions(unit_predictions: Sequence[int]) -> list[int]:
+def _find_next_predictions(unit_prediction_indices: Sequence[int]) -> list[int]:
     """Return for each unit the value of the next unit that is not -1, or -1."""
-    next_predictions, next_index = [-1] * len(unit_predictions), -1
-    for unit in range(len(unit_predictions) - 1, -1, -1):
+    next_predictions, next_index = [-1] * len(unit_prediction_indices), -1
+    for unit in range(len(unit_prediction_indices) - 1, -1, -1):
         next_predictions[unit] = next_index
-        next_index = unit_predictions[unit] if unit_predictions[unit] >= 0 else next_index
+        next_index = (
+            unit_prediction_indices[unit] if unit_prediction_indices[unit] >= 0 else next_index
+        )
     return next_predictions
 
 

@@ -106,15 +106,15 @@ def open_lines(
     stream: IO[bytes] | None = None,
 ) -> Iterator[Iterator[str]]:
     """Open a text and yield its lines with their ends; see ``open_text``."""
-    with open_text(path, encoding=encoding, stream=stream) as pieces:
-        yield split_lines(pieces)
+    with open_text(path, encoding=encoding, stream=stream) as chunks:
+        yield split_lines(chunks)
 
 
-def split_lines(pieces: Iterable[str]) -> Iterator[str]:
+def split_lines(chunks: Iterable[str]) -> Iterator[str]:
     """Yield the lines, with their ends, of a text that is given in pieces."""
     pending = ""
-    for piece in pieces:
-        text, end = pending + piece, 0
+    for chunk in chunks:
+        text, end = pending + chunk, 0
         for match in _LINE.finditer(text):
             # The "\n" of a "\r\n" may be in the next piece.
             if match.end() == len(text) and text.endswith("\r"):

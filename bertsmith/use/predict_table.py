@@ -19,7 +19,7 @@ from bertsmith.tasks.classification import LABEL_SEPARATOR
 from bertsmith.tasks.families import get_family_name, get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.multiple_choice import read_prompt
-from bertsmith.tasks.questions import is_flat_file, read_squad_rows
+from bertsmith.tasks.questions import has_question_rows, read_squad_rows
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
@@ -168,7 +168,7 @@ def _open_input(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]
         (None, "json"),
         ("json", "json"),
     )
-    if bundle.head.kind == "span" and is_json and not is_flat_file(source.path):
+    if bundle.head.kind == "span" and is_json and not has_question_rows(source.path):
         squad_rows = read_squad_rows(source.path, source.encoding, source.stream)
         rows = (replace(row, cells=_get_question_cells(row)) for row in squad_rows)
         yield Table(rows, "json", ["id", "question", "context"])
@@ -218,7 +218,7 @@ def _create_output_layout(
     if out_format == "tsv":
         layout = replace(layout, dialect=replace(layout.dialect, delimiter="\t", has_quotes=False))
     if table.format == out_format and table.dialect is not None:
-        layout = replace(layout, dialect=table.dialect, header=source.header)
+        layout = replace(layout, dialect=table.dialect, header=source.has_header)
     return layout
 
 

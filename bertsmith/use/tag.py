@@ -203,9 +203,9 @@ def _predict_tags(
     for example, alignment, tags in zip(examples, alignments, unit_tags, strict=True):
         unit_probabilities = [
             float(token_probabilities[first_token + index]) if index >= 0 else float("nan")
-            for index in alignment.unit_predictions
+            for index in alignment.unit_prediction_indices
         ]
-        first_token += len(alignment.predicted_tokens)
+        first_token += len(alignment.predicted_token_indices)
         yield example, tags, unit_probabilities
 
 
@@ -219,7 +219,7 @@ def _to_spans(
         else [(index, index + 1, tag) for index, tag in enumerate(tags)]
     )
     for first, last, label in unit_ranges:
-        start, end = example.units[first][0], example.units[last - 1][1]
+        start, end = example.unit_offsets[first][0], example.unit_offsets[last - 1][1]
         defined = [value for value in probabilities[first:last] if not math.isnan(value)]
         probability = float(np.mean(defined)) if defined else 0.0
         yield Span(example.text[start:end], start, end, label, probability)

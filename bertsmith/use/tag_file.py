@@ -139,7 +139,7 @@ def _open_input(
 ) -> Iterator[tuple[list[str], Iterator[RawSentence]]]:
     """Yield the input columns (for CoNLL, those of its JSON output) and the sentences."""
     if in_format not in ROW_FORMATS:
-        yield ["tokens"], read_raw_sentences(source, task, labeled=False, with_source=True)
+        yield ["tokens"], read_raw_sentences(source, task, labeled=False, with_source_lines=True)
         return
     # Rows that do not name a document are separate documents.
     task = task.model_copy(update={"context": "sentence"})

@@ -37,13 +37,13 @@ def test_multiclass_metrics_equal_scikit_learn(pair: tuple[list[int], list[int]]
     predicted, true = np.array(pair[0]), np.array(pair[1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert metrics.accuracy(predicted, true) == pytest.approx(
+        assert metrics.accuracy_score(predicted, true) == pytest.approx(
             sklearn_metrics.accuracy_score(true, predicted)
         )
-        assert metrics.matthews_correlation(predicted, true) == pytest.approx(
+        assert metrics.matthews_corrcoef(predicted, true) == pytest.approx(
             sklearn_metrics.matthews_corrcoef(true, predicted), abs=1e-12
         )
-        assert metrics.macro_f1(predicted, true) == pytest.approx(
+        assert metrics.macro_f1_score(predicted, true) == pytest.approx(
             sklearn_metrics.f1_score(true, predicted, average="macro", zero_division=0)
         )
 
@@ -52,7 +52,7 @@ def test_multiclass_metrics_equal_scikit_learn(pair: tuple[list[int], list[int]]
 def test_binary_f1_equals_scikit_learn(pair: tuple[list[int], list[int]]) -> None:
     """F1 is that of class 1, and 0 if class 1 does not occur."""
     predicted, true = np.array(pair[0]), np.array(pair[1])
-    assert metrics.f1(predicted, true) == pytest.approx(
+    assert metrics.f1_score(predicted, true) == pytest.approx(
         sklearn_metrics.f1_score(true, predicted, zero_division=0)
     )
 
@@ -80,7 +80,7 @@ def test_multilabel_f1_equals_scikit_learn() -> None:
     """F1 of 0/1 matrices is micro-averaged."""
     rng = np.random.default_rng(0)
     predicted, true = rng.integers(0, 2, (2, 31, 7))
-    assert metrics.f1(predicted, true) == pytest.approx(
+    assert metrics.f1_score(predicted, true) == pytest.approx(
         sklearn_metrics.f1_score(true, predicted, average="micro")
     )
 
@@ -92,11 +92,13 @@ def test_correlations_equal_scipy(pair: tuple[list[int], list[float]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = stats.spearmanr(predicted, true).statistic
-        assert metrics.spearman(predicted, true) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+        assert metrics.spearman_correlation(predicted, true) == pytest.approx(
+            expected, abs=1e-9, nan_ok=True
+        )
         # SciPy loses precision for nearly constant input and warns about it.
         if np.ptp(true) > 1e-6 * max(abs(true).max(), 1.0) or np.ptp(true) == 0:
             expected = stats.pearsonr(predicted, true).statistic
-            assert metrics.pearson(predicted, true) == pytest.approx(
+            assert metrics.pearson_correlation(predicted, true) == pytest.approx(
                 expected, abs=1e-6, nan_ok=True
             )
 
@@ -105,13 +107,13 @@ def test_correlations_equal_scipy(pair: tuple[list[int], list[float]]) -> None:
 def test_regression_metrics_equal_scikit_learn(pair: tuple[list[int], list[float]]) -> None:
     """Squared error, absolute error, and F1 of scores binarized at 3 agree."""
     predicted, true = np.array(pair[0], np.float64), np.array(pair[1], np.float64)
-    assert metrics.mse(predicted, true) == pytest.approx(
+    assert metrics.mean_squared_error(predicted, true) == pytest.approx(
         sklearn_metrics.mean_squared_error(true, predicted)
     )
-    assert metrics.mae(predicted, true) == pytest.approx(
+    assert metrics.mean_absolute_error(predicted, true) == pytest.approx(
         sklearn_metrics.mean_absolute_error(true, predicted)
     )
-    assert metrics.f1_at_3(predicted, true) == pytest.approx(
+    assert metrics.f1_score_at_3(predicted, true) == pytest.approx(
         sklearn_metrics.f1_score(true >= 3, predicted >= 3, zero_division=0)
     )
 
@@ -121,7 +123,7 @@ def test_binary_roc_auc_equals_scikit_learn(pair: tuple[list[int], list[int]], s
     """The area agrees, also for ties; it is NaN if only one class occurs."""
     is_positive = np.array(pair[0]) == 1
     scores = np.random.default_rng(seed).integers(0, 6, len(is_positive)) / 5
-    area = metrics.roc_auc(scores, is_positive)
+    area = metrics.roc_auc_score(scores, is_positive)
     if is_positive.all() or not is_positive.any():
         assert np.isnan(area)
     else:
@@ -139,18 +141,18 @@ def test_mean_roc_auc_equals_scikit_learn() -> None:
         expected = sklearn_metrics.roc_auc_score(
             classes, probabilities, multi_class="ovr", average="macro"
         )
-        assert metrics.mean_roc_auc(probabilities, is_class) == pytest.approx(expected)
+        assert metrics.macro_roc_auc_score(probabilities, is_class) == pytest.approx(expected)
         labels = rng.random((40, 4)) < 0.4
         labels[0], labels[1] = True, False
         expected = sklearn_metrics.roc_auc_score(labels, probabilities, average="macro")
-        assert metrics.mean_roc_auc(probabilities, labels) == pytest.approx(expected)
+        assert metrics.macro_roc_auc_score(probabilities, labels) == pytest.approx(expected)
     labels[:, 2] = True
     expected = sklearn_metrics.roc_auc_score(labels[:, [0, 1, 3]], probabilities[:, [0, 1, 3]])
-    assert metrics.mean_roc_auc(probabilities, labels) == pytest.approx(expected)
-    assert np.isnan(metrics.mean_roc_auc(probabilities, np.ones((40, 4), np.bool_)))
+    assert metrics.macro_roc_auc_score(probabilities, labels) == pytest.approx(expected)
+    assert np.isnan(metrics.macro_roc_auc_score(probabilities, np.ones((40, 4), np.bool_)))
 
 
 def test_correlation_of_large_numbers_does_not_overflow() -> None:
     """Numbers around 1e200, whose squares overflow, give a finite correlation."""
     x = np.array([1e200, 2e200, 4e200])
-    assert metrics.pearson(x, np.array([1.0, 2.0, 4.0])) == pytest.approx(1.0)
+    assert metrics.pearson_correlation(x, np.array([1.0, 2.0, 4.0])) == pytest.approx(1.0)

@@ -251,7 +251,7 @@ def test_each_ending_forms_a_pair_with_the_prompt(tmp_path: Path) -> None:
     assert inputs.targets is not None
     assert np.concatenate(inputs.targets).tolist() == [1, 2]
     assert (inputs.is_truncated, counts.num_truncated) == ([True, False], 1)
-    assert inputs.num_tokens(1) == 3 * 5
+    assert inputs.count_tokens(1) == 3 * 5
 
 
 def test_loss_is_cross_entropy_over_the_endings_of_a_prompt() -> None:

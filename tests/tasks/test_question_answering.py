@@ -298,7 +298,7 @@ def test_answer_without_tokens_is_no_target(tokenizer: Tokenizer) -> None:
     inputs = encode(examples, tokenizer)
     assert inputs.targets is not None
     assert [targets.tolist() for targets in inputs.targets] == [[], [[4, 4]], [[0, 0]]]
-    assert inputs.indices_with_target() == [1, 2]
+    assert inputs.find_units_with_target() == [1, 2]
     outputs = [np.zeros((len(ids), 2), np.float32) for [(ids, _)] in inputs.sequences]
     assert 0 <= compute_metrics(outputs, inputs, examples, HEAD, make_task())["f1"] <= 1
 
@@ -328,7 +328,7 @@ def test_loss_is_mean_cross_entropy_of_start_and_end(tokenizer: Tokenizer) -> No
     torch.manual_seed(0)
     outputs = torch.randn(len(batch.packed.ids), 2, requires_grad=True)
     losses = compute_losses(outputs, batch, HEAD)
-    lengths = [inputs.num_tokens(unit) for unit in range(3)]
+    lengths = [inputs.count_tokens(unit) for unit in range(3)]
     for logits, (start, end), loss in zip(
         torch.split(outputs, lengths), batch.targets, losses, strict=True
     ):
@@ -344,7 +344,7 @@ def test_metrics_use_best_span_and_no_answer_threshold(tokenizer: Tokenizer) -> 
     examples = [QuestionExample("who", CONTEXT, (("Red", 0), ("BLUE", 15)), "1", "f"),
                 QuestionExample("who", CONTEXT, (), "2", "f")]  # fmt: skip
     inputs = encode(examples, tokenizer)
-    outputs = [np.zeros((inputs.num_tokens(unit), 2), np.float32) for unit in range(2)]
+    outputs = [np.zeros((inputs.count_tokens(unit), 2), np.float32) for unit in range(2)]
     outputs[0][7] = 4.0  # "blue"
     outputs[1][0] = 4.0
     metrics = compute_metrics(outputs, inputs, examples, HEAD, make_task())

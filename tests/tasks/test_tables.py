@@ -44,7 +44,7 @@ def test_quotation_mark_in_tsv_is_an_ordinary_character(tmp_path: Path) -> None:
 def test_columns_are_numbered_without_a_header(tmp_path: Path) -> None:
     """The first line is then an ordinary row."""
     (tmp_path / "a.tsv").write_text("p\tq\nr\ts\n")
-    rows = [dict(row.cells) for row in read_rows(tmp_path / "a.tsv", header=False)]
+    rows = [dict(row.cells) for row in read_rows(tmp_path / "a.tsv", has_header=False)]
     assert rows == [{"0": "p", "1": "q"}, {"0": "r", "1": "s"}]
 
 
@@ -155,8 +155,8 @@ def test_json_array_is_read_in_pieces(indent: int | None, size: int) -> None:
     """Objects and line numbers do not depend on where the text is split."""
     values = [{"text": "x" * n, "n": n, "inner": [{"k": [1.5, None]}]} for n in range(20)]
     text = "\n " + json.dumps(values, indent=indent) + "\n"
-    pieces = (text[start : start + size] for start in range(0, len(text), size))
-    rows = list(read_json(pieces, Path("a.json")))
+    chunks = (text[start : start + size] for start in range(0, len(text), size))
+    rows = list(read_json(chunks, Path("a.json")))
     assert [value for _, value, _ in rows] == values
     assert [line for line, _, _ in rows][:2] == ([2, 2] if indent is None else [3, 15])
 
@@ -226,7 +226,7 @@ def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> No
         ("a.csv", '"x"y\nred,1\nblue,0\n'),
     ):
         (tmp_path / name).write_text(lines)
-        first, *others = read_rows(tmp_path / name, header=False)
+        first, *others = read_rows(tmp_path / name, has_header=False)
         assert first.error
         assert [dict(row.cells) for row in others] == [
             {"0": "red", "1": "1"},

@@ -69,7 +69,7 @@ def test_conll_file_is_read(tmp_path: Path) -> None:
     tags = [sentence.tags for sentence in sentences]
     assert tags == [("B-ORG", "O"), ("B-PER", "I-PER", "O"), ("B-LOC",)]
     assert [sentence.document for sentence in sentences] == [1, 1, 2]
-    assert sentences[1].units == ((0, 5), (6, 15), (16, 17))
+    assert sentences[1].unit_offsets == ((0, 5), (6, 15), (16, 17))
     assert sentences[1].location.endswith("a.txt, line 6")
     assert counts.as_dict() == {"num_read": 3, "num_used": 3, "num_truncated": 0, "skipped": {}}
     tags_task = ENTITIES.model_copy(update={"kind": "tags", "label_column": "1"})
@@ -383,7 +383,7 @@ def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
             encode_examples([document], tokenizer, HEAD, task, ExampleCounts())
             inputs = encode_examples([document], tokenizer, HEAD, split_task, ExampleCounts())
             alignments = inputs.decoding_data
-            token_tags = ["O"] * len(alignments[0].predicted_tokens)
+            token_tags = ["O"] * len(alignments[0].predicted_token_indices)
             list(to_unit_tags([document], alignments, token_tags))
             durations.append(time.process_time() - start)
         return min(durations)

@@ -139,7 +139,7 @@ def test_output_keeps_the_format_details(bundle: FineTunedBundle, tmp_path: Path
 def test_table_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """Columns are named by number, and the output has no header either."""
     (tmp_path / "in.tsv").write_text('1\tiron "\n2\twater\n')
-    source = TableSource(tmp_path / "in.tsv", header=False)
+    source = TableSource(tmp_path / "in.tsv", has_header=False)
     predict_table(bundle, source, tmp_path / "out.tsv", columns={"text_column": "1"})
     lines = (tmp_path / "out.tsv").read_text().splitlines()
     assert len(lines) == 2

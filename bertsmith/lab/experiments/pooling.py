@@ -26,7 +26,7 @@ from bertsmith.lab.report import (
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
-from bertsmith.tasks.metrics import spearman
+from bertsmith.tasks.metrics import spearman_correlation
 from bertsmith.use.embed import Embedder
 
 POOLINGS = ("mean", "max", "mean-max", "first", "last")
@@ -66,7 +66,7 @@ def measure_layer_similarity(job: Job) -> dict[str, Any]:
                 for texts in (first_texts, second_texts)
             )
             cosines = (first * second).sum(-1).astype(np.float64)
-            row.append(round(spearman(cosines, human_scores), 4))
+            row.append(round(spearman_correlation(cosines, human_scores), 4))
             job.progress.advance(1)
         table.append(row)
     job.progress.finish()

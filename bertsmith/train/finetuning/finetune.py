@@ -252,7 +252,7 @@ def _build_objective(
         return family.encode_examples(examples, start.tokenizer, head, task, counts)
 
     train = encode("train", data.train)
-    data.counts["train"].num_without_target = len(train) - len(train.indices_with_target())
+    data.counts["train"].num_without_target = len(train) - len(train.find_units_with_target())
     heldout = {
         name: HeldoutSet(examples, encode(name, examples))
         for name, examples in data.heldout.items()

@@ -69,7 +69,7 @@ class FinetuningObjective:
         self._family, self._task = get_family(head.kind), task
         self._train, self._heldout, self._class_weights = train, heldout, class_weights
         # A batch without any target would have no mean loss.
-        self._train_indices = train.indices_with_target()
+        self._train_indices = train.find_units_with_target()
         if not self._train_indices:
             raise TaskError(
                 f"{task.train_file}: no training target is left after tokenization; add at least "
@@ -106,7 +106,7 @@ class FinetuningObjective:
         part: list[int] = []
         part_tokens = 0
         for index in indices:
-            num_tokens = self._train.num_tokens(index)
+            num_tokens = self._train.count_tokens(index)
             if part and part_tokens + num_tokens > self._micro_batch_tokens:
                 yield part
                 part, part_tokens = [], 0
@@ -180,9 +180,9 @@ class FinetuningObjective:
         """Return mean loss, metrics and the number of examples of a held-out set."""
         outputs = compute_outputs(self.model, heldout.inputs, self._machine.autocast)
         loss_sum = num_targets = 0.0
-        indices_with_target = heldout.inputs.indices_with_target()
-        for first in range(0, len(indices_with_target), _EVAL_BATCH_SIZE):
-            indices = indices_with_target[first : first + _EVAL_BATCH_SIZE]
+        find_units_with_target = heldout.inputs.find_units_with_target()
+        for first in range(0, len(find_units_with_target), _EVAL_BATCH_SIZE):
+            indices = find_units_with_target[first : first + _EVAL_BATCH_SIZE]
             micro_batch = heldout.inputs.make_micro_batch(indices)
             rows = torch.from_numpy(np.concatenate([outputs[index] for index in indices]))
             losses = self._family.compute_losses(rows, micro_batch, self._head)

@@ -13,7 +13,7 @@ from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.plurals import count_noun
 from bertsmith.settings import read_stored_settings
-from bertsmith.tasks.entities import find_invalid_tags
+from bertsmith.tasks.entities import find_non_entity_tags
 from bertsmith.tasks.families import get_family, reject_unused_fields, resolve_metrics
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.label_counts import reject_numeric_labels
@@ -41,7 +41,7 @@ def resolve_task_settings(
     """
     settings = resolve_settings(task, model, data, overrides)
     invalid_tags = (
-        find_invalid_tags(settings.task.labels) if settings.task.kind == "entities" else []
+        find_non_entity_tags(settings.task.labels) if settings.task.kind == "entities" else []
     )
     if invalid_tags:
         raise SettingsError(
@@ -68,7 +68,7 @@ def with_model(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSe
     """
     max_length = start.config.max_positions
     length = settings.task.max_seqlen or min(
-        get_family(settings.task.kind).DEFAULT_LENGTH, max_length
+        get_family(settings.task.kind).DEFAULT_MAX_SEQLEN, max_length
     )
     if length > max_length:
         raise SettingsError(
@@ -86,7 +86,7 @@ def hash_task_files(task: TaskSettings) -> str:
         TaskError: If a file cannot be read.
     """
     digest = hashlib.sha256()
-    for file in task.files():
+    for file in task.list_files():
         try:
             digest.update(sha256_of_file(file).encode())
         except OSError as error:
@@ -101,10 +101,10 @@ def check_files_unchanged(run: Path, task: TaskSettings) -> None:
     stored = FinetuneSettings.parse(
         read_stored_settings(run / SETTINGS_FILE), str(run / SETTINGS_FILE)
     ).task
-    if stored.files() == task.files() and stored.fingerprint != task.fingerprint:
+    if stored.list_files() == task.list_files() and stored.fingerprint != task.fingerprint:
         raise RunError(
             f"{run}: the data files have changed since this run was started "
-            f"({', '.join(map(str, task.files()))}); restore them to resume it, or give --out "
+            f"({', '.join(map(str, task.list_files()))}); restore them to resume it, or give --out "
             "another directory to start a new run"
         )
 
