@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each one is a hash of a key and a counter.
+"""Counter-based random numbers: each number is a hash of a key and a counter.
 
 No generator keeps state, so any part of an epoch can be computed alone, in any order and by any
 worker. The numbers are the same on every machine and with every version of NumPy.
@@ -38,7 +38,8 @@ def random_bits(states: UInt64Array, index: int | UInt64Array) -> UInt64Array:
 
     Args:
         states: States from ``init_states``, uint64 [n].
-        index: Number of the random value to compute: one for all states, or uint64 [n].
+        index: Which random value of each state to return, counted from 0: the same index for all
+            states, or one index per state, uint64 [n].
     """
     if isinstance(index, int):
         return mix(states + np.uint64((index + 1) * INCREMENT & _UINT64_MAX))
@@ -63,17 +64,18 @@ def draw_uniform_integers(bits: UInt64Array, limits: IntArray) -> IntArray:
 
 
 def draw_fair_binomial(states: UInt64Array, first_index: int, counts: IntArray) -> IntArray:
-    """Return the number of heads, int64 [n], in ``counts`` [n] fair coin flips for each state.
+    """Flip ``counts[i]`` fair coins with each of n states; return the number of heads, int64 [n].
 
     The flips are the bits, lowest first, of the random values with index ``first_index``,
-    ``first_index`` + 2, + 4, ... Every second index is used, so that two series of flips with
-    consecutive first indices never share a value.
+    ``first_index`` + 2, ``first_index`` + 4, ... Every second index is used, so that two series of
+    flips with consecutive first indices never share a value.
     """
     num_heads = np.zeros(len(states), np.int64)
     active = np.flatnonzero(counts > 0)
     index = first_index
     while len(active):
-        remaining = counts[active] - 32 * (index - first_index)
+        # The previous indices gave 64 flips each.
+        remaining = counts[active] - 64 * ((index - first_index) // 2)
         active, remaining = active[remaining > 0], remaining[remaining > 0]
         bits = random_bits(states[active], index)
         num_unused = np.maximum(64 - remaining, 0).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Describes a token store for people: its facts and some training examples."""
+"""Describes a token store in text: its metadata and some training examples."""
 
 import numpy as np
 
@@ -15,9 +15,16 @@ from bertsmith.text.wordpiece import Tokenizer
 def describe_store(
     store: Store, settings: DataSettings | None = None, *, examples: int = 3, seed: int = 0
 ) -> str:
-    """Return the facts of a store and some training examples drawn from it, as text.
+    """Return a text with the metadata of a store and some training examples drawn from it.
 
-    A token to predict is shown in braces, with the model's input before it: {input→label}.
+    A token to predict is shown as {input→label}: the token that the model sees, and the token that
+    it has to predict.
+
+    Args:
+        store: The store.
+        settings: How examples are made; None for the defaults.
+        examples: Maximum number of examples.
+        seed: Random seed of the examples.
     """
     settings = DataSettings() if settings is None else settings
     lines = _describe_manifest(store)
@@ -57,7 +64,7 @@ def _describe_manifest(store: Store) -> list[str]:
     for source in manifest.plan.sources:
         size = "a stream" if source.size is None else count_noun(source.size, "byte")
         lines.append(f"source: {source.name} ({size})")
-    omitted = {**manifest.report.get("skipped", {})}
+    omitted = dict(manifest.report.get("skipped", {}))
     for key in ("repeated_documents", "repeated_paragraphs", "empty_documents"):
         omitted[key.replace("_", " ")] = manifest.report.get(key, 0)
     lines += [f"left out: {count:,} ({reason})" for reason, count in omitted.items() if count]
@@ -65,7 +72,7 @@ def _describe_manifest(store: Store) -> list[str]:
 
 
 def _describe_example(example: ExampleBatch, tokenizer: Tokenizer) -> list[str]:
-    """Return a title and one line per segment for a batch of one sequence."""
+    """Return a title line and the lines of the segments, for a batch of one sequence."""
     labels = dict(
         zip(example.masked_positions.tolist(), example.masked_labels.tolist(), strict=True)
     )

@@ -1,4 +1,4 @@
-"""Chooses the held-out text: whole documents, and parts of documents that are too long.
+"""Chooses the held-out text: whole documents, and parts of long documents.
 
 Whether a part is held out depends on the hash of its document's text, on its number in the
 document, and on one rule for the whole corpus. So equal documents are in the same split, whichever
@@ -14,20 +14,21 @@ import numpy as np
 from bertsmith.data.counter_rng import BoolArray, IntArray, random_bits
 from bertsmith.splitmix64 import UInt64Array
 
-#: Share of all tokens that is held out by default ...
+#: Share of all tokens that is held out by default.
 DEFAULT_SHARE = 0.01
-#: ... but at least this many tokens (about a thousand pairs at length 128) ...
+#: Minimum number of tokens held out by default: about a thousand pairs at length 128.
 _DEFAULT_MIN_TOKENS = 1 << 17
-#: ... unless that is more than this share.
+#: Maximum share of all tokens that is held out by default. It outweighs the minimum number.
 _DEFAULT_MAX_SHARE = 0.05
-#: Next-sentence pairs need at least two documents in a split.
+#: Minimum number of parts in a split: next-sentence pairs need two documents.
 _MIN_PARTS = 2
-#: Documents with up to this share of the requested tokens are not cut: holding out whole documents
-#: misses the request by at most half a document.
+#: A document with at most this share of the requested tokens is not cut: holding out whole
+#: documents misses the request by at most half a document.
 _MAX_UNCUT_SHARE = 0.4
-#: A part of this many tokens is long enough for several sequences, so longer ones are not needed.
+#: Number of tokens that is enough for several sequences; parts need not be longer.
 _MAX_USEFUL_TOKENS = 512
-#: A shorter part has too few sentences for pairs.
+#: Minimum number of tokens per part, if the corpus is large enough: a shorter part has too few
+#: sentences for pairs.
 _MIN_PART_TOKENS = 64
 _MAX_HASH = 2**64 - 1
 
@@ -36,7 +37,7 @@ class DocumentSizes(NamedTuple):
     """The sizes of a group of documents.
 
     Attributes:
-        hashes: uint64 [documents], equal for equal documents.
+        hashes: Hash of each document's text, uint64 [documents].
         document_sizes: Sentences in each document, int64 [documents], at least 1.
         sentence_sizes: Tokens in each sentence, int64 [sentences], at least 1.
     """
@@ -47,7 +48,7 @@ class DocumentSizes(NamedTuple):
 
 
 class SplitAssignment(NamedTuple):
-    """The split of each sentence, and the documents that result in both splits.
+    """The split of each sentence, and the sizes of the documents in both splits.
 
     Attributes:
         is_held_out: Whether each sentence is held out, bool [sentences].
@@ -64,9 +65,9 @@ class _Parts(NamedTuple):
     """Contiguous parts of documents, in order.
 
     Attributes:
-        hashes: uint64 [parts].
-        num_tokens: int64 [parts].
-        num_sentences: int64 [parts].
+        hashes: Hash of each part, which decides whether it is held out, uint64 [parts].
+        num_tokens: Tokens in each part, int64 [parts].
+        num_sentences: Sentences in each part, int64 [parts].
         is_first: Whether the part is the first of its document, bool [parts].
     """
 
@@ -84,7 +85,7 @@ class HeldOutRule:
         hash_limit: Parts with a hash below this limit, in [0, 2**64), are held out.
         cut_hashes: Sorted hashes of the documents that are cut into parts. Any other document is
             a single part with the hash of the document.
-        cut_counts: Number of parts of each of these documents.
+        cut_counts: Number of parts of each document in ``cut_hashes``.
         excluded_hashes: Sorted hashes of parts that are too large to be held out.
         merge_training_parts: Whether adjacent training parts of a document are merged again.
     """
@@ -123,7 +124,7 @@ class HeldOutRule:
         return int((is_first[:-1] & ~is_first[1:]).sum())
 
     def _count_parts(self, hashes: UInt64Array) -> IntArray:
-        """Return the number of parts of each document [n], at least 1."""
+        """Return the number of parts that each document is cut into, int64 [n], at least 1."""
         if not len(self.cut_hashes):
             return np.ones(len(hashes), np.int64)
         index = np.searchsorted(self.cut_hashes, hashes).clip(max=len(self.cut_hashes) - 1)
@@ -136,7 +137,8 @@ class HeldOutRule:
         document_ends = np.append(0, token_ends)[np.cumsum(documents.document_sizes)]
         document_tokens = np.diff(document_ends, prepend=0)
         num_parts = self._count_parts(documents.hashes)
-        # A sentence belongs to the part that contains its midpoint, doubled here to be an integer.
+        # A sentence belongs to the part that contains its midpoint. Midpoints are doubled so that
+        # they are integers.
         document_starts = (document_ends - document_tokens)[document_numbers]
         doubled_midpoint = 2 * (token_ends - document_starts)
         doubled_midpoint -= documents.sentence_sizes
@@ -166,7 +168,8 @@ class HeldOutRule:
         """Return which parts are the first of a training document."""
         if not self.merge_training_parts:
             return ~is_held_out
-        # Text before and after a held-out part is not contiguous, so it is not one document.
+        # The text before a held-out part and the text after it are not contiguous, so they are
+        # separate documents.
         return ~is_held_out & (parts.is_first | _follows_held_out(is_held_out))
 
 
@@ -176,16 +179,18 @@ def choose_held_out(
     """Choose which parts of a corpus are held out.
 
     Documents are held out in the order of their hashes. A document that is long compared with
-    the requested tokens is first cut into parts of about equal size. If at least 256 tokens are
-    requested, at most 1.2 times as many are held out. At least 0.8 times as many are held out,
-    unless a sentence (with all its copies) is longer than a sixteenth of the request. At least
-    two parts are held out and two remain for training; if that is impossible, nothing is held out.
+    the number of requested tokens is first cut into parts of about equal size.
+
+    If at least 256 tokens are requested, at most 1.2 times the requested tokens are held out. At
+    least 0.8 times the requested tokens are held out, unless a sentence (with all its copies) is
+    longer than a sixteenth of the request. At least two parts are held out and at least two remain
+    for training; if that is impossible, nothing is held out.
 
     Args:
-        iterate_sizes: Yields the sizes of all documents, the same at each call; called at most
-            twice.
-        share: Share of all tokens to hold out; None for 1 %, but at least 131,072 tokens unless
-            that is more than 5 %.
+        iterate_sizes: Yields the sizes of all documents, with the same result at each call. It is
+            called at most twice.
+        share: Share of all tokens to hold out. None holds out 1 %, or 131,072 tokens if that is
+            more, but at most 5 %.
     """
     hashes, tokens = _count_tokens(iterate_sizes())
     if share == 0.0 or not len(hashes):
@@ -207,7 +212,8 @@ def choose_held_out(
             is_first.append(parts.is_first)
     all_hashes = np.concatenate(part_hashes)
     unique_hashes, sums = _sum_by_hash(all_hashes, np.concatenate(part_sizes))
-    # All copies of a part are in the same split, so together they must not exceed the request.
+    # All copies of a part are in the same split, so a part is only eligible if its copies together
+    # do not exceed the request by much.
     max_tokens = max(1.5 * part_tokens, max_uncut_tokens, min(_MIN_PART_TOKENS, total / 8))
     is_eligible = sums <= max_tokens
     candidates = unique_hashes[is_eligible]
@@ -224,7 +230,7 @@ def choose_held_out(
 
 
 def _count_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
-    """Return the hashes and the numbers of tokens of all documents, each [documents]."""
+    """Return the hash and the number of tokens of each document, [documents]."""
     hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for sizes in groups:
         hashes.append(sizes.hashes)
@@ -241,8 +247,8 @@ def _default_request(total: int) -> float:
 def _choose_part_tokens(requested: float, total: int) -> float:
     """Return the number of tokens per part of a long document.
 
-    Many parts meet the request precisely and sample the corpus evenly; long parts give more and
-    longer sequences. In a tiny corpus two parts must not be a large share of it.
+    Many short parts meet the request more precisely and sample the corpus more evenly. Long parts
+    give more and longer sequences. Two parts must not be a large share of a tiny corpus.
     """
     smaller_split = min(requested, total - requested)
     return max(
@@ -284,16 +290,16 @@ def _select_documents(documents: DocumentSizes, hashes: UInt64Array) -> Document
 
 
 def _sum_by_hash(hashes: UInt64Array, tokens: IntArray) -> tuple[UInt64Array, IntArray]:
-    """Return the sorted unique hashes, and the total tokens of the parts with each hash."""
+    """Return the sorted unique hashes, and the number of tokens of all parts with each hash."""
     unique_hashes, inverse = np.unique(hashes, return_inverse=True)
     return unique_hashes, np.bincount(inverse, tokens).astype(np.int64)
 
 
 def _find_nearest_count(cumulative: IntArray, requested: float) -> int:
-    """Return how many leading parts have a total nearest to the request.
+    """Return the number of first parts whose total is nearest to the requested tokens.
 
     Args:
-        cumulative: Total tokens of the first 1, 2, ... parts, int64 [parts].
+        cumulative: Total tokens of the first 1, 2, 3, ... parts, int64 [parts].
         requested: Requested number of tokens.
     """
     count = int(np.searchsorted(cumulative, requested))

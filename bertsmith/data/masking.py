@@ -1,8 +1,9 @@
 """Masked LM: chooses the tokens to predict and replaces them.
 
-The rules are those of the paper (section 3.1) and its code: a fixed share of each sequence's
-tokens is predicted. Special tokens count towards the share but are never chosen. Of the chosen
-tokens, 80 % become [MASK], 10 % a random token, and 10 % stay unchanged.
+The rules are those of the paper (section 3.1) and the original code: a fixed share of each
+sequence's tokens is predicted. Special tokens count towards the length of the sequence but are
+never chosen. By default, 80 % of the chosen tokens become [MASK], 10 % become a random token, and
+10 % stay unchanged.
 """
 
 from dataclasses import dataclass
@@ -21,23 +22,24 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.splitmix64 import UInt64Array
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Index of the first random value used for masking, far above those used for sentence pairs. Each
-#: position of a sequence has three values.
+#: Index of the first random value used for masking, far above the indices used for sentence pairs.
+#: Each position of a sequence has three random values.
 _FIRST_RNG_INDEX = 1 << 40
 _RNG_ORDER, _RNG_REPLACEMENT, _RNG_RANDOM_TOKEN = range(3)
 
 
 @dataclass(frozen=True)
 class VocabularyInfo:
-    """What masking needs to know about a vocabulary of V tokens.
+    """The properties of a vocabulary that masking depends on.
 
     Attributes:
-        vocab_size: V.
+        vocab_size: Number of ids in the vocabulary (V).
         cls_id: Id of [CLS].
         sep_id: Id of [SEP].
         mask_id: Id of [MASK].
-        is_special: Special tokens, bool [V]: never predicted and never drawn as random tokens.
-        is_continuation: Pieces that continue a word ("##"), bool [V].
+        is_special: Whether each id is a special token, bool [V]. Special tokens are never
+            predicted and never drawn as random tokens.
+        is_continuation: Whether each id is a piece that continues a word ("##"), bool [V].
         unk_id: Id of [UNK], one of the special tokens.
     """
 
@@ -75,12 +77,14 @@ class VocabularyInfo:
 
 @dataclass(frozen=True)
 class _Units:
-    """The units that are masked together, U of them in the order of the row: tokens or words.
+    """Units of tokens that are masked together, U in number, in the order of the batch.
+
+    With whole-word masking a unit is a word, else a single token.
 
     Attributes:
-        first: Index of the unit's first token in the row, int64 [U].
-        size: Number of tokens, int64 [U].
-        sequence: Index of the unit's sequence, int64 [U].
+        first: Index in the batch of each unit's first token, int64 [U].
+        size: Number of tokens in each unit, int64 [U].
+        sequence: Index of the sequence that each unit is in, int64 [U].
         starts: Index of each sequence's first unit, int64 [B + 1]; the last entry is U.
     """
 
@@ -102,10 +106,10 @@ def mask_tokens(
     Args:
         ids: Token ids without masks, int64 [T]; they are not changed.
         cu_seqlens: Start of each sequence, int32 [B + 1].
-        states: Random state of each sequence, uint64 [B]. The masks of a sequence depend on its
-            state and its ids only.
+        states: Random state of each sequence, uint64 [B]. The masks of a sequence depend only on
+            its state and its ids.
         vocabulary: Special tokens and continuation pieces.
-        settings: The shares.
+        settings: Shares of chosen and replaced tokens.
 
     Returns:
         The ids with masks, int64 [T]; the positions to predict, int64 [P], ascending; the
@@ -157,7 +161,7 @@ def _find_units(
         first, size = np.arange(len(ids)), np.ones(len(ids), np.int64)
         return _Units(first, size, sequence, cu_seqlens.astype(np.int64))
     starts_word = ~vocabulary.is_continuation[ids] | is_special
-    # A segment truncated at its front may start inside a word; those pieces are a unit.
+    # A segment truncated at its front may start inside a word. The rest of that word is a unit.
     starts_word[1:] |= is_special[:-1]
     starts_word[cu_seqlens[:-1]] = True
     first = np.flatnonzero(starts_word)
@@ -166,7 +170,7 @@ def _find_units(
 
 
 def _count_key_bits(cu_seqlens: CuSeqlens) -> tuple[np.uint64, np.uint64]:
-    """Return how many bits of a 64-bit sort key hold the position, and how many are random."""
+    """Return the number of position bits and of random bits in a 64-bit sort key."""
     position_bits = int(np.diff(cu_seqlens).max(initial=1)).bit_length()
     sequence_bits = len(cu_seqlens).bit_length()
     return np.uint64(position_bits), np.uint64(64 - position_bits - sequence_bits)
@@ -178,9 +182,9 @@ def _shuffle_units(
     """Shuffle the units of every sequence with one sort.
 
     Returns:
-        A sorted key for each unit, uint64 [U]: from the highest bit, its sequence, random bits
-        and its position in the sequence. Units that must not be masked are last in their
-        sequence.
+        Sorted keys, one for each unit, uint64 [U]. From the highest bit on, a key consists of the
+        index of the unit's sequence, random bits, and the unit's position in the sequence. Units
+        that must not be masked are the last units of their sequence.
     """
     position_bits, num_random_bits = _count_key_bits(cu_seqlens)
     position = (units.first - cu_seqlens[units.sequence]).astype(np.uint64)
@@ -196,7 +200,7 @@ def _shuffle_units(
 
 
 def _unpack_keys(keys: UInt64Array, cu_seqlens: CuSeqlens) -> tuple[IntArray, IntArray]:
-    """Return the sequence and the position in it that each sort key holds, int64."""
+    """Return the sequence of each sort key, and the position in that sequence, int64."""
     position_bits, num_random_bits = _count_key_bits(cu_seqlens)
     position = keys & ((np.uint64(1) << position_bits) - np.uint64(1))
     return (keys >> (position_bits + num_random_bits)).astype(np.int64), position.astype(np.int64)
@@ -211,13 +215,15 @@ def _select_words(
 ) -> IntArray:
     """Choose the words to mask, as indices into the sorted ``keys``.
 
-    As in the original code, words are tried in random order, and a word with more tokens than
-    there are predictions left is skipped. All sequences advance by one word at a time together.
+    As in the original code, words are tried in random order, and a word is skipped if it has more
+    tokens than the number of predictions that remain for its sequence. Each iteration tries one
+    word of every sequence.
     """
     sequence, position = _unpack_keys(keys, cu_seqlens)
     size = units.size[np.searchsorted(units.first, cu_seqlens[sequence] + position)]
     last = units.starts[:-1] + np.add.reduceat(is_maskable, units.starts[:-1], dtype=np.int64)
-    word, remaining = units.starts[:-1].copy(), num_predictions.copy()
+    word = units.starts[:-1].copy()
+    remaining = num_predictions.copy()
     selected: list[IntArray] = []
     active = np.flatnonzero((word < last) & (remaining > 0))
     while len(active):
@@ -237,7 +243,11 @@ def _replace_tokens(
     vocabulary: VocabularyInfo,
     settings: DataSettings,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Replace the tokens at ``masked_positions`` [P] by [MASK], a random token, or nothing."""
+    """Replace the tokens at ``masked_positions`` [P] by [MASK] or a random token, or keep them.
+
+    Returns:
+        What ``mask_tokens`` returns.
+    """
     sequence = np.searchsorted(cu_seqlens, masked_positions, "right") - 1
     index = (masked_positions - cu_seqlens[sequence]).astype(np.uint64) * np.uint64(3)
     states = states[sequence]

@@ -21,7 +21,7 @@ class ExampleBatch:
         positions: Position of each token in its sequence, int64 [T].
         cu_seqlens: Start of each sequence, int32 [B + 1]; the last entry is T.
         max_seqlen: Number of tokens in the longest sequence.
-        masked_positions: Indices into T at which a token is predicted, int64 [P], ascending.
+        masked_positions: Indices in the batch at which a token is predicted, int64 [P], ascending.
         masked_labels: Token ids to predict, int64 [P]: the original ids for masked LM, the ids of
             the next tokens for the left-to-right objective.
         nsp_labels: int64 [B], 0 where segment B follows segment A in the document, 1 where it is
@@ -42,7 +42,7 @@ class ExampleBatch:
         return len(self.cu_seqlens) - 1
 
     def slice(self, first: int, last: int) -> "ExampleBatch":
-        """Return a copy of the sequences [first, last) as a batch whose indices start at 0.
+        """Return a copy of the sequences [first, last) as a batch of its own.
 
         Raises:
             IndexError: The batch does not have these sequences.

@@ -1,7 +1,7 @@
 """Store plan: everything that determines the content of a token store.
 
-The plan of an unfinished or existing store is compared with that of a new run, so that a run is
-only resumed with the same inputs.
+``prepare`` compares its plan with that of an unfinished or existing store, so that a store is only
+resumed with the inputs it was started with.
 """
 
 import json
@@ -17,7 +17,8 @@ from bertsmith.progress import Progress
 from bertsmith.settings import Settings
 from bertsmith.text.corpus import CorpusOptions, Source
 
-#: Characters of text per shard: a few seconds of one core, a few megabytes of memory.
+#: Characters of text per shard. Building a shard takes a few seconds on one core, and a few
+#: megabytes.
 SHARD_CHARACTERS = 1 << 22
 
 
@@ -42,8 +43,8 @@ class SourceInfo(Settings):
     Attributes:
         name: Path as the user gave it, or "-" for standard input.
         size: Size in bytes; None for standard input and pipes.
-        fingerprint: SHA-256 of the content in hexadecimal; empty for standard input and pipes,
-            whose documents are compared shard by shard instead.
+        fingerprint: SHA-256 of the content in hexadecimal; empty for standard input and pipes.
+            Their documents are compared shard by shard instead.
     """
 
     name: str
@@ -81,7 +82,7 @@ def fingerprint_sources(sources: Sequence[Source], progress: Progress) -> tuple[
 
 
 def write_plan(path: Path, plan: StorePlan) -> None:
-    """Write a plan as JSON, for a later run to compare with its own."""
+    """Write a plan as JSON. A later run reads it and compares it with its own plan."""
     write_json(path, plan.model_dump(mode="json"))
 
 
@@ -101,7 +102,7 @@ def read_plan(path: Path) -> StorePlan:
 
 
 def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
-    """Describe each difference between two plans in a phrase; no phrase if they are equal."""
+    """Return a phrase for each difference between two plans; none if they are equal."""
     changes = []
     if old.vocabulary_hash != new.vocabulary_hash:
         changes.append(
@@ -135,7 +136,7 @@ def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
 
 
 def _flatten_options(plan: StorePlan) -> dict[str, object]:
-    """Return the options of a plan by their command-line names."""
+    """Return the value of each option of a plan, by its name on the command line."""
     values = plan.options.model_dump()
     corpus_values = values.pop("corpus")
     values |= corpus_values | {"shard_characters": plan.shard_characters}

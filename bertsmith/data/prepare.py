@@ -1,9 +1,9 @@
 """Builds a token store from text: worker processes write shards, which are then merged.
 
-The parent process only reads documents and sends them to the workers in groups; a worker turns a
-group into a shard file. A shard does not depend on the worker or on when it is built. So a run
-that was stopped resumes from the existing shards, and the store has the same bytes for any number
-of workers.
+The parent process only reads documents and sends them to the workers in groups. A worker turns a
+group into a shard file, and the content of a shard depends only on its group. So a run that was
+stopped resumes from the existing shards, and the store has the same bytes for any number of
+workers.
 """
 
 import os
@@ -50,7 +50,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
 
 PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
-#: Mean tokens per sentence above which a text probably has no sentence ends; prose has about 25.
+#: A text with more tokens per sentence than this probably has no sentence ends. Prose has about 25.
 _MAX_MEAN_SENTENCE = 200
 
 
@@ -63,7 +63,7 @@ def prepare(
     workers: int | None = None,
     shard_characters: int = SHARD_CHARACTERS,
 ) -> Manifest:
-    """Build the store ``out``, resume an unfinished one, or verify a finished one.
+    """Build the store ``out``. An unfinished store is resumed, and a finished one is verified.
 
     Args:
         sources: Text to tokenize.
@@ -72,12 +72,12 @@ def prepare(
         options: Options; None for the defaults.
         progress: Receives the progress.
         workers: Maximum number of worker processes; None for one per core. The store does not
-            depend on it.
-        shard_characters: Characters of text per shard, approximately. It bounds the work that
-            each worker loses when a run is killed.
+            depend on this number.
+        shard_characters: Characters of text per shard, approximately. When a run is killed, each
+            worker loses the work on at most one shard.
 
     Raises:
-        StoreError: ``out`` holds something else, or a store of other sources or options.
+        StoreError: ``out`` holds other files, or a store of other sources or options.
         CorpusError: A source cannot be read.
     """
     options = PrepareOptions() if options is None else options
@@ -108,7 +108,7 @@ def _count_cores() -> int:
 
 
 def _verify_existing(out: Path, plan: StorePlan, progress: Progress) -> Manifest:
-    """Return the manifest of a finished store; raise StoreError if its plan is another one."""
+    """Return the manifest of a finished store; raise StoreError if it has another plan."""
     store = Store.open(out)
     manifest = store.manifest
     changes = list_plan_changes(manifest.plan, plan)
@@ -133,7 +133,7 @@ def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path
     parts.mkdir(parents=True, exist_ok=True)
     error = StoreError(f"{out}: another process is building this store; wait until it has finished")
     with hold_lock(parts / LOCK_FILE, error=error):
-        # Without any shard no work would be lost, so a different plan is accepted.
+        # If no shard exists yet, no work is lost with another plan, so it is accepted.
         if (parts / PLAN_FILE).exists() and any(parts.glob("*.npz")):
             changes = list_plan_changes(read_plan(parts / PLAN_FILE), plan)
             if changes:
@@ -151,7 +151,7 @@ def _describe_mismatch(out: Path, problem: str, changes: list[str]) -> str:
 
 
 def _group_documents(documents: Iterable[Document], characters: int) -> Iterator[list[Document]]:
-    """Group documents until a group has this many characters; the last may have fewer."""
+    """Yield groups of documents with ``characters`` or more; the last group may have fewer."""
     group: list[Document] = []
     size = 0
     for document in documents:
@@ -199,7 +199,7 @@ def _build_shards(
 
 
 def _is_intact(path: Path, progress: Progress) -> bool:
-    """Return whether a shard of an earlier run can be used."""
+    """Return whether a shard of an earlier run is undamaged; log a message if it is damaged."""
     try:
         Shard.load(path)
     except DamagedShardError:
@@ -210,14 +210,18 @@ def _is_intact(path: Path, progress: Progress) -> bool:
 
 def _estimate_bytes(sources: Sequence[Source]) -> float | None:
     """Return the approximate bytes of text; None for compressed files and streams."""
-    # A compressed file holds several times its size in text.
-    is_plain = all(Path(s.name).suffix not in {".gz", ".xz", ".zst", ".parquet"} for s in sources)
-    sizes = [source.size for source in sources if source.size is not None]
-    return float(sum(sizes)) if is_plain and len(sizes) == len(sources) else None
+    # The text of a compressed file is several times as large as the file.
+    compressed_suffixes = {".gz", ".xz", ".zst", ".parquet"}
+    total = 0
+    for source in sources:
+        if source.size is None or Path(source.name).suffix in compressed_suffixes:
+            return None
+        total += source.size
+    return float(total)
 
 
 def _raise_failure(answer: WorkerFailure | None) -> None:
-    """Raise the error of a worker, if it failed."""
+    """Raise the exception of a worker that failed; do nothing for None, the reply to success."""
     if answer is None:
         return
     if answer.error is not None:
@@ -252,10 +256,16 @@ def _merge_shards(
     progress.finish()
     splits = {name: writer.close() for name, writer in writers.items()}
     if not splits["train"].documents:
-        # Without shards, the next run accepts other sources for the same folder.
+        # The next run accepts other sources for this folder only if it has no shards.
         for path in shards:
             path.unlink()
-        raise StoreError(f"{out}: the corpus holds no word, so there is nothing to learn from")
+        raise StoreError(
+            f"{out}: the corpus holds no word, so there is nothing to learn from; "
+            "give files with text"
+        )
+    checksums: dict[str, str] = {}
+    for writer in writers.values():
+        checksums |= writer.checksums
     counts = report.to_json() | {"documents_without_tokens": num_empty, "documents_cut": num_cut}
     counts[UNKNOWN_TOKENS] = {name: writer.num_unknown for name, writer in writers.items()}
     manifest = Manifest(
@@ -267,7 +277,7 @@ def _merge_shards(
         splits=splits,
         report=counts,
         made_by=f"bertsmith {__version__}",
-        checksums={k: v for writer in writers.values() for k, v in writer.checksums.items()},
+        checksums=checksums,
     )
     write_manifest(out, manifest)
     shutil.rmtree(out / PARTS_DIR)
@@ -294,7 +304,7 @@ def summarize_store(manifest: Manifest) -> list[str]:
     counts.pop(UNKNOWN_TOKENS, None)
     lines = CorpusReport(**counts).lines()
     if num_empty:
-        lines.append(f"{count_noun(num_empty, 'document')} without a word left out")
+        lines.append(f"left out {count_noun(num_empty, 'document')} without a word")
     if num_cut:
         lines.append(f"{count_noun(num_cut, 'document')} cut into parts to meet the held-out share")
     for split, title in zip(
@@ -312,7 +322,11 @@ def summarize_store(manifest: Manifest) -> list[str]:
 
 
 def _explain_nothing_held_out(train: SplitCounts) -> str:
-    """Return why nothing is held out and what to do; ``train`` has all of the text."""
+    """Return why nothing is held out, and what to do.
+
+    Args:
+        train: Size of the training split, which is the whole text.
+    """
     size = f"{count_noun(train.sentences, 'sentence')}, {count_noun(train.tokens, 'token')}"
     if train.sentences and train.tokens / train.sentences > _MAX_MEAN_SENTENCE:
         return (

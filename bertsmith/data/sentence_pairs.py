@@ -2,15 +2,15 @@
 
 The procedure is that of the paper (section 3.1 and appendix A.2) and of its code
 (`create_pretraining_data.py`). Whole sentences are gathered until they reach the target length or
-the document ends. A random number of them from the front are segment A. With probability 0.5 the
-others are segment B. Otherwise, and whenever there is only one sentence, B is drawn from another
-document, starting at a random sentence, and the next example starts right after A. Finally the
-pair is truncated to fit: the longer segment loses one token at a time, at its front or back by a
-coin flip.
+the document ends. A random number of these sentences, from the first on, form segment A. With
+probability 0.5 the remaining sentences form segment B. Otherwise, and whenever only one sentence
+was gathered, B is drawn from another document, starting at a random sentence, and the next example
+starts right after A. Finally the pair is truncated to the maximum length: the longer segment loses
+one token at a time, and a coin flip decides whether at its front or at its back.
 
 An example depends only on its first sentence and on random numbers indexed by that sentence, and
-no two examples of an epoch start at the same sentence. So the examples that would start at each
-sentence are computed at once with NumPy, and only the chain of starts is followed in a loop.
+no two examples of an epoch start at the same sentence. So NumPy computes for every sentence the
+example that would start there, and only the search for the actual starts is a Python loop.
 """
 
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ from bertsmith.splitmix64 import UInt64Array
     RNG_SENTENCE,
     RNG_ORDER,
 ) = range(7)
-#: First index of the coin flips that truncate A and B at the front or back; each uses every second
-#: index from there.
+#: First index of the coin flips that decide whether a token is removed at the front or the back,
+#: for segment A and for segment B. Both series use every second index from there.
 RNG_TRUNCATE_A, RNG_TRUNCATE_B = 16, 17
 #: Number of sentences processed at once, chosen to fit the processor's cache.
 _CHUNK_SENTENCES = 1 << 16
@@ -118,11 +118,11 @@ class PairSampler:
         """Check that the split has enough documents.
 
         Args:
-            split: Documents to cut.
+            split: Documents to cut into examples.
             settings: Whether to form pairs, and the share of short examples.
             length: Maximum number of tokens per sequence, with [CLS] and [SEP].
             seed: Random seed.
-            epoch: Number of the epoch; each epoch has other examples.
+            epoch: Number of the epoch; every epoch has different examples.
 
         Raises:
             StoreError: The split has no document, or only one although pairs need two.
@@ -146,7 +146,8 @@ class PairSampler:
         count = first = 0
         while first < num_sentences:
             last = min(first + _CHUNK_SENTENCES, num_sentences)
-            # An example has at most max_tokens tokens, and a sentence has at least one.
+            # An example has at most max_tokens tokens and a sentence at least one, so no example
+            # that starts before ``last`` needs sentences from ``reach`` on.
             reach = min(last + self._max_tokens, num_sentences)
             sentences = np.arange(first, last)
             document_ends = self._find_document_ends(first, last)
@@ -154,15 +155,19 @@ class PairSampler:
                 sentences, document_ends, offsets[first : reach + 1], first
             )
             starts, num_consumed = _follow_chain(self._count_consumed(sentences, candidates))
-            run_starts.append(first + starts[-count % run_length :: run_length])
+            num_to_complete_run = -count % run_length
+            run_starts.append(first + starts[num_to_complete_run::run_length])
             count += len(starts)
             first += num_consumed
         return np.concatenate(run_starts), count
 
     def sample_pairs(self, firsts: IntArray, lasts: IntArray) -> SentencePairs:
-        """Return the examples in some ranges [first, last) of sentences, in order.
+        """Return the examples in some ranges of sentences, in order.
 
-        Each range must start where an example starts and end where another one starts.
+        Args:
+            firsts: First sentence of each range, int64 [ranges]; an example must start there.
+            lasts: End of each range, int64 [ranges]; an example must start there, unless it is the
+                end of the split.
         """
         sizes = lasts - firsts
         sentences = concat_ranges(firsts, sizes)
@@ -179,19 +184,19 @@ class PairSampler:
         counts = self._split.counts
         if not counts.documents:
             raise StoreError(
-                f"{self._split.name}: no document in this part of the store, and pretrain needs "
+                f"{self._split.name}: no document in this part of the store, but pretrain needs "
                 "training and held-out text; prepare more text, or text with more sentence ends, "
                 "with a --held-out share above 0"
             )
         if self._nsp and counts.documents < 2:
             raise StoreError(
-                f"{self._split.name}: it holds one document only, and the second segment of half "
-                "the sentence pairs must come from another; prepare more documents, or turn "
-                "next-sentence prediction off with data.nsp = false"
+                f"{self._split.name}: this part of the store has one document only, but the second "
+                "segment of half the sentence pairs must come from another document; prepare more "
+                "documents, or turn next-sentence prediction off with data.nsp = false"
             )
 
     def _find_document_ends(self, first: int, last: int) -> IntArray:
-        """Return the end of the document of each sentence in [first, last), int64."""
+        """Return, for each sentence in [first, last), the end of its document, int64."""
         documents = self._split.document_offsets
         low = int(np.searchsorted(documents, first, "right")) - 1
         high = int(np.searchsorted(documents, last, "left"))
@@ -225,7 +230,7 @@ class PairSampler:
 
     @staticmethod
     def _count_consumed(sentences: IntArray, candidates: _Candidates) -> IntArray:
-        """Return how many sentences each example consumes, int64 [n], at least 1."""
+        """Return the number of sentences before the next example starts, int64 [n], at least 1."""
         return np.where(candidates.is_random == 1, candidates.a_end, candidates.end) - sentences
 
     def _build_pairs(
@@ -257,7 +262,12 @@ class PairSampler:
     def _draw_random_segments(
         self, states: UInt64Array, documents: IntArray, target: IntArray
     ) -> tuple[IntArray, IntArray]:
-        """Draw sentences of about ``target`` [n] tokens from any document but ``documents`` [n].
+        """Draw consecutive sentences of ``target`` [n] or more tokens from other documents.
+
+        Args:
+            states: Random states, uint64 [n].
+            documents: Numbers of the documents not to draw from, int64 [n].
+            target: Number of tokens to reach, int64 [n], unless the document ends before.
 
         Returns:
             First token and end of each segment, int64 [n].
@@ -290,14 +300,14 @@ def _follow_chain(steps: IntArray) -> tuple[IntArray, int]:
 
 
 def _truncate(a_size: IntArray, b_size: IntArray, max_tokens: int) -> tuple[IntArray, IntArray]:
-    """Return how many tokens to remove from A and from B.
+    """Return the number of tokens to remove from A and from B, int64 [n].
 
     Tokens are removed one at a time from the longer segment, or from B if both are equally long.
     """
     excess = np.maximum(a_size + b_size - max_tokens, 0)
     difference = a_size - b_size
     from_longer = np.minimum(excess, np.abs(difference))
-    # Once both have the same size they take turns, B first.
+    # Once both segments are equally long, tokens are removed from B and A in turn, B first.
     remaining = excess - from_longer
     a_excess = np.where(difference > 0, from_longer, 0) + remaining // 2
     return a_excess, excess - a_excess

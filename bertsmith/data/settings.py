@@ -10,14 +10,15 @@ from bertsmith.settings import SettingsTable
 class DataSettings(SettingsTable):
     """How sentences become training examples; the defaults are those of the paper.
 
-    The shares are those of section 3.1 and appendix A.2 of the paper, and of its code.
+    The default shares are those of section 3.1 and appendix A.2 of the paper, and of the original
+    code.
 
     Attributes:
         max_seqlen: Maximum number of tokens in a sequence, with [CLS] and [SEP].
         batch_size: Sequences per optimizer step.
         objective: "masked" is the paper's masked LM. "left-to-right" predicts each token from
-            those before it, without masks (section 5.1), and reports its loss under the same
-            names. It requires model.attention = "causal" and nsp = false.
+            those before it, without masks (section 5.1), and logs its loss under the names of
+            the masked-LM loss. It requires model.attention = "causal" and nsp = false.
         nsp: Whether an example is a pair of segments, for next-sentence prediction.
         short_seq_prob: Share of examples with a random, shorter target length.
         masking_rate: Share of tokens to predict.

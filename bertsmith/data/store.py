@@ -43,7 +43,7 @@ _SPLIT_TITLES: dict[SplitName, str] = {"train": "training", "heldout": "held-out
 _CHUNK_IDS = 1 << 24
 
 _OFFSET_TYPE = np.dtype("<i8")
-#: Number of bytes hashed at a time, and of offsets checked at a time.
+#: Number of bytes hashed at a time, and number of offsets checked at a time.
 _CHUNK_BYTES, _CHUNK_OFFSETS = 1 << 24, 1 << 20
 #: What to do about a damaged store, for error messages.
 _REBUILD_ADVICE = "remove the folder of the store and make it again with `bertsmith prepare`"
@@ -69,7 +69,7 @@ class Manifest(Settings):
         held_out_below: Documents and parts of documents whose hash is below this fraction of all
             hashes are held out.
         splits: Size of each split.
-        report: What was read, and how much was left out for which reason.
+        report: Number of documents read, and number left out by reason.
         made_by: Name and version of the program that wrote the store.
         checksums: SHA-256 in hexadecimal of each file of the splits, by file name; empty for
             stores of version 0.1.
@@ -94,7 +94,7 @@ class Manifest(Settings):
     def token_counts(self, name: SplitName) -> TokenCounts | None:
         """Return the numbers of tokens and [UNK] tokens in a split.
 
-        None for stores of version 0.1, in which [UNK] tokens were not counted.
+        The result is None for stores of version 0.1, whose manifest has no number of [UNK] tokens.
         """
         num_unknown = self.report.get(UNKNOWN_TOKENS)
         if num_unknown is None:
@@ -111,7 +111,7 @@ class Split:
         sentence_offsets: Offsets into ``ids``, int64 [sentences + 1], strictly ascending from 0.
         document_offsets: Offsets into the sentences, int64 [documents + 1], strictly ascending
             from 0.
-        name: Path and split, for error messages.
+        name: Path of the store and name of the split, for error messages.
     """
 
     ids: NDArray[np.unsignedinteger[Any]]
@@ -151,7 +151,7 @@ def choose_id_bits(vocab_size: int) -> Literal[16, 32]:
 class SplitWriter:
     """Writes the files of one split, some documents at a time, in constant memory.
 
-    The files have temporary names until ``close``.
+    The files have temporary names until ``close`` is called.
 
     Attributes:
         num_unknown: Number of [UNK] tokens written.
@@ -160,7 +160,14 @@ class SplitWriter:
     def __init__(
         self, directory: Path, name: SplitName, bits: Literal[16, 32], unk_id: int | None = None
     ) -> None:
-        """Open the files; ``unk_id`` is the id of [UNK], None to count none."""
+        """Open the files.
+
+        Args:
+            directory: Directory of the store.
+            name: Name of the split.
+            bits: Bits per token id.
+            unk_id: Id of [UNK]; None if [UNK] tokens are not counted.
+        """
         self._directory = directory
         self._unk_id = unk_id
         self.num_unknown = 0
@@ -183,7 +190,7 @@ class SplitWriter:
         if len(ids) != sentence_sizes.sum() or len(sentence_sizes) != document_sizes.sum():
             raise ValueError("the sizes of sentences and documents do not add up")
         if (sentence_sizes <= 0).any() or (document_sizes <= 0).any():
-            raise ValueError("a store holds no empty sentence and no empty document")
+            raise ValueError("sentences and documents of a store must not be empty")
         if self._unk_id is not None:
             self.num_unknown += int(np.count_nonzero(ids == self._unk_id))
         sentence_ends = self._num_tokens + np.cumsum(sentence_sizes)
@@ -252,7 +259,7 @@ class Store:
         if tokenizer.vocab_size != self.manifest.vocab_size:
             raise damaged_file_error(
                 self.path / MANIFEST_FILE,
-                f"it says {self.manifest.vocab_size:,} words, "
+                f"it gives a vocabulary of {self.manifest.vocab_size:,} words, "
                 f"but the tokenizer has {tokenizer.vocab_size:,}",
             )
         return tokenizer
@@ -261,16 +268,17 @@ class Store:
         """Raise StoreError unless the store was made with ``tokenizer``."""
         if tokenizer.hash != self.manifest.vocabulary_hash:
             raise StoreError(
-                f"{self.path}: its ids were made with another vocabulary (hash "
+                f"{self.path}: the store was made with another vocabulary (hash "
                 f"{self.manifest.vocabulary_hash[:12]}, {self.manifest.vocab_size:,} words) than "
-                f"the one given (hash {tokenizer.hash[:12]}, {tokenizer.vocab_size:,} words); "
-                "use the store's own tokenizer, or run `bertsmith prepare` again with this one"
+                f"that of the tokenizer (hash {tokenizer.hash[:12]}, {tokenizer.vocab_size:,} "
+                "words); use the tokenizer of the store, or run `bertsmith prepare` again"
             )
 
     def token_counts(self, name: SplitName, unk_id: int) -> TokenCounts:
         """Return the numbers of tokens and [UNK] tokens in a split.
 
-        For stores of version 0.1 the [UNK] tokens are counted now.
+        The manifest of a store of version 0.1 has no number of [UNK] tokens, so they are counted
+        in the ids.
         """
         counts = self.manifest.token_counts(name)
         if counts is None:
@@ -289,7 +297,7 @@ class Store:
             StoreError: There is no such split, or the offsets are damaged.
         """
         if name not in SPLITS:
-            raise StoreError(f"{self.path}: no split {name!r}; there are {', '.join(SPLITS)}")
+            raise StoreError(f"{self.path}: no split {name!r}; choose one of {', '.join(SPLITS)}")
         manifest = self.manifest
         paths = {part: self.path / f"{name}.{part}" for part in _part_types(manifest.bits)}
         split = Split(
@@ -308,8 +316,8 @@ class Store:
     def verify(self, progress: Progress | None = None) -> bool:
         """Verify the content of all files.
 
-        Stores of version 0.1 have no checksums. Their sizes, their offsets and the range of their
-        ids are verified.
+        A store of version 0.1 has no checksums. Only its file sizes, its offsets and the range of
+        its ids are verified.
 
         Returns:
             Whether the store has checksums.
@@ -361,7 +369,7 @@ def damaged_file_error(name: Path | str, problem: str) -> StoreError:
 
 
 def describe_out_of_vocabulary(max_id: int, vocab_size: int) -> str:
-    """Return the problem of an id outside the vocabulary, for ``damaged_file_error``."""
+    """Describe an id outside the vocabulary, as the ``problem`` of ``damaged_file_error``."""
     return f"it holds the token id {max_id:,}, but the vocabulary has {vocab_size:,} words"
 
 
@@ -371,9 +379,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def format_unknown_shares(counts: Mapping[SplitName, TokenCounts | None]) -> list[str]:
-    """Return lines with the share of [UNK] in each split, and a warning about the highest.
+    """Return lines with the share of [UNK] in each split, and a warning if a share is high.
 
-    Splits without a count or without tokens are left out.
+    Splits without a count or without tokens are left out. The warning is about the split with the
+    highest share.
     """
     by_title = {
         _SPLIT_TITLES[name]: split_counts
@@ -418,7 +427,7 @@ def _read_manifest(path: Path) -> Manifest:
                 f"{path}: this store is unfinished; run the same `bertsmith prepare` command "
                 "again to resume it"
             ) from None
-        raise StoreError(f"{path}: not a store, it holds no {MANIFEST_FILE}; {advice}") from None
+        raise StoreError(f"{path}: not a store: it has no {MANIFEST_FILE}; {advice}") from None
     except ValueError as error:
         raise damaged_file_error(file, f"not valid JSON: {error}") from None
     version = values.get("format") if isinstance(values, dict) else None
@@ -466,7 +475,9 @@ def _check_offsets(path: Path, offsets: IntArray, end: int) -> None:
         chunk = offsets[first : first + _CHUNK_OFFSETS + 1]
         if (chunk[1:] <= chunk[:-1]).any():
             index = first + int(np.argmax(chunk[1:] <= chunk[:-1])) + 1
-            raise damaged_file_error(path, f"its offset number {index:,} does not ascend")
+            raise damaged_file_error(
+                path, f"its offset number {index:,} is not above the one before it"
+            )
 
 
 def _map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,8 +1,8 @@
 """The stream of training examples: a pure function of (seed, epoch, index).
 
-An epoch uses every document of a split once. Its examples, in the order of the store, are grouped
-into runs of 16. The runs are shuffled over the whole split; a fixed number of consecutive runs
-forms a block, and the examples of a block are shuffled. So any example can be reached by
+An epoch uses every document of a split once. The examples of an epoch, in the order of the store,
+are grouped into runs of 16. The runs are shuffled over the whole split. A fixed number of shuffled
+runs forms a block, and the examples of a block are shuffled. So reading an example requires
 computing only its block, and the examples of a batch come from all parts of the store.
 """
 
@@ -23,12 +23,13 @@ from bertsmith.data.sentence_pairs import RNG_ORDER, PairSampler, SentencePairs
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split, damaged_file_error, describe_out_of_vocabulary
 
-#: Examples per run; a run is never divided between blocks. Short, so that a block is a fair
-#: sample of the split.
+#: Examples per run. A run is never divided between blocks. Runs are short, so that the many runs of
+#: a block are a fair sample of the split.
 RUN_LENGTH = 16
-#: Approximate number of tokens in a block: tens of milliseconds of work, a few megabytes.
+#: Approximate number of tokens in a block. Computing a block takes tens of milliseconds and a few
+#: megabytes.
 BLOCK_TOKENS = 1 << 20
-#: Number of cached blocks, and of cached epochs: a batch may cross from one into the next.
+#: Number of blocks, and of epochs, in the cache: a batch may need two consecutive ones.
 _CACHE_SIZE = 2
 #: Distinguishes the random key of the run order from that of the sentence pairs.
 _RUN_ORDER = 1
@@ -56,8 +57,8 @@ class ExampleStream:
         Args:
             split: The documents.
             vocabulary: Special tokens and continuation pieces.
-            settings: How examples are made; its length is ignored.
-            length: S, the maximum number of tokens per sequence, with [CLS] and [SEP].
+            settings: How examples are made; ``settings.max_seqlen`` is ignored.
+            length: Maximum number of tokens per sequence (S), with [CLS] and [SEP].
             seed: Random seed.
             epoch: Number of the epoch.
 
@@ -91,7 +92,9 @@ class ExampleStream:
         return self._settings.objective == "masked"
 
     def batch(self, first: int, count: int) -> ExampleBatch:
-        """Return the examples [first, first + count) of the epoch. Reading in order is fastest.
+        """Return the examples [first, first + count) of the epoch.
+
+        Consecutive batches are read fastest, because blocks are cached.
 
         Raises:
             IndexError: The epoch does not have these examples.
@@ -104,8 +107,9 @@ class ExampleStream:
         parts = []
         for number in range(first // block_size, (last - 1) // block_size + 1):
             block_start = number * block_size
-            low, high = max(first - block_start, 0), min(last - block_start, block_size)
-            parts.append(self._get_block(number).slice(low, high))
+            slice_start = max(first - block_start, 0)
+            slice_end = min(last - block_start, block_size)
+            parts.append(self._get_block(number).slice(slice_start, slice_end))
         return concat_batches(parts)
 
     def _get_block(self, number: int) -> ExampleBatch:
@@ -128,7 +132,8 @@ class ExampleStream:
         ids, segments, positions, cu_seqlens = pack_pairs(
             self._split, pairs, self.vocabulary, nsp=self._settings.nsp
         )
-        if (max_id := int(ids.max())) >= self.vocabulary.vocab_size:
+        max_id = int(ids.max())
+        if max_id >= self.vocabulary.vocab_size:
             problem = describe_out_of_vocabulary(max_id, self.vocabulary.vocab_size)
             raise damaged_file_error(self._split.name, problem)
         if self.is_masked_lm:
@@ -164,10 +169,11 @@ def pack_pairs(
     sizes[:, 1] = pairs.b_size + 1 if nsp else 0
     ends = np.cumsum(sizes).reshape(count, 2)
     starts = ends - sizes
-    # Index in the split of each part's first token; for A, of the token before it, whose place
-    # in the row becomes [CLS].
+    # Both parts are copied with one token more than the segment after it, and the first part also
+    # with one token more before it. [CLS] and [SEP] then replace these tokens.
     sources = np.stack([pairs.a_first - 1, pairs.b_first], axis=1)
     indices = np.arange(int(ends[-1, 1]))
+    # "clip" keeps indices valid where the split has no token before or after a segment.
     ids = split.ids.take(indices + np.repeat(sources - starts, sizes.ravel()), mode="clip")
     ids = ids.astype(np.int64)
     ids[starts[:, 0]] = vocabulary.cls_id
@@ -182,8 +188,8 @@ def pack_pairs(
 class EndlessStream:
     """Consecutive epochs as one endless sequence of examples.
 
-    A batch at the end of an epoch is filled from the next one. So every step has the same number
-    of sequences, and step n has the examples [n * batch, (n + 1) * batch).
+    A batch at the end of an epoch is filled with examples of the next epoch. So every step has the
+    same number of sequences, and step n has the examples [n * batch_size, (n + 1) * batch_size).
     """
 
     def __init__(
@@ -196,13 +202,16 @@ class EndlessStream:
         seed: int,
         first_epoch: int = 0,
     ) -> None:
-        """Start at ``first_epoch``. The other arguments are those of ``ExampleStream``."""
+        """Start with epoch number ``first_epoch``.
+
+        ``ExampleStream`` describes the other arguments.
+        """
         self._make_stream = partial(ExampleStream, split, vocabulary, settings, length, seed)
         self._first_epoch = first_epoch
         self._streams: OrderedDict[int, ExampleStream] = OrderedDict()
-        #: Index of the first example of each epoch, for the epochs counted so far.
+        # Index of the first example of each epoch, for the epochs counted so far.
         self._epoch_starts = [0]
-        # Count the first epoch now, so that too small a split raises StoreError here.
+        # Count the first epoch now, so that a split that is too small raises StoreError here.
         self.locate(0)
 
     def batch(self, first: int, count: int) -> ExampleBatch:
@@ -217,7 +226,7 @@ class EndlessStream:
         return concat_batches(parts)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the epoch of an example of the endless sequence, and its index in that epoch."""
+        """Return the epoch that an example of the endless sequence is in, and its index there."""
         while self._epoch_starts[-1] <= index:
             epoch = self._first_epoch + len(self._epoch_starts) - 1
             self._epoch_starts.append(self._epoch_starts[-1] + len(self._get_stream(epoch)))
@@ -225,7 +234,7 @@ class EndlessStream:
         return self._first_epoch + number, index - self._epoch_starts[number]
 
     def find_epoch_start(self, epoch: int) -> int:
-        """Return the index in the endless sequence of an epoch's first example."""
+        """Return the index of an epoch's first example in the endless sequence."""
         while len(self._epoch_starts) <= epoch - self._first_epoch:
             self.locate(self._epoch_starts[-1])
         return self._epoch_starts[epoch - self._first_epoch]
@@ -250,14 +259,14 @@ def prefetch_batches(
 ) -> Iterator[ExampleBatch]:
     """Yield batches that a background thread computes in advance.
 
-    An error in the thread is raised here. The thread ends when the iterator is closed.
+    An exception in the thread is raised in the caller. The thread ends when the iterator is closed.
 
     Args:
         source: Where the batches are read from.
         first: Index of the first example.
-        count: Examples per batch.
+        count: Number of examples per batch.
         steps: Number of batches.
-        prefetch: Maximum number of batches that wait in the queue.
+        prefetch: Maximum number of finished batches in the queue.
     """
     ready: queue.Queue[ExampleBatch | BaseException] = queue.Queue(maxsize=prefetch)
     stopped = threading.Event()
@@ -276,7 +285,7 @@ def prefetch_batches(
                 if stopped.is_set():
                     return
                 put(source.batch(first + step * count, count))
-        except BaseException as error:  # noqa: BLE001 - it is raised again in the reader's thread
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             put(error)
 
     thread = threading.Thread(target=produce, name="bertsmith-batches", daemon=True)

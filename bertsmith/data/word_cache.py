@@ -1,9 +1,9 @@
 """Tokenizes sentences quickly by caching the ids of every word.
 
-BERT's tokenizer treats the text between two spaces independently of what is around it: cleaning,
+BERT's tokenizer treats the text between two spaces independently of the text around it: cleaning,
 lowercasing, accent stripping and splitting at punctuation never look across a space. So the ids
-of a sentence are the concatenated ids of its space-separated words, and only new words have to be
-tokenized: in running text at most one in twenty.
+of a sentence are the concatenated ids of its space-separated words, and only words that are not in
+the cache have to be tokenized. In running text, that is at most one word in twenty.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,21 @@ from bertsmith.text.wordpiece import Tokenizer
 
 #: Maximum number of cached words (about 60 MB). When it is exceeded, the cache is cleared.
 MAX_CACHED_WORDS = 1 << 18
-#: Sentences tokenized at a time, few enough that their words stay in the processor's cache.
+#: Number of sentences tokenized at a time, small enough for their words to stay in the CPU cache.
 _CHUNK_SENTENCES = 2048
 #: Common punctuation, surrounded by spaces first so that "end." is cached as "end" and ".". The
 #: ids do not change, since the tokenizer always splits there. ``_tokenize_new_words`` needs "[".
 _PUNCTUATION = ",.()['\"-"
+#: Number of new words that are joined into one text for the tokenizer.
+_WORDS_PER_TEXT = 64
 
 
 class _WordNumbers(dict[str, int]):
     """Numbers words in the order in which they first occur."""
 
     def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
+        number = len(self)
+        self[word] = number
         return number
 
 
@@ -40,12 +43,13 @@ class CachedTokenizer:
     def __init__(self, tokenizer: Tokenizer, max_cached_words: int = MAX_CACHED_WORDS) -> None:
         """Wrap ``tokenizer``, with a cache for at most about ``max_cached_words`` words."""
         self._segmenter = tokenizer.segmenter
-        # Whole texts are segmented, before they are split at spaces.
+        # Sentences are segmented before they are split into words, so words are not segmented.
         self._tokenizer = Tokenizer(replace(tokenizer.spec, segmenter=None))
-        # An added token may contain spaces, so then words cannot be cached.
+        # An added token may contain spaces. Then the ids of a word depend on its neighbors and
+        # cannot be cached.
         self._uncached_tokenizer = tokenizer if tokenizer.spec.added else None
         self._max_cached_words = max_cached_words
-        # Word number i has the ids _ids[_starts[i] : _starts[i] + _sizes[i]].
+        # The ids of word number i are _ids[_starts[i] : _starts[i] + _sizes[i]].
         self._word_numbers = _WordNumbers()
         self._sizes: IntArray = np.zeros(0, np.int64)
         self._starts: IntArray = np.zeros(0, np.int64)
@@ -100,22 +104,25 @@ class CachedTokenizer:
         return text.split("\n")
 
     def _tokenize_new_words(self) -> None:
-        """Tokenize the words that are numbered but not yet in the cache."""
-        num_known = len(self._sizes)
-        num_new = len(self._word_numbers) - num_known
+        """Tokenize the words that have a number but no cached ids yet."""
+        num_cached = len(self._sizes)
+        num_new = len(self._word_numbers) - num_cached
         new_words = list(islice(reversed(self._word_numbers), num_new))[::-1]
         if not new_words:
             return
-        # Each call of the tokenizer has a fixed cost per text, so a text holds many words with
-        # [SEP] between them. No word contains "[", so none can look like a special token.
-        texts = [
-            " [SEP] ".join(new_words[i : i + 64]) + " [SEP]" for i in range(0, len(new_words), 64)
-        ]
+        # The tokenizer has a fixed cost per text, so many words are joined into one text, each
+        # followed by [SEP]. No word contains "[", so no word can look like a special token.
+        texts = []
+        for first in range(0, len(new_words), _WORDS_PER_TEXT):
+            words = new_words[first : first + _WORDS_PER_TEXT]
+            texts.append("".join(f"{word} [SEP] " for word in words))
         id_lists = self._tokenizer.encode_batch(texts, allow_special=True)
-        row = np.fromiter(chain.from_iterable(id_lists), np.int64, sum(map(len, id_lists)))
-        is_separator = row == self._tokenizer.sep_id
+        ids_with_separators = np.fromiter(
+            chain.from_iterable(id_lists), np.int64, sum(map(len, id_lists))
+        )
+        is_separator = ids_with_separators == self._tokenizer.sep_id
         sizes = np.diff(np.flatnonzero(is_separator), prepend=-1) - 1
-        ids = row[~is_separator]
+        ids = ids_with_separators[~is_separator]
         self._starts = np.append(self._starts, len(self._ids) + np.cumsum(sizes) - sizes)
         self._sizes = np.append(self._sizes, sizes)
         self._ids = np.append(self._ids, ids)

@@ -1,6 +1,6 @@
 """The worker process of ``prepare``: turns a group of documents into a shard file.
 
-It imports only NumPy, ``tokenizers`` and ``sentencex``, and ends when its parent process does.
+A worker imports only NumPy, ``tokenizers`` and ``sentencex``. It ends when its parent process does.
 """
 
 import io
@@ -34,7 +34,7 @@ class ShardTask:
     Attributes:
         path: Shard file to write.
         texts: Texts of the documents.
-        presplit: Whether each text already has one sentence per line.
+        presplit: For each text, whether it already has one sentence per line.
     """
 
     path: Path
@@ -44,11 +44,12 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """An error in a worker.
+    """An exception in a worker.
 
     Attributes:
-        error: An error of the user or the system; None for any other exception.
-        traceback: Traceback of any other exception, else empty.
+        error: The exception, if a mistake of the user or the operating system caused it; None for
+            any other exception.
+        traceback: Traceback of any other exception; empty if ``error`` is set.
     """
 
     error: BertsmithError | OSError | None
@@ -56,7 +57,7 @@ class WorkerFailure:
 
 
 class DamagedShardError(StoreError):
-    """A shard file does not have the content that was written."""
+    """The content of a shard file has changed since it was written."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Shard:
         """Read a shard.
 
         Raises:
-            DamagedShardError: The file does not have the content that was written.
+            DamagedShardError: The content of the file has changed since it was written.
         """
         content = path.read_bytes()
         try:
@@ -107,10 +108,11 @@ class Shard:
 
     @classmethod
     def _parse(cls, content: bytes) -> "Shard":
-        # NumPy may stop reading before the end of an entry, where its CRC-32 is compared.
+        # zipfile compares the CRC-32 at the end of an entry, which NumPy may not read.
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if damaged_entry := archive.testzip():
-                raise ValueError(f"the CRC-32 of {damaged_entry} does not match")
+            damaged_entry = archive.testzip()
+        if damaged_entry is not None:
+            raise ValueError(f"the CRC-32 of {damaged_entry} does not match")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays.files}
         shard = cls(**values | {"empty": int(values["empty"])})
@@ -119,7 +121,7 @@ class Shard:
             or len(shard.sentence_sizes) != shard.document_sizes.sum()
             or len(shard.document_sizes) != len(shard.hashes)
         ):
-            raise ValueError("its sizes do not add up")
+            raise ValueError("the sizes of its sentences and documents do not add up")
         return shard
 
 
@@ -169,7 +171,7 @@ def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, bits
 
 
 def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, bits: int) -> None:
-    """Build a shard for every task received; answer each with None or a WorkerFailure."""
+    """Build a shard for every task received, and reply with None or a WorkerFailure."""
     try:
         tokenizer = CachedTokenizer(Tokenizer.load(tokenizer_path))
         while True:

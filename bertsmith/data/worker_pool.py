@@ -1,7 +1,7 @@
 """A pool of worker processes for ``prepare``; each worker runs one task at a time.
 
-Workers are new Python processes, not forks: they import only what they need, whatever the parent
-has imported, and do not depend on the parent's main module.
+Workers are new Python processes, not forks. So they import only the modules they need, whatever the
+parent process has imported, and do not import the parent's main module.
 """
 
 import signal
@@ -20,18 +20,18 @@ _WORKER_CODE = "import sys; from {module} import main; main()"
 
 
 class WorkerPool:
-    """Worker processes that each run ``module.main``.
+    """Worker processes that each run the function ``main`` of a module.
 
-    As a context manager it waits for the current tasks at exit, then ends the workers.
+    At its exit, the context manager waits for the current tasks and then ends the workers.
     """
 
     def __init__(self, max_workers: int, module: str, arguments: Sequence[str]) -> None:
-        """Create the pool. A worker is started when a task finds no idle worker.
+        """Create the pool, without workers. A worker is started if a task finds no idle worker.
 
         Args:
             max_workers: Maximum number of processes.
-            module: Module whose ``main`` a worker runs. Its ``sys.argv[1:]`` is the file
-                descriptor of a connection, followed by ``arguments``.
+            module: Module whose ``main`` a worker runs. ``sys.argv[1:]`` of the worker is the file
+                descriptor of a connection to the parent process, followed by ``arguments``.
             arguments: Further arguments for every worker.
         """
         self._max_workers = max_workers
@@ -56,7 +56,7 @@ class WorkerPool:
                 self._start_worker()
             else:
                 answer = self._receive_answer()
-        # If the worker has died, waiting for its answer raises the error.
+        # If the worker has died, ``_receive_answer`` raises the error later.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._idle.pop().send(task)
         return answer
@@ -67,7 +67,7 @@ class WorkerPool:
         descriptor = worker_end.fileno()
         code = _WORKER_CODE.format(module=self._module)
         command = [sys.executable, "-c", code, str(descriptor), *self._arguments]
-        # No shell is involved, and the arguments come from this program.
+        # S603 warns about untrusted input: the arguments come from this program.
         process = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)  # noqa: S603
         worker_end.close()
         self._workers[connection] = process
@@ -81,7 +81,7 @@ class WorkerPool:
         return answers
 
     def _receive_answer(self) -> Any:
-        """Wait for an answer of any busy worker, mark that worker as idle, return the answer."""
+        """Wait until a busy worker answers, mark that worker as idle, and return its answer."""
         busy = [connection for connection in self._workers if connection not in self._idle]
         connection = wait(busy)[0]
         assert isinstance(connection, Connection)
@@ -108,10 +108,15 @@ class WorkerPool:
 
 
 def _describe_death(status: int) -> str:
-    """Return the error message for a worker that ended with this exit status."""
-    cause = f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-    hint = "; the machine may have run out of memory: try fewer --workers" if status == -9 else ""
-    return (
-        f"a worker process was ended {cause}{hint}. Run the same command again: "
-        "it resumes from the finished shards"
-    )
+    """Return the error message for a worker that ended with this exit status.
+
+    Args:
+        status: ``Popen.returncode``, which is negative if a signal ended the process.
+    """
+    if status >= 0:
+        problem = f"a worker process ended with exit status {status}"
+    else:
+        problem = f"a worker process was ended by {signal.Signals(-status).name}"
+    if status == -signal.SIGKILL:
+        problem += "; the machine may have run out of memory: try fewer --workers"
+    return f"{problem}. Run the same command again: it resumes from the finished shards"

@@ -11,13 +11,13 @@ from tokenizers import pre_tokenizers
 
 #: One more than the last Unicode code point.
 _NUM_CODE_POINTS: Final = 0x110000
-#: How the tokenizer treats a code point: not examined yet, removed, whitespace, a word of its own
-#: (punctuation, a Chinese character), or part of a word.
+#: Classes of code points, by how the tokenizer treats them: not examined yet, removed, whitespace,
+#: a word by itself (punctuation, a Chinese character), or part of a word.
 _UNSEEN, _REMOVED, _SPACE, _SINGLE, _LETTER = range(5)
 
 
 def has_surrogates(text: str) -> bool:
-    """Return whether a text has lone surrogates, which JSON can contain but UTF-8 cannot."""
+    """Return whether a text has lone surrogates, which JSON can encode but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -26,7 +26,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def _find_long_runs(flags: NDArray[np.bool_], max_length: int) -> NDArray[np.bool_]:
-    """Return which elements [n] are in a run of more than ``max_length`` true elements."""
+    """Return whether each element, [n], is in a run of more than ``max_length`` true elements."""
     bounds = np.concatenate([[-1], np.flatnonzero(~flags), [len(flags)]])
     is_long = np.diff(bounds) - 1 > max_length
     steps = np.zeros(len(flags) + 1, np.int8)
@@ -54,9 +54,12 @@ class Alphabet:
 
 
 def build_ascii_alphabet(*, lowercase: bool) -> Alphabet:
-    """Return the ASCII digits, letters and punctuation; no capitals if text is lowercased.
+    """Return the alphabet of the ASCII digits, letters and punctuation.
 
-    Only digits and letters continue a word, since the tokenizer splits at punctuation.
+    Only digits and letters continue a word, because the tokenizer splits at punctuation.
+
+    Args:
+        lowercase: Whether text is lowercased, so that capital letters are left out.
     """
     letters = string.ascii_lowercase if lowercase else string.ascii_letters
     continuations = sorted(string.digits + letters)
@@ -79,11 +82,11 @@ class CharacterCounts:
         self._max_word_length = max_word_length
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
         self._classes: NDArray[np.uint8] = np.zeros(_NUM_CODE_POINTS, dtype=np.uint8)
-        # [2, code points]: how often a character starts a word, and how often it continues one.
+        # Row 0 counts how often each code point starts a word, row 1 how often it continues a word.
         self._counts: NDArray[np.int64] = np.zeros((2, _NUM_CODE_POINTS), dtype=np.int64)
 
     def add(self, text: str) -> None:
-        """Count the characters of ``text``; fastest with some hundred thousand at a time."""
+        """Count the characters of ``text``; fastest with some hundred thousand characters."""
         points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
         classes = self._classes[points]
         unseen = np.unique(points[classes == _UNSEEN])
@@ -109,9 +112,9 @@ class CharacterCounts:
         return not self._counts.any()
 
     def choose_alphabet(self, coverage: float, max_pieces: int, required: Alphabet) -> Alphabet:
-        """Choose the required characters and the most frequent other ones.
+        """Choose the required characters, and the most frequent of the other characters.
 
-        Ties are ordered by code point.
+        Equally frequent characters are ordered by code point.
 
         Args:
             coverage: Share of the text's characters that the alphabet should cover, 0 to 1.
@@ -135,9 +138,9 @@ class CharacterCounts:
         return Alphabet(tuple(sorted(characters)), tuple(sorted(continuations)))
 
     def make_word_filter(self, alphabet: Alphabet) -> Callable[[str], str]:
-        """Return a function that removes words from a text that has been counted.
+        """Return a function that removes unsuitable words from a text that has been counted.
 
-        It removes the words with a character outside ``alphabet`` and those that are too long.
+        Words are unsuitable if they have a character outside ``alphabet`` or are too long.
         """
         characters = set(alphabet.characters)
         is_outside = np.zeros(_NUM_CODE_POINTS, dtype=bool)
@@ -163,7 +166,7 @@ class CharacterCounts:
         return filter_words
 
     def _classify(self, character: str) -> int:
-        """Return the class of a character: removed, space, letter, or a word by itself."""
+        """Return the class of a character: removed, whitespace, letter, or a word by itself."""
         normalized = self._normalize(character)
         if not normalized:
             return _REMOVED
@@ -174,7 +177,7 @@ class CharacterCounts:
         return _LETTER if is_letter else _SINGLE
 
     def _normalize_counts(self) -> tuple[dict[str, int], set[str]]:
-        """Return the count of each normalized character, and those that continue words."""
+        """Return the count of each normalized character, and the characters that continue words."""
         totals: dict[str, int] = {}
         continuations: set[str] = set()
         for point in np.flatnonzero(self._counts.sum(axis=0)):

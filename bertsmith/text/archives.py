@@ -1,4 +1,4 @@
-"""Reads gzip, xz, bzip2, zstd and uncompressed streams; the content decides which one it is."""
+"""Reads gzip, xz, bzip2, zstd and uncompressed streams, and detects which of them a stream is."""
 
 import bz2
 import gzip
@@ -10,14 +10,14 @@ from typing import IO, Any, Final, cast
 
 import zstandard
 
-#: First bytes of a compressed stream, by compression.
+#: First bytes of a compressed stream, for each compression.
 MAGIC_BYTES: Final = {
     "gzip": b"\x1f\x8b",
     "xz": b"\xfd7zXZ\x00",
     "bzip2": b"BZh",
     "zstd": b"\x28\xb5\x2f\xfd",
 }
-#: Compression by file name suffix.
+#: Compression for each suffix of a file name.
 COMPRESSION_SUFFIXES: Final = {
     ".gz": "gzip",
     ".xz": "xz",
@@ -34,15 +34,15 @@ DECOMPRESSION_ERRORS: Final = (
     gzip.BadGzipFile,
 )
 
-#: Buffer size of readers, in bytes: large enough that calls cost little, small enough for many
-#: open files.
+#: Buffer size of readers, in bytes: large enough to make few calls, small enough for many open
+#: files.
 BUFFER_BYTES: Final = 1 << 20
 #: Number of bytes examined to detect the format of a stream.
 HEAD_BYTES: Final = 1 << 16
 
 
 class _ZstdReader(io.RawIOBase):
-    """Decompresses zstd frames; unlike the reader of ``zstandard``, it detects truncation."""
+    """Decompresses zstd frames. Unlike the reader of ``zstandard``, it detects truncation."""
 
     def __init__(self, compressed: IO[bytes]) -> None:
         self._compressed = compressed
@@ -89,7 +89,7 @@ class _ZstdReader(io.RawIOBase):
 
 
 class _RewoundReader(io.RawIOBase):
-    """A stream that starts with bytes which were already read from it."""
+    """A stream that returns the bytes already read from another stream, then the other bytes."""
 
     def __init__(self, head: bytes, stream: io.BufferedIOBase) -> None:
         self._head = memoryview(head)
@@ -104,7 +104,7 @@ class _RewoundReader(io.RawIOBase):
             buffer[:count] = self._head[:count]
             self._head = self._head[count:]
             return count
-        # read1 decompresses one block at a time, so an error in the next block does not lose this.
+        # read1 decompresses one block per call, so an error does not lose the blocks before it.
         data = self._stream.read1(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -123,7 +123,7 @@ _DECOMPRESSORS: Final[dict[str, Callable[[IO[bytes]], object]]] = {
 
 
 def detect_compression(head: bytes) -> str | None:
-    """Return the compression of a stream that starts with ``head``; None if there is none."""
+    """Return the compression of a stream that starts with ``head``; None if not compressed."""
     return next((name for name, magic in MAGIC_BYTES.items() if head.startswith(magic)), None)
 
 
@@ -131,7 +131,8 @@ def decompress(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
     """Decompress a stream, if it is compressed.
 
     Returns:
-        The first decompressed bytes, up to HEAD_BYTES, and a reader of all decompressed bytes.
+        The first HEAD_BYTES decompressed bytes, or fewer if the stream is shorter, and a reader of
+        all decompressed bytes.
 
     Raises:
         EOFError, zlib.error, ...: The stream is damaged; see DECOMPRESSION_ERRORS.
@@ -148,13 +149,17 @@ def decompress(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
 
 
 def _read_head(stream: io.BufferedIOBase) -> bytes:
-    """Read HEAD_BYTES or until the end; a pipe may return fewer bytes per call.
+    """Read HEAD_BYTES bytes, or fewer at the end of the stream.
 
-    Damage after the first bytes is not an error here: reading on will raise it again.
+    An error after the first bytes is not raised here, because reading further raises it again.
     """
     head = b""
     try:
-        while len(head) < HEAD_BYTES and (chunk := stream.read1(HEAD_BYTES - len(head))):
+        # A pipe may return fewer bytes than requested, so one call is not enough.
+        while len(head) < HEAD_BYTES:
+            chunk = stream.read1(HEAD_BYTES - len(head))
+            if not chunk:
+                break
             head += chunk
     except DECOMPRESSION_ERRORS:
         if not head:

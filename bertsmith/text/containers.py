@@ -1,4 +1,4 @@
-"""Reads the documents of files that contain many: JSON Lines, WikiExtractor output, Parquet."""
+"""Reads files with many documents: JSON Lines, WikiExtractor output and Parquet."""
 
 import html
 import re
@@ -38,7 +38,10 @@ def make_document(text: str, layout: str, container: str) -> RawDocument:
 def read_json_lines(
     lines: LineReader, layout: str, field: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
-    """Read one JSON object per line, with the text in ``field``; null is an empty document."""
+    """Read documents from one JSON object per line, with the text in ``field``.
+
+    A null text is an empty document.
+    """
     for line in lines:
         decoded = lines.decode(line, errors)
         if decoded is None or not decoded.strip():
@@ -59,7 +62,7 @@ def read_json_lines(
 
 
 def _get_text(value: Any, field: str, lines: LineReader, errors: ErrorHandler) -> str | None:
-    """Return the text of a parsed line; None after a skipped error."""
+    """Return the text in a parsed JSON value; None if it is invalid and errors are skipped."""
     if not isinstance(value, dict):
         errors.report(
             f"a JSON {type(value).__name__} where an object was expected",
@@ -72,7 +75,7 @@ def _get_text(value: Any, field: str, lines: LineReader, errors: ErrorHandler) -
         errors.report(
             f"no field {field!r} in this object",
             lines.location(),
-            f"its fields are {names}; name the one with the text by --field",
+            f"its fields are {names}; choose the field with the text by --field",
         )
         return None
     text = value[field]
@@ -82,7 +85,7 @@ def _get_text(value: Any, field: str, lines: LineReader, errors: ErrorHandler) -
         errors.report(
             f"field {field!r} holds {type(text).__name__}, not text",
             lines.location(),
-            "expected a string; name the field with the text by --field",
+            "expected a string; choose the field with the text by --field",
         )
         return None
     # A JSON escape such as \ud800 is a lone surrogate, which UTF-8 cannot represent.
@@ -92,7 +95,10 @@ def _get_text(value: Any, field: str, lines: LineReader, errors: ErrorHandler) -
 def read_wikiextractor(
     lines: LineReader, layout: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
-    """Read ``<doc id= title= ...>`` ... ``</doc>``; a first line with the title is left out."""
+    """Read documents between ``<doc id= title= ...>`` and ``</doc>``.
+
+    If the first line of a document repeats its title, the line is left out.
+    """
     body: list[str] | None = None
     title = None
     for line in lines:
@@ -118,7 +124,7 @@ def read_wikiextractor(
         errors.report(
             "the last <doc ...> has no </doc>",
             lines.location(),
-            "the file was cut off; expected WikiExtractor's whole output",
+            "the file is truncated; expected WikiExtractor's complete output",
         )
 
 
@@ -163,17 +169,17 @@ def _check_column(schema: Any, path: Path, field: str) -> None:
         names = ", ".join(repr(name) for name in schema.names)
         raise CorpusError(
             f"{path}: no column {field!r}; its columns are {names}; "
-            "name the one with the text by --field"
+            "choose the column with the text by --field"
         )
     column_type = str(schema.field(field).type)
     if "string" not in column_type:
         raise CorpusError(
-            f"{path}: column {field!r} holds {column_type}, not text; name another one by --field"
+            f"{path}: column {field!r} holds {column_type}, not text; choose another by --field"
         )
 
 
 def _decode_cell(value: bytes | None, location: str, errors: ErrorHandler) -> str | None:
-    """Decode a cell as UTF-8; None, after a skipped error, if it is not valid."""
+    """Decode a cell as UTF-8; return None if it is invalid and errors are skipped."""
     if value is None:
         return ""
     try:

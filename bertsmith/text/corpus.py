@@ -22,7 +22,7 @@ __all__ = [
     "read_documents",
 ]
 
-#: Maximum number of skipped places that a report lists; further ones are only counted.
+#: Maximum number of skipped errors that a report lists. Further errors are only counted.
 MAX_EXAMPLES = 20
 
 Format = Literal["auto", "sentences", "prose", "markdown", "jsonl", "wikiextractor", "parquet"]
@@ -33,8 +33,8 @@ class Document:
     """A document of a corpus.
 
     Attributes:
-        text: One paragraph per line; one sentence per line if ``presplit``.
-        source: Name of its source.
+        text: Text with one paragraph per line, or one sentence per line if ``presplit``.
+        source: Name of the document's source.
         number: Number of the document in its source, from 0.
         presplit: Whether each line is a sentence.
     """
@@ -51,11 +51,13 @@ class CorpusOptions(Settings):
     Attributes:
         format: "auto" detects the format from names and content. "jsonl", "wikiextractor" and
             "parquet" are file formats. "sentences" (one sentence per line, blank lines between
-            documents), "prose" and "markdown" are layouts of text, also of the text inside JSON
+            documents), "prose" and "markdown" are layouts of plain text, and of the text in JSON
             Lines and Parquet.
         field: Name of the text field in JSON Lines and Parquet.
-        on_error: Whether to stop at the first error, or to skip and count the document or file.
-        deduplicate: Which exact repetitions are left out.
+        on_error: "stop" raises the first error. "skip" skips and counts the documents, lines or
+            files with an error.
+        deduplicate: Whether exact repetitions of documents, of paragraphs, or of both are left
+            out.
     """
 
     format: Format = "auto"
@@ -70,7 +72,7 @@ class CorpusReport:
 
     Attributes:
         documents: Documents returned.
-        characters: Unicode code points of these documents.
+        characters: Unicode code points in the returned documents.
         repeated_documents: Documents left out as repetitions.
         repeated_paragraphs: Paragraphs left out as repetitions.
         empty_documents: Documents left out because they have no text.
@@ -104,7 +106,7 @@ class CorpusReport:
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
 
     def require_documents(self) -> None:
-        """Raise CorpusError, with the counts of what was left out, if no document was read."""
+        """Raise CorpusError if no document was read; the message has the counts of this report."""
         if not self.documents:
             details = "; ".join(self.lines()[1:]) or "the sources hold no text"
             raise CorpusError(f"no document was found: {details}")
@@ -124,7 +126,7 @@ class CorpusReport:
             (self.repeated_paragraphs, "repeated paragraph", "repeated paragraphs"),
         )
         lines += [
-            f"{count_noun(count, singular, plural)} left out"
+            f"left out {count_noun(count, singular, plural)}"
             for count, singular, plural in omissions
             if count
         ]
@@ -153,13 +155,13 @@ def read_documents(
     deduplicate it.
 
     Args:
-        sources: What to read.
-        options: How to read it; None for the defaults.
-        report: Counts what is read and left out.
+        sources: Sources to read.
+        options: How to read the sources; None for the defaults.
+        report: Report that counts what is read and left out.
 
     Raises:
-        CorpusError: A source cannot be read; the message names the file and the line or byte.
-            Not raised with ``on_error = "skip"``.
+        CorpusError: A source cannot be read, and ``on_error`` is "stop". The message names the
+            file and the line or byte.
     """
     options = CorpusOptions() if options is None else options
     report = CorpusReport() if report is None else report
@@ -202,7 +204,7 @@ class _Deduplicator:
         self._report = report
 
     def remove_repetitions(self, text: str) -> str:
-        """Return the new text of a document; "" if all of it is repeated."""
+        """Return the text of a document without repetitions; "" if all of the text is repeated."""
         if self._documents is not None and not self._documents.add(text):
             self._report.repeated_documents += 1
             return ""

@@ -4,7 +4,7 @@ from array import array
 from hashlib import blake2b
 from typing import Final
 
-#: Initial number of slots. A power of two, so that a bit mask reduces a hash to a slot.
+#: Initial number of slots. It is a power of two, so that a bit mask turns a hash into a slot.
 _INITIAL_SLOTS: Final = 1 << 12
 
 
@@ -12,8 +12,8 @@ class SeenTexts:
     """A set of 64-bit text hashes, in a flat array with open addressing.
 
     The array is at most three quarters full and takes 10.7 to 21.3 bytes per text. The
-    probability that any two of n different texts are confused is below n² / 2⁶⁵: 1 in 4,000 for a
-    hundred million texts.
+    probability that two of n different texts have the same hash is below n² / 2⁶⁵: 1 in 4,000 for
+    a hundred million texts.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class SeenTexts:
         return self._count
 
     def add(self, text: str) -> bool:
-        """Add ``text``; return whether it is new."""
+        """Add ``text``, and return whether it was not in the set before."""
         digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         # Zero marks an empty slot.
         value = int.from_bytes(digest, "little") or 1

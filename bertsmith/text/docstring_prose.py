@@ -9,7 +9,7 @@ from bertsmith.text.sentences import split_sentences
 
 
 def _word_set(words: str) -> frozenset[str]:
-    """Return the words separated by "|"."""
+    """Return the set of words in a string that separates them by "|"."""
     return frozenset(words.split("|"))
 
 
@@ -67,12 +67,12 @@ _MARKUP: Final = (
     ("\\", re.compile(r"\\(?=[*_ `|\\])"), ""),
 )
 
-#: A dot inside a dotted name (but not in "e.g."), which does not end a sentence, and the
-#: placeholder that replaces it during sentence splitting.
+#: A dot inside a dotted name (but not in "e.g."), which does not end a sentence. A placeholder
+#: replaces such dots during sentence splitting.
 _INNER_DOT: Final = re.compile(r"(?<=\w\w)\.(?=[A-Za-z_]{2})")
 _DOT_PLACEHOLDER: Final = "\x01"
 
-#: Words that occur in nearly every English sentence of some length.
+#: Very common words. Nearly every English sentence has some of them.
 _COMMON_WORDS: Final = _word_set(
     "the|a|an|of|to|is|are|in|and|for|this|that|be|with|if|it|or|on|by|as|from|not|can|will|"
     "should|must|may|when|which|at|has|have|was|but|you|we|its|all|no|any|use|used|returns|"
@@ -90,16 +90,17 @@ def extract_prose(docstring: str) -> list[list[str]]:
     for block in _iterate_blocks(inspect.cleandoc(docstring).expandtabs().split("\n")):
         text = _INNER_DOT.sub(_DOT_PLACEHOLDER, _remove_markup(" ".join(block)))
         sentences = [sentence.replace(_DOT_PLACEHOLDER, ".") for sentence in split_sentences(text)]
-        if english := [sentence for sentence in sentences if is_english(sentence)]:
-            paragraphs.append(english)
+        english_sentences = [sentence for sentence in sentences if is_english(sentence)]
+        if english_sentences:
+            paragraphs.append(english_sentences)
     return paragraphs
 
 
 def is_english(sentence: str) -> bool:
     """Return whether a sentence reads as English.
 
-    It starts with a capital, ends with a full stop or similar, consists mostly of words, some of
-    them very common, and contains few code symbols.
+    An English sentence starts with a capital, ends with a full stop, question mark or exclamation
+    mark, consists mostly of words, contains some very common words, and has few code symbols.
     """
     if not (_SENTENCE_START.match(sentence) and _SENTENCE_END.search(sentence)):
         return False
@@ -157,9 +158,9 @@ def _parse_item(line: str) -> tuple[str, bool]:
 
 
 def _iterate_prose_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines outside code, tables, doctests, directives and skipped sections.
+    """Yield the lines of prose: none of code, tables, doctests, directives and skipped sections.
 
-    A line that is left out becomes an empty line, which separates the text around it.
+    An empty line replaces each line that is left out, to separate the text before and after it.
     """
     line_filter = _LineFilter()
     for number, line in enumerate(lines):
@@ -171,7 +172,7 @@ def _iterate_prose_lines(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _is_label(line: str, next_line: str) -> bool:
-    """Return whether a short line only names what the indented lines below it explain."""
+    """Return whether a line is a short label that the indented lines below it explain."""
     text = line.strip()
     is_followed_by_indent = bool(next_line.strip()) and _measure_indent(
         next_line
@@ -181,7 +182,7 @@ def _is_label(line: str, next_line: str) -> bool:
 
 
 class _LineFilter:
-    """Tracks the structure of a docstring from line to line, to tell prose from other lines."""
+    """Distinguishes prose from other lines by the structure of the docstring so far."""
 
     def __init__(self) -> None:
         self._in_fence = False
@@ -192,7 +193,7 @@ class _LineFilter:
         self._section_indent: int | None = None
 
     def is_prose(self, line: str, next_line: str) -> bool:
-        """Return whether ``line`` is prose. Must be called for every line, in order."""
+        """Return whether ``line`` is prose. This must be called for every line, in order."""
         if _FENCE.match(line):
             self._in_fence = not self._in_fence
             return False
@@ -239,8 +240,8 @@ class _LineFilter:
         """Detect a line that opens an indented block, and update the state.
 
         Returns:
-            Whether the line is a directive. A line that ends with "::" opens a code block, but
-            may be prose.
+            Whether the line is a directive. The result is False for a line that ends with "::" and
+            opens a code block, because such a line may be prose.
         """
         if directive := _DIRECTIVE.match(line):
             if (directive[1] or "").lower() not in _PROSE_DIRECTIVES:

@@ -1,7 +1,6 @@
 """Extracts English text from the docstrings of the installed Python packages.
 
-This provides real text on every machine without a download. The packages are parsed, never
-imported.
+So every machine has some real text without a download. The packages are parsed, never imported.
 """
 
 import ast
@@ -30,11 +29,11 @@ _SKIPPED_FOLDERS: Final = frozenset(
         *("__pycache__", "site-packages", "dist-packages", "node_modules"),
     )
 )
-#: A file with fewer bytes of triple-quoted text is not worth parsing.
+#: Minimum number of bytes in triple-quoted strings; files with fewer are not parsed, to save time.
 _MIN_QUOTED_BYTES: Final = 400
-#: A larger file is data or generated code.
+#: Maximum size of a file; larger files are data or generated code.
 _MAX_FILE_BYTES: Final = 4 << 20
-#: A module with fewer sentences is left out.
+#: Minimum number of sentences in a module; modules with fewer are left out.
 _MIN_SENTENCES: Final = 3
 #: Number of files per task of a worker process, and maximum number of tasks in flight.
 _BATCH_FILES, _MAX_PENDING = 32, 16
@@ -45,7 +44,12 @@ _TRIPLE_QUOTED: Final = re.compile(
 
 @dataclass(frozen=True)
 class ModuleProse:
-    """The prose of a module's docstrings: paragraphs, each a tuple of sentences."""
+    """The prose of a module's docstrings.
+
+    Attributes:
+        module: Full name of the module.
+        paragraphs: Paragraphs, each a tuple of sentences.
+    """
 
     module: str
     paragraphs: tuple[tuple[str, ...], ...]
@@ -82,7 +86,7 @@ def read_documentation(
 ) -> Iterator[ModuleProse]:
     """Yield the prose of each documented module, sorted by name, without repeated sentences.
 
-    Takes a few seconds per hundred megabytes of source.
+    Reading takes a few seconds per hundred megabytes of source code.
 
     Args:
         folders: Where to look for modules; None for all installed packages.
@@ -95,13 +99,13 @@ def read_documentation(
     seen = SeenTexts()
     for num_files, modules in _read_batches(files, processes):
         for module in modules:
-            paragraphs = tuple(
-                new_sentences
-                for paragraph in module.paragraphs
-                if (new_sentences := tuple(filter(seen.add, paragraph)))
-            )
+            paragraphs = []
+            for paragraph in module.paragraphs:
+                new_sentences = tuple(sentence for sentence in paragraph if seen.add(sentence))
+                if new_sentences:
+                    paragraphs.append(new_sentences)
             if sum(map(len, paragraphs)) >= _MIN_SENTENCES:
-                yield ModuleProse(module.module, paragraphs)
+                yield ModuleProse(module.module, tuple(paragraphs))
         progress.advance(num_files)
     progress.finish()
 
@@ -109,7 +113,7 @@ def read_documentation(
 def _read_batches(
     files: Sequence[tuple[str, Path]], processes: int
 ) -> Iterator[tuple[int, list[ModuleProse]]]:
-    """Yield the number of files of each batch, in order, and their prose."""
+    """Yield, for each batch of files in order, the number of files and the prose of the modules."""
     batches = [files[start : start + _BATCH_FILES] for start in range(0, len(files), _BATCH_FILES)]
     if processes <= 1:
         for batch in batches:
@@ -131,16 +135,15 @@ def _read_batches(
 
 
 def _prepare_worker() -> None:
-    """Leave Ctrl-C to the parent, and turn off garbage collection, which takes a fifth of the time.
-
-    Syntax trees have no reference cycles.
-    """
+    """Configure signals and garbage collection of a worker process."""
+    # The parent process handles Ctrl-C, which reaches the workers too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Syntax trees have no reference cycles, so collection would only take a fifth of the time.
     gc.disable()
 
 
 def read_modules(files: Sequence[tuple[str, Path]]) -> list[ModuleProse]:
-    """Return the prose of the modules that have any."""
+    """Return the prose of the modules (name and file) whose docstrings contain prose."""
     modules = []
     for name, file in files:
         paragraphs = [
@@ -187,7 +190,7 @@ def _walk_docstrings(
 def _find_docstrings_in_call(call: ast.Call) -> Iterator[str]:
     """Yield the docstring in a call such as ``add_docstr(torch.abs, "...")``.
 
-    Packages document functions written in C with such calls.
+    Packages use such calls to document functions that are written in C.
     """
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     name = call.func.id if isinstance(call.func, ast.Name) else name

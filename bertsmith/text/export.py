@@ -20,11 +20,11 @@ from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.docstrings import ModuleProse
 from bertsmith.text.sources import KIND_BY_SUFFIX
 
-#: Output format by the kind that a file's name implies.
+#: Output format by the kind of file, which the suffix of its name implies.
 _OUTPUT_FORMATS: Final = {"jsonl": "jsonl", "plain": "sentences"}
 
 _COMPRESSORS: Final[dict[str, Callable[[Any], Any]]] = {
-    # Without a timestamp, the same text gives the same bytes.
+    # mtime=0 leaves the timestamp out, so that the same text gives the same bytes.
     "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
     "xz": partial(lzma.LZMAFile, mode="wb"),
     "bzip2": partial(bz2.BZ2File, mode="wb"),
@@ -44,8 +44,8 @@ def choose_output_format(path: Path) -> str:
     output_format = _OUTPUT_FORMATS.get(KIND_BY_SUFFIX.get(suffixes[-1] if suffixes else "", ""))
     if output_format is None:
         raise CorpusError(
-            f"{path}: cannot tell the format to write from this name; expected a name ending in "
-            ".jsonl (JSON Lines) or .txt (one sentence per line), also with "
+            f"{path}: this name does not tell which format to write; choose a name that ends in "
+            ".jsonl (JSON Lines) or .txt (one sentence per line), optionally followed by "
             f"{' '.join(COMPRESSION_SUFFIXES)}"
         )
     return output_format
@@ -55,7 +55,7 @@ def choose_output_format(path: Path) -> str:
 def open_atomic(path: Path) -> Iterator[IO[str]]:
     """Open a text file for writing, compressed according to its suffix.
 
-    The file gets its name when the block ends without an error.
+    The file has a temporary name until the ``with`` block ends without an error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -79,7 +79,9 @@ def open_atomic(path: Path) -> Iterator[IO[str]]:
 def write_sentences(file: IO[str], documents: Iterable[Iterable[str]]) -> None:
     """Write one sentence per line, and a blank line between documents."""
     for number, sentences in enumerate(documents):
-        file.write("\n" * (number > 0) + "".join(f"{sentence}\n" for sentence in sentences))
+        if number > 0:
+            file.write("\n")
+        file.writelines(f"{sentence}\n" for sentence in sentences)
 
 
 def write_json_lines(file: IO[str], documents: Iterable[dict[str, Any]]) -> None:

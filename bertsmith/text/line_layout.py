@@ -6,10 +6,10 @@ from typing import Final
 
 from bertsmith.text.sentences import split_sentences
 
-#: Characters that end a sentence, and characters that may follow them.
+#: Characters that end a sentence, and closing characters that may follow them.
 _SENTENCE_ENDINGS: Final = frozenset(".!?\u3002\uff01\uff1f\u2026\u061f\u0964:;")
 _CLOSING_CHARACTERS: Final = "\"'\u201d\u2019\u00bb)]*_ \t\r"
-#: Maximum length of a line of hard-wrapped text, and minimum length of most of its lines.
+#: Maximum length of a line in hard-wrapped text, and minimum length of most lines, in characters.
 _MAX_WRAPPED_LENGTH: Final = 120
 _MIN_WRAPPED_LENGTH: Final = 45
 #: Number of lines examined to detect the layout.
@@ -24,8 +24,8 @@ def ends_sentence(line: str) -> bool:
 def is_wrapped(lines: Sequence[str]) -> bool:
     """Return whether sentences continue across lines, as in text wrapped at a fixed width.
 
-    Then the lines inside a paragraph have about the same length, none is very long, and most end
-    in the middle of a sentence.
+    In wrapped text, the lines inside a paragraph have about the same length, no line is very long,
+    and most lines end in the middle of a sentence.
     """
     examined_lines = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
     if any(len(line) > _MAX_WRAPPED_LENGTH for line in examined_lines):
@@ -40,8 +40,8 @@ def is_wrapped(lines: Sequence[str]) -> bool:
 def is_presplit(lines: Sequence[str]) -> bool:
     """Return whether the text has one sentence per line and blank lines between documents.
 
-    This is the input format of the original BERT. Nearly every line must hold one sentence, and
-    few lines may stand alone between blank lines.
+    This is the input format of the original BERT. It is recognized if nearly every line is one
+    sentence and most lines are next to another line.
     """
     examined_lines = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
     nonempty = [line for line in examined_lines if line]
@@ -63,7 +63,8 @@ def unwrap_lines(lines: Sequence[str]) -> str:
     """Join the lines of each paragraph into one line; blank lines separate paragraphs."""
     paragraphs: list[list[str]] = [[]]
     for line in lines:
-        if text := line.strip():
+        text = line.strip()
+        if text:
             paragraphs[-1].append(text)
         elif paragraphs[-1]:
             paragraphs.append([])
@@ -72,7 +73,7 @@ def unwrap_lines(lines: Sequence[str]) -> str:
 
 def unwrap_paragraphs(text: str) -> str:
     """Return prose with one paragraph per line, whether or not it is hard-wrapped."""
-    # Most text is not wrapped, which a long first line shows at once.
+    # A long first line shows at once that a text is not wrapped, as most texts are.
     if "\n" not in text or len(text.split("\n", 1)[0]) > _MAX_WRAPPED_LENGTH:
         return text
     head = text.split("\n", _NUM_EXAMINED_LINES)[:_NUM_EXAMINED_LINES]

@@ -1,4 +1,4 @@
-"""Converts Markdown to plain prose. It is written for training text and is not a full parser."""
+"""Converts Markdown to plain prose for training. This is not a full Markdown parser."""
 
 import html
 import re
@@ -12,9 +12,10 @@ _QUOTE: Final = re.compile(r"^\s{0,3}(?:>\s?)+")
 _TABLE: Final = re.compile(r"^\s*\|.*|^[^|\n]*\|[^|\n]*\|.*$|^\s*:?-{3,}:?\s*\|.*$")
 _LINK_DEFINITION: Final = re.compile(r"^ {0,3}\[[^\]]+\]:\s+\S+")
 _HTML_TAG: Final = re.compile(r"</?[A-Za-z][^<>\n]*>")
-# Lengths are limited because each unclosed bracket is searched for to the end of the paragraph,
-# so many of them would take quadratic time. Link targets can be long (images as data), so they
-# are not limited, but are only searched for in text that contains a closing parenthesis.
+# Lengths are limited because the text after each unclosed bracket is searched to the end of the
+# paragraph, so many unclosed brackets would take quadratic time. Link targets can be long (images
+# as data), so their length is not limited. They are only searched for before the last closing
+# parenthesis.
 _REFERENCE: Final = r"\[[^\]\n]{0,500}\]"
 _IMAGE_REFERENCE: Final = re.compile(r"!\[[^\]\n]{0,500}\]" + _REFERENCE)
 _IMAGE: Final = re.compile(r"!\[[^\]\n]{0,500}\](?:\([^)\n]*\)|" + _REFERENCE + ")")
@@ -26,7 +27,7 @@ _STRONG: Final = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
 _STAR_EMPHASIS: Final = re.compile(r"\*(?=\S)([^*\n]+?)(?<=\S)\*")
 # An underscore inside a word (snake_case) is not emphasis.
 _UNDERSCORE_EMPHASIS: Final = re.compile(r"(?<!\w)_(?=\S)([^_\n]+?)(?<=\S)_(?!\w)")
-# Some books have the closing underscore after the space, as in "was _bound _to be".
+# In some books, the closing underscore is after the space, as in "was _bound _to be".
 _MISPLACED_EMPHASIS: Final = re.compile(r"(?<!\w)_(\w[^_\n]*?) _(?=\w)")
 _ESCAPE: Final = re.compile(r"\\([\\`*_{}\[\]()#+\-.!|>~<])")
 
@@ -44,10 +45,14 @@ def markdown_to_text(text: str) -> str:
 
 
 def _remove_comments(text: str) -> str:
-    """Return the text without HTML comments, except one that is never closed."""
+    """Return the text without HTML comments. A comment that is not closed is not removed."""
     parts: list[str] = []
     position = 0
-    while (start := text.find("<!--", position)) >= 0 and (end := text.find("-->", start + 4)) >= 0:
+    while True:
+        start = text.find("<!--", position)
+        end = text.find("-->", start + 4) if start >= 0 else -1
+        if end < 0:
+            break
         parts.append(text[position:start])
         position = end + 3
     return "".join([*parts, text[position:]])
@@ -82,7 +87,7 @@ def _remove_code_blocks(lines: list[str]) -> list[str]:
 
 
 def _add_line(line: str, blocks: list[list[str]]) -> None:
-    """Add a line to the last block, or start a new block with it."""
+    """Add a line to the last block, or start a new block with the line."""
     line = _QUOTE.sub("", line)
     is_blank = not line.strip()
     if heading := _HEADING.match(line):

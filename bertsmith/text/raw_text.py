@@ -1,4 +1,4 @@
-"""Shared by all readers of text: raw documents, lines with their locations, error handling."""
+"""Raw documents, lines with their locations, and error handling, for all readers of text."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import IO, Final
 
 from bertsmith.errors import CorpusError
 
-#: Maximum length of a line. Without a limit, a binary file could fill the memory.
+#: Maximum length of a line in bytes. Without a limit, a binary file could fill the memory.
 MAX_LINE_BYTES: Final = 1 << 28
 #: The byte order mark that some editors write before UTF-8 text.
 BOM: Final = b"\xef\xbb\xbf"
@@ -32,7 +32,7 @@ class ErrorHandler:
     """Raises an error in a source, or records it and lets the reader continue."""
 
     def __init__(self, skip: bool, record: Callable[[str, str], None]) -> None:
-        """Choose what to do with errors.
+        """Choose whether errors are raised or recorded.
 
         Args:
             skip: Whether to record errors instead of raising them.
@@ -45,14 +45,14 @@ class ErrorHandler:
         """Raise CorpusError, or record the error and return.
 
         Args:
-            reason: Kind of error; skipped errors are counted by it.
-            location: File and place in it.
+            reason: Kind of error. Skipped errors are counted by reason.
+            location: File, and position in the file.
             advice: What the user can do.
-            detail: What is specific to this error.
+            detail: Further information about this error.
         """
         message = f"{location}: {reason} ({detail})" if detail else f"{location}: {reason}"
         if not self._skip:
-            raise CorpusError(f"{message}; {advice}, or leave such places out with --on-error skip")
+            raise CorpusError(f"{message}; {advice}, or skip such errors with --on-error skip")
         self._record(reason, message)
 
 
@@ -65,7 +65,7 @@ class LineReader:
     """
 
     def __init__(self, stream: IO[bytes], name: str) -> None:
-        """Read ``stream``; ``name`` is its name in error messages."""
+        """Read lines from ``stream``, which error messages call ``name``."""
         self._stream, self._name = stream, name
         self.number, self.offset, self._next_offset = 0, 0, 0
 
@@ -82,7 +82,7 @@ class LineReader:
             yield line.removeprefix(BOM) if self.offset == 0 else line
 
     def location(self, column: int = 0) -> str:
-        """Return file, line and byte offset of the byte ``column`` in the current line."""
+        """Return the file, line and byte offset of byte number ``column`` of the current line."""
         return f"{self._name}, line {self.number:,}, byte {self.offset + column:,}"
 
     def decode(self, line: bytes, errors: ErrorHandler) -> str | None:

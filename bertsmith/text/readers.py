@@ -18,8 +18,8 @@ from bertsmith.text.archives import (
 from bertsmith.text.raw_text import BOM, ErrorHandler, LineReader, RawDocument
 from bertsmith.text.sources import STDIN, Source
 
-#: A file of prose up to this many characters is one document. A longer one is divided at blank
-#: lines, to bound the memory.
+#: Maximum number of characters in a document of prose. A longer file is divided at blank lines, to
+#: bound the memory.
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 #: Formats that contain many documents; the other formats describe the layout of a text.
 CONTAINER_FORMATS: Final = frozenset({"jsonl", "wikiextractor", "parquet"})
@@ -31,7 +31,7 @@ def read_source(
     """Yield the raw documents of a source.
 
     Args:
-        source: What to read.
+        source: File or stream to read.
         text_format: ``CorpusOptions.format``.
         field: ``CorpusOptions.field``.
         errors: Receives every error in the source.
@@ -60,7 +60,7 @@ def _read(
     head, reader = decompress(stream)
     name = "standard input" if source.name == STDIN else source.name
     try:
-        # If the head is full, text may follow the whitespace in it.
+        # After a full head of whitespace, text may follow, so only a short head is an empty file.
         if len(head) < HEAD_BYTES and not head.removeprefix(BOM).strip():
             reason = "an empty file" if not head else "a file with only whitespace"
             errors.report(reason, name, "expected text; remove the file")
@@ -87,7 +87,7 @@ def _read(
 
 
 def _detect_container(kind: str, head: bytes) -> str:
-    """Return the kind of a file, from its content or else from its name."""
+    """Return the kind of a file, detected from its content, or else ``kind`` from its name."""
     text = head.removeprefix(BOM).lstrip()
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -101,14 +101,14 @@ def _detect_container(kind: str, head: bytes) -> str:
     try:
         parse_json(first_line)
     except ValueError:
-        # A first line longer than the head cannot be parsed, so its first characters decide.
+        # A first line longer than the head cannot be parsed, so only its first characters are used.
         is_truncated = len(first_line) >= HEAD_BYTES - len(BOM)
         return "jsonl" if is_truncated and first_line.startswith(b'{"') else "plain"
     return "jsonl"
 
 
 def _describe_binary(head: bytes) -> str | None:
-    """Return why the bytes are not UTF-8 text; None if they may be."""
+    """Return why the bytes are not UTF-8 text; None if they may be UTF-8 text."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16 text"
     if compression := detect_compression(head):
@@ -123,12 +123,16 @@ def _detect_layout(text_format: str, container: str, head: bytes) -> str:
     if container == "markdown":
         return "markdown"
     lines = head.decode("utf-8", "replace").split("\n")
-    # The last line may be cut off.
+    # The last line may be truncated.
     return "sentences" if line_layout.is_presplit(lines[:-1] or lines) else "prose"
 
 
 def _read_plain_text(lines: LineReader, layout: str, errors: ErrorHandler) -> Iterator[RawDocument]:
-    """Read plain text: documents between blank lines, or the whole stream as one document."""
+    """Read documents of plain text.
+
+    With the layout "sentences", blank lines separate documents. Otherwise the whole stream is one
+    document, unless it is too long.
+    """
     pending: list[str] = []
     size = 0
     for line in lines:
@@ -165,5 +169,5 @@ def _read_parquet(
     source: Source, text_format: str, field: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
     if source.is_stream:
-        raise CorpusError(f"{source.name}: Parquet cannot be read from a stream; give the file")
+        raise CorpusError(f"{source.name}: Parquet cannot be read from a stream; give a file")
     yield from containers.read_parquet(Path(source.name), text_format, field, errors)

@@ -1,7 +1,7 @@
 """Segments words before WordPiece, for example Korean words into morphemes with Kiwi.
 
 A segmenter only inserts spaces, so every offset in the segmented text corresponds to an offset in
-the original.
+the original text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,7 +68,7 @@ def _find_morpheme_boundaries(text: str, morphemes: Iterable[Any]) -> list[int]:
     end = 0
     for morpheme in morphemes:
         start = morpheme.start
-        # A morpheme that is empty or starts inside the previous syllable has no boundary.
+        # A morpheme that is empty or starts inside the previous syllable is not separated.
         is_separate = morpheme.len > 0 and start >= end > 0
         if is_separate and not text[start - 1].isspace() and not text[start].isspace():
             boundaries.append(start)
@@ -92,13 +92,13 @@ def load_segmenter(name: str, version: str | None = None, threads: int = 1) -> S
 
     Args:
         name: Name of the segmenter; only "kiwi" exists.
-        version: Version that a tokenizer was made with; None accepts any. Only major and minor
-            version must match the installed library.
+        version: Version that a tokenizer was made with; None accepts any version. Only the major
+            and minor version must equal those of the installed library.
         threads: Number of threads to use.
 
     Raises:
-        TokenizerError: The name is unknown or the version differs, so that the same text could
-            get other ids.
+        TokenizerError: The name is unknown, or another version is installed, which could give
+            other ids for the same text.
     """
     if name != KiwiSegmenter.name:
         raise TokenizerError(f"no segmenter is named {name!r}; expected {KiwiSegmenter.name!r}")

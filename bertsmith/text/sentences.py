@@ -21,8 +21,8 @@ def check_language(code: str) -> str:
     """Return ``code`` if it is a language code, optionally with subtags such as ``zh-hans``.
 
     Raises:
-        SettingsError: If it does not have the form of a language code, or its two letters are not
-            in ISO 639-1. Three-letter codes (ISO 639-3) are not looked up.
+        SettingsError: ``code`` does not have the form of a language code, or has two letters but
+            is not in ISO 639-1. Three-letter codes (ISO 639-3) are not looked up.
     """
     form = re.fullmatch("([a-z]{2,3})(-[a-z]{2,8})*", code)
     if form is None or (len(form[1]) == 2 and form[1] not in _ISO_639_1.split()):
@@ -40,12 +40,12 @@ def split_sentences(text: str, language: str = "en", presplit: bool = False) -> 
 
     Args:
         text: The text.
-        language: ISO 639-1 code. For a language unknown to sentencex, general rules are used.
-        presplit: Whether each line of the text is a sentence already.
+        language: ISO 639-1 code. General rules are used for a language unknown to sentencex.
+        presplit: Whether each line of the text already is a sentence.
     """
     if presplit:
         return [sentence for line in text.split("\n") if (sentence := line.strip())]
-    # sentencex ends a sentence only at an empty line. Doubling the line breaks is faster than one
-    # call per line.
+    # sentencex does not end a sentence at a line break, only at an empty line. Doubling the line
+    # breaks is faster than one call per line.
     segments = segment(language, text.replace("\n", "\n\n"))
     return [sentence for part in segments if (sentence := part.strip())]

@@ -1,4 +1,4 @@
-"""Finds the text sources that command-line arguments name: files, folders, globs, stdin."""
+"""Finds the text sources given on the command line: files, folders, globs, standard input."""
 
 import glob
 import os
@@ -12,7 +12,7 @@ from bertsmith.files import sha256_of_file
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
-#: Kind of a file by its suffix. The kind of other files is detected from their content.
+#: Kind of file for each suffix. The kind of files with other suffixes is detected from the content.
 KIND_BY_SUFFIX: Final = {
     ".txt": "plain",
     ".text": "plain",
@@ -28,13 +28,13 @@ STDIN: Final = "-"
 
 @dataclass(frozen=True)
 class Source:
-    """A file or stream to read text from; it can be pickled for a worker process.
+    """A file or stream to read text from. Sources can be pickled for worker processes.
 
     Attributes:
         name: Path, or "-" for standard input.
-        size: Stored size in bytes; None for standard input and pipes.
-        kind: Kind according to the name: "plain", "markdown", "jsonl", "wikiextractor", "parquet"
-            or "unknown".
+        size: Size of the file in bytes; None for standard input and pipes.
+        kind: Kind of file according to the name: "plain", "markdown", "jsonl", "wikiextractor",
+            "parquet" or "unknown".
     """
 
     name: str
@@ -47,12 +47,12 @@ class Source:
         return self.size is None
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the stored bytes, in hexadecimal; "" for a stream."""
+        """Return the SHA-256 of the file in hexadecimal; "" for a stream."""
         return "" if self.is_stream else sha256_of_file(Path(self.name))
 
 
 def detect_kind_from_name(path: Path) -> str:
-    """Return the kind of a file according to its name, without any compression suffix."""
+    """Return the kind of a file according to its name, ignoring a compression suffix."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
@@ -65,24 +65,27 @@ def detect_kind_from_name(path: Path) -> str:
 def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> list[Source]:
     """Return the sources that the arguments name, in a fixed order.
 
-    A folder stands for the files below it whose names are those of a text format, sorted. Hidden
-    files are skipped.
+    For a folder, the sources are the files below it that have the name of a text format, sorted.
+    Hidden files are skipped.
 
     Args:
         arguments: Files, folders, globs, or "-" for standard input.
-        ignored: The other files of folders are appended to this list.
+        ignored: The names of files in folders that do not have the name of a text format are
+            appended to this list.
 
     Raises:
         CorpusError: A path does not exist, cannot be read, or holds no text file.
     """
     if not arguments:
-        raise CorpusError("no text was named: give files, folders, globs, or - for standard input")
+        raise CorpusError("no source of text: give files, folders, globs, or - for standard input")
     ignored = [] if ignored is None else ignored
     sources: list[Source] = []
     for argument in arguments:
         sources.extend(_expand(argument, ignored))
     if sum(source.name == STDIN for source in sources) > 1:
-        raise CorpusError("standard input (-) was named twice, but can be read once only")
+        raise CorpusError(
+            "standard input (-) is given more than once, but can be read only once; give it once"
+        )
     return sources
 
 
@@ -91,7 +94,9 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
         yield Source(STDIN, None, "unknown")
         return
     if not argument.strip():
-        raise CorpusError("an empty name: give files, folders, globs, or - for standard input")
+        raise CorpusError(
+            "an argument is empty: give files, folders, globs, or - for standard input"
+        )
     path = Path(argument)
     if path.is_dir():
         yield from _expand_folder(path, ignored)
@@ -100,14 +105,16 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
     elif glob.has_magic(argument):
         yield from _expand_glob(argument, ignored)
     else:
-        raise CorpusError(f"{argument}: no such file or folder (here: {Path.cwd()})")
+        raise CorpusError(
+            f"{argument}: no such file or folder (the current folder is {Path.cwd()})"
+        )
 
 
 def _make_source(path: Path) -> Source:
     if has_surrogates(str(path)):
         raise CorpusError(f"{str(path)!r}: the name of this file is not valid UTF-8; rename it")
     if not os.access(path, os.R_OK):
-        raise CorpusError(f"{path}: this file may not be read; its permissions forbid it")
+        raise CorpusError(f"{path}: this file may not be read; check its permissions")
     # A pipe or device (process substitution, /dev/stdin) has no size.
     size = path.stat().st_size if path.is_file() else None
     return Source(str(path), size, detect_kind_from_name(path))
@@ -130,7 +137,7 @@ def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
         suffixes = " ".join(KIND_BY_SUFFIX)
         raise CorpusError(
             f"{path}: no text file in this folder; expected names ending in {suffixes} (each also "
-            f"with {' '.join(COMPRESSION_SUFFIXES)}) or wiki_00; name other files one by one"
+            f"with {' '.join(COMPRESSION_SUFFIXES)}) or wiki_00; give other files one by one"
         )
 
 
@@ -145,8 +152,10 @@ def _expand_glob(pattern: str, ignored: list[str]) -> Iterator[Source]:
     # Unlike Path.glob, glob.glob accepts absolute patterns.
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not matches:
-        raise CorpusError(f"{pattern}: no file matches this pattern (here: {Path.cwd()})")
-    # "data/**" matches both folders and their files; then the files are enough.
+        raise CorpusError(
+            f"{pattern}: no file matches this pattern (the current folder is {Path.cwd()})"
+        )
+    # A pattern such as "data/**" matches folders and the files in them. Then the files are enough.
     files = [match for match in matches if not Path(match).is_dir()]
     for match in files or matches:
         yield from _expand(match, ignored)

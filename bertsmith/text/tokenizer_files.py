@@ -29,9 +29,9 @@ from bertsmith.text.tokenizer_spec import (
 
 TOKENIZER_FILE, VOCAB_FILE = "tokenizer.json", "vocab.txt"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-#: Ids of added tokens, in tokenizers that are older than tokenizer.json.
+#: File with the ids of added tokens, in tokenizers that are older than tokenizer.json.
 _ADDED_TOKENS_FILE: Final = "added_tokens.json"
-#: Properties of this package that the other files cannot express.
+#: File for properties that Hugging Face's files cannot express.
 BERTSMITH_FILE: Final = "bertsmith.json"
 #: Files of other kinds of tokenizers, to name the kind in the error message.
 _UNSUPPORTED_FILES: Final = {
@@ -47,18 +47,20 @@ def read_tokenizer_spec(
 ) -> TokenizerSpec:
     """Read a tokenizer from its directory, or from a tokenizer.json or vocab.txt.
 
-    A vocab.txt without tokenizer_config.json does not say how text is normalized. Unless the
-    arguments do, text is lowercased if no word of the vocabulary has a capital letter. Accents are
-    kept, so that Hangul stays composed. But if a lowercase vocabulary holds Hangul only as jamo,
-    as that of the original uncased BERT does, accents are stripped as in the original code.
+    A vocab.txt without tokenizer_config.json does not say how text is normalized. By default, text
+    is lowercased if no word of the vocabulary has a capital letter. Accents are kept, so that
+    Hangul stays composed. But if a lowercase vocabulary contains Hangul only as jamo, like the
+    vocabulary of the original uncased BERT, accents are stripped as in the original code.
 
     Args:
         path: Directory or file.
-        lowercase: Whether text is lowercased, for a vocab.txt; None to decide as described.
-        strip_accents: Whether accents are stripped, for a vocab.txt; None likewise.
+        lowercase: Whether text is lowercased; only used for a vocab.txt. None for the default
+            described above.
+        strip_accents: Whether accents are stripped; only used for a vocab.txt. None for the
+            default described above.
 
     Raises:
-        TokenizerError: There is no tokenizer, it is damaged, or it is of another kind.
+        TokenizerError: There is no tokenizer, its files are damaged, or it is not WordPiece.
     """
     directory = path if path.is_dir() else path.parent
     file = _find_tokenizer_file(path)
@@ -71,11 +73,11 @@ def read_tokenizer_spec(
             config = directory / TOKENIZER_CONFIG_FILE
             spec = _read_vocab_txt(file, config, lowercase, strip_accents)
     except TokenizerError as error:
+        message = str(error)
+        if str(file) in message or str(directory / TOKENIZER_CONFIG_FILE) in message:
+            raise error from None
         # An error raised by TokenizerSpec does not name the file.
-        is_named = any(
-            str(name) in str(error) for name in (file, directory / TOKENIZER_CONFIG_FILE)
-        )
-        raise error if is_named else TokenizerError(f"{file}: {error}") from None
+        raise TokenizerError(f"{file}: {message}") from None
     segmenter = _read_segmenter(directory / BERTSMITH_FILE)
     return _replace_fields(spec, segmenter=segmenter) if segmenter else spec
 
@@ -93,8 +95,8 @@ def write_tokenizer_spec(
     directory.mkdir(parents=True, exist_ok=True)
     write_atomic(directory / TOKENIZER_FILE, build_backend(spec).to_str(pretty=True) + "\n")
     write_atomic(directory / VOCAB_FILE, "".join(f"{word}\n" for word in spec.vocab))
-    # AutoTokenizer rebuilds a BertTokenizer from these options, which cannot express that Hangul
-    # is recomposed. Only PreTrainedTokenizerFast keeps the normalizer of tokenizer.json.
+    # AutoTokenizer builds a BertTokenizer from the options below, and no option recomposes Hangul.
+    # Only PreTrainedTokenizerFast uses the normalizer of tokenizer.json.
     recomposes_hangul = spec.strip_accents and spec.keep_hangul_syllables
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast" if recomposes_hangul else "BertTokenizer",
@@ -129,14 +131,14 @@ def write_tokenizer_spec(
 
 
 def _read_segmenter(path: Path) -> tuple[str, str] | None:
-    """Return name and version of the segmenter in bertsmith.json; None if there is none."""
+    """Return the name and version of the segmenter in bertsmith.json; None without segmenter."""
     tokenizer = get_object(read_json_object(path), "tokenizer", path) if path.is_file() else {}
     segmenter = get_object(tokenizer, "segmenter", path)
     if not segmenter:
         return None
     if not {"name", "version"} <= segmenter.keys():
         raise TokenizerError(
-            f"{path}: found the segmenter {segmenter}; expected a name and a version"
+            f"{path}: found the segmenter {segmenter}; expected an object with name and version"
         )
     return str(segmenter["name"]), str(segmenter["version"])
 
@@ -155,7 +157,8 @@ def _find_tokenizer_file(path: Path) -> Path:
     """Return the tokenizer.json or vocab.txt at or in ``path``; raise TokenizerError if missing."""
     if not path.exists():
         raise TokenizerError(f"{path}: no such tokenizer; make one with: bertsmith vocab")
-    if (file := find_vocabulary_file(path)) is not None:
+    file = find_vocabulary_file(path)
+    if file is not None:
         return file
     other_kinds = [kind for name, kind in _UNSUPPORTED_FILES.items() if (path / name).is_file()]
     finding = f"a tokenizer of another kind, {other_kinds[0]}" if other_kinds else "no tokenizer"
@@ -179,7 +182,7 @@ def _read_vocab_txt(
     if strip_accents is None and not config and lowercase and _has_only_jamo(vocab):
         strip_accents, keep_hangul_syllables = True, False
     if strip_accents is None and config:
-        # As in the original code, accents are stripped with lowercasing unless the file says
+        # As in the original code, accents are stripped if text is lowercased, unless the file says
         # otherwise, and Hangul is not recomposed.
         strip_accents = get_bool(config, "strip_accents", config_file)
         strip_accents = lowercase if strip_accents is None else strip_accents
@@ -198,12 +201,12 @@ def _read_vocab_txt(
 def _read_added_tokens(
     config_file: Path, config: Mapping[str, Any], vocab: tuple[str, ...]
 ) -> tuple[AddedTokenSpec, ...]:
-    """Return the added tokens of tokenizer_config.json or added_tokens.json, by their ids."""
+    """Return the added tokens in tokenizer_config.json or added_tokens.json, ordered by id."""
     decoder = get_object(config, "added_tokens_decoder", config_file)
     old_file = config_file.with_name(_ADDED_TOKENS_FILE)
     if not decoder and old_file.is_file():
         ids = read_json_object(old_file)
-        tokens = [{"content": content, "id": ids[content]} for content in ids]
+        tokens = [{"content": content, "id": token_id} for content, token_id in ids.items()]
         return parse_added_tokens(tokens, vocab, old_file)
     tokens = [
         {**token, "id": int(key) if key.isdecimal() else key}
@@ -215,7 +218,7 @@ def _read_added_tokens(
 
 
 def _has_only_jamo(vocab: tuple[str, ...]) -> bool:
-    """Return whether the vocabulary holds jamo and nothing composed, as after NFD."""
+    """Return whether the vocabulary has jamo but no composed character, as after NFD."""
     text = "".join(vocab)
     has_jamo = any("\u1100" <= character <= "\u1112" for character in text)
     return has_jamo and unicodedata.is_normalized("NFD", text)

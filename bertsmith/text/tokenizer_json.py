@@ -15,7 +15,7 @@ from bertsmith.text.tokenizer_spec import (
     index_vocabulary,
 )
 
-#: Number of unused ids to accept, in addition to as many as there are words.
+#: Number of unused ids that are accepted in addition to the number of words.
 _MAX_UNUSED_IDS: Final = 1000
 
 
@@ -31,7 +31,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def get_object(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
-    """Return the object at ``key``, empty if it is missing; raise TokenizerError for others."""
+    """Return the object at ``key``; empty if missing or null.
+
+    Raises:
+        TokenizerError: The value is not an object.
+    """
     value = values.get(key) or {}
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: found {value!r} at {key!r}; expected an object")
@@ -39,7 +43,11 @@ def get_object(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any
 
 
 def get_bool(values: Mapping[str, Any], key: str, path: Path) -> bool | None:
-    """Return the boolean at ``key``, None if missing or null; raise TokenizerError for others."""
+    """Return the boolean at ``key``; None if missing or null.
+
+    Raises:
+        TokenizerError: The value is not a boolean.
+    """
     value = values.get(key)
     if value is not None and not isinstance(value, bool):
         raise TokenizerError(f"{path}: {key} is {value!r}; expected true, false or null")
@@ -90,7 +98,10 @@ def _require(path: Path, name: str, value: object, expected: str) -> None:
 def _sort_vocabulary(
     ids: Mapping[str, Any], vocab_lines: tuple[str, ...], path: Path
 ) -> tuple[str, ...]:
-    """Return the words in the order of their ids; ids without a word get a line of vocab.txt."""
+    """Return the words in the order of their ids.
+
+    An id without a word in tokenizer.json gets the word on its line of vocab.txt.
+    """
     if not ids:
         raise TokenizerError(f"{path}: the vocabulary is empty")
     invalid = next(
@@ -101,9 +112,10 @@ def _sort_vocabulary(
             f"{path}: the word {invalid[0]!r} has the id {invalid[1]!r}; expected 0, 1, 2, ..."
         )
     if len(set(ids.values())) != len(ids):
-        raise TokenizerError(f"{path}: two words have the same id; expected one each")
+        raise TokenizerError(f"{path}: two words have the same id; expected different ids")
     last = max(ids.values())
-    # A repeated word leaves its first id unused. But one huge id must not allocate much memory.
+    # Some ids may be unused, because a repeated word only has its last id. But a single huge id
+    # must not allocate much memory.
     if last >= max(2 * len(ids), len(vocab_lines)) + _MAX_UNUSED_IDS:
         raise TokenizerError(
             f"{path}: an id is {last:,}, but there are only {len(ids):,} words; expected ids "
@@ -129,8 +141,8 @@ def parse_added_tokens(
         path: File of the tokens, for error messages.
 
     Raises:
-        TokenizerError: The tokens have another form, or an id is neither that of the same word in
-            the vocabulary nor the next one after it.
+        TokenizerError: The tokens are not such a list, or the id of a token is neither its id in
+            the vocabulary nor the next free id after the vocabulary.
     """
     is_valid = isinstance(tokens, list) and all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
@@ -139,7 +151,7 @@ def parse_added_tokens(
         raise TokenizerError(
             f"{path}: the added tokens are invalid; expected a list of objects with their content"
         )
-    # A missing special token is reported with the vocabulary.
+    # TokenizerSpec reports special tokens that are missing in the vocabulary.
     tokens = [token for token in tokens if token["content"] not in SPECIAL_TOKENS]
     if all(type(token.get("id")) is int for token in tokens):
         tokens.sort(key=lambda token: int(token["id"]))
@@ -150,9 +162,10 @@ def parse_added_tokens(
         if token.get("id", expected_id) != expected_id or not content:
             raise TokenizerError(
                 f"{path}: the added token {content!r} has the id {token.get('id')!r}; expected "
-                f"{expected_id:,}: the vocabulary's own, or the next after it"
+                f"{expected_id:,}: its id in the vocabulary, or the next one after the vocabulary"
             )
-        next_id += expected_id == next_id
+        if expected_id == next_id:
+            next_id += 1
         values = {name: get_bool(token, name, path) for name in AddedTokenSpec._fields[1:]}
         options = {name: value for name, value in values.items() if value is not None}
         added.append(AddedTokenSpec(content, **options))
@@ -160,7 +173,7 @@ def parse_added_tokens(
 
 
 def _parse_normalizer(normalizer: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the options that a normalizer, of this package or Hugging Face's, implies."""
+    """Return the options of ``TokenizerSpec`` that a normalizer implies."""
     is_sequence = normalizer.get("type") == "Sequence"
     parts = normalizer.get("normalizers", []) if is_sequence else [normalizer]
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
@@ -178,7 +191,7 @@ def _parse_normalizer(normalizer: Mapping[str, Any], path: Path) -> dict[str, An
         )
     lowercase = bool(bert.get("lowercase", True))
     strip_accents = bert.get("strip_accents")
-    # If it is null, accents are stripped with lowercasing, as in the original code.
+    # If strip_accents is null, accents are stripped if text is lowercased, as in the original code.
     strip_accents = recomposes_hangul or (
         lowercase if strip_accents is None else bool(strip_accents)
     )

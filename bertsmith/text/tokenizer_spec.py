@@ -1,4 +1,4 @@
-"""Everything that defines a tokenizer: vocabulary and options, their hash, and the backend."""
+"""Definition of a tokenizer: its vocabulary and options, their hash, and the backend."""
 
 import hashlib
 import json
@@ -19,15 +19,15 @@ CONTINUATION_PREFIX: Final = "##"
 
 
 class AddedTokenSpec(NamedTuple):
-    """A token that is matched in a text before WordPiece; the fields are Hugging Face's.
+    """A token that is matched in a text before WordPiece, with the fields of Hugging Face.
 
     Attributes:
-        content: The token.
-        special: Whether decoding leaves it out.
-        single_word: Whether it is only matched as a whole word.
-        lstrip: Whether a match includes the spaces before it.
-        rstrip: Whether a match includes the spaces after it.
-        normalized: Whether it is matched in the normalized text.
+        content: Text of the token.
+        special: Whether decoding can leave the token out.
+        single_word: Whether the token is only matched as a whole word.
+        lstrip: Whether a match includes the spaces before the token.
+        rstrip: Whether a match includes the spaces after the token.
+        normalized: Whether the token is matched in the normalized text.
     """
 
     content: str
@@ -45,7 +45,8 @@ class TokenizerSpec:
     Attributes:
         vocab: The words in the order of their ids. If a word is repeated, its last id is used, as
             in the original code.
-        added: Added tokens. Those that are not in ``vocab`` have the ids after it, in order.
+        added: Added tokens. Those that are not in ``vocab`` have the ids after those of ``vocab``,
+            in order.
         lowercase: Whether text is lowercased.
         strip_accents: Whether accents are removed.
         keep_hangul_syllables: Whether Hangul is recomposed after accents are removed. The
@@ -61,8 +62,8 @@ class TokenizerSpec:
     strip_accents: bool = False
     keep_hangul_syllables: bool = True
     split_chinese: bool = True
-    # The default of `max_input_chars_per_word` in Hugging Face's BertTokenizer. The original code
-    # has 200, but no word of a real language is as long as either.
+    # The default of `max_input_chars_per_word` in Hugging Face's BertTokenizer. The default of the
+    # original code is 200, but words of real languages are shorter than both.
     max_word_chars: int = 100
     segmenter: tuple[str, str] | None = None
 
@@ -100,7 +101,7 @@ class TokenizerSpec:
         """Return the SHA-256 of the vocabulary and all options, in hexadecimal."""
         values = downgrade_tokenizer_spec(vars(self))
         if not self.added:
-            # The field is newer than the first stores, whose hashes must stay valid.
+            # Stores of versions without this field must keep their hash.
             del values["added"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -131,8 +132,8 @@ def build_backend(spec: TokenizerSpec, *, no_special: bool = False) -> Backend:
 
     Args:
         spec: Vocabulary and options.
-        no_special: Whether added tokens are never marked as special. Then they are still matched
-            by a backend that treats special tokens as plain text.
+        no_special: Whether no added token is marked as special. Then a backend that treats special
+            tokens as plain text still matches the added tokens.
     """
     ids = index_vocabulary(spec.vocab)
     backend = Backend(

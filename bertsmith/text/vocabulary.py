@@ -13,14 +13,14 @@ from bertsmith.text.vocabulary_report import VocabularyReport, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
-#: One document in this many is held out, chosen by the hash of its text.
+#: One document in this number is held out, chosen by the hash of its text.
 HELD_OUT_EVERY = 100
-#: Number of characters on which the vocabulary is measured.
+#: Number of characters in the text on which the fit of the vocabulary is measured.
 _SAMPLE_CHARACTERS = 1_000_000
 
 
 class VocabularyOptions(Settings):
-    """Options of the vocabulary; see ``train_wordpiece``.
+    """Options for learning a vocabulary, as described in ``train_wordpiece``.
 
     Attributes:
         size: Maximum number of entries.
@@ -29,7 +29,7 @@ class VocabularyOptions(Settings):
         split_chinese: Whether each Chinese character is a word.
         segment: Name of a segmenter, such as "kiwi"; None for no segmentation.
         threads: Number of threads of the segmenter.
-        min_frequency: Minimum count of a pair of pieces that is merged.
+        min_frequency: Minimum count of a pair of pieces to merge.
         coverage: Share of the text's characters that the vocabulary should cover.
     """
 
@@ -45,12 +45,12 @@ class VocabularyOptions(Settings):
 
 @dataclass(frozen=True)
 class LearnedVocabulary:
-    """A new vocabulary, how well it fits, and the text it was learned from.
+    """A new vocabulary, how well it fits a text, and a report on the corpus.
 
     Attributes:
         tokenizer: Tokenizer with the vocabulary.
         quality: How well the vocabulary fits a sample of text.
-        corpus: What was read and left out.
+        corpus: Counts of what was read from the corpus and left out.
         has_held_out_sample: Whether ``quality`` was measured on held-out documents. A corpus of few
             documents has none, so it is measured on training documents.
     """
@@ -61,7 +61,7 @@ class LearnedVocabulary:
     has_held_out_sample: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values."""
+        """Return the description of the vocabulary as JSON values."""
         return {
             "words": self.tokenizer.vocab_size,
             "hash": self.tokenizer.hash,
@@ -108,7 +108,7 @@ class _CorpusTexts:
     """Iterates over the training documents, and collects samples of both splits.
 
     Attributes:
-        report: What the last iteration read and left out.
+        report: Counts of what the last iteration read and left out.
         held_out_sample: Texts of held-out documents.
         training_sample: Texts of training documents.
     """
@@ -135,14 +135,14 @@ class _CorpusTexts:
 
 
 class _Sample:
-    """The first texts, up to about _SAMPLE_CHARACTERS characters."""
+    """The first texts that are added, up to _SAMPLE_CHARACTERS characters in total."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._remaining = _SAMPLE_CHARACTERS
 
     def add(self, text: str) -> None:
-        """Append ``text``, cut off at the limit."""
+        """Append ``text``, truncated to the characters that remain until the limit."""
         if self._remaining > 0:
             self.texts.append(text[: self._remaining])
             self._remaining -= len(text)

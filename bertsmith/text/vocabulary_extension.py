@@ -1,4 +1,4 @@
-"""Adds words to a vocabulary. Existing ids do not change; new words get the ids after the last."""
+"""Adds words to a vocabulary. Existing ids do not change; new words get the next ids."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ class WordCheck:
     """Which of the requested words can be added to a vocabulary.
 
     Attributes:
-        accepted: Words to add, as the tokenizer normalizes them.
-        existing: Requested words that are in the vocabulary already.
+        accepted: Normalized forms of the words that can be added.
+        existing: Requested words that are already in the vocabulary.
         normalized: Normalized form of each requested word that differs from it.
         rejected: Reason for each word that cannot be added.
     """
@@ -50,8 +50,8 @@ class VocabularyExtension:
         tokenizer: The new tokenizer.
         words: The new words, in the order of their ids.
         first_id: Id of the first new word.
-        piece_ids: For each new word, the ids of its pieces in the old vocabulary; [UNK] if it was
-            unknown.
+        piece_ids: For each new word, the ids of its pieces in the old vocabulary; the id of [UNK]
+            if the old vocabulary cannot represent the word.
     """
 
     tokenizer: Tokenizer
@@ -62,12 +62,12 @@ class VocabularyExtension:
 
 @dataclass(frozen=True)
 class FitComparison:
-    """How well a vocabulary fits a text before and after its extension.
+    """How well a vocabulary fits a text before and after the vocabulary is extended.
 
     Attributes:
         before: Fit of the old vocabulary.
         after: Fit of the new vocabulary.
-        num_dropped: Number of words of the text that were not counted; see ``WordCounts``.
+        num_dropped: Number of words in the text that were not counted; see ``WordCounts``.
     """
 
     before: VocabularyReport
@@ -86,12 +86,12 @@ class FitComparison:
 def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
     """Check which words can be added to a vocabulary.
 
-    A word is normalized first, for example to lower case. It is rejected if the tokenizer would
-    split it at spaces or punctuation, since then it could never occur as one word.
+    A word is normalized first, for example to lower case. A word that the tokenizer splits at
+    spaces or punctuation is rejected, because it could never occur as one word.
 
     Args:
         tokenizer: Tokenizer to extend.
-        lines: One word per line; "##" before it marks a piece that continues a word.
+        lines: One word per line. A line that starts with "##" is a piece that continues a word.
     """
     normalize = build_normalizer(tokenizer.spec).normalize_str
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
@@ -107,7 +107,7 @@ def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
         prefix = CONTINUATION_PREFIX if requested.startswith(CONTINUATION_PREFIX) else ""
         unprefixed = requested.removeprefix(prefix)
         normalized = normalize(unprefixed).strip()
-        # A continuing piece is checked after a letter, where it would occur.
+        # A continuing piece occurs after a letter, so it is checked with a letter before it.
         parts = split(normalize(f"a{unprefixed}" if prefix and normalized else unprefixed))
         reason = _find_rejection_reason(
             tokenizer, unprefixed, normalized, [part for part, _ in parts], continues=bool(prefix)
@@ -133,13 +133,13 @@ def _find_rejection_reason(
 
     Args:
         tokenizer: Tokenizer to extend.
-        unprefixed: The word without "##".
+        unprefixed: The word without "##" and before normalization.
         normalized: The normalized word without "##".
-        parts: What the pre-tokenizer splits the word into.
+        parts: Parts that the pre-tokenizer splits the word into.
         continues: Whether the word is a piece that continues a word.
     """
     if not normalized:
-        return "nothing is left of it after normalization"
+        return "nothing is left after normalization"
     if len(parts) > 1:
         joined = " | ".join(parts)
         return ("it never continues a word: " if continues else "it is split: ") + joined
@@ -157,9 +157,10 @@ def _find_rejection_reason(
 
 
 def find_frequent_words(tokenizer: Tokenizer, word_counts: WordCounts, count: int) -> list[str]:
-    """Return up to ``count`` words that are split into pieces now, the most frequent first.
+    """Return up to ``count`` words that the tokenizer splits, the most frequent first.
 
-    The words contain a letter and occur at least twice. Ties are ordered by code point.
+    Only words that contain a letter and occur at least twice are returned. Equally frequent words
+    are ordered by code point.
     """
     candidates = sorted(
         (
@@ -182,26 +183,26 @@ def find_frequent_words(tokenizer: Tokenizer, word_counts: WordCounts, count: in
 
 
 def extend_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyExtension:
-    """Append words to a vocabulary.
+    """Return a tokenizer with words appended to its vocabulary.
 
     Args:
         tokenizer: Tokenizer to extend.
         words: Words from ``check_words`` or ``find_frequent_words``.
 
     Raises:
-        TokenizerError: There are no words, or added tokens have the ids after the vocabulary.
+        TokenizerError: ``words`` is empty, or added tokens have the ids after the vocabulary.
     """
     if not words:
         raise TokenizerError(
-            "there is no word to add: no word was found that the vocabulary can take and does not "
-            "have yet"
+            "there is no word to add: all words are already in the vocabulary or cannot be added; "
+            "choose other words"
         )
     spec = tokenizer.spec
     added_tokens = spec.tokens[len(spec.vocab) :]
     if added_tokens:
         raise TokenizerError(
-            f"tokens were added after this vocabulary ({', '.join(added_tokens[:5])}); new words "
-            "would need their ids, so it cannot be extended"
+            f"the vocabulary cannot be extended: added tokens ({', '.join(added_tokens[:5])}) have "
+            "the ids that new words would need; remove the added tokens first"
         )
     new_spec = TokenizerSpec(**(vars(spec) | {"vocab": (*spec.vocab, *words)}))
     piece_ids = tuple(_tokenize_word(tokenizer, word) for word in words)
@@ -220,9 +221,9 @@ def compare_fit(before: Tokenizer, after: Tokenizer, word_counts: WordCounts) ->
 
 
 def _tokenize_word(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
-    """Split a word, or a piece that continues one, by longest match from the left.
+    """Return the ids of the pieces of a word, found by longest match from the left.
 
-    The backend cannot do this for a piece that continues a word.
+    Unlike the backend, this function also splits a piece that continues a word ("##").
     """
     ids: list[int] = []
     prefix = CONTINUATION_PREFIX if word.startswith(CONTINUATION_PREFIX) else ""

@@ -21,13 +21,13 @@ class VocabularyReport:
 
     Attributes:
         characters: Number of characters in the text.
-        words: Number of words and punctuation marks.
-        pieces: Number of pieces they are split into.
-        unknown: Number of words replaced by [UNK].
+        words: Number of words and punctuation marks in the text.
+        pieces: Number of pieces that the words are split into.
+        unknown: Number of words that are replaced by [UNK].
         single_piece: Number of words that are a single known piece.
         longest: The longest words that are a single piece.
-        most_pieces: The words with the most pieces, split.
-        unknown_words: The most frequent unknown words.
+        most_pieces: The words with the most pieces, with spaces between the pieces.
+        unknown_words: The most frequent words that are replaced by [UNK].
     """
 
     characters: int
@@ -41,7 +41,7 @@ class VocabularyReport:
 
     @property
     def unknown_share(self) -> float:
-        """The share of words replaced by [UNK]."""
+        """The share of words that are replaced by [UNK]."""
         return self.unknown / max(self.words, 1)
 
     @property
@@ -131,12 +131,13 @@ class VocabularyDescription:
         strip_accents: Whether accents are removed.
         split_chinese: Whether each Chinese character is a word.
         segmenter: Name and version of the segmenter, or None.
-        special: Ids of the special tokens.
+        special: Id of each special token.
         word_starts: Number of entries that start a word.
         continuations: Number of entries that continue a word ("##").
         characters: Number of entries with a single character.
-        repeated: Number of entries that repeat another one.
-        scripts: Number of entries by script of the first letter, for the most common scripts.
+        repeated: Number of entries that repeat an earlier entry.
+        scripts: Number of entries for each of the most common scripts. The script of an entry is
+            that of its first letter.
         longest: The longest entries that start a word.
         sample: Entries that start a word, evenly spaced over the ids.
     """
@@ -190,8 +191,10 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
     unprefixed_words = [word.removeprefix(CONTINUATION_PREFIX) for word in words]
     starts = [word for word in words if not word.startswith(CONTINUATION_PREFIX)]
     scripts = Counter(_find_script(word) for word in unprefixed_words)
-    # The first ids are characters and the last are rare words, so the sample is evenly spaced.
-    step = max(len(starts) // 20, 1)
+    # The sample is evenly spaced over the ids, because the first ids are characters and the last
+    # ids are rare words.
+    sample_size = 20
+    step = max(len(starts) // sample_size, 1)
     spec = tokenizer.spec
     return VocabularyDescription(
         size=tokenizer.vocab_size,
@@ -211,7 +214,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
         repeated=tokenizer.vocab_size - len(set(tokenizer.vocab)),
         scripts=dict(scripts.most_common(6)),
         longest=sorted(starts, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS],
-        sample=starts[step // 2 :: step][:20],
+        sample=starts[step // 2 :: step][:sample_size],
     )
 
 

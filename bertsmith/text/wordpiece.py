@@ -32,7 +32,7 @@ _SPECIAL_PATTERN: Final = re.compile("|".join(re.escape(token) for token in SPEC
 
 
 class Tokenizer:
-    """A WordPiece tokenizer. Equal specs give equal ids. It can be pickled.
+    """A WordPiece tokenizer, which can be pickled. Tokenizers with equal specs give equal ids.
 
     Text that looks like a special token, such as "[SEP]" in a corpus, is plain text unless
     ``allow_special`` is set.
@@ -48,7 +48,7 @@ class Tokenizer:
 
         Args:
             spec: Vocabulary and options.
-            segmenter: Used instead of loading the segmenter that the spec names.
+            segmenter: Segmenter to use; None loads the segmenter named in the spec, if any.
         """
         self.spec = spec
         if segmenter is None and spec.segmenter is not None:
@@ -58,7 +58,7 @@ class Tokenizer:
         self._ids = index_vocabulary(self.vocab)
         self._plain_backend = build_backend(spec, no_special=True)
         self._plain_backend.encode_special_tokens = True
-        # By ``allow_special``; shared with the copies that ``with_counter`` makes.
+        # Backends by ``allow_special``, shared with the copies that ``with_counter`` makes.
         self._backends: dict[bool, Any] = {False: self._plain_backend}
         self._counters: tuple[TokenCounter, ...] = ()
 
@@ -66,7 +66,10 @@ class Tokenizer:
     def load(
         cls, path: Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
     ) -> Self:
-        """Load a directory, a tokenizer.json or a vocab.txt; see ``read_tokenizer_spec``."""
+        """Load a tokenizer from a directory, a tokenizer.json or a vocab.txt.
+
+        ``read_tokenizer_spec`` describes the arguments.
+        """
         spec = read_tokenizer_spec(Path(path), lowercase=lowercase, strip_accents=strip_accents)
         return cls(spec)
 
@@ -168,12 +171,12 @@ class Tokenizer:
 
         Args:
             text: The text.
-            allow_special: Whether "[MASK]" and the like in the text are special tokens.
+            allow_special: Whether "[MASK]", "[SEP]" etc. in the text become special tokens.
         """
         return self.encode_batch([text], allow_special)[0]
 
     def encode_batch(self, texts: Sequence[str], allow_special: bool = False) -> list[list[int]]:
-        """Return the ids of each text, in parallel; see ``encode``."""
+        """Encode several texts in parallel; see ``encode``."""
         if self.segmenter is not None:
             boundaries = self._find_boundaries(texts, allow_special)
             texts = [
@@ -190,33 +193,29 @@ class Tokenizer:
     def encode_with_offsets(
         self, text: str, allow_special: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of ``text`` and the character range [start, end) of each."""
+        """Return the ids of ``text``, and the character range [start, end) of each id."""
         return self.encode_batch_with_offsets([text], allow_special)[0]
 
     def encode_batch_with_offsets(
         self, texts: Sequence[str], allow_special: bool = False
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return ids and offsets of each text, in parallel; see ``encode_with_offsets``."""
+        """Encode several texts in parallel; see ``encode_with_offsets``."""
         if self.segmenter is not None:
             boundaries = self._find_boundaries(texts, allow_special)
         else:
             boundaries = [[]] * len(texts)
-        encodings = self._get_backend(allow_special).encode_batch(
-            [
-                insert_spaces(text, text_boundaries)
-                for text, text_boundaries in zip(texts, boundaries, strict=True)
-            ],
-            add_special_tokens=False,
-        )
-        results = [
-            (
-                encoding.ids,
-                _to_original_offsets(encoding.offsets, text_boundaries)
-                if text_boundaries
-                else encoding.offsets,
-            )
-            for encoding, text_boundaries in zip(encodings, boundaries, strict=True)
+        segmented_texts = [
+            insert_spaces(text, text_boundaries)
+            for text, text_boundaries in zip(texts, boundaries, strict=True)
         ]
+        backend = self._get_backend(allow_special)
+        encodings = backend.encode_batch(segmented_texts, add_special_tokens=False)
+        results = []
+        for encoding, text_boundaries in zip(encodings, boundaries, strict=True):
+            offsets = encoding.offsets
+            if text_boundaries:
+                offsets = _to_original_offsets(offsets, text_boundaries)
+            results.append((encoding.ids, offsets))
         self._count_tokens([ids for ids, _ in results], allow_special=allow_special)
         return results
 
@@ -246,12 +245,10 @@ class Tokenizer:
             return boundaries
         filtered = []
         for text, text_boundaries in zip(texts, boundaries, strict=True):
-            inside = {
-                offset
-                for match in _SPECIAL_PATTERN.finditer(text)
-                for offset in range(*match.span())
-            } - {match.start() for match in _SPECIAL_PATTERN.finditer(text)}
-            filtered.append([offset for offset in text_boundaries if offset not in inside])
+            inside_tokens: set[int] = set()
+            for match in _SPECIAL_PATTERN.finditer(text):
+                inside_tokens.update(range(match.start() + 1, match.end()))
+            filtered.append([offset for offset in text_boundaries if offset not in inside_tokens])
         return filtered
 
 
@@ -259,7 +256,7 @@ def _to_original_offsets(
     offsets: Sequence[tuple[int, int]], boundaries: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Convert offsets in the segmented text to offsets in the original text."""
-    # The k-th inserted space is at boundaries[k] + k in the segmented text.
+    # Inserted space number k is at offset boundaries[k] + k of the segmented text.
     spaces = [boundary + index for index, boundary in enumerate(boundaries)]
     return [
         (start - bisect_left(spaces, start), end - bisect_left(spaces, end))

@@ -1,7 +1,7 @@
 """Trains a WordPiece vocabulary from a stream of texts, deterministically.
 
 The trainer of ``tokenizers`` counts words and merges pieces. Its result depends on the order of
-the alphabet, which would be random, so the alphabet is chosen here first.
+the alphabet, which is random by default, so this module chooses the alphabet before training.
 """
 
 import tempfile
@@ -27,16 +27,18 @@ from bertsmith.text.tokenizer_spec import (
 )
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Characters per chunk for counting characters, and for counting words, which runs in parallel.
+#: Characters per chunk, for counting characters and for counting words. Words are counted in
+#: parallel, so their chunks are smaller.
 _CHARACTER_CHUNK, _WORD_CHUNK = 1 << 19, 1 << 14
 #: The trainer of `tokenizers` uses 32-bit integers.
 _MAX_INT32: Final = 2**31 - 1
-#: How far before its end a chunk without spaces is searched for punctuation.
+#: Maximum number of characters that are searched for punctuation, back from the end of a chunk
+#: without spaces.
 _MAX_LOOKBACK: Final = 1000
 #: Number of texts segmented at a time.
 _SEGMENTER_BATCH: Final = 64
-#: Minimum share of the entries, apart from special tokens and ASCII, for pieces longer than one
-#: character.
+#: Minimum share of the entries that are pieces of two characters or more, not counting special
+#: tokens and ASCII characters.
 _MIN_WORD_SHARE: Final = 0.5
 
 
@@ -55,20 +57,20 @@ def train_wordpiece(
     """Train a vocabulary. The same texts always give the same vocabulary.
 
     The special tokens come first. The ASCII digits, letters and punctuation are always included,
-    so that no ASCII text becomes [UNK]. The texts are read twice. If they are an iterator, or are
-    segmented, they are written to a temporary file in between.
+    so that no ASCII text becomes [UNK]. The texts are read twice. If ``texts`` is an iterator, or
+    the texts are segmented, they are written to a temporary file before the first reading.
 
     Args:
         texts: Texts to learn from.
-        size: Maximum number of entries; a small corpus gives fewer.
+        size: Maximum number of entries. A small corpus gives fewer entries.
         cased: Whether to keep the case of letters.
         strip_accents: Whether to remove accents.
         split_chinese: Whether each Chinese character is a word.
         segmenter: Segmenter applied before tokenization.
-        min_frequency: Minimum count of a pair of pieces that is merged.
-        coverage: Share of the text's characters that the vocabulary should cover, the most
-            frequent ones first. Characters outside ASCII take at most half of the entries that
-            special tokens and ASCII leave.
+        min_frequency: Minimum count of a pair of pieces to merge.
+        coverage: Share of the text's characters that the vocabulary should cover. The most
+            frequent characters are included first. Characters outside ASCII take at most half of
+            the entries that remain after special tokens and ASCII characters.
         progress: Receives the progress.
 
     Raises:
@@ -77,11 +79,17 @@ def train_wordpiece(
     required = build_ascii_alphabet(lowercase=not cased)
     _check_size(size, required, cased=cased)
     if size > _MAX_INT32:
-        raise TokenizerError(f"a vocabulary of {size} words: expected {_MAX_INT32:,} at most")
+        raise TokenizerError(
+            f"the vocabulary size is too large: {size:,}; choose at most {_MAX_INT32:,}"
+        )
     if not 1 <= min_frequency <= _MAX_INT32:
-        raise TokenizerError(f"a least frequency of {min_frequency}: expected 1 to {_MAX_INT32:,}")
+        raise TokenizerError(
+            f"the minimum frequency is out of range: {min_frequency:,}; choose 1 to {_MAX_INT32:,}"
+        )
     if not 0 < coverage <= 1:
-        raise TokenizerError(f"a coverage of {coverage}: expected a share above 0 and up to 1")
+        raise TokenizerError(
+            f"the coverage is out of range: {coverage}; choose a share above 0 and at most 1"
+        )
     progress = NullProgress() if progress is None else progress
     spec = TokenizerSpec(
         vocab=SPECIAL_TOKENS,
@@ -93,11 +101,14 @@ def train_wordpiece(
     if segmenter is not None:
         texts = _segment_in_batches(texts, segmenter)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", newline="\n") as file:
-        if iter(texts) is texts:
+        is_iterator = iter(texts) is texts
+        if is_iterator:
             texts = _write_texts(texts, file)
         counts, total_characters = _count_characters(texts, spec, progress)
         if counts.is_empty:
-            raise TokenizerError("there is no word in these texts to learn a vocabulary from")
+            raise TokenizerError(
+                "no word found in the texts, so no vocabulary can be learned; give files with text"
+            )
         remaining = size - len(SPECIAL_TOKENS) - required.num_pieces
         max_pieces = int(remaining * (1 - _MIN_WORD_SHARE))
         alphabet = counts.choose_alphabet(coverage, max_pieces, required)
@@ -111,7 +122,13 @@ def train_wordpiece(
 
 
 def _check_size(size: int, required: Alphabet, *, cased: bool) -> None:
-    """Raise TokenizerError if the required entries leave no room for words."""
+    """Raise TokenizerError if a vocabulary of this size has no room for words.
+
+    Args:
+        size: Maximum number of entries.
+        required: Characters that are always included.
+        cased: Whether the case of letters is kept.
+    """
     minimum = len(SPECIAL_TOKENS) + required.num_pieces
     if size <= minimum:
         letters = "letters" if cased else "lower-case letters"
@@ -139,14 +156,14 @@ def _write_texts(texts: Iterable[str], file: IO[str]) -> "_FileLines":
 
 
 class _FileLines:
-    """The lines of a file, which can be iterated over any number of times."""
+    """An iterable over the lines of a file, which starts at the first line each time."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
     def __iter__(self) -> Iterator[str]:
         self._file.seek(0)
-        # Not the file itself, since that would be its own iterator.
+        # A file is its own iterator, so it cannot be returned itself.
         return map(str, self._file)
 
 
@@ -168,7 +185,8 @@ def _make_chunks(texts: Iterable[str], size: int) -> Iterator[str]:
 def _divide_text(text: str, size: int) -> Iterator[str]:
     """Divide a long text between words into parts of at most ``size`` characters.
 
-    A word is only divided if it is far longer than the words a vocabulary is learned from.
+    A word is only divided if it is longer than ``size``, which is far more than the length at which
+    words become [UNK].
     """
     start = 0
     while len(text) - start > size:
@@ -179,7 +197,7 @@ def _divide_text(text: str, size: int) -> Iterator[str]:
 
 
 def _find_last_word_start(text: str, start: int, end: int) -> int:
-    """Return the last offset in (start, end] at which a word may start; else ``end``."""
+    """Return the last offset in (start, end] where a word may start; ``end`` if there is none."""
     space = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
     if space > start:
         return space
@@ -192,7 +210,7 @@ def _find_last_word_start(text: str, start: int, end: int) -> int:
 def _count_characters(
     texts: Iterable[str], spec: TokenizerSpec, progress: Progress
 ) -> tuple[CharacterCounts, int]:
-    """Count how often each character of the texts occurs; also return their total number."""
+    """Return how often each character occurs in the texts, and their total length."""
     normalize = build_normalizer(spec).normalize_str
     normalizes_texts = _recomposes_hangul(spec)
     counts = CharacterCounts(str if normalizes_texts else normalize, spec.max_word_chars)
@@ -210,9 +228,9 @@ def _filter_chunks(
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of characters of each chunk, and its text without unsuitable words.
 
-    Words with a character outside the alphabet are removed, because the trainer would drop only
-    that character and merge its neighbors into pieces that do not occur. Words that are too long
-    are removed, because they become [UNK] anyway and merging them takes quadratic time.
+    Words with a character outside the alphabet are removed: the trainer would drop only that
+    character, and merge its neighbors into pieces that do not occur in the text. Words that are
+    too long are removed because they become [UNK] anyway, and merging them takes quadratic time.
     """
     normalizes_texts, normalize = _recomposes_hangul(spec), build_normalizer(spec).normalize_str
     for chunk in _make_chunks(texts, _WORD_CHUNK):
@@ -220,7 +238,7 @@ def _filter_chunks(
 
 
 def _recomposes_hangul(spec: TokenizerSpec) -> bool:
-    """Return whether the normalizer combines characters, so that it needs the whole text."""
+    """Return whether the normalizer combines characters, so that texts are normalized whole."""
     return spec.strip_accents and spec.keep_hangul_syllables
 
 
@@ -235,9 +253,9 @@ def _train_backend(
 ) -> Backend:
     """Run the trainer of ``tokenizers`` with a fixed alphabet.
 
-    By default it numbers the continuing characters ("##a") in the order of a hash table with a
-    random seed, and breaks ties between merges by number. So they are passed as special tokens,
-    which come first and keep their order.
+    By default, the trainer numbers the continuing characters ("##a") in the order of a hash table
+    with a random seed, and breaks ties between merges by number. So the continuing characters are
+    passed as special tokens, which come first and keep their order.
     """
     continuations = [CONTINUATION_PREFIX + character for character in alphabet.continuations]
     special_tokens = [AddedToken(word, special=True) for word in (*SPECIAL_TOKENS, *continuations)]
@@ -268,7 +286,7 @@ def _report_progress(
 
 
 def _sort_vocabulary(ids: dict[str, int]) -> tuple[str, ...]:
-    """Return special tokens, characters, continuing characters, then words in merge order."""
+    """Return the special tokens, characters, continuing characters, and words in merge order."""
     words = sorted(ids, key=lambda word: ids[word])
 
     def sort_key(word: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Counts the words of texts, as WordPiece splits them, in bounded memory."""
+"""Counts words in bounded memory, with text split into words as WordPiece splits it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,19 +11,19 @@ from bertsmith.text.segmenter import segment_texts
 from bertsmith.text.tokenizer_spec import TokenizerSpec, build_normalizer
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Maximum number of distinct words in memory: some hundred megabytes.
+#: Maximum number of distinct words in memory. They take some hundred megabytes.
 MAX_DISTINCT_WORDS: Final = 500_000
 #: Number of words tokenized at a time.
 _WORDS_PER_BATCH: Final = 10_000
 
 
 class WordCounts:
-    """How often each word occurs. If there are too many words, the rarest are dropped.
+    """Counts of distinct words. If there are too many distinct words, the rarest are dropped.
 
     Attributes:
         counts: Count of each word, after normalization and segmentation, including punctuation
-            marks. It is too low for a word that was dropped and occurred again.
-        num_dropped: Total count of the dropped words.
+            marks. The count of a word that was dropped and occurred again is too low.
+        num_dropped: Sum of the counts of all dropped words.
         num_too_long: Number of words that the tokenizer replaces by [UNK] because of their length.
         num_characters: Number of characters in the texts.
     """

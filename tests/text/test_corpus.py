@@ -220,7 +220,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.is_stream
     assert source.fingerprint() == ""
     assert [document.text for document in read_documents([source])] == TEXTS
-    with pytest.raises(CorpusError, match="named twice"):
+    with pytest.raises(CorpusError, match="given more than once"):
         find_sources(["-", "-"])
 
 
