@@ -1,4 +1,4 @@
-"""Evaluate a model on minimal pairs such as BLiMP's (Warstadt et al. 2020, arXiv:1912.00582).
+"""Evaluate a model on minimal pairs, as in BLiMP (Warstadt et al. 2020, arXiv:1912.00582).
 
 A minimal pair is an acceptable sentence and an unacceptable one that differs as little as possible.
 The model is correct if the acceptable sentence has the higher pseudo-log-likelihood (PLL).
@@ -36,7 +36,7 @@ from bertsmith.use.table_output import (
 
 #: Columns of the acceptable and the unacceptable sentence, as in BLiMP.
 SENTENCE_COLUMNS = ("sentence_good", "sentence_bad")
-#: Pairs scored together: enough to batch sequences of similar length.
+#: Number of pairs scored together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 512
 
 
@@ -56,7 +56,7 @@ class MinimalPairAccuracy:
 
     @property
     def accuracy(self) -> dict[PllVariant, float]:
-        """Share of correct pairs, by PLL variant."""
+        """Fraction of correct pairs, by PLL variant."""
         return {variant: count / self.num_pairs for variant, count in self.num_correct.items()}
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class MinimalPairResults:
     Attributes:
         files: The accuracy on each file.
         num_skipped: Number of pairs that cannot be scored and were skipped.
-        first_skipped: Location and problem of the first of them; None if there are none.
+        first_skipped: Location and problem of the first skipped pair; None if none was skipped.
     """
 
     files: Mapping[Path, MinimalPairAccuracy]
@@ -95,7 +95,7 @@ class MinimalPairResults:
 
     @property
     def mean_accuracy(self) -> dict[PllVariant, float]:
-        """Mean of the files' accuracies, by PLL variant; each file has the same weight."""
+        """Unweighted mean of the accuracies on the files, by PLL variant."""
         accuracies = [result.accuracy for result in self.files.values()]
         return {
             variant: math.fsum(accuracy[variant] for accuracy in accuracies) / len(accuracies)
@@ -139,9 +139,9 @@ def evaluate_minimal_pairs(
         files: JSON lines or other tables with the columns ``sentence_good`` and ``sentence_bad``,
             or folders of such files.
         variants: Which tokens are masked when a token is predicted; see ``score``.
-        skip_invalid: Skip and count invalid pairs instead of stopping.
+        skip_invalid: Whether invalid pairs are skipped and counted, instead of being an error.
         encoding: Text encoding of the files.
-        out: A new table for the scores of each pair; its suffix sets the format.
+        out: A new table for the scores of each pair. The suffix of its name determines its format.
         progress: Receives the number of scored tokens.
 
     Raises:
@@ -169,10 +169,10 @@ def evaluate_minimal_pairs(
 
 
 def find_pair_files(files: Sequence[Path | str]) -> list[Path]:
-    """Return the files, with folders replaced by the tables in them, without repetitions.
+    """Return the files, without repetitions. A folder stands for the tables in it.
 
     Raises:
-        InputError: There is no such file, or a folder has no tables.
+        InputError: A file or folder does not exist, or a folder contains no tables.
     """
     paths: list[Path] = []
     for path in map(Path, files):
@@ -206,24 +206,25 @@ class _Pair:
 
 
 class _PairReader:
-    """Reads and checks the pairs of a file, which it can do repeatedly.
+    """Reads and checks the pairs of a file, any number of times.
 
     Attributes:
         path: The file.
-        skipped: Location and problem of each invalid pair, after the file was read.
+        skipped: Location and problem of each invalid pair that was skipped in the last reading.
     """
 
     def __init__(
         self, bundle: PretrainedBundle, path: Path, encoding: str, skip_invalid: bool
     ) -> None:
-        self.path, self.skipped = path, list[str]()
+        self.path = path
+        self.skipped: list[str] = []
         self._bundle, self._encoding, self._skip_invalid = bundle, encoding, skip_invalid
 
     def count_tokens(self) -> int:
-        """Read the file once and return the number of tokens in all its sentences.
+        """Read the file and return the number of tokens in all its sentences.
 
         Raises:
-            InputError: A pair is invalid, or there are none.
+            InputError: A pair is invalid, or the file has no pairs.
         """
         num_tokens = num_pairs = 0
         for chunk in self.iter_chunks():
@@ -237,7 +238,7 @@ class _PairReader:
         """Yield lists of valid pairs.
 
         Raises:
-            InputError: A pair is invalid, unless such pairs are skipped.
+            InputError: A pair is invalid, and invalid pairs are not skipped.
         """
         self.skipped.clear()
         number = 0
@@ -256,23 +257,32 @@ class _PairReader:
     def _encode(
         self, numbered_rows: Sequence[tuple[int, Row]], sentences: Sequence[str]
     ) -> Iterator[_Pair]:
-        """Yield the pairs whose sentences can be scored; there are two sentences for each row."""
+        """Yield the pairs whose sentences can be scored.
+
+        Args:
+            numbered_rows: The row of each pair, with its number in the file.
+            sentences: The acceptable and the unacceptable sentence of each row, alternating.
+        """
         encoded = self._bundle.tokenizer.encode_batch(sentences)
         for index, (number, row) in enumerate(numbered_rows):
             good, bad = 2 * index, 2 * index + 1
-            problems = [find_problem(self._bundle, encoded[good]),
-                        find_problem(self._bundle, encoded[bad])]  # fmt: skip
-            for column, problem in zip(SENTENCE_COLUMNS, problems, strict=True):
-                if problem is not None:
-                    self._handle_problem(row, f"{column} is {problem}")
-                    break
+            pair = _Pair(number, (sentences[good], sentences[bad]), (encoded[good], encoded[bad]))
+            problem = self._find_pair_problem(pair)
+            if problem is None:
+                yield pair
             else:
-                yield _Pair(
-                    number, (sentences[good], sentences[bad]), (encoded[good], encoded[bad])
-                )
+                self._handle_problem(row, problem)
+
+    def _find_pair_problem(self, pair: _Pair) -> str | None:
+        """Return why a pair cannot be scored; None if it can."""
+        for column, ids in zip(SENTENCE_COLUMNS, pair.ids, strict=True):
+            problem = find_problem(self._bundle, ids)
+            if problem is not None:
+                return f"{column} is {problem}"
+        return None
 
     def _handle_problem(self, row: Row, problem: str) -> None:
-        """Record an invalid pair, or raise InputError."""
+        """Record an invalid pair if invalid pairs are skipped; otherwise raise InputError."""
         if not self._skip_invalid:
             raise InputError(
                 f"{row.location}: {problem}; correct it, or skip such pairs with --skip-invalid"
@@ -287,6 +297,7 @@ def _evaluate_file(
     writer: RowWriter | None,
     progress: Progress,
 ) -> MinimalPairAccuracy:
+    """Compute the accuracy on a file, and write the scores of its pairs if there is a writer."""
     num_pairs = 0
     num_correct, num_ties = dict.fromkeys(variants, 0), dict.fromkeys(variants, 0)
     for pairs in reader.iter_chunks():
@@ -310,21 +321,21 @@ def _evaluate_file(
 def _open_score_writer(
     out: Path | None, variants: Sequence[PllVariant]
 ) -> Iterator[RowWriter | None]:
-    """Yield a writer for the table of scores; None without ``out``."""
+    """Yield a writer for the table of scores, or None if ``out`` is None."""
     if out is None:
         yield None
         return
     table_format = get_output_format(out)
     check_new_file(out)
     types = {"file": "text", "row": "index", **dict.fromkeys(SENTENCE_COLUMNS, "text")}
-    types |= {column: "number" for variant in variants for column in _score_columns(variant)}
+    types |= {column: "number" for variant in variants for column in _get_score_columns(variant)}
     dialect = Dialect("\t", has_quotes=False) if table_format == "tsv" else CSV
     layout = TableLayout(table_format, list(types), dialect, types=types)
     with open_row_writer(out, layout) as writer:
         yield writer
 
 
-def _score_columns(variant: PllVariant) -> tuple[str, str]:
+def _get_score_columns(variant: PllVariant) -> tuple[str, str]:
     """Return the columns of the PLLs of the acceptable and the unacceptable sentence."""
     return f"pll_good_{to_field_name(variant)}", f"pll_bad_{to_field_name(variant)}"
 
@@ -332,12 +343,18 @@ def _score_columns(variant: PllVariant) -> tuple[str, str]:
 def _build_score_rows(
     path: Path, pairs: Sequence[_Pair], plls: Mapping[PllVariant, Sequence[float]]
 ) -> list[dict[str, Any]]:
-    """Return the rows of the table of scores; ``plls`` has two values for each pair."""
+    """Return the rows of the table of scores.
+
+    Args:
+        path: The file of the pairs.
+        pairs: The pairs.
+        plls: By variant, the PLLs of the two sentences of each pair, alternating.
+    """
     rows = []
     for index, pair in enumerate(pairs):
         row: dict[str, Any] = {"file": str(path), "row": pair.number}
         row |= zip(SENTENCE_COLUMNS, pair.sentences, strict=True)
         for variant, values in plls.items():
-            row |= zip(_score_columns(variant), values[2 * index : 2 * index + 2], strict=True)
+            row |= zip(_get_score_columns(variant), values[2 * index : 2 * index + 2], strict=True)
         rows.append(row)
     return rows

@@ -1,8 +1,8 @@
-"""Predictions of any fine-tuned model for lines of text, as JSON values and as text lines."""
+"""Predict for lines of text with any fine-tuned model, as JSON values and as lines of text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import tee
+from itertools import chain, tee
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle
@@ -14,23 +14,25 @@ from bertsmith.use.choose import iter_choices, to_choice_example
 from bertsmith.use.predict import Prediction, iter_predictions, to_text_example
 from bertsmith.use.tag import iter_tagged_texts, require_text
 
-#: For each input line, the prediction as a JSON value and as a line of text.
+#: For each input line, the prediction as a JSON value, and as a line of text.
 LinePredictions = Iterator[tuple[dict[str, Any], str]]
-#: Pairs (line, item parsed from the line).
+#: Pairs (line, input of the model parsed from the line).
 _ParsedLines = Iterable[tuple[str, Any]]
+#: A multi-label model predicts the labels whose probability is higher than this.
+_LABEL_THRESHOLD = 0.5
 
 
 @dataclass
 class InvalidLines:
-    """Number of invalid lines that were skipped, and the error of the first."""
+    """Number of invalid lines that were skipped, and the error message of the first one."""
 
     count: int = 0
     first_error: str = ""
 
-    def add(self, problem: str) -> None:
-        """Count a skipped line."""
+    def add(self, error: str) -> None:
+        """Count a line with an error message."""
         self.count += 1
-        self.first_error = self.first_error or problem
+        self.first_error = self.first_error or error
 
 
 def predict_lines(
@@ -45,11 +47,12 @@ def predict_lines(
 
     Args:
         bundle: The model.
-        lines: Tab-separated input: a text, a pair of texts, a question and its context, or a
-            prompt and its endings.
-        location: Prefix of line numbers in error messages.
-        skipped: Counts invalid lines; if None, an invalid line is an error.
-        unbuffered: Yield each prediction before reading the next line; batching is faster.
+        lines: Depending on the kind of model: a text, two texts, a question and its context, or a
+            prompt and its endings, separated by tabs.
+        location: The word before the line number in error messages.
+        skipped: Counts invalid lines, which are skipped. If None, an invalid line is an error.
+        unbuffered: Whether to yield each prediction before reading the next line. This is slower,
+            because lines are not batched.
 
     Raises:
         BertsmithError: A line is invalid; raised after the predictions for all lines before it.
@@ -58,28 +61,30 @@ def predict_lines(
     predict = _PREDICTORS[bundle.head.kind]
     if not unbuffered:
         return predict(bundle, parsed)
-    return (prediction for item in parsed for prediction in predict(bundle, [item]))
+    return chain.from_iterable(predict(bundle, [parsed_line]) for parsed_line in parsed)
 
 
-def predict_inputs(bundle: FineTunedBundle, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the prediction for each item as a JSON value.
+def predict_inputs(bundle: FineTunedBundle, inputs: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the prediction for each input as a JSON value.
 
     Args:
         bundle: The model.
-        items: Depending on the model's kind: texts or pairs, (question, context), or (prompt,
-            endings).
+        inputs: Depending on the kind of model: texts, pairs of texts, pairs (question, context), or
+            pairs (prompt, endings).
     """
-    for value, _ in _PREDICTORS[bundle.head.kind](bundle, [("", item) for item in items]):
+    predict = _PREDICTORS[bundle.head.kind]
+    for value, _ in predict(bundle, [("", model_input) for model_input in inputs]):
         yield value
 
 
 def _parse_lines(
     bundle: FineTunedBundle, lines: Iterable[str], location: str, skipped: InvalidLines | None
 ) -> Iterator[tuple[str, Any]]:
+    """Yield each valid line and the model's input parsed from it."""
     parse = _PARSERS[bundle.head.kind]
     for number, line in enumerate(lines, 1):
         try:
-            item = parse(bundle, line, f"{location} {number:,}")
+            model_input = parse(bundle, line, f"{location} {number:,}")
         except InputError as error:
             if skipped is None:
                 raise InputError(
@@ -87,19 +92,23 @@ def _parse_lines(
                 ) from None
             skipped.add(str(error))
         else:
-            yield line, item
+            yield line, model_input
 
 
 def _parse_text_or_pair(bundle: FineTunedBundle, line: str, location: str) -> str | tuple[str, str]:
-    """Parse a line as the fine-tuning data was; if that is unknown, a tab makes it a pair."""
+    """Parse a line as one text or as a pair of texts separated by a tab.
+
+    A model fine-tuned on pairs needs pairs, and a model fine-tuned on single texts reads a tab as a
+    space. If this is unknown, a line with a tab is a pair.
+    """
     task = bundle.info.get("provenance", {}).get("task")
     first, tab, second = line.partition("\t")
-    if task is not None and task.get("pair_column") and not tab:
+    is_pair = bool(tab) if task is None else bool(task.get("pair_column"))
+    if is_pair and not tab:
         raise InputError(
-            f"{location}: there is no tab; the model is for pairs: expected two texts, separated "
-            "by a tab"
+            f"{location}: there is no tab, but this model was fine-tuned on pairs of texts; "
+            "separate the two texts by a tab"
         )
-    is_pair = tab if task is None else task.get("pair_column")
     text_or_pair = (first, second) if is_pair else line
     to_text_example(text_or_pair, location)
     return text_or_pair
@@ -136,10 +145,11 @@ def _parse_prompt(
 
 
 def _classify(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
-    first, second = tee(parsed)
-    predictions = iter_predictions(bundle, (item for _, item in first))
-    for (line, item), prediction in zip(second, predictions, strict=True):
-        parts = (item,) if isinstance(item, str) else item
+    """Predict labels or scores; the line is the prediction and the input line."""
+    model_lines, output_lines = tee(parsed)
+    predictions = iter_predictions(bundle, (text_or_pair for _, text_or_pair in model_lines))
+    for (line, text_or_pair), prediction in zip(output_lines, predictions, strict=True):
+        parts = (text_or_pair,) if isinstance(text_or_pair, str) else text_or_pair
         value = dict(zip(("text", "pair"), parts, strict=False))
         value |= _prediction_to_json(prediction, bundle) | {"truncated": prediction.is_truncated}
         yield value, f"{_format_prediction(prediction, bundle)}\t{line}"
@@ -149,43 +159,52 @@ def _format_prediction(prediction: Prediction, bundle: FineTunedBundle) -> str:
     if prediction.score is not None:
         return f"{prediction.score:.4f}"
     if bundle.head.kind == "multi":
-        likely = [(name, probability) for name, probability in prediction.labels
-                  if probability > 0.5]  # fmt: skip
-        probabilities = "|".join(f"{probability:.4f}" for _, probability in likely)
-        return f"{'|'.join(name for name, _ in likely)}\t{probabilities}"
-    name, probability = prediction.labels[0]
-    return f"{name}\t{probability:.4f}"
+        predicted = _select_predicted_labels(prediction)
+        labels = "|".join(label for label, _ in predicted)
+        probabilities = "|".join(f"{probability:.4f}" for _, probability in predicted)
+        return f"{labels}\t{probabilities}"
+    label, probability = prediction.labels[0]
+    return f"{label}\t{probability:.4f}"
 
 
 def _prediction_to_json(prediction: Prediction, bundle: FineTunedBundle) -> dict[str, Any]:
     if prediction.score is not None:
         return {"score": prediction.score}
-    is_multi_label = bundle.head.kind == "multi"
-    label = _likely_labels(prediction) if is_multi_label else prediction.labels[0][0]
+    label: str | list[str] = prediction.labels[0][0]
+    if bundle.head.kind == "multi":
+        label = [name for name, _ in _select_predicted_labels(prediction)]
     return {"labels": dict(prediction.labels), "label": label}
 
 
-def _likely_labels(prediction: Prediction) -> list[str]:
-    return [name for name, probability in prediction.labels if probability > 0.5]
+def _select_predicted_labels(prediction: Prediction) -> list[tuple[str, float]]:
+    """Return the labels that a multi-label model predicts, with their probabilities."""
+    return [
+        (label, probability)
+        for label, probability in prediction.labels
+        if probability > _LABEL_THRESHOLD
+    ]
 
 
 def _tag(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
-    for tagged in iter_tagged_texts(bundle, (item for _, item in parsed)):
+    """Tag texts; the line is text with bracketed entities, or "word/TAG" for each word."""
+    for tagged in iter_tagged_texts(bundle, (text for _, text in parsed)):
         if bundle.head.kind == "tags":
             line = " ".join(f"{span.text}/{span.label}" for span in tagged.spans)
             yield {"text": tagged.text, "tags": [asdict(span) for span in tagged.spans]}, line
             continue
-        line, line_end = "", 0
+        line, previous_end = "", 0
         for span in tagged.spans:
-            line += f"{tagged.text[line_end : span.start]}[{span.label} {span.text}]"
-            line_end = span.end
-        value = {"text": tagged.text, "entities": [asdict(span) for span in tagged.spans]}
-        yield value, line + tagged.text[line_end:]
+            line += f"{tagged.text[previous_end : span.start]}[{span.label} {span.text}]"
+            previous_end = span.end
+        line += tagged.text[previous_end:]
+        yield {"text": tagged.text, "entities": [asdict(span) for span in tagged.spans]}, line
 
 
 def _answer(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
-    first, second = tee(item for _, item in parsed)
-    for (question, context), answer in zip(first, iter_answers(bundle, second), strict=True):
+    """Answer questions; the line is the answer, its probability and the question."""
+    model_questions, output_questions = tee(question for _, question in parsed)
+    answers = iter_answers(bundle, model_questions)
+    for (question, context), answer in zip(output_questions, answers, strict=True):
         value = {"question": question, "context": context, **asdict(answer.best)}
         value |= {"candidates": [asdict(candidate) for candidate in answer.candidates],
                   "null_score_diff": answer.null_score_diff,
@@ -194,11 +213,13 @@ def _answer(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
 
 
 def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
-    first, second = tee(parsed)
-    choices = iter_choices(bundle, (item for _, item in first))
-    for (line, (prompt, endings)), choice in zip(second, choices, strict=True):
-        best, columns = choice.best_index, get_task_settings(bundle).ending_columns
-        # Column numbers are not reported as names.
+    """Choose endings; the line is the index, probability and text of the best, and the input."""
+    model_lines, output_lines = tee(parsed)
+    choices = iter_choices(bundle, (question for _, question in model_lines))
+    columns = get_task_settings(bundle).ending_columns
+    for (line, (prompt, endings)), choice in zip(output_lines, choices, strict=True):
+        best = choice.best_index
+        # A column number is not a name.
         has_names = len(columns) == len(endings) and not any(map(is_column_number, columns))
         value = {"prompt": prompt, "endings": endings, "probabilities": choice.probabilities,
                  "best_index": best, "best_ending": endings[best],
@@ -207,7 +228,7 @@ def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
         yield value, f"{best}\t{choice.probabilities[best]:.4f}\t{endings[best]}\t{line}"
 
 
-#: By the model's kind: the parser of a line, and the function that computes predictions.
+#: For each kind of model, the function that parses an input line.
 _PARSERS: dict[str, Callable[[FineTunedBundle, str, str], Any]] = {
     "single": _parse_text_or_pair, "multi": _parse_text_or_pair,
     "regression": _parse_text_or_pair,
@@ -215,6 +236,7 @@ _PARSERS: dict[str, Callable[[FineTunedBundle, str, str], Any]] = {
     "span": _parse_question,
     "choice": _parse_prompt,
 }  # fmt: skip
+#: For each kind of model, the function that computes predictions for parsed lines.
 _PREDICTORS: dict[str, Callable[[FineTunedBundle, _ParsedLines], LinePredictions]] = {
     "single": _classify, "multi": _classify, "regression": _classify,
     "entities": _tag, "tags": _tag,

@@ -1,7 +1,8 @@
-"""Predictions for the rows of a table: writes the same table with added columns.
+"""Predict for the rows of a table, and write the table with the predictions as added columns.
 
 Rows keep their order, and memory does not grow with the size of the table. With ``skip_invalid``, a
-row with invalid input keeps empty predictions, and a row that cannot be read is dropped.
+row whose text is invalid is written with empty predictions, and a row that cannot be read is
+dropped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,9 +43,9 @@ from bertsmith.use.table_output import (
     open_row_writer,
 )
 
-#: Rows processed together.
+#: Number of rows processed together.
 _CHUNK_SIZE = 1024
-#: Columns added for each kind of model, and their types; see ``table_output.arrow_type``.
+#: Columns added for each kind of model, with their types; see ``table_output.get_arrow_type``.
 _ADDED_COLUMNS: dict[str, dict[str, str]] = {
     "single": {"label": "text", "probability": "number"},
     "multi": {"labels": "texts", "probabilities": "numbers"},
@@ -54,20 +55,20 @@ _ADDED_COLUMNS: dict[str, dict[str, str]] = {
     "entities": {"entities": "spans"},
     "tags": {"tags": "spans"},
 }
-#: Decimals of a probability or score.
+#: Number of decimals of the probabilities and scores that are written.
 DECIMALS = 6
 
 
 @dataclass
 class TableCounts:
-    """Counts of table rows or sentences.
+    """How many rows of a table, or sentences of a file, were written.
 
     Attributes:
-        num_rows: Rows written.
-        num_without_prediction: Rows written without a prediction.
-        num_unreadable: Rows dropped because they could not be read.
-        num_truncated: Texts that were truncated.
-        first_error: Error of the first row without a prediction.
+        num_rows: Number of rows written.
+        num_without_prediction: Number of rows written without a prediction.
+        num_unreadable: Number of rows dropped because they could not be read.
+        num_truncated: Number of texts that were truncated.
+        first_error: Error message of the first row without a prediction or that was dropped.
         added_columns: Names of the added columns.
         notes: Messages for the user.
         unit: What is counted: "row" or "sentence".
@@ -98,14 +99,16 @@ def predict_table(
     Args:
         bundle: The model.
         source: The input table.
-        out: A new file, whose suffix sets the format, or a function that receives text.
-        columns: Fields of ``TaskSettings`` that name columns, if different from training.
-        skip_invalid: Accept rows with invalid input.
-        out_format: Format of the text for a function; None for the format of the input.
+        out: A new file, whose suffix determines its format, or a function to which the table is
+            passed as text.
+        columns: Fields of ``TaskSettings`` that name columns, if they differ from fine-tuning.
+        skip_invalid: Whether invalid rows are written without a prediction, instead of being an
+            error.
+        out_format: Format of the text that is passed to a function; None for the input's format.
         progress: Receives the number of rows.
 
     Raises:
-        BertsmithError: The table cannot be read or written; ``out`` is not created.
+        BertsmithError: The table cannot be read or written. Then ``out`` is not created.
     """
     if isinstance(out, Path):
         check_new_file(out)
@@ -146,7 +149,7 @@ def predict_table(
 
 
 def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
-    """Raise BertsmithError if a column is named that the model does not use."""
+    """Raise BertsmithError if the user names a column that the model does not use."""
     reject_unused_fields(bundle.head.kind, columns, [])
     trained_task = bundle.info.get("provenance", {}).get("task")
     is_single_text = trained_task is not None and not trained_task.get("pair_column")
@@ -163,11 +166,8 @@ def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -
 
 @contextmanager
 def _open_input(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]:
-    """Open a table; for question answering, also a SQuAD file as a table of questions."""
-    is_json = (source.format, detect_table_format(source.path)) in (
-        (None, "json"),
-        ("json", "json"),
-    )
+    """Open a table. For question answering, a SQuAD file is opened as a table of questions."""
+    is_json = detect_table_format(source.path) == "json" and source.format in (None, "json")
     if bundle.head.kind == "span" and is_json and not has_question_rows(source.path):
         squad_rows = read_squad_rows(source.path, source.encoding, source.stream)
         rows = (replace(row, cells=_get_question_cells(row)) for row in squad_rows)
@@ -193,14 +193,16 @@ def _check_columns_exist(
     if bundle.head.kind == "choice":
         options["--endings"] = task.ending_columns
         if not task.ending_columns:
-            raise InputError("the columns of the endings are unknown; give --endings A,B,…")
+            raise InputError(
+                "the model does not record the columns of the endings; give --endings A,B,…"
+            )
     for option, names in options.items():
         for name in names:
             if not has_column(row, name):
                 origin = " (as in its training table)" if has_task else ""
                 raise TaskError(
                     f"{source.path}: the model reads the column {name!r}{origin}, but the columns "
-                    f"are {', '.join(map(repr, row.cells))}; name it with {option}"
+                    f"are {', '.join(map(repr, row.cells))}; name the column with {option}"
                 )
 
 
@@ -212,7 +214,18 @@ def _create_output_layout(
     input_columns: Sequence[str],
     names: Mapping[str, str],
 ) -> TableLayout:
-    types = {names[name]: kind for name, kind in _ADDED_COLUMNS[bundle.head.kind].items()}
+    """Return how the output is written: in the dialect of the input, if the format is the same.
+
+    Args:
+        bundle: The model.
+        table: The input table.
+        source: The file or stream of the input table.
+        out_format: Format of the output.
+        input_columns: Columns of the input table.
+        names: Default name of each added column -> its name in the output.
+    """
+    added_columns = _ADDED_COLUMNS[bundle.head.kind]
+    types = {names[name]: column_type for name, column_type in added_columns.items()}
     columns = [*input_columns, *names.values()]
     layout = TableLayout(out_format, columns, types=types, schema=table.schema)
     if out_format == "tsv":
@@ -234,15 +247,16 @@ def _write_rows(
     is_delimited: bool,
     skip_invalid: bool,
 ) -> None:
+    """Write each row with the cells of its prediction, under the column names ``names``."""
     empty_cells = dict.fromkeys(names.values())
     parsed_rows = _parse_rows(bundle, task, rows, counts, skip_invalid=skip_invalid)
     for chunk in chunked(parsed_rows, _CHUNK_SIZE):
-        items = [item for _, item in chunk if item is not None]
-        predictions = iter(list(predict_inputs(bundle, items)))
+        inputs = [model_input for _, model_input in chunk if model_input is not None]
+        predictions = iter(list(predict_inputs(bundle, inputs)))
         out_rows = []
-        for row, item in chunk:
+        for row, model_input in chunk:
             cells = empty_cells
-            if item is not None:
+            if model_input is not None:
                 prediction = next(predictions)
                 counts.num_truncated += bool(prediction.get("truncated"))
                 columns = _to_cells(bundle.head.kind, prediction, is_delimited=is_delimited)
@@ -261,11 +275,11 @@ def _parse_rows(
     *,
     skip_invalid: bool,
 ) -> Iterator[tuple[Row, Any]]:
-    """Yield each row with the model's input, or with None if the row has no valid input."""
+    """Yield each row and the model's input parsed from it; None if it is not valid."""
     parse = _PARSERS[bundle.head.kind]
     for row in rows:
         try:
-            item = parse(row, task)
+            model_input = parse(row, task)
         except BadExampleError as error:
             message = f"{error.location or row.location}: {error}"
             if not skip_invalid:
@@ -277,8 +291,8 @@ def _parse_rows(
                 counts.num_unreadable += 1
                 continue
             counts.num_without_prediction += 1
-            item = None
-        yield row, item
+            model_input = None
+        yield row, model_input
 
 
 def _parse_text_or_pair(row: Row, task: TaskSettings) -> str | tuple[str, str]:
@@ -300,6 +314,7 @@ def _parse_prompt(row: Row, task: TaskSettings) -> tuple[str, list[str]]:
     return prompt, list(endings)
 
 
+#: For each kind of model, the function that returns the model's input for a row.
 _PARSERS: dict[str, Callable[[Row, TaskSettings], Any]] = {
     "single": _parse_text_or_pair, "multi": _parse_text_or_pair,
     "regression": _parse_text_or_pair, "entities": _parse_text, "tags": _parse_text,
@@ -308,12 +323,12 @@ _PARSERS: dict[str, Callable[[Row, TaskSettings], Any]] = {
 
 
 def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_delimited: bool) -> dict[str, Any]:
-    """Return the cells of a prediction under the names of ``_ADDED_COLUMNS``.
+    """Return the cells of the added columns, by the names in ``_ADDED_COLUMNS``.
 
     Args:
-        kind: Kind of the model.
+        kind: The kind of model.
         prediction: The prediction as a JSON value.
-        is_delimited: Whether several labels share one cell, as in a CSV training table.
+        is_delimited: Whether the output is CSV or TSV, in which several labels share one cell.
     """
     if kind == "single":
         label = prediction["label"]

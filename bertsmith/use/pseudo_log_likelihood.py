@@ -1,7 +1,8 @@
-"""Log-probabilities of the tokens of many sequences, each token masked in turn.
+"""Compute the log-probability of each token of many sequences while the token is masked.
 
-The masked copies of all sequences share batches. Only the hidden states of the tokens to predict go
-through the last layer and the masked-LM head.
+Each sequence is copied once for each of its tokens, with this token masked. The copies of all
+sequences share batches. The last layer and the masked-LM head are computed only for the tokens to
+predict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +22,8 @@ from bertsmith.progress import Progress
 from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_tokens
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Which tokens are masked when a token is predicted: only the token itself (``original``, Salazar
-#: et al. 2020), or also the following tokens of its word (``within-word``, PLL-word-l2r of Kauf and
+#: Which tokens are masked while a token is predicted: only the token itself (``original``, Salazar
+#: et al. 2020), or also the tokens after it in its word (``within-word``, PLL-word-l2r of Kauf and
 #: Ivanova 2023, arXiv:2305.10588).
 PllVariant = Literal["original", "within-word"]
 PLL_VARIANTS: tuple[PllVariant, ...] = ("original", "within-word")
@@ -38,8 +39,8 @@ class _Sequences:
         ids: Token ids of all sequences.
         starts: Index of each sequence's [CLS] in ``ids``.
         lengths: Number of tokens of each sequence, with [CLS] and [SEP].
-        target_indices: Indices of all tokens to predict: all but [CLS] and [SEP].
-        target_sequences: The sequence of each of these tokens.
+        target_indices: Indices of the tokens to predict, which are all except [CLS] and [SEP].
+        target_sequences: Index of the sequence of each token to predict.
     """
 
     ids: IntArray
@@ -68,26 +69,27 @@ class _Sequences:
         sequence_indices = np.repeat(np.arange(len(sequences)), lengths)
         return cls(ids, starts, lengths, np.flatnonzero(is_target), sequence_indices[is_target])
 
-    def mask_ends(self, variant: PllVariant, tokenizer: Tokenizer) -> IntArray:
-        """Return, for each token to predict, the index after the last token that is masked."""
+    def compute_mask_ends(self, variant: PllVariant, tokenizer: Tokenizer) -> IntArray:
+        """Return the index after the last masked token, for each token to predict."""
         if variant == "original":
             return self.target_indices + 1
-        # [CLS] and [SEP] are no continuations, so a word never extends into the next sequence.
+        # A word ends where the next one starts. [SEP] also counts as a start, so the last word of a
+        # sequence does not extend into the next sequence.
         word_starts = np.flatnonzero(~tokenizer.is_continuation[self.ids])
-        next_word = np.searchsorted(word_starts, self.target_indices, side="right")
-        ends: IntArray = word_starts[next_word]
+        next_words = np.searchsorted(word_starts, self.target_indices, side="right")
+        ends: IntArray = word_starts[next_words]
         return ends
 
 
 @dataclass(frozen=True)
 class _MaskedCopies:
-    """Copies of sequences, each with a range of masked tokens, the first of which is predicted.
+    """Copies of sequences with masked tokens. The first masked token of each copy is predicted.
 
     Attributes:
         sequences: The original sequences.
-        sequence_indices: The sequence of each copy.
+        sequence_indices: Index of the original sequence of each copy.
         mask_starts: Index of each copy's first masked token in ``sequences.ids``.
-        mask_ends: Index after its last masked token.
+        mask_ends: Index after each copy's last masked token.
     """
 
     sequences: _Sequences
@@ -99,16 +101,21 @@ class _MaskedCopies:
     def build(
         cls, sequences: _Sequences, variants: Sequence[PllVariant], tokenizer: Tokenizer
     ) -> tuple[Self, IntArray]:
-        """Return the distinct copies, and the copy of each variant and token to predict.
+        """Build the masked copies for all tokens to predict and all variants.
 
         Variants share the copies in which they mask the same tokens.
+
+        Returns:
+            The distinct copies, and the index of the copy for each variant and each token to
+            predict, int64 [variants, tokens].
         """
-        ends = np.stack([sequences.mask_ends(variant, tokenizer) for variant in variants])
-        num_tokens = len(sequences.ids) + 1
-        keys, copy_indices = np.unique(
-            np.arange(ends.shape[1]) * num_tokens + ends, return_inverse=True
-        )
-        targets, mask_ends = np.divmod(keys, num_tokens)
+        ends = np.stack([sequences.compute_mask_ends(variant, tokenizer) for variant in variants])
+        # A token to predict and the end of its mask determine a copy. Both are combined into one
+        # integer to find the distinct copies.
+        factor = len(sequences.ids) + 1
+        keys = np.arange(ends.shape[1]) * factor + ends
+        distinct_keys, copy_indices = np.unique(keys, return_inverse=True)
+        targets, mask_ends = np.divmod(distinct_keys, factor)
         copies = cls(
             sequences,
             sequences.target_sequences[targets],
@@ -126,7 +133,7 @@ class _MaskedCopies:
         """Pack copies into a batch.
 
         Returns:
-            The batch, and the index of each copy's token to predict, int64 [P].
+            The batch, and the index in the batch of each copy's token to predict, int64 [P].
         """
         lengths = self.lengths[indices]
         boundaries = np.concatenate([[0], lengths.cumsum()])
@@ -157,13 +164,13 @@ def compute_log_probabilities(
 
     Args:
         bundle: The model.
-        sequences: Token ids without [CLS] and [SEP], none empty or longer than the model's maximum.
-            Repeated sequences are computed once.
-        variants: Which tokens are masked.
-        progress: Advances by the number of tokens computed for each variant.
+        sequences: The token ids of each sequence, without [CLS] and [SEP]. No sequence may be empty
+            or longer than the model's maximum. Repeated sequences are computed once.
+        variants: Which tokens are masked while a token is predicted.
+        progress: Receives the number of predicted tokens, summed over the variants.
 
     Returns:
-        Natural logarithms by variant, sequence and token.
+        Natural logarithms of the probabilities, by variant, sequence and token.
 
     Raises:
         ModelError: The model has no masked-LM head.
@@ -177,12 +184,13 @@ def compute_log_probabilities(
             )
     if not sequences:
         return {variant: [] for variant in variants}
-    distinct = {tuple(ids): index for index, ids in enumerate(dict.fromkeys(map(tuple, sequences)))}
-    arrays = _Sequences.build(list(distinct), bundle.tokenizer)
+    sequences = [tuple(ids) for ids in sequences]
+    distinct_indices = {ids: index for index, ids in enumerate(dict.fromkeys(sequences))}
+    arrays = _Sequences.build(list(distinct_indices), bundle.tokenizer)
     copies, copy_indices = _MaskedCopies.build(arrays, variants, bundle.tokenizer)
     log_probabilities = np.zeros(len(copies.mask_starts))
-    # A copy counts once for each occurrence of its sequence and each variant.
-    occurrences = np.bincount([distinct[tuple(ids)] for ids in sequences], minlength=len(distinct))
+    # For the progress, a copy counts once for each occurrence of its sequence and each variant.
+    occurrences = np.bincount([distinct_indices[ids] for ids in sequences])
     weights = np.bincount(copy_indices.ravel()) * occurrences[copies.sequence_indices]
     for indices, values in _compute_batches(bundle, copies):
         log_probabilities[indices] = values
@@ -191,33 +199,40 @@ def compute_log_probabilities(
     results: dict[PllVariant, list[list[float]]] = {}
     for variant, variant_copies in zip(variants, copy_indices, strict=True):
         values_by_sequence = np.split(log_probabilities[variant_copies], boundaries)
-        results[variant] = [values_by_sequence[distinct[tuple(ids)]].tolist() for ids in sequences]
+        results[variant] = [values_by_sequence[distinct_indices[ids]].tolist() for ids in sequences]
     return results
 
 
 def _compute_batches(
     bundle: PretrainedBundle, copies: _MaskedCopies
 ) -> Iterator[tuple[IntArray, NDArray[np.float32]]]:
-    """Yield indices of copies and the log-probabilities of their tokens to predict."""
+    """Yield the indices of the copies in each batch, and the log-probabilities of their tokens."""
     device = next(bundle.model.parameters()).device
     max_tokens = choose_batch_tokens(device, bundle.config.feed_forward)
     for batch_indices in batch_by_length(copies.lengths.tolist(), max_tokens):
         indices = np.array(batch_indices)
         batch, target_indices = copies.pack(indices, bundle.tokenizer.mask_id)
         labels = torch.from_numpy(copies.sequences.ids[copies.mask_starts[indices]])
-        values = _compute_batch(
+        values = _compute_label_log_probabilities(
             bundle, batch.to(device), target_indices.to(device), labels.to(device)
         )
         yield indices, values.cpu().numpy()
 
 
 @torch.inference_mode()
-def _compute_batch(
+def _compute_label_log_probabilities(
     bundle: PretrainedBundle, batch: PackedBatch, token_indices: Tensor, labels: Tensor
 ) -> Tensor:
-    """Return the log-probabilities of labels at P tokens of a batch, float32 [P].
+    """Return the log-probability of the label of each of P masked tokens, float32 [P].
 
-    Rows of the decoder beyond the tokenizer's vocabulary are excluded.
+    The decoder of a model may have more outputs than the vocabulary has tokens. The additional
+    outputs are excluded.
+
+    Args:
+        bundle: The model.
+        batch: The batch.
+        token_indices: Indices of the masked tokens in the batch, int64 [P].
+        labels: Token ids of the original tokens, int64 [P].
     """
     model = bundle.model
     hidden = model.mlm.apply_transform(model.bert(batch, token_indices=token_indices))

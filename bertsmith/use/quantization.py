@@ -1,4 +1,4 @@
-"""Convert an encoder to the fastest 8-bit or 16-bit arithmetic of this machine, for inference."""
+"""Convert an encoder to 8-bit or 16-bit arithmetic, whichever is faster, for inference."""
 
 import copy
 import warnings
@@ -13,16 +13,17 @@ from bertsmith.model.ops.cpu import has_bf16, has_vnni
 from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 
-#: Largest absolute values of 7-bit and 8-bit weights. CPUs without VNNI add two products in 16
-#: bits, which can hold 2 * 255 * 63 or 2 * 127 * 127, so either weights or inputs use one bit less.
+#: Largest absolute values of 7-bit and 8-bit weights. CPUs without VNNI add two products of weights
+#: and inputs in 16 bits. The sum can be up to 2 * 255 * 127, which does not fit. With 7-bit weights
+#: (2 * 255 * 63) or 7-bit inputs (2 * 127 * 127) it does.
 _MAX_7_BIT, _MAX_8_BIT = 63, 127
 
 
 class Int8Linear(nn.Module):
-    """A Linear layer with 8-bit weights (one scale per row) and 8-bit inputs (one per token).
+    """A Linear layer with 8-bit weights and inputs: one scale per weight row and per token.
 
-    PyTorch uses one input scale for all tokens of a batch, so each token is first divided by its
-    largest absolute value.
+    PyTorch's quantized operator uses one scale for all tokens of a batch. Therefore each token's
+    input is first divided by its largest absolute value.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, input_scales: Tensor | None) -> None:
@@ -31,8 +32,9 @@ class Int8Linear(nn.Module):
         Args:
             weight: float32 [out, in].
             bias: float32 [out].
-            input_scales: SmoothQuant scales that divide the input columns, float32 [in]. On CPUs
-                without VNNI the weights use 7 bits if scales are given, else the inputs do.
+            input_scales: SmoothQuant scales by which the input columns are divided, float32 [in],
+                or None. On CPUs without VNNI, the weights use 7 bits if there are scales; otherwise
+                the inputs use 7 bits.
         """
         super().__init__()
         needs_spare_bit = not has_vnni() and _choose_quantization_engine() != "qnnpack"
@@ -45,26 +47,26 @@ class Int8Linear(nn.Module):
         row_scales = row_scales / (_MAX_7_BIT if has_7_bit_weights else _MAX_8_BIT)
         previous_engine = torch.backends.quantized.engine
         with warnings.catch_warnings():
-            # Quantized tensors are deprecated; the operators used here are not.
+            # PyTorch warns that quantized tensors are deprecated, but linear_dynamic needs them.
             warnings.simplefilter("ignore")
             zero_points = torch.zeros(len(weight), dtype=torch.int64)
             quantized = torch.quantize_per_channel(weight, row_scales, zero_points, 0, torch.qint8)
         try:
-            # oneDNN is at least 10 % faster on AVX2 than the other engines.
+            # With AVX2, the oneDNN engine is at least 10 % faster than the others.
             torch.backends.quantized.engine = _choose_quantization_engine()
             self.packed = torch.ops.quantized.linear_prepack(quantized, None)
         finally:
             torch.backends.quantized.engine = previous_engine
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[T, in] -> [T, out], written to ``out`` if given."""
+        """Apply the layer: [T, in] -> [T, out]. The result is written to ``out``, if given."""
         if self.inverse_scales is not None:
             x = x * self.inverse_scales
-        # amax and amin only read x; abs() would also write a tensor of its size.
+        # Computing x.abs() would take longer, because it writes a tensor of the size of x.
         token_scales = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
         token_scales.clamp_(min=1e-12)
         num_tokens = x.shape[0]
-        # Row counts are bucketed because oneDNN caches code per shape.
+        # Row counts are rounded up because oneDNN compiles and caches code for each shape.
         padded = x.new_empty(round_up_num_rows(num_tokens), x.shape[1])
         torch.div(x, token_scales, out=padded[:num_tokens])
         padded[num_tokens:].zero_()
@@ -76,8 +78,13 @@ class Int8Linear(nn.Module):
 class _Int8QueryKeyValue(nn.Module):
     """The projection to queries, keys and values: 8-bit queries and keys, float32 values."""
 
-    def __init__(self, linear: nn.Linear, column_scale: Tensor) -> None:
-        """Convert the projection; ``column_scale``: magnitude of each input column, float32 [D]."""
+    def __init__(self, linear: nn.Linear, column_scales: Tensor) -> None:
+        """Convert the projection.
+
+        Args:
+            linear: The projection to queries, keys and values.
+            column_scales: Relative magnitude of each input column, float32 [D].
+        """
         super().__init__()
         self.query_key_width = 2 * linear.in_features
         weight, bias = linear.weight.detach(), linear.bias.detach()
@@ -85,13 +92,13 @@ class _Int8QueryKeyValue(nn.Module):
         self.query_key = Int8Linear(
             query_key_weight,
             bias[: self.query_key_width],
-            smoothquant_scales(column_scale, query_key_weight),
+            smoothquant_scales(column_scales, query_key_weight),
         )
         self.value_weight = weight[self.query_key_width :].clone().T
         self.value_bias = bias[self.query_key_width :]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, D] -> [T, 3 D]."""
+        """Compute the queries, keys and values: [T, D] -> [T, 3 D]."""
         out = x.new_empty(x.shape[0], self.query_key_width + self.value_bias.shape[0])
         self.query_key(x, out[:, : self.query_key_width])
         torch.addmm(self.value_bias, x, self.value_weight, out=out[:, self.query_key_width :])
@@ -99,14 +106,15 @@ class _Int8QueryKeyValue(nn.Module):
 
 
 def quantize(encoder: BertModel) -> BertModel:
-    """Return a converted copy whose vectors have a cosine similarity of at least 0.995.
+    """Return a copy of an encoder in bfloat16 or 8 bits.
 
-    CUDA and CPUs with bfloat16 instructions use bfloat16. Other CPUs use 8 bits for all Linear
-    layers except the value projections. These are a twelfth of all multiplications, but would cost
-    more precision in 8 bits than all other layers together (docs/benchmarks.md).
+    Its vectors have a cosine similarity of at least 0.995 to those of the original. GPUs, and CPUs
+    with bfloat16 instructions, use bfloat16. Other CPUs use 8 bits for all Linear layers except the
+    value projections. In 8 bits, the value projections would lose more precision than all other
+    layers together, and they are only a twelfth of the multiplications (docs/benchmarks.md).
 
     Raises:
-        ModelError: The CPU needs 8 bits and the model does not use LayerNorm.
+        ModelError: The copy needs 8 bits, but the model does not use LayerNorm.
     """
     device = next(encoder.parameters()).device
     quantized = copy.deepcopy(encoder).eval().requires_grad_(False)
@@ -114,17 +122,18 @@ def quantize(encoder: BertModel) -> BertModel:
         return quantized.bfloat16()
     if encoder.config.norm not in ("post", "pre"):
         raise ModelError(
-            f"the fast mode needs LayerNorm, and model.norm is {encoder.config.norm!r}; use the "
-            "model without it"
+            f"the fast mode needs LayerNorm, and model.norm is {encoder.config.norm!r}; omit "
+            "--fast (in Python, fast=True)"
         )
-    is_post_norm, previous_norm = encoder.config.norm == "post", quantized.embeddings.norm
+    is_post_norm = encoder.config.norm == "post"
+    previous_norm = quantized.embeddings.norm
     for layer in quantized.encoder.layers:
         assert isinstance(layer, EncoderLayer)
         attention_norm, feed_forward_norm = layer.attention_norm, layer.feed_forward_norm
-        input_norms = (
-            (previous_norm, attention_norm) if is_post_norm else (attention_norm, feed_forward_norm)
-        )
-        _quantize_layer(layer, *input_norms)
+        if is_post_norm:
+            _quantize_layer(layer, previous_norm, attention_norm)
+        else:
+            _quantize_layer(layer, attention_norm, feed_forward_norm)
         previous_norm = feed_forward_norm
     return quantized
 
@@ -132,12 +141,13 @@ def quantize(encoder: BertModel) -> BertModel:
 def _quantize_layer(
     layer: EncoderLayer, attention_input_norm: nn.Module, feed_forward_input_norm: nn.Module
 ) -> None:
-    """Quantize a layer in place.
+    """Replace the Linear layers of an encoder layer by 8-bit layers, in place.
 
     Args:
-        layer: The layer.
-        attention_input_norm: The LayerNorm whose output the attention reads.
-        feed_forward_input_norm: The LayerNorm whose output the feed-forward network reads.
+        layer: The encoder layer.
+        attention_input_norm: The LayerNorm whose output is the input of the attention.
+        feed_forward_input_norm: The LayerNorm whose output is the input of the feed-forward
+            network.
     """
     assert isinstance(attention_input_norm, nn.LayerNorm)
     assert isinstance(feed_forward_input_norm, nn.LayerNorm)
@@ -146,23 +156,27 @@ def _quantize_layer(
     query_key_value = _Int8QueryKeyValue(
         attention.query_key_value, _compute_column_scales(attention_input_norm)
     )
+    # add_module is assignment without a type error: the attributes are declared as Linear.
     attention.add_module("query_key_value", query_key_value)
-    for parent, name, input_scales in (
-        (attention, "output", None), (layer, "up", up_scales), (layer, "down", None),
-    ):  # fmt: skip
-        linear = getattr(parent, name)
-        parent.add_module(name, Int8Linear(linear.weight, linear.bias, input_scales))
+    attention.add_module("output", _to_int8(attention.output, None))
+    layer.add_module("up", _to_int8(layer.up, up_scales))
+    layer.add_module("down", _to_int8(layer.down, None))
+
+
+def _to_int8(linear: nn.Linear, input_scales: Tensor | None) -> Int8Linear:
+    return Int8Linear(linear.weight, linear.bias, input_scales)
 
 
 def _compute_column_scales(norm: nn.LayerNorm) -> Tensor:
     """Return the relative magnitude of each output column of a LayerNorm, float32 [D].
 
-    Before weight and bias are applied, most values are between -4 and 4, so the bias counts a
-    quarter.
+    Normalized values are mostly between -4 and 4, so the outputs are mostly smaller than 4 times
+    the weight plus the bias. The result is a quarter of this.
     """
     return norm.weight.detach().abs() + norm.bias.detach().abs() / 4
 
 
 def _choose_quantization_engine() -> str:
+    """Return PyTorch's engine for quantized operators: oneDNN, or the default if it is missing."""
     engines = torch.backends.quantized.supported_engines
     return "onednn" if "onednn" in engines else torch.backends.quantized.engine

@@ -11,7 +11,7 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.use.masked_lm import ModelOrPath, chunked, get_max_text_tokens, resolve_model
 from bertsmith.use.pseudo_log_likelihood import PllVariant, compute_log_probabilities
 
-#: Lines scored together: their masked copies share batches.
+#: Number of lines scored together, whose masked copies share batches.
 _CHUNK_SIZE = 64
 
 
@@ -21,7 +21,7 @@ class Score:
 
     Attributes:
         text: The line.
-        tokens: Its tokens, without [CLS] and [SEP].
+        tokens: The tokens of the line, without [CLS] and [SEP].
         log_probabilities: Natural logarithm of the probability of each token while it is masked;
             empty if the line cannot be scored.
         problem: Why the line cannot be scored; None if it can.
@@ -34,17 +34,17 @@ class Score:
 
     @property
     def total(self) -> float:
-        """Sum over the tokens, in nats (equation 1 of Salazar et al.); nan without a score."""
+        """Sum of the log-probabilities (Salazar et al., equation 1); NaN if there is a problem."""
         return math.nan if self.problem else math.fsum(self.log_probabilities)
 
     @property
     def per_token(self) -> float:
-        """Mean over the tokens, in nats; nan without a score."""
+        """Mean of the log-probabilities; NaN if there is a problem."""
         return math.nan if self.problem else self.total / len(self.tokens)
 
     @property
     def perplexity(self) -> float:
-        """Pseudo-perplexity exp(-mean); nan without a score."""
+        """Pseudo-perplexity, exp(-mean of the log-probabilities); NaN if there is a problem."""
         return math.exp(-self.per_token)
 
 
@@ -63,14 +63,14 @@ def score(
 ) -> Score | list[Score]:
     """Return the pseudo-log-likelihood of a text, or of each text of a list.
 
-    A list is much faster than one call per text. Special tokens in a text, such as "[MASK]", are
-    read as plain text.
+    One call with a list is much faster than one call for each text. Special tokens in a text, such
+    as "[MASK]", are read as plain text.
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
         text: A text, or a list of texts.
-        variant: Which tokens are masked when a token is predicted: only the token itself
-            (``original``, Salazar et al. 2020), or also the following tokens of its word
+        variant: Which tokens are masked while a token is predicted: only the token itself
+            (``original``, Salazar et al. 2020), or also the tokens after it in its word
             (``within-word``, Kauf and Ivanova 2023).
 
     Returns:
@@ -99,7 +99,7 @@ def iter_scores(
 ) -> Iterator[Score]:
     """Yield a ``Score`` for each line, in input order.
 
-    Lines that are empty or too long are included; their ``problem`` says why they have no score.
+    The ``Score`` of an empty or too long line has a ``problem`` and no log-probabilities.
     """
     progress = progress or NullProgress()
     bundle = resolve_model(model)
@@ -117,17 +117,18 @@ def _score_lines(
     problems = [find_problem(bundle, ids) for ids in encoded]
     scorable = [ids for ids, problem in zip(encoded, problems, strict=True) if problem is None]
     log_probabilities = compute_log_probabilities(bundle, scorable, [variant], progress)[variant]
-    remaining = iter(log_probabilities)
+    remaining_values = iter(log_probabilities)
     for text, ids, problem in zip(lines, encoded, problems, strict=True):
         tokens = tuple(bundle.tokenizer.ids_to_tokens(ids))
-        yield Score(text, tokens, () if problem else tuple(next(remaining)), problem)
+        values = () if problem else tuple(next(remaining_values))
+        yield Score(text, tokens, values, problem)
 
 
 def find_problem(bundle: PretrainedBundle, ids: Sequence[int]) -> str | None:
     """Return why a text with these token ids cannot be scored; None if it can."""
     if not ids:
         return "empty: there is no token to predict"
-    if len(ids) > get_max_text_tokens(bundle):
-        max_tokens = get_max_text_tokens(bundle)
+    max_tokens = get_max_text_tokens(bundle)
+    if len(ids) > max_tokens:
         return f"too long: {len(ids):,} tokens, this model takes at most {max_tokens:,}"
     return None

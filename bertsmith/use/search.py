@@ -20,12 +20,12 @@ from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search result.
+    """A line that was found.
 
     Attributes:
         line: Line number, from 1.
-        text: The line.
-        cosine: Cosine similarity to the query.
+        text: Text of the line.
+        cosine: Cosine similarity of the line and the query.
     """
 
     line: int
@@ -34,7 +34,7 @@ class SearchResult:
 
 
 class Searcher:
-    """An index written by ``bertsmith embed`` and its model, opened for searching."""
+    """Searches an index that ``bertsmith embed`` wrote, with the model that embedded its lines."""
 
     def __init__(
         self, index: Path | str, *, model: Path | str | None = None,
@@ -44,7 +44,7 @@ class Searcher:
 
         Args:
             index: The index directory.
-            model: Current path of the model, if it was moved.
+            model: Current path of the model, if it was moved since the lines were embedded.
             device: Device of the model.
 
         Raises:
@@ -53,7 +53,7 @@ class Searcher:
         """
         self.path = Path(index)
         manifest = read_index_manifest(self.path)
-        #: Counts of the tokens in all queries so far.
+        #: Numbers of tokens and of [UNK] tokens in all queries so far.
         self.token_counts = TokenCounts()
         self._embedder = _load_embedder(self.path, manifest, model, device).with_token_counter(
             self.token_counts
@@ -64,17 +64,18 @@ class Searcher:
         self._line_offsets = memory_map_array(find_index_file(self.path, OFFSETS_FILE))
 
     def __len__(self) -> int:
+        """Return the number of lines."""
         return len(self._line_offsets) - 1
 
     def search(
         self, queries: Sequence[str], top: int = 5, *, exact: bool = False
     ) -> list[list[SearchResult]]:
-        """Return the nearest lines for each query, nearest first.
+        """Return the most similar lines for each query, most similar first.
 
         Args:
             queries: The queries.
-            top: Number of lines per query.
-            exact: Compare with every line instead of using the graph.
+            top: Number of lines to find for each query.
+            exact: Whether to compare the query with every line instead of searching the graph.
         """
         if top < 1:
             raise InputError(f"top is {top}; expected 1 or more")
@@ -97,18 +98,20 @@ def search(
     index: Path | str, queries: Sequence[str], top: int = 5, *, exact: bool = False,
     model: Path | str | None = None, device: torch.device | str = "cpu",
 ) -> list[list[SearchResult]]:  # fmt: skip
-    """Return the lines of an index nearest to each query. To search repeatedly, use ``Searcher``.
+    """Find the lines of an index that are most similar to each query.
+
+    A ``Searcher`` is faster for repeated searches, because it loads the model once.
 
     Args:
         index: An index directory written by ``bertsmith embed``.
         queries: The queries.
-        top: Number of lines per query.
-        exact: Compare with every line instead of using the graph.
-        model: Current path of the model, if it was moved.
+        top: Number of lines to find for each query.
+        exact: Whether to compare the query with every line instead of searching the graph.
+        model: Current path of the model, if it was moved since the lines were embedded.
         device: Device of the model.
 
     Returns:
-        For each query, the nearest lines, nearest first; line numbers start at 1.
+        The lines found for each query, most similar first.
 
     Raises:
         InputError: The index is missing or damaged.
@@ -118,7 +121,7 @@ def search(
 
 
 def read_index_manifest(index: Path) -> dict[str, Any]:
-    """Read the manifest of an index: the model and settings it was made with.
+    """Read the manifest of an index: the path and hash of its model, and the vector settings.
 
     Raises:
         InputError: There is no index, or it is damaged.
@@ -141,14 +144,20 @@ def read_index_manifest(index: Path) -> dict[str, Any]:
     except (ValueError, TypeError):
         manifest = {}
     if not {"model_path", "model_sha256", "fast", *VectorSettings.model_fields} <= set(manifest):
-        raise InputError(f"{index / MANIFEST_FILE}: damaged; recreate the index")
+        raise InputError(
+            f"{index / MANIFEST_FILE}: damaged; recreate the index with bertsmith embed"
+        )
     return manifest
 
 
 def _load_embedder(
     index: Path, manifest: dict[str, Any], model: Path | str | None, device: torch.device | str
 ) -> Embedder:
-    """Load the model that embedded the lines; raise ModelError if it is missing or has changed."""
+    """Load the model that embedded the lines.
+
+    Raises:
+        ModelError: The model is missing or has changed.
+    """
     path = Path(str(model or manifest["model_path"]))
     if model is None and not path.is_dir():
         raise ModelError(
@@ -158,7 +167,8 @@ def _load_embedder(
     embedder = Embedder.load(path, device=device, fast=bool(manifest["fast"]))
     if hash_model_files(embedder.path) != manifest["model_sha256"]:
         raise ModelError(
-            f"{index}: the model at {path} is not the one that made this index: its files have "
-            "changed; embed the lines again, or give the path of the same model with --model"
+            f"{index}: the model at {path} is not the model that embedded the lines of this index, "
+            "or its files have changed; give the path of the original model with --model, or embed "
+            "the lines again"
         )
     return embedder

@@ -13,21 +13,24 @@ from bertsmith.use.fonts import choose_fonts
 
 #: Formats that matplotlib can always write.
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
-#: Characters of context shown on both sides of the word.
+#: Number of characters shown on each side of the word.
 _CONTEXT_CHARACTERS = 24
-#: Maximum number of occurrences: compared with each other, shown in a plot, and shown in a plot
-#: with the number of each distance.
-_MAX_OCCURRENCES, _MAX_PLOTTED, _MAX_ANNOTATED = 1000, 60, 24
+#: Maximum number of occurrences that can be compared.
+_MAX_OCCURRENCES = 1000
+#: Maximum number of occurrences in a plot.
+_MAX_PLOTTED = 60
+#: Maximum number of occurrences in a plot whose cells contain the distances as numbers.
+_MAX_ANNOTATED = 24
 
 
 @dataclass(frozen=True)
 class WordDistances:
-    """The occurrences of a word and the distances between them.
+    """The n occurrences of a word in several texts, and the distances between their vectors.
 
     Attributes:
         word: The word.
-        occurrences: Position and vector of each of n occurrences.
-        contexts: The text around each occurrence.
+        occurrences: Position and vector of each occurrence.
+        contexts: Each occurrence in brackets, with the text around it.
         distances: Cosine distances, float32 [n, n], from 0 (same direction) to 2 (opposite).
     """
 
@@ -57,7 +60,7 @@ class WordDistances:
 def similar(
     model: Embedder | Path | str, texts: Sequence[str], word: str, **settings: Any
 ) -> WordDistances:
-    """Compare the vectors of a word at all its occurrences in texts.
+    """Compute the distances between the vectors of all occurrences of a word in texts.
 
     Args:
         model: An ``Embedder``, a model directory, a run directory or a hub id.
@@ -67,13 +70,13 @@ def similar(
 
     Raises:
         InputError: A text does not contain the word (unless ``skip`` is set), no text contains
-            it, or there are too many occurrences.
+            the word, or there are too many occurrences.
     """
     embedder = model if isinstance(model, Embedder) else Embedder.load(model)
     occurrences = embedder.encode_word(texts, word, **settings)
     if not occurrences:
         place = "not in the text" if len(texts) == 1 else f"in none of the {len(texts):,} texts"
-        raise InputError(f"the word {word!r} is {place}")
+        raise InputError(f"the word {word!r} is {place}; give a text that contains it")
     if len(occurrences) > _MAX_OCCURRENCES:
         raise InputError(
             f"the word {word!r} occurs {len(occurrences):,} times; at most {_MAX_OCCURRENCES:,} "
@@ -88,9 +91,10 @@ def similar(
 
 
 def cosine_distances(vectors: Floats) -> Floats:
-    """Return 1 - cosine similarity between all pairs: float32 [n, W] -> [n, n], zero diagonal."""
+    """Return 1 - cosine similarity for all pairs of vectors: float32 [n, W] -> float32 [n, n]."""
     units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-12)
     distances: Floats = (1 - units @ units.T).clip(0, 2).astype(np.float32)
+    # Rounding errors would give small distances of vectors to themselves.
     np.fill_diagonal(distances, 0)
     return distances
 
@@ -102,7 +106,7 @@ def _format_context(text: str, start: int, end: int) -> str:
     left_ellipsis = "…" if start > _CONTEXT_CHARACTERS else ""
     right_ellipsis = "…" if end + _CONTEXT_CHARACTERS < len(text) else ""
     context = f"{left_ellipsis}{before}[{text[start:end]}]{after}{right_ellipsis}"
-    # A tab or line break would break the table.
+    # In the table of results, a tab or line break would start a new cell or row.
     return " ".join(context.split())
 
 
@@ -117,7 +121,7 @@ def check_plot_path(path: Path) -> None:
 
 
 def plot_distances(result: WordDistances, path: Path) -> None:
-    """Plot the distance matrix to an image file, whose suffix sets the format.
+    """Plot the distance matrix to an image file. The suffix of its name determines the format.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -134,13 +138,15 @@ def plot_distances(result: WordDistances, path: Path) -> None:
     if count > _MAX_PLOTTED:
         raise InputError(
             f"{path}: a plot of {count:,} occurrences would be unreadable; give texts with at most "
-            f"{_MAX_PLOTTED}"
+            f"{_MAX_PLOTTED} occurrences"
         )
-    names = [f"{number}  {context}" for number, context in enumerate(result.contexts, 1)]
+    row_names = [f"{number}  {context}" for number, context in enumerate(result.contexts, 1)]
     title = f"cosine distances of \u201c{result.word}\u201d"
-    fonts, (title, *names) = choose_fonts([title, *names])
-    side = 2.5 + 0.45 * min(count, _MAX_ANNOTATED) + 0.2 * max(count - _MAX_ANNOTATED, 0)
-    figure = Figure(figsize=(side + 4.5, side), dpi=120, layout="constrained")
+    fonts, (title, *row_names) = choose_fonts([title, *row_names])
+    # In inches. Rows that have no numbers in their cells need less space.
+    height = 2.5 + 0.45 * min(count, _MAX_ANNOTATED) + 0.2 * max(count - _MAX_ANNOTATED, 0)
+    row_names_width = 4.5
+    figure = Figure(figsize=(height + row_names_width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     image = axes.imshow(result.distances, cmap="viridis_r", vmin=0)
@@ -148,7 +154,7 @@ def plot_distances(result: WordDistances, path: Path) -> None:
     fontsize = 10 if count <= _MAX_ANNOTATED else 7
     numbers = [str(index + 1) for index in range(count)]
     axes.set_xticks(range(count), numbers, fontsize=fontsize)
-    axes.set_yticks(range(count), names, fontsize=fontsize, **text_options)
+    axes.set_yticks(range(count), row_names, fontsize=fontsize, **text_options)
     if count <= _MAX_ANNOTATED:
         _annotate_cells(axes, result.distances)
     axes.set_title(title, loc="left", fontsize=11, **text_options)
@@ -160,7 +166,8 @@ def plot_distances(result: WordDistances, path: Path) -> None:
 
 
 def _annotate_cells(axes: Any, distances: Floats) -> None:
-    """Write each distance into its cell, white on dark cells."""
+    """Write each distance into its cell, in white if the cell is dark."""
+    # The colors get darker from distance 0 to the maximum.
     middle = distances.max() / 2
     for (row, column), value in np.ndenumerate(distances):
         color = "white" if value > middle else "black"

@@ -1,4 +1,4 @@
-"""Prediction files for the evaluation servers of GLUE and SQuAD."""
+"""Predict in the formats of the GLUE evaluation server and of SQuAD's evaluation script."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +18,10 @@ from bertsmith.use.predict import iter_predictions
 def format_glue_submission(
     bundle: FineTunedBundle, test: Path, counts: ExampleCounts | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a GLUE submission file: a header and one tab-separated row per example.
+    """Yield the lines of a GLUE submission file: a header, then index and prediction by a tab.
 
-    Predictions are labels as spelled in the training file, or scores. Invalid rows are errors,
-    because the submission needs a prediction for every row.
+    A prediction is a label as spelled in the training file, or a score. An invalid row is an error,
+    because a submission needs a prediction for every row.
 
     Args:
         bundle: A model fine-tuned on a GLUE task.
@@ -36,7 +36,7 @@ def format_glue_submission(
         tasks = ", ".join(sorted(name for name, task in PUBLIC_TASKS.items() if task.test_file))
         raise ModelError(
             f"{bundle.path}: this model was fine-tuned on {name or 'no task'!r}, which has no test "
-            f"file without labels; expected one of {tasks}"
+            f"file for the GLUE server; expected a model fine-tuned on one of {tasks}"
         )
     examples, _ = read_examples(test, PUBLIC_TASKS[name].parse_test_settings(), labeled=False)
     texts = (
@@ -47,22 +47,25 @@ def format_glue_submission(
     counts = ExampleCounts() if counts is None else counts
     for index, prediction in enumerate(iter_predictions(bundle, texts)):
         counts.num_truncated += prediction.is_truncated
-        score, labels = prediction.score, prediction.labels
-        yield f"{index}\t{labels[0][0] if score is None else f'{score:.3f}'}"
+        if prediction.score is None:
+            most_probable_label, _ = prediction.labels[0]
+            yield f"{index}\t{most_probable_label}"
+        else:
+            yield f"{index}\t{prediction.score:.3f}"
 
 
 def predict_squad_answers(
     bundle: FineTunedBundle, file: Path, counts: ExampleCounts | None = None
 ) -> dict[str, str]:
-    """Return the answer text by question id, as SQuAD's evaluation script expects.
+    """Answer the questions of a file, in the format of SQuAD's evaluation script.
 
     Args:
         bundle: A model that predicts spans.
-        file: A SQuAD JSON file or a flat file of questions; its answers are ignored.
+        file: A SQuAD JSON file or a table of questions. Answers in the file are ignored.
         counts: Receives the number of truncated questions.
 
     Returns:
-        The answers; "" for no answer.
+        The text of the answer by question id; "" for no answer.
 
     Raises:
         BertsmithError: The model does not predict spans, or a question is invalid.

@@ -17,23 +17,28 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.use.masked_lm import chunked
 
-#: Rows of a stream that are read to find the columns.
+#: Number of rows of a stream that are read to find the columns.
 _HEAD_SIZE = 1024
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """A text to embed, and the cells of its table row."""
+    """A table row with the text to embed.
+
+    Attributes:
+        text: The text.
+        cells: All cells of the row by column name, including the text.
+    """
 
     text: str
     cells: Mapping[str, Any]
 
 
 def iter_text_rows(rows: Iterator[Row], column: str) -> Iterator[TextRow]:
-    """Yield the text of a column with its row, for each row. A text may be empty.
+    """Yield each row with its text in a column. A text may be empty.
 
     Raises:
-        TaskError: A value is not a text.
+        TaskError: A cell of the column is not a text.
     """
     for row in rows:
         try:
@@ -54,14 +59,14 @@ def _get_text(row: Row, column: str) -> str:
 def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | None, Iterator[Row]]:
     """Find the columns of a table.
 
-    JSON rows may have different keys, so a file is read to its end first. Of a stream only the
-    first rows are read, and later rows must not have other keys.
+    JSON rows may have different keys. A JSON file is therefore read twice, first to find all keys.
+    A stream cannot be read twice, so only the keys in its first rows are allowed.
 
     Returns:
         The column names, the first readable row (None if there is none), and all rows.
 
     Raises:
-        TaskError: While iterating over the rows of a stream: a row has a new key.
+        TaskError: A later row of a stream has another key; raised when this row is read.
     """
     if table.columns is not None:
         return table.columns, Row(f"{source.path}", dict.fromkeys(table.columns, "")), table.rows
@@ -76,10 +81,12 @@ def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | No
     head = next(chunked(table.rows, _HEAD_SIZE), [])
     columns = {name: None for row in head for name in row.cells}
     first_row = next((row for row in head if not row.error), None)
-    return list(columns), first_row, chain(head, _reject_new_keys(table.rows, columns))
+    later_rows = _reject_new_keys(table.rows, columns)
+    return list(columns), first_row, chain(head, later_rows)
 
 
 def _reject_new_keys(rows: Iterator[Row], columns: Mapping[str, None]) -> Iterator[Row]:
+    """Yield the rows; raise TaskError for a row with a key that is not a column."""
     for row in rows:
         new_key = next((name for name in row.cells if name not in columns), None)
         if new_key is not None:

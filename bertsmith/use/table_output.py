@@ -1,4 +1,4 @@
-"""Write tables row by row as CSV, TSV, JSON or Parquet; files are created atomically."""
+"""Write tables row by row as CSV, TSV, JSON or Parquet. Files are written atomically."""
 
 import bz2
 import csv
@@ -25,6 +25,7 @@ from bertsmith.text.archives import COMPRESSION_SUFFIXES
 #: The cells of a row by column name.
 Cells = Mapping[str, Any]
 CSV = Dialect(",", has_quotes=True)
+#: For each compression, the function that opens a compressed stream over a binary file.
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
     "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0),
     "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115 - open_text_output closes it
@@ -40,10 +41,11 @@ class TableLayout:
     Attributes:
         format: "csv", "tsv", "jsonl", "json" or "parquet".
         columns: Column names in order; ignored for JSON, which writes the keys of each row.
-        dialect: How CSV and TSV are written.
+        dialect: Delimiter, quoting and line ends of CSV and TSV.
         header: Whether CSV and TSV have a header.
-        types: Types of Parquet columns; see ``get_arrow_type``.
-        schema: Arrow schema of the input table, for the types of its columns.
+        types: Types of the added columns in Parquet; see ``get_arrow_type``.
+        schema: Arrow schema of the input table, which determines the types of the other columns in
+            Parquet; None if the input is not Parquet.
     """
 
     format: str
@@ -65,7 +67,7 @@ class RowWriter(Protocol):
 
 
 def get_output_format(out: Path) -> str:
-    """Return the format that the suffix of a path sets.
+    """Return the table format that the suffix of a path indicates.
 
     Raises:
         InputError: The suffix is unknown.
@@ -75,15 +77,15 @@ def get_output_format(out: Path) -> str:
         table_format == "parquet" and out.suffix.lower() in COMPRESSION_SUFFIXES
     ):
         raise InputError(
-            f"{out}: expected a name that ends in .csv, .tsv, .jsonl, .json or .parquet; all but "
-            "the last may be followed by .gz, .xz, .bz2 or .zst"
+            f"{out}: expected a name that ends in .csv, .tsv, .jsonl, .json or .parquet; except "
+            "after .parquet, .gz, .xz, .bz2 or .zst may follow"
         )
     return table_format
 
 
 @contextmanager
 def open_atomic_file(out: Path) -> Iterator[Path]:
-    """Yield a temporary path that is renamed to ``out`` if the block succeeds."""
+    """Yield a temporary path. If the block succeeds, the file is renamed to ``out``."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -96,7 +98,7 @@ def open_atomic_file(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
-    """Yield a function that writes text to a new file, compressed if its suffix says so."""
+    """Yield a function that writes text to a new file; the suffix determines its compression."""
     compression = COMPRESSION_SUFFIXES.get(out.suffix.lower())
     with open_atomic_file(out) as temporary, temporary.open("wb") as raw:
         file = _COMPRESSORS[compression](raw) if compression else raw
@@ -108,7 +110,7 @@ def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str]
             except UnicodeEncodeError as error:
                 raise InputError(
                     f"{out}: {encoding} has no character {error.object[error.start]!r}; write a "
-                    "table of another format (.jsonl, .parquet), or give --encoding utf-8"
+                    "table in another format (.jsonl, .parquet), or give --encoding utf-8"
                 ) from None
 
         yield write
@@ -119,7 +121,7 @@ def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str]
 
 @contextmanager
 def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Iterator[RowWriter]:
-    """Yield a writer for a new file, which is created if the block succeeds."""
+    """Yield a writer for a new file. The file is created only if the block succeeds."""
     if layout.format == "parquet":
         with open_atomic_file(out) as temporary:
             writer = ParquetRowWriter(temporary, layout)
@@ -136,30 +138,28 @@ def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Ite
 
 
 def create_text_writer(write: Callable[[str], object], layout: TableLayout) -> RowWriter:
-    """Return a writer that passes rows as text to a function."""
+    """Return a writer that passes the rows to a function, as CSV, TSV or JSON."""
     if layout.format in ("csv", "tsv"):
         return _DelimitedWriter(write, layout)
     return _JsonWriter(write, is_array=layout.format == "json")
 
 
 class _CsvFile:
-    """Wraps a function that writes text as the file object that csv.writer expects."""
+    """A file object for csv.writer that passes the text to a function."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self.write = write
 
 
 class _DelimitedWriter:
+    """Writes CSV with quotes where necessary, or TSV without quotes."""
+
     def __init__(self, write: Callable[[str], object], layout: TableLayout) -> None:
-        self._columns, self._dialect = layout.columns, layout.dialect
-        self._is_tsv = not layout.dialect.has_quotes
-        self._writer = csv.writer(
+        self._write, self._columns, self._dialect = write, layout.columns, layout.dialect
+        self._csv_writer = csv.writer(
             _CsvFile(write), delimiter=layout.dialect.delimiter, quotechar='"',
-            lineterminator=layout.dialect.newline,
-            quoting=csv.QUOTE_NONE if self._is_tsv else csv.QUOTE_MINIMAL,
+            lineterminator=layout.dialect.newline, quoting=csv.QUOTE_MINIMAL,
         )  # fmt: skip
-        if self._is_tsv:
-            self._write = write
         if layout.header:
             self._write_cells(list(layout.columns))
 
@@ -168,14 +168,14 @@ class _DelimitedWriter:
             self._write_cells([to_csv_cell(row.get(name)) for name in self._columns])
 
     def _write_cells(self, cells: list[str]) -> None:
-        if not self._is_tsv:
-            self._writer.writerow(cells)
+        if self._dialect.has_quotes:
+            self._csv_writer.writerow(cells)
             return
         for cell in cells:
             if any(separator in cell for separator in (self._dialect.delimiter, "\r", "\n")):
                 raise InputError(
-                    f"TSV cannot hold a tab or a line end, as in {cell[:60]!r}; write .csv, "
-                    ".jsonl or .parquet"
+                    f"TSV cannot hold a tab or line end inside a cell, as in {cell[:60]!r}; write "
+                    ".csv, .jsonl or .parquet"
                 )
         self._write(self._dialect.delimiter.join(cells) + self._dialect.newline)
 
@@ -184,23 +184,27 @@ class _DelimitedWriter:
 
 
 class _JsonWriter:
+    """Writes JSON lines, or a JSON array of objects."""
+
     def __init__(self, write: Callable[[str], object], *, is_array: bool) -> None:
-        self._write, self._is_array, self._count = write, is_array, 0
+        self._write, self._is_array, self._num_rows = write, is_array, 0
 
     def append(self, rows: Sequence[Cells]) -> None:
         for row in rows:
+            line = to_json_line(row)
             if self._is_array:
-                self._write(",\n" if self._count else "[\n")
-            self._write(to_json_line(row) + ("" if self._is_array else "\n"))
-            self._count += 1
+                self._write((",\n" if self._num_rows else "[\n") + line)
+            else:
+                self._write(f"{line}\n")
+            self._num_rows += 1
 
     def finish(self) -> None:
         if self._is_array:
-            self._write("\n]\n" if self._count else "[]\n")
+            self._write("\n]\n" if self._num_rows else "[]\n")
 
 
 def to_csv_cell(value: Any) -> str:
-    """Return a value as a CSV cell: text unchanged, lists and objects as JSON."""
+    """Return a value as text for a CSV cell; lists and objects become JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -211,12 +215,12 @@ def to_csv_cell(value: Any) -> str:
 
 
 def to_json_line(value: Any) -> str:
-    """Return a value as JSON on one line; other types, such as times, become text."""
+    """Return a value as JSON on one line. Types without a JSON form, such as dates, become text."""
     try:
         text = dump_json(to_json_value(value))
         text.encode()
     except UnicodeEncodeError:
-        # A lone surrogate can only be written as an escape.
+        # A lone surrogate cannot be encoded as UTF-8. json.dumps escapes it.
         return json.dumps(to_json_value(value))
     return text
 
@@ -247,15 +251,28 @@ def import_pyarrow() -> Any:
 
 
 def get_arrow_type(name: str) -> Any:
-    """Return the Arrow type for a type name used in ``TableLayout.types``."""
+    """Return the Arrow type of a column.
+
+    Args:
+        name: "text", "texts", "number", "numbers", "index", or "spans" for a list of labeled spans.
+    """
     pa = import_pyarrow()
-    span = [("text", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
-            ("label", pa.string()), ("probability", pa.float64())]  # fmt: skip
-    return {
-        "text": pa.string(), "texts": pa.list_(pa.string()),
-        "number": pa.float64(), "numbers": pa.list_(pa.float64()),
-        "index": pa.int64(), "spans": pa.list_(pa.struct(span)),
-    }[name]  # fmt: skip
+    span_fields = [
+        ("text", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("label", pa.string()),
+        ("probability", pa.float64()),
+    ]
+    arrow_types = {
+        "text": pa.string(),
+        "texts": pa.list_(pa.string()),
+        "number": pa.float64(),
+        "numbers": pa.list_(pa.float64()),
+        "index": pa.int64(),
+        "spans": pa.list_(pa.struct(span_fields)),
+    }
+    return arrow_types[name]
 
 
 def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
@@ -285,26 +302,29 @@ def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
 class ParquetRowWriter:
     """Writes a Parquet file whose column types may only be known after the last row.
 
-    Each chunk of rows is a separate file until they are merged.
+    Each call of ``append`` writes a part file, and ``finish`` merges the parts.
     """
 
     def __init__(self, path: Path, layout: TableLayout) -> None:
-        self._path, self._layout, self._count = path, layout, 0
+        self._path, self._layout, self._num_parts = path, layout, 0
         self._arrow = import_pyarrow()
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir()
 
     def append(self, rows: Sequence[Cells]) -> None:
         """Write rows to a new part file."""
-        part = self._folder / f"{self._count:06}.parquet"
-        self._arrow.parquet.write_table(to_arrow_table(rows, self._layout), part)
-        self._count += 1
+        table = to_arrow_table(rows, self._layout)
+        self._arrow.parquet.write_table(table, self._part_path(self._num_parts))
+        self._num_parts += 1
+
+    def _part_path(self, index: int) -> Path:
+        return self._folder / f"{index:06}.parquet"
 
     def finish(self) -> None:
         """Merge the parts; a table without rows still has its columns."""
-        if not self._count:
+        if not self._num_parts:
             self.append([])
-        parts = [self._folder / f"{number:06}.parquet" for number in range(self._count)]
+        parts = list(map(self._part_path, range(self._num_parts)))
         merge_parquet_parts(parts, self._path)
 
     def close(self) -> None:
@@ -313,7 +333,7 @@ class ParquetRowWriter:
 
 
 def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
-    """Merge Parquet files, one row group per file, with column types that hold all values.
+    """Merge Parquet files: each becomes a row group, with column types that fit all files.
 
     Raises:
         InputError: The values of a column have no common type.
@@ -324,23 +344,28 @@ def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
         schema = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise InputError(
-            f"{path}: a Parquet column must have one type: {error}; write .jsonl instead"
+            f"{path}: the values of a Parquet column must have one type: {error}; write .jsonl "
+            "instead"
         ) from None
     with pa.parquet.ParquetWriter(path, schema) as writer:
         for part in parts:
             table = pa.parquet.read_table(part)
-            columns = [table[name] if name in table.column_names
-                       else pa.nulls(len(table), schema.field(name).type)
-                       for name in schema.names]  # fmt: skip
+            columns = []
+            for name in schema.names:
+                if name in table.column_names:
+                    columns.append(table[name])
+                else:
+                    columns.append(pa.nulls(len(table), schema.field(name).type))
             writer.write_table(pa.table(columns, names=schema.names).cast(schema))
 
 
 def choose_column_names(
     names: Sequence[str], existing: Sequence[str], path: Path
 ) -> tuple[dict[str, str], list[str]]:
-    """Choose names for added columns that do not collide with existing ones.
+    """Choose names for added columns that differ from the existing columns of a table.
 
-    A name that exists gets the prefix "predicted_", and a number if that exists too.
+    If a preferred name exists, the prefix "predicted_" is added; if this name exists too, also a
+    number.
 
     Args:
         names: Preferred names of the added columns.
@@ -348,7 +373,7 @@ def choose_column_names(
         path: Path of the table, for the notes.
 
     Returns:
-        A mapping from preferred to chosen names, and notes about the names that were changed.
+        A mapping from preferred to chosen names, and a note about each name that was changed.
     """
     chosen: dict[str, str] = {}
     notes: list[str] = []

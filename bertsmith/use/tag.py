@@ -19,12 +19,12 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tagging import TokenAlignment, encode_examples, to_unit_tags
 from bertsmith.use.masked_lm import chunked, resolve_task_model
 
-#: Texts encoded together: enough to batch sequences of similar length.
+#: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 512
-#: Maximum number of sentences of one document processed together.
+#: Maximum number of sentences of a document that are processed together.
 _MAX_DOCUMENT_SENTENCES = 4096
-#: Words as in treebanks: punctuation is separate, except inside a word ("U.S", "don't",
-#: "1996-12"). Addresses, @names and #topics are single words, as in data from the web.
+#: Matches a word as in treebanks: a punctuation mark is a word, except inside of another word
+#: ("U.S", "don't", "1996-12"). URLs, email addresses, @names and #topics are single words.
 _WORD_PATTERN = re.compile(
     r"""(?:https?://|www\.)[^\s<>"]*[\w/]
     |[\w.+-]*\w@\w[\w-]*(?:\.\w[\w-]*)+
@@ -42,10 +42,11 @@ class Span:
 
     Attributes:
         text: Text of the span.
-        start: Index of the first character.
-        end: Index after the last character.
+        start: Index of the span's first character in the text.
+        end: Index after the span's last character in the text.
         label: The predicted label.
-        probability: Mean probability of the label over the words (or characters) of the span.
+        probability: Mean probability of the predicted tags of the words (or characters) in the
+            span.
     """
 
     text: str
@@ -57,7 +58,12 @@ class Span:
 
 @dataclass(frozen=True)
 class TaggedText:
-    """A text with its entities, or with the tag of each word if the tags are not entities."""
+    """A text with predicted tags.
+
+    Attributes:
+        text: The text.
+        spans: The entities in the text, or each of its words if the model does not tag entities.
+    """
 
     text: str
     spans: tuple[Span, ...]
@@ -65,11 +71,12 @@ class TaggedText:
 
 @dataclass(frozen=True)
 class TaggedUnits:
-    """The tags of a sentence's units, which are its words or its characters.
+    """The predicted tags of a sentence's units. The units are its words or its characters.
 
     Attributes:
         tags: The tag of each unit.
-        probabilities: The probability of each tag; None if the tokenizer removes the whole unit.
+        probabilities: The probability of each tag; None for a unit without tokens, such as a
+            control character.
     """
 
     tags: tuple[str, ...]
@@ -98,9 +105,15 @@ def iter_tagged_texts(
     texts: Iterable[str],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[TaggedText]:
-    """Like ``tag``, for an iterable of any length. Errors name the number of the text."""
+    """Yield the tagged texts of ``tag`` for any number of texts, reading them in chunks.
+
+    Args:
+        model: As for ``tag``.
+        texts: The texts. Error messages contain the number of the text, from 1.
+        compute: Computes the outputs of the model.
+    """
     bundle = resolve_task_model(model, "entities", "tags")
-    # With this setting long texts are split into windows instead of being truncated.
+    # With document context, long texts are split into windows instead of being truncated.
     task = get_task_settings(bundle, {"context": "document"})
     for chunk in chunked(_to_sentences(texts, task), _CHUNK_SIZE):
         yield from _tag_texts(bundle, task, chunk, compute)
@@ -113,10 +126,10 @@ def tag_sentences(
     task: TaskSettings | None = None,
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[TaggedUnits]:
-    """Yield the tags of sentences that are split into units. Long sentences are not truncated.
+    """Yield the tags of sentences that are already split into units.
 
-    A model fine-tuned with document context sees the surrounding sentences of the document, up to
-    4,096 sentences.
+    Long sentences are not truncated. If the model was fine-tuned with document context, it also
+    reads the surrounding sentences of the document.
 
     Raises:
         ModelError: The model is not a tagger.
@@ -137,7 +150,7 @@ def tag_sentences(
 
 
 def _chunk_by_document(sentences: Iterable[TaggedSentence]) -> Iterator[list[TaggedSentence]]:
-    """Yield chunks that end at document boundaries; short documents share a chunk."""
+    """Yield chunks that end at document boundaries, except inside of very long documents."""
     chunk: list[TaggedSentence] = []
     for sentence in sentences:
         is_new_document = bool(chunk) and chunk[-1].document != sentence.document
@@ -158,14 +171,19 @@ def _to_sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[TaggedSe
 
 
 def require_text(text: str, location: str) -> str:
-    """Return the text unchanged; raise InputError, which names ``location``, if it is empty."""
+    """Return the text unchanged; raise InputError if it is empty.
+
+    Args:
+        text: The text.
+        location: Prefix of the error message, such as "text 3".
+    """
     if not text.strip():
         raise InputError(f"{location} is empty; expected at least one word")
     return text
 
 
 def _split_into_units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
-    """Return the characters [start, end) of each unit."""
+    """Return the range [start, end) of the characters of each unit."""
     if task.tag_level == "character":
         return tuple((index, index + 1) for index in range(len(text)))
     return tuple(match.span() for match in _WORD_PATTERN.finditer(text))
@@ -188,7 +206,10 @@ def _predict_tags(
     examples: list[TaggedSentence],
     compute: ComputeOutputs,
 ) -> Iterator[tuple[TaggedSentence, list[str], list[float]]]:
-    """Yield (sentence, tag of each unit, probability of each tag); NaN for units without tokens."""
+    """Yield each sentence with the tags of its units, and the probabilities of these tags.
+
+    A unit without tokens has the probability NaN.
+    """
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
     probabilities = np.exp(logits - logits.max(-1, keepdims=True))
@@ -197,6 +218,7 @@ def _predict_tags(
     predicted = probabilities.argmax(-1)
     token_tags = [labels[label_index] for label_index in predicted]
     token_probabilities = probabilities[np.arange(len(probabilities)), predicted]
+    # Index of the sentence's first token among the predicted tokens of all sentences.
     first_token = 0
     alignments: list[TokenAlignment] = inputs.decoding_data
     unit_tags = to_unit_tags(examples, alignments, token_tags)
@@ -212,14 +234,18 @@ def _predict_tags(
 def _to_spans(
     example: TaggedSentence, tags: Sequence[str], probabilities: Sequence[float], kind: str
 ) -> Iterator[Span]:
-    """Yield the entities, or each word with its tag."""
-    unit_ranges = (
-        [(entity.start, entity.end, entity.label) for entity in extract_entities(tags)]
-        if kind == "entities"
-        else [(index, index + 1, tag) for index, tag in enumerate(tags)]
-    )
-    for first, last, label in unit_ranges:
-        start, end = example.unit_offsets[first][0], example.unit_offsets[last - 1][1]
-        defined = [value for value in probabilities[first:last] if not math.isnan(value)]
-        probability = float(np.mean(defined)) if defined else 0.0
+    """Yield the entities if the model tags entities, else each unit with its tag."""
+    if kind == "entities":
+        labeled_ranges = [
+            (entity.start, entity.end, entity.label) for entity in extract_entities(tags)
+        ]
+    else:
+        labeled_ranges = [(index, index + 1, tag) for index, tag in enumerate(tags)]
+    for first_unit, end_unit, label in labeled_ranges:
+        start, _ = example.unit_offsets[first_unit]
+        _, end = example.unit_offsets[end_unit - 1]
+        span_probabilities = [
+            value for value in probabilities[first_unit:end_unit] if not math.isnan(value)
+        ]
+        probability = float(np.mean(span_probabilities)) if span_probabilities else 0.0
         yield Span(example.text[start:end], start, end, label, probability)

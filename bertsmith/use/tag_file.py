@@ -1,4 +1,4 @@
-"""Tag the sentences of a file: CoNLL with an added column, CoNLL-U, or JSON."""
+"""Tag the sentences of a file, and write them as CoNLL, CoNLL-U, JSON or Parquet."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,17 +40,17 @@ from bertsmith.use.table_output import (
 )
 from bertsmith.use.tag import TaggedUnits, tag_sentences
 
-#: Columns added to JSON, and their types; see ``table_output.arrow_type``.
+#: Columns added to JSON and Parquet, with their types; see ``table_output.get_arrow_type``.
 _ADDED_COLUMNS = {"tags": "texts", "probabilities": "numbers"}
-#: Written in CoNLL for a word without a tag.
+#: Written instead of a tag for the words of an invalid sentence.
 _NO_TAG = "_"
-#: Key of the tag in the last column of CoNLL-U.
+#: Key of the predicted tag in the last column of CoNLL-U (MISC).
 PREDICTED = "Predicted"
-#: Sentences written together.
+#: Number of sentences written together.
 _CHUNK_SIZE = 512
 
-#: A sentence as read from the file, the same sentence as parsed for the model, and its tags.
-_TaggedItem = tuple[RawSentence, TaggedSentence | None, TaggedUnits | None]
+#: A sentence as read from the file, and its predicted tags; None for an invalid sentence.
+_SentenceWithTags = tuple[RawSentence, TaggedUnits | None]
 
 
 def tag_file(
@@ -65,20 +65,22 @@ def tag_file(
 ) -> TableCounts:
     """Write the sentences of a file with predicted tags.
 
-    CoNLL output gets a column at the end and CoNLL-U a field ``Predicted=`` in its last column.
-    JSON and Parquet output get columns of tags and probabilities.
+    In CoNLL output, the tags are an additional last column. In CoNLL-U output, they are the field
+    ``Predicted=`` in the last column. JSON and Parquet output has added columns with the tags and
+    their probabilities.
 
     Args:
         bundle: A tagger.
-        source: CoNLL, CoNLL-U, or rows with lists of words.
-        out: A new file, whose suffix sets the format, or a function that receives text.
-        columns: Fields of ``TaskSettings`` that differ from fine-tuning.
-        skip_invalid: Write invalid sentences without tags.
-        as_json: Write JSON lines if ``out`` is a function.
+        source: A CoNLL or CoNLL-U file, or a table with a list of words in each row.
+        out: A new file, whose suffix determines its format, or a function to which the output is
+            passed as text.
+        columns: Fields of ``TaskSettings`` that name columns, if they differ from fine-tuning.
+        skip_invalid: Whether invalid sentences are written without tags, instead of being an error.
+        as_json: Whether the text that is passed to a function is JSON lines.
         progress: Receives the number of sentences.
 
     Raises:
-        BertsmithError: The file cannot be read or written; ``out`` is not created.
+        BertsmithError: The file cannot be read or written. Then ``out`` is not created.
     """
     in_format = source.format or detect_sentence_format(source.path)
     is_json = as_json or in_format in ROW_FORMATS
@@ -86,37 +88,34 @@ def tag_file(
     if isinstance(out, Path):
         out_format = _get_output_format(out, in_format)
         is_json = out_format in ROW_FORMATS
-    task, counts, progress = (
-        get_task_settings(bundle, columns),
-        TableCounts(unit="sentence"),
-        progress or NullProgress(),
-    )
+    task, counts = get_task_settings(bundle, columns), TableCounts(unit="sentence")
+    progress = progress or NullProgress()
     progress.start("tagging", None, "sentences")
     try:
         with _open_input(source, in_format, task) as (input_columns, raw_sentences):
-            items = _tag_raw_sentences(
+            tagged_sentences = _tag_raw_sentences(
                 bundle, task, source, raw_sentences, counts, progress, skip_invalid=skip_invalid
             )
             if is_json:
                 names, notes = choose_column_names(list(_ADDED_COLUMNS), input_columns, source.path)
                 counts.notes += notes
                 counts.added_columns += names.values()
-                types = {names[name]: kind for name, kind in _ADDED_COLUMNS.items()}
+                types = {names[name]: column_type for name, column_type in _ADDED_COLUMNS.items()}
                 layout = TableLayout(out_format, [*input_columns, *names.values()], types=types)
-                _write_rows(items, layout, names, out)
+                _write_rows(tagged_sentences, layout, names, out)
             else:
                 encoding = source.encoding if isinstance(out, Path) else UTF8
-                format_block = partial(
+                format_sentence = partial(
                     _format_sentence, is_conllu=in_format == "conllu", kind=bundle.head.kind
                 )
-                _write_blocks(map(format_block, items), out, encoding)
+                _write_blocks(map(format_sentence, tagged_sentences), out, encoding)
     finally:
         progress.finish()
     return counts
 
 
 def _get_output_format(out: Path, in_format: str) -> str:
-    """Return the format that the suffix of a new file sets; "conll" for unknown suffixes.
+    """Return the format that the suffix of a new file indicates; "conll" for unknown suffixes.
 
     Raises:
         BertsmithError: The file exists, or the format cannot hold the sentences.
@@ -137,11 +136,14 @@ def _get_output_format(out: Path, in_format: str) -> str:
 def _open_input(
     source: TableSource, in_format: str, task: TaskSettings
 ) -> Iterator[tuple[list[str], Iterator[RawSentence]]]:
-    """Yield the input columns (for CoNLL, those of its JSON output) and the sentences."""
+    """Open the input and yield its columns and its sentences.
+
+    CoNLL and CoNLL-U have one column, "tokens", when they are written as JSON or Parquet.
+    """
     if in_format not in ROW_FORMATS:
         yield ["tokens"], read_raw_sentences(source, task, labeled=False, with_source_lines=True)
         return
-    # Rows that do not name a document are separate documents.
+    # A row is a document of its own, unless a column names its document.
     task = task.model_copy(update={"context": "sentence"})
     with open_table(replace(source, format=in_format)) as table:
         columns, _, rows = find_columns(table, source)
@@ -157,20 +159,20 @@ def _tag_raw_sentences(
     progress: Progress,
     *,
     skip_invalid: bool,
-) -> Iterator[_TaggedItem]:
-    """Yield each sentence with its tags; invalid sentences have none."""
+) -> Iterator[_SentenceWithTags]:
+    """Yield each sentence with its predicted tags, or with None if it is invalid."""
     parsed = _parse_sentences(raw_sentences, source.path, task, counts, skip_invalid=skip_invalid)
-    first, second = tee(parsed)
+    model_sentences, output_sentences = tee(parsed)
     tagged_units = tag_sentences(
-        bundle, (sentence for _, sentence in first if sentence is not None), task=task
+        bundle, (sentence for _, sentence in model_sentences if sentence is not None), task=task
     )
-    for raw, sentence in second:
+    for raw, sentence in output_sentences:
         if sentence is None:
-            yield raw, None, None
+            yield raw, None
             continue
         counts.num_rows += 1
         progress.advance(1)
-        yield raw, sentence, next(tagged_units)
+        yield raw, next(tagged_units)
 
 
 def _parse_sentences(
@@ -181,10 +183,10 @@ def _parse_sentences(
     *,
     skip_invalid: bool,
 ) -> Iterator[tuple[RawSentence, TaggedSentence | None]]:
-    """Yield each sentence as read and as parsed; the latter is None if it is invalid."""
+    """Yield each sentence as read from the file and as parsed; None instead if it is invalid."""
     for raw in raw_sentences:
         if not raw.units and raw.error is None:
-            # Lines after the last sentence of a CoNLL file.
+            # This is not a sentence, but the lines after the last sentence of a CoNLL file.
             yield raw, None
             continue
         try:
@@ -207,12 +209,13 @@ def _parse_sentences(
 
 
 def _write_rows(
-    items: Iterator[_TaggedItem],
+    sentences: Iterator[_SentenceWithTags],
     layout: TableLayout,
     names: Mapping[str, str],
     out: Path | Callable[[str], object],
 ) -> None:
-    rows = (_to_row(raw, units, names) for raw, _, units in items if raw.units or raw.cells)
+    """Write sentences as the rows of a table."""
+    rows = (_to_row(raw, units, names) for raw, units in sentences if raw.units or raw.cells)
     chunks = chunked(rows, _CHUNK_SIZE)
     if isinstance(out, Path):
         with open_row_writer(out, layout) as writer:
@@ -226,6 +229,7 @@ def _write_rows(
 
 
 def _to_row(raw: RawSentence, units: TaggedUnits | None, names: Mapping[str, str]) -> Cells:
+    """Return the cells of a sentence; ``names`` are the names of the added columns."""
     row = dict(raw.cells) or {"tokens": raw.units}
     row[names["tags"]] = list(units.tags) if units else None
     probabilities = None
@@ -250,9 +254,9 @@ def _write_blocks(
             write(block)
 
 
-def _format_sentence(item: _TaggedItem, *, is_conllu: bool, kind: str) -> str:
-    """Return the lines of a sentence with its tags, and the lines before the sentence."""
-    raw, _, units = item
+def _format_sentence(sentence: _SentenceWithTags, *, is_conllu: bool, kind: str) -> str:
+    """Return the lines of a sentence with its tags, after the comments and markers before it."""
+    raw, units = sentence
     tags = units.tags if units else [_NO_TAG] * len(raw.line_numbers)
     tags_by_line = dict(zip(raw.line_numbers, tags, strict=True))
     lines = []
@@ -262,13 +266,14 @@ def _format_sentence(item: _TaggedItem, *, is_conllu: bool, kind: str) -> str:
             add_tag = _add_misc_field if is_conllu else _add_column
             tagged_line = add_tag(line, tags_by_line[number])
         elif not is_conllu and line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]:
-            # Document markers need as many columns as other lines.
+            # A document marker must have as many columns as the other lines.
             tagged_line = _add_column(line, "O" if kind == "entities" else "-X-")
         lines.append(f"{tagged_line}\n")
     return "".join(lines)
 
 
 def _add_column(line: str, tag: str) -> str:
+    """Return a CoNLL line with the tag as an additional last column."""
     return f"{line}\t{tag}" if "\t" in line else f"{line.rstrip()} {tag}"
 
 

@@ -1,4 +1,4 @@
-"""Settings of text vectors. Importing this module does not load torch."""
+"""Settings of the vectors of texts. Importing this module does not load torch."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -14,13 +14,13 @@ PoolingName = Literal[
 
 
 class VectorSettings(Settings):
-    """How vectors are computed. None means the default of the model directory."""
+    """How the vectors of texts are computed. None means the default of the model directory."""
 
-    #: Layer numbers: 0 is the embeddings, 1 the layer next to the input, -1 the last layer. They
-    #: are indices into Hugging Face's hidden_states; negative ones are as in bert-as-service.
+    #: Layer numbers, as indices into transformers' ``hidden_states``: 0 is the embeddings, 1 the
+    #: layer next to the input, and -1 the last layer.
     layers: Annotated[tuple[int, ...], Field(min_length=1)] = (-1,)
     combine: Literal["concat", "mean", "weighted"] = "concat"
-    #: One weight per layer, for "weighted".
+    #: One weight per layer, if ``combine`` is "weighted".
     weights: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
     pooling: PoolingName | None = None
     #: Whether vectors are scaled to length 1.
@@ -30,20 +30,28 @@ class VectorSettings(Settings):
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
-        if (self.combine == "weighted") != bool(self.weights):
-            raise ValueError('weights belong to combine "weighted", which requires weights')
+        if self.combine == "weighted" and not self.weights:
+            raise ValueError('combine is "weighted" without weights; give one weight per layer')
+        if self.combine != "weighted" and self.weights:
+            raise ValueError(
+                f'weights have no effect if combine is "{self.combine}"; omit them, or set combine '
+                'to "weighted"'
+            )
         if self.weights and len(self.weights) != len(self.layers):
-            raise ValueError(f"{len(self.weights)} weights for {len(self.layers)} layers")
+            raise ValueError(
+                f"there are {len(self.weights)} weights for {len(self.layers)} layers; give one "
+                "weight per layer"
+            )
         return self
 
 
 def build_vector_settings(
     layer: int | Sequence[int] | None = None, **settings: Any
 ) -> VectorSettings:
-    """Build settings from keyword arguments; None selects the default.
+    """Build the settings from keyword arguments. Arguments that are None get their default.
 
     Args:
-        layer: One layer number or several.
+        layer: A layer number, or several.
         settings: Other fields of ``VectorSettings``.
 
     Raises:

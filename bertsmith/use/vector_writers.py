@@ -1,6 +1,6 @@
 """Write vectors to files incrementally, so that an interrupted run can be resumed.
 
-A writer opened with a position that ``commit`` returned continues from there.
+``commit`` returns a position. A writer that is opened at this position continues from there.
 """
 
 import io
@@ -27,20 +27,22 @@ from bertsmith.use.table_output import (
     to_json_line,
 )
 
-#: Vectors of several texts: float32 [n, W], or token vectors of each.
+#: Vectors of n texts: float32 [n, W] with one vector of width W per text, or the token vectors of
+#: each text.
 Vectors = Floats | Sequence[TokenVectors]
 #: Files of an index, besides the vectors and their graph.
 LINES_FILE, OFFSETS_FILE, MANIFEST_FILE = "lines.txt", "offsets.npy", "index.json"
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class TableColumns:
-    """Columns of an output table.
+    """Columns of an output table: the columns of the input table, and added columns.
 
     Attributes:
         columns: Columns of the input table.
-        added_names: Default name of an added column -> the name to use.
-        schema: Arrow schema of the input table, if it is Parquet.
+        added_names: Default name of each added column -> its name in the output.
+        schema: Arrow schema of the input table; None if the input is not Parquet.
     """
 
     columns: Sequence[str]
@@ -54,16 +56,25 @@ class VectorWriter(Protocol):
     def append(
         self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
-        """Write one or more texts, with the table rows that contain them, if any."""
+        """Write the vectors of one or more texts.
+
+        Args:
+            texts: The texts.
+            vectors: Their vectors.
+            rows: The table rows that contain the texts; None if the input is not a table.
+        """
 
     def commit(self) -> int:
         """Flush to disk; return the position from which a later run can continue."""
 
     def finish(self, progress: Progress) -> None:
-        """Complete the file. If interrupted, it can be repeated from the last position."""
+        """Complete the file.
+
+        After an interruption, a writer opened at the last position can repeat this.
+        """
 
     def close(self) -> None:
-        """Close the file in any state."""
+        """Close the file, whether or not it is complete."""
 
 
 def _open_at(path: Path, position: int) -> IO[bytes]:
@@ -90,13 +101,13 @@ class NpyWriter:
     def __init__(self, path: Path, width: int, position: int) -> None:
         """Open the file; ``position`` is the number of rows already written."""
         self._width, self.num_rows = width, position
-        header = self._header()
-        self._file = _open_at(path, len(header) + position * width * 4 if position else 0)
+        header, row_bytes = self._header(), width * _FLOAT32_BYTES
+        self._file = _open_at(path, len(header) + position * row_bytes if position else 0)
         if not position:
             self._file.write(header)
 
     def _header(self) -> bytes:
-        # numpy pads the header, so its size does not change when the number of rows grows.
+        # NumPy pads the header, so its size does not depend on the number of rows.
         fields = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, self._width)}
         buffer = io.BytesIO()
         np.lib.format.write_array_header_1_0(buffer, fields)
@@ -105,7 +116,7 @@ class NpyWriter:
     def append(
         self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
-        """Write the vectors without the texts."""
+        """Write the vectors; the texts are not written."""
         assert isinstance(vectors, np.ndarray)
         self._file.write(np.ascontiguousarray(vectors, "<f4").tobytes())
         self.num_rows += len(vectors)
@@ -128,7 +139,7 @@ class NpyWriter:
 
 
 class JsonlWriter:
-    """Writes one line of JSON per text: the text with its vector, or with its token vectors."""
+    """Writes JSON lines: each text with its vector, or with its tokens and their vectors."""
 
     def __init__(self, path: Path, position: int, columns: TableColumns | None = None) -> None:
         """Open the file.
@@ -175,32 +186,39 @@ def format_json_line(
         text: The text.
         vectors: float32 [W], or the token vectors.
         row: The table row that contains the text; its cells come first.
-        columns: Columns of that table.
+        columns: Columns of the output table.
     """
     names = columns.added_names if columns else {}
-    start = dump_json({"text": text}) if row is None else to_json_line(row)
+    text_json = dump_json({"text": text}) if row is None else to_json_line(row)
+    # The JSON objects are joined as text, because the vectors are already JSON.
+    members = [text_json[1:-1]]
     if isinstance(vectors, TokenVectors):
         fields = {"tokens": vectors.tokens, "ids": vectors.ids, "offsets": vectors.offsets}
-        token_fields = dump_json({names.get(name, name): value for name, value in fields.items()})
-        token_vectors = ", ".join(map(_vector_to_json, vectors.vectors))
+        tokens_json = dump_json({names.get(name, name): value for name, value in fields.items()})
         key = dump_json(names.get("vectors", "vectors"))
-        return f"{start[:-1]}, {token_fields[1:-1]}, {key}: [{token_vectors}]}}"
-    key = dump_json(names.get("vector", "vector"))
-    return f"{start[:-1]}, {key}: {_vector_to_json(vectors)}}}"
+        vectors_json = ", ".join(map(_vector_to_json, vectors.vectors))
+        members += [tokens_json[1:-1], f"{key}: [{vectors_json}]"]
+    else:
+        key = dump_json(names.get("vector", "vector"))
+        members.append(f"{key}: {_vector_to_json(vectors)}")
+    return f"{{{', '.join(members)}}}"
 
 
 def _vector_to_json(vector: Floats) -> str:
-    """Return a vector as JSON; nine digits represent every float32 exactly."""
+    """Return a vector as JSON. Nine significant digits represent every float32 exactly."""
     if not np.isfinite(vector).all():
         return dump_json(vector.tolist())
-    return f"[{', '.join(['%.9g'] * len(vector)) % tuple(vector.tolist())}]"
+    # Formatting all numbers with one format string is faster than formatting each number.
+    format_string = ", ".join(["%.9g"] * len(vector))
+    return f"[{format_string % tuple(vector.tolist())}]"
 
 
 class ParquetWriter:
-    """Writes a table with columns text and vector, or text, tokens, ids, offsets and vectors.
+    """Writes a table with the column "vector", or "tokens", "ids", "offsets" and "vectors".
 
-    If the input is a table, its columns replace the column text. A Parquet file cannot be appended
-    to, so each call of ``append`` writes a part file, and ``finish`` merges the parts.
+    The other columns are those of the input table, or "text" if the input is not a table. A Parquet
+    file cannot be appended to, so each call of ``append`` writes a part file, and ``finish`` merges
+    the parts.
     """
 
     def __init__(self, path: Path, position: int, columns: TableColumns | None = None) -> None:
@@ -269,12 +287,12 @@ class ParquetWriter:
         return self._num_parts
 
     def finish(self, progress: Progress) -> None:
-        """Merge the part files, one row group each."""
+        """Merge the part files; each becomes a row group."""
         merge_parquet_parts(list(map(self._part_path, range(self._num_parts))), self._path)
         sync(self._path)
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing: no file remains open between calls."""
 
 
 class IndexWriter:
@@ -287,7 +305,7 @@ class IndexWriter:
             path: The index directory.
             width: Width of the vectors.
             position: Number of rows already written.
-            manifest: The model and settings, from which queries will be embedded.
+            manifest: The model and the settings of the vectors, with which queries are embedded.
         """
         path.mkdir(exist_ok=True)
         self._path, self._manifest = path, manifest
@@ -302,7 +320,7 @@ class IndexWriter:
     ) -> None:
         """Write vectors and lines."""
         self._vectors.append(texts, vectors)
-        # A text with a line break becomes one line.
+        # Each text must be one line, so line breaks are replaced.
         self._lines.writelines(text.replace("\n", " ").encode() + b"\n" for text in texts)
 
     def commit(self) -> int:

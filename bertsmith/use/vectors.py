@@ -1,4 +1,7 @@
-"""Turn hidden states into vectors: combine layers, pool over tokens, and postprocess."""
+"""Compute vectors from hidden states: combine layers, pool over tokens, and postprocess.
+
+In shapes, W is the width of the vectors.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +19,14 @@ from bertsmith.model.packed import PackedBatch
 from bertsmith.plurals import count_noun
 from bertsmith.use.vector_settings import PoolingName, VectorSettings
 
-#: Pooling names of this package -> pooling modes of sentence-transformers.
+#: Name of a pooling in ``VectorSettings`` -> pooling modes of sentence-transformers.
 _MODES: Final[dict[PoolingName, tuple[PoolingMode, ...]]] = {
     "mean": ("mean",), "max": ("max",), "mean-max": ("mean", "max"),
     "first": ("cls",), "last": ("lasttoken",), "pooled": (), "none": (),
     "mean_sqrt_len_tokens": ("mean_sqrt_len_tokens",), "weightedmean": ("weightedmean",),
 }  # fmt: skip
-#: Modes that read a single token per text, so the last layer is computed for that token only.
+#: Pooling modes that read a single token per text. With these, the last layer is computed only for
+#: this token.
 _SINGLE_TOKEN_MODES: Final = ({"cls"}, {"lasttoken"})
 
 
@@ -31,14 +35,14 @@ class VectorSpec:
     """``VectorSettings`` resolved for one model.
 
     Attributes:
-        layer_indices: Indices of hidden states; 0 is the embeddings, L the last layer.
-        layer_weights: Weights of the sum over layers; None if layers are concatenated.
-        pooling: "modes" to apply ``modes``, "pooled" for the pooler output, "none" for one vector
-            per token.
-        modes: Pooling modes whose results are concatenated.
-        postprocessing: Steps applied after pooling, in order.
+        layer_indices: Indices of hidden states: 0 is the embeddings, L the last layer.
+        layer_weights: Weights with which the layers are summed; None if they are concatenated.
+        pooling: "modes" to apply ``modes``, "pooled" for the output of the pooler, or "none" for
+            one vector per token.
+        modes: Pooling modes, whose results are concatenated.
+        postprocessing: Dense modules and normalization, in the order of application after pooling.
         include_special_tokens: Whether pooling includes [CLS] and [SEP].
-        width: Width W of the final vectors.
+        width: Width of the final vectors.
     """
 
     layer_indices: tuple[int, ...]
@@ -51,7 +55,7 @@ class VectorSpec:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers to compute."""
+        """Number of encoder layers to compute."""
         return max(self.layer_indices)
 
     @property
@@ -67,8 +71,8 @@ def resolve_settings(
 
     Args:
         settings: The user's settings.
-        pooling_config: Pooling of a sentence-transformers directory, which is the default; None
-            for other models.
+        pooling_config: Pooling and postprocessing of a sentence-transformers directory, which are
+            the defaults; None for other models.
         config: The model's config.
 
     Raises:
@@ -77,7 +81,7 @@ def resolve_settings(
     """
     layer_indices = tuple(_resolve_layer_index(layer, config.layers) for layer in settings.layers)
     if len(set(layer_indices)) < len(layer_indices):
-        # A short request that repeats a layer a million times would exhaust memory.
+        # Otherwise a short request to the server could exhaust memory with a million layers.
         raise SettingsError("layers: a layer is listed twice; list each layer once")
     layer_weights = settings.weights or None
     if settings.combine == "mean":
@@ -89,7 +93,8 @@ def resolve_settings(
     postprocessing = default.post_modules
     if settings.normalize is not None:
         postprocessing = tuple(step for step in postprocessing if step != "normalize")
-        postprocessing = (*postprocessing, "normalize") if settings.normalize else postprocessing
+    if settings.normalize:
+        postprocessing = (*postprocessing, "normalize")
     pooling: Any = settings.pooling if settings.pooling in ("pooled", "none") else "modes"
     if pooling == "pooled" and layer_indices != (config.layers,):
         raise SettingsError(
@@ -111,6 +116,7 @@ def resolve_settings(
 
 
 def _resolve_layer_index(layer: int, num_layers: int) -> int:
+    """Return the index of the hidden state for a layer number, which may be negative."""
     if not -num_layers - 1 <= layer <= num_layers:
         raise SettingsError(
             f"layers: there is no layer {layer} in a model of "
@@ -126,23 +132,24 @@ def compute_vectors(
     spec: VectorSpec,
     pooler: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor] | Tensor:
-    """Compute the vectors of a batch. Layers above the highest requested one are not computed.
+    """Compute the vectors of a batch. Only the layers up to the highest requested are computed.
 
     Args:
         encoder: The encoder.
         batch: The packed texts.
         spec: How to compute the vectors.
-        pooler: Maps float32 [B, D] to [B, D]; required if the pooling is "pooled".
+        pooler: Maps float32 [B, D] to float32 [B, D]; required if the pooling is "pooled".
 
     Returns:
-        float32 [B, W], or without pooling a list of B tensors float32 [S_b, W].
+        float32 [B, W], or a list of B tensors float32 [S, W] if the pooling is "none".
     """
     token_indices = None
     if spec.needs_single_token and len(spec.layer_indices) == 1:
-        uses_first_token = spec.pooling == "pooled" or "cls" in spec.modes
-        token_indices = (
-            batch.first_token_indices if uses_first_token else batch.cu_seqlens[1:].long() - 1
-        )
+        if spec.pooling == "pooled" or "cls" in spec.modes:
+            token_indices = batch.first_token_indices
+        else:
+            # The last token of each sequence.
+            token_indices = batch.cu_seqlens[1:].long() - 1
     states = _compute_combined_layers(encoder, batch, spec, token_indices)
     if spec.pooling == "pooled":
         assert pooler is not None
@@ -151,7 +158,7 @@ def compute_vectors(
         return _postprocess(states, spec)
     texts: Sequence[Tensor] = states.split(batch.cu_seqlens.diff().tolist())  # type: ignore[no-untyped-call]
     if not spec.include_special_tokens:
-        # An empty text keeps [CLS] and [SEP]: the mean of no tokens is undefined.
+        # An empty text keeps [CLS] and [SEP], because the mean of no tokens is undefined.
         texts = tuple(text[1:-1] if len(text) > 2 else text for text in texts)
     if spec.pooling == "none":
         return [_postprocess(text, spec) for text in texts]
@@ -162,7 +169,11 @@ def compute_vectors(
 def _compute_combined_layers(
     encoder: BertModel, batch: PackedBatch, spec: VectorSpec, token_indices: Tensor | None
 ) -> Tensor:
-    """Return the combined hidden states, float32 [T, W], or [M, W] at M ``token_indices``."""
+    """Return the concatenation or weighted sum of the requested layers.
+
+    Returns:
+        float32 [T, W] for all tokens, or [B, W] for the tokens at ``token_indices`` [B].
+    """
     states_by_index: dict[int, Tensor] = {}
     states = encoder.iter_hidden_states(batch, None, token_indices, spec.num_layers)
     for index, state in enumerate(states):
@@ -182,7 +193,7 @@ def _compute_combined_layers(
 
 
 def _postprocess(x: Tensor, spec: VectorSpec) -> Tensor:
-    """Apply Dense modules and normalization: [..., D'] -> [..., W]."""
+    """Apply Dense modules and normalization along the last axis, which may change its width."""
     for step in spec.postprocessing:
         if step == "normalize":
             x = F.normalize(x, dim=-1)

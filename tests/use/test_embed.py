@@ -271,7 +271,7 @@ def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
         ({"layer": -4}, "there is no layer -4"),
         ({"layer": []}, "layers"),
         ({"pooling": "middle"}, "pooling"),
-        ({"combine": "weighted"}, "weights belong to"),
+        ({"combine": "weighted"}, "give one weight per layer"),
         ({"layer": [1, 2], "combine": "weighted", "weights": [1]}, "1 weights for 2 layers"),
     ],
 )

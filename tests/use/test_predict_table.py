@@ -170,7 +170,11 @@ def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -
     (tmp_path / "in.csv").write_text("id,words\n1,iron\n")
     source = TableSource(tmp_path / "in.csv")
     cases: list[tuple[str, dict[str, str], str]] = [
-        ("out.csv", {}, r"reads the column 'review' \(as in .*'id', 'words'; name it with --text"),
+        (
+            "out.csv",
+            {},
+            r"reads the column 'review' \(as in .*'id', 'words'; name the column with --text",
+        ),
         ("in.csv", {"text_column": "words"}, "exists already"),
         ("out.txt", {"text_column": "words"}, r"out\.txt: expected a name that ends in \.csv"),
         ("no/out.csv", {"text_column": "words"}, "no"),

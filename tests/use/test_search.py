@@ -121,7 +121,7 @@ def test_model_must_be_unchanged(index: Path, model: Path) -> None:
     original_config = (model / "config.json").read_text()
     changed_config = json.loads(original_config) | {"layer_norm_eps": 1e-3}
     (model / "config.json").write_text(json.dumps(changed_config))
-    with pytest.raises(ModelError, match="is not the one that made this index"):
+    with pytest.raises(ModelError, match="is not the model that embedded the lines"):
         search(index, ["a smith"])
     (model / "config.json").write_text(original_config)
     (model / "README.md").write_text("A README does not change the model.")

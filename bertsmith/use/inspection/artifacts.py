@@ -1,6 +1,6 @@
-"""Identify what kind of artifact a path is: a tokenizer, a store, a model, a run, and so on.
+"""Identify the kind of artifact at a path, such as a tokenizer, a store, a model or a run.
 
-Files are identified mostly by name. Importing this module does not load torch.
+Artifacts are identified mostly by file names. Importing this module does not load torch.
 """
 
 from pathlib import Path
@@ -22,18 +22,18 @@ _WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-#: Groups of files that identify a directory; all files of any one group must exist. The order
-#: matters: a run directory contains a model, and a model contains a tokenizer.
+#: For each kind of directory, the groups of files that identify it. All files of one of its groups
+#: must exist. The order of the kinds matters, because a model directory contains a tokenizer.
 _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     "run": (("settings.toml",),),
-    # An unfinished store has only its parts; opening it raises an error that says so.
+    # An unfinished store has no manifest, only parts. An error says so when it is opened.
     "store": ((MANIFEST_FILE,), ("parts",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
     "model": tuple(("config.json", weights) for weights in _WEIGHT_FILES),
     "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
     "index": (("index.json", "offsets.npy"), ("index.json", OLD_INDEX_FILES["offsets.npy"])),
 }
-#: Files that stand for the directory that contains them.
+#: Files whose path may be given instead of the path of their directory.
 _FILES_OF_DIRECTORIES = (
     MANIFEST_FILE, "config.json", "bertsmith.json", "state.json", "metrics.jsonl",
 )  # fmt: skip
@@ -42,7 +42,7 @@ ARTIFACT_DESCRIPTIONS = (
     f"a tokenizer directory or its {VOCAB_FILE}",
     f"a store (with {MANIFEST_FILE})",
     "a model directory (with config.json and model.safetensors) or a model of the hub (OWNER/NAME)",
-    "a RUN (with settings.toml, or one such for each seed)",
+    "a RUN directory (with settings.toml), or a directory with a RUN for each seed",
     "a checkpoint (RUN/checkpoints/step-N)",
     "a .safetensors file",
     "a settings file (.toml)",
@@ -54,7 +54,8 @@ def identify_artifact(path: Path) -> tuple[ArtifactKind, Path]:
     """Identify an artifact.
 
     Returns:
-        The kind, and the path to open: a file such as config.json stands for its directory.
+        The kind of artifact, and the path to open. For a file such as config.json, this is the
+        directory that contains it.
 
     Raises:
         InputError: The path is not a known artifact.
@@ -62,13 +63,13 @@ def identify_artifact(path: Path) -> tuple[ArtifactKind, Path]:
     if path.is_dir():
         kind = _identify_directory(path)
     elif path.is_file():
-        if path.name in _FILES_OF_DIRECTORIES and (
-            directory_kind := _identify_directory(path.parent)
-        ):
-            return directory_kind, path.parent
+        if path.name in _FILES_OF_DIRECTORIES:
+            directory_kind = _identify_directory(path.parent)
+            if directory_kind is not None:
+                return directory_kind, path.parent
         kind = _identify_file(path)
     elif len(path.parts) == 2 and not path.parent.exists():
-        # The path does not exist locally, so OWNER/NAME can only be a model of the hub.
+        # No directory has the name of OWNER, so OWNER/NAME can only be a model of the hub.
         return "model", path
     else:
         raise InputError(
@@ -97,7 +98,7 @@ def _identify_file(path: Path) -> ArtifactKind | None:
         return "settings"
     if path.suffix == ".safetensors":
         return "tensors"
-    # Any text file with the line [MASK] is a vocabulary.
+    # A text file with the line "[MASK]" is a vocabulary.
     if path.name == VOCAB_FILE or (path.suffix == ".txt" and _has_mask_line(path)):
         return "tokenizer"
     return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +37,9 @@ class Difference:
     """The difference between two tensors.
 
     Attributes:
-        shapes: Shapes of the tensors; None for a model without this tensor.
-        max_abs_difference: Largest absolute difference; None if the shapes differ.
-        scale: Largest absolute value of both tensors.
+        shapes: Shapes of the two tensors; None for a tensor that does not exist.
+        max_abs_difference: Largest absolute difference of two elements; None if the shapes differ.
+        scale: Largest absolute value in the two tensors.
     """
 
     shapes: tuple[list[int] | None, list[int] | None]
@@ -47,16 +48,24 @@ class Difference:
 
     @property
     def relative_difference(self) -> float | None:
-        """Largest absolute difference divided by the scale."""
-        difference = self.max_abs_difference
-        return difference / self.scale if difference else difference
+        """Largest absolute difference divided by the scale; None if the shapes differ."""
+        if self.max_abs_difference is None:
+            return None
+        if self.max_abs_difference == 0:
+            # The scale may also be 0.
+            return 0.0
+        return self.max_abs_difference / self.scale
 
     def is_within(self, tolerance: float) -> bool:
         """Whether both tensors have the same shape and differ by at most the tolerance."""
         return self.max_abs_difference is not None and self.max_abs_difference <= tolerance
 
     def merge(self, other: "Difference") -> "Difference":
-        """Combine with the difference between two other tensors of the same shapes."""
+        """Return the difference over all elements of these tensors and of two other tensors.
+
+        Args:
+            other: The difference between two other tensors of the same shapes.
+        """
         if self.max_abs_difference is None or other.max_abs_difference is None:
             return self
         return Difference(
@@ -79,10 +88,12 @@ class VocabularyComparison:
     """Differences between two tokenizers.
 
     Attributes:
-        sizes: Vocabulary sizes.
-        settings: Settings that differ, such as lowercasing: name -> both values.
-        num_different_ids: How many ids have different tokens, or a token in one vocabulary only.
-        examples: The first such ids, as (id, token of A, token of B).
+        sizes: Vocabulary sizes of A and B.
+        settings: Names of the settings that differ, such as lowercasing -> (value of A, value of
+            B).
+        num_different_ids: Number of ids that have different tokens, or a token in only one
+            vocabulary.
+        examples: The first of these ids, as (id, token of A, token of B).
     """
 
     sizes: tuple[int, int]
@@ -105,18 +116,19 @@ class Comparison:
     """The result of ``compare``.
 
     Attributes:
-        paths: The model directories.
-        tolerance: Largest absolute difference that counts as equal.
-        config: Config fields that differ: name -> both values.
+        paths: The directories of the models A and B.
+        tolerance: Largest absolute difference between elements that counts as equal.
+        config: Names of the config fields that differ -> (value of A, value of B).
         vocabulary: Differences between the tokenizers.
-        tensors: Differences between the weights by name.
-        outputs: Differences between the outputs by name, over all texts.
-        num_texts: Number of texts that the outputs were compared on.
-        num_tokens: Total number of tokens of these texts.
-        num_truncated: How many of these texts were truncated.
-        num_skipped_pairs: Text pairs skipped because a model has only one segment.
-        tokenized_differently: Texts skipped because the tokenizers disagree, as (text, tokens of
-            A, tokens of B).
+        tensors: Name of each weight -> its difference.
+        outputs: Name of each output, such as a hidden state -> its difference over all texts.
+        num_texts: Number of texts on which the outputs were compared.
+        num_tokens: Number of tokens in these texts.
+        num_truncated: Number of these texts that were truncated.
+        num_skipped_pairs: Number of text pairs that were skipped because a model has only one
+            segment.
+        tokenized_differently: Texts that were skipped because the tokenizers give different tokens,
+            as (text, tokens of A, tokens of B).
     """
 
     paths: tuple[str, str]
@@ -134,17 +146,14 @@ class Comparison:
     @property
     def is_equal(self) -> bool:
         """Whether the models are equal, up to numerical differences within the tolerance."""
-        differences = [*self.tensors.values(), *self.outputs.values()]
-        vocabulary = self.vocabulary
-        differs = (
-            self.config
-            or vocabulary.settings
-            or vocabulary.num_different_ids
+        has_equal_tokenizers = not (
+            self.vocabulary.settings
+            or self.vocabulary.num_different_ids
             or self.tokenized_differently
         )
-        return not differs and all(
-            difference.is_within(self.tolerance) for difference in differences
-        )
+        differences = [*self.tensors.values(), *self.outputs.values()]
+        has_equal_numbers = all(difference.is_within(self.tolerance) for difference in differences)
+        return not self.config and has_equal_tokenizers and has_equal_numbers
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as a JSON value."""
@@ -172,15 +181,15 @@ def compare(
     tolerance: float = 1e-5,
     device: str = "cpu",
 ) -> Comparison:
-    """Compare two models of any origin and with any heads.
+    """Compare two models, which may come from different toolkits and have different heads.
 
     Args:
         a: A model directory or run directory.
-        b: Another one.
-        texts: Texts to compare outputs on, or pairs of texts separated by a tab; by default a few
-            sentences in English and Korean.
-        tolerance: Largest absolute difference that counts as equal.
-        device: Device of the models.
+        b: Another model directory or run directory.
+        texts: Texts on which to compare the outputs. Two texts separated by a tab are a pair. By
+            default, a few sentences in English and Korean.
+        tolerance: Largest absolute difference between elements that counts as equal.
+        device: Device on which the outputs are computed.
 
     Raises:
         ModelError: A model cannot be loaded.
@@ -207,12 +216,12 @@ def compare(
 
 
 def measure_difference(a: Tensor | None, b: Tensor | None, skip_axes: int = 0) -> Difference:
-    """Measure the difference between two float32 tensors; NaN is equal to NaN only.
+    """Measure the difference between two float32 tensors. NaN is equal only to NaN.
 
     Args:
-        a: A tensor.
-        b: Another one.
-        skip_axes: Number of leading axes to omit from the reported shapes.
+        a: A tensor, or None if it does not exist.
+        b: Another tensor, or None if it does not exist.
+        skip_axes: Number of leading axes that are not included in the shapes of the result.
     """
     shapes = (_get_shape(a, skip_axes), _get_shape(b, skip_axes))
     if a is None or b is None or a.shape != b.shape:
@@ -221,7 +230,8 @@ def measure_difference(a: Tensor | None, b: Tensor | None, skip_axes: int = 0) -
     difference[(a == b) | (a.isnan() & b.isnan())] = 0
     if not difference.numel():
         return Difference(shapes, 0.0)
-    # nan_to_num would also replace infinity by a finite number.
+    # The difference is NaN where only one of the elements is NaN. nan_to_num would not do, because
+    # it also replaces infinity.
     difference[difference.isnan()] = torch.inf
     max_abs_difference = float(difference.max())
     scale = max(float(tensor.abs().nan_to_num().max()) for tensor in (a, b))
@@ -233,7 +243,7 @@ def _get_shape(tensor: Tensor | None, skip_axes: int) -> list[int] | None:
 
 
 def _find_differing_values(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys with different values: key -> both values."""
+    """Return the keys whose values differ: key -> (value in a, value in b)."""
     names = dict.fromkeys([*a, *b])
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
@@ -243,17 +253,17 @@ def _compare_vocabularies(a: ComparedModel, b: ComparedModel) -> VocabularyCompa
         {name: value for name, value in vars(model.tokenizer.spec).items() if name != "vocab"}
         for model in (a, b)
     ]
-    vocabularies = a.tokenizer.vocab, b.tokenizer.vocab
-    max_size = max(map(len, vocabularies))
-    padded = [(*vocab, *[None] * (max_size - len(vocab))) for vocab in vocabularies]
-    different = [
+    vocab_a, vocab_b = a.tokenizer.vocab, b.tokenizer.vocab
+    different_ids = [
         (token_id, token_a, token_b)
-        for token_id, (token_a, token_b) in enumerate(zip(*padded, strict=True))
+        for token_id, (token_a, token_b) in enumerate(zip_longest(vocab_a, vocab_b))
         if token_a != token_b
     ]
-    sizes = len(vocabularies[0]), len(vocabularies[1])
     return VocabularyComparison(
-        sizes, _find_differing_values(*settings), len(different), different[:MAX_EXAMPLES]
+        sizes=(len(vocab_a), len(vocab_b)),
+        settings=_find_differing_values(*settings),
+        num_different_ids=len(different_ids),
+        examples=different_ids[:MAX_EXAMPLES],
     )
 
 
@@ -266,10 +276,10 @@ def _compare_tensors(a: ComparedModel, b: ComparedModel) -> dict[str, Difference
 def _compare_outputs(
     a: ComparedModel, b: ComparedModel, texts: ComparedTexts
 ) -> dict[str, Difference]:
-    """Return the difference of each output over all texts."""
+    """Return the difference of each output, over all texts."""
     differences: dict[str, Difference] = {}
     for name, output_a, output_b in iter_paired_outputs(a, b, texts):
-        # The first axis is the batch: its tokens or its sequences.
+        # The first axis is not a property of the model: it is the tokens or sequences of the batch.
         difference = measure_difference(output_a, output_b, skip_axes=1)
         if name in differences:
             difference = differences[name].merge(difference)

@@ -21,7 +21,7 @@ from bertsmith.use.inspection.description import (
     read_json_object,
 )
 
-#: Long sections of bertsmith.json that are only included in JSON output.
+#: Sections of bertsmith.json that are too long to print. JSON output includes them.
 _LONG_SECTIONS = frozenset({"settings", "tokenizer"})
 
 
@@ -31,8 +31,8 @@ class TensorSummary:
 
     Attributes:
         name: Name of the tensor.
-        dtype: Name of its dtype.
-        shape: Its shape.
+        dtype: Name of the dtype.
+        shape: Shape of the tensor.
         mean: Mean of the finite values.
         std: Standard deviation of the finite values.
         num_nonfinite: Number of infinite and NaN values.
@@ -90,7 +90,7 @@ def describe_tensors(path: Path) -> Description:
 
 
 def describe_model(path: Path) -> Description:
-    """Describe a model directory: config, size, tensors, vocabulary and provenance."""
+    """Describe a model directory: its config, size, tensors, vocabulary and provenance."""
     directory = bundle.locate_model(path)
     info = bundle.read_info(directory)
     config = bundle.read_config(directory, info)
@@ -140,7 +140,7 @@ def is_finished_run(run: Path) -> bool:
 
 
 def describe_run(path: Path) -> Description:
-    """Describe a run directory: settings, progress, metrics and checkpoints."""
+    """Describe a run directory: its settings, progress, metrics and checkpoints."""
     settings = read_stored_settings(path / "settings.toml")
     records = metrics_log.read_metrics(path)
     checkpoints = [
@@ -178,10 +178,10 @@ def describe_run(path: Path) -> Description:
 
 
 def describe_checkpoint(path: Path) -> Description:
-    """Describe a checkpoint: training state, weights, and the optimizer's moments."""
+    """Describe a checkpoint: the training state, the weights, and Adam's moments."""
     state = read_json_object(path / checkpoint.STATE_FILE)
     weights = summarize_tensors(path / checkpoint.WEIGHTS_FILE)
-    # A finished run deletes the moments.
+    # The moments are removed when the run is finished.
     has_moments = (path / checkpoint.MOMENTS_FILE).exists()
     moments = summarize_tensors(path / checkpoint.MOMENTS_FILE) if has_moments else []
     lines = [f"checkpoint {path}", *format_aligned(flatten_mapping(state))]
@@ -211,7 +211,10 @@ def _compute_directory_bytes(folder: Path) -> int:
 
 
 def _last_record(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Return the last metrics record of a kind, without the key "kind"; {} if there is none."""
+    """Return the last record of a kind in the metrics log, without its key "kind".
+
+    The result is empty if there is no record of this kind.
+    """
     matching = [record for record in records if record.get("kind") == kind]
     if not matching:
         return {}
@@ -219,7 +222,7 @@ def _last_record(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def _without_long_sections(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove long sections at any depth."""
+    """Return a copy without the sections named in ``_LONG_SECTIONS``, at any depth."""
     return {
         key: _without_long_sections(value) if isinstance(value, Mapping) else value
         for key, value in info.items()
@@ -232,11 +235,12 @@ def _summaries_to_json(summaries: Iterable[TensorSummary]) -> list[dict[str, Any
 
 
 def _format_table(summaries: list[TensorSummary]) -> list[str]:
-    """Format a line per tensor: name, shape, dtype, mean and standard deviation."""
+    """Format a table with the name, shape, dtype, mean and standard deviation of each tensor."""
     if not summaries:
         return []
     shapes = [" x ".join(map(str, summary.shape)) or "scalar" for summary in summaries]
-    name_width, shape_width = max(len(summary.name) for summary in summaries), max(map(len, shapes))
+    name_width = max(len(summary.name) for summary in summaries)
+    shape_width = max(map(len, shapes))
     lines = [
         f"  {'':{name_width}}  {'shape':>{shape_width}}  {'dtype':8}  {'mean':>10}  {'std':>10}"
     ]

@@ -26,7 +26,7 @@ from bertsmith.use.search import read_index_manifest
 
 
 def describe_sweep(path: Path) -> Description:
-    """Describe the runs of ``finetune --seeds`` or ``--grid``: their metrics and the best run.
+    """Describe the runs of ``finetune --seeds`` or ``--grid``: metrics, and which run is best.
 
     Raises:
         RunError: The results file is damaged.
@@ -46,7 +46,9 @@ def describe_sweep(path: Path) -> Description:
         raise RunError(
             f"{path / RESULTS_FILE}: damaged; repeat the command that wrote it"
         ) from None
-    if names_in_results >= set(run_names) == set(finished_names):
+    all_are_finished = set(finished_names) == set(run_names)
+    all_have_results = names_in_results >= set(run_names)
+    if all_are_finished and all_have_results:
         first_line = f"runs {path}: {len(runs)}, all finished"
     else:
         first_line = (

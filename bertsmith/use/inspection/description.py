@@ -1,4 +1,4 @@
-"""Format descriptions of artifacts: nested values as lines, and sparklines."""
+"""Format descriptions of artifacts: nested values as aligned lines, and sparklines."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,8 +9,10 @@ from typing import Any
 from bertsmith.errors import RunError
 from bertsmith.files import parse_json
 
-#: Maximum width of a sparkline in characters, and its characters from low to high.
-_SPARKLINE_WIDTH, _SPARKLINE_LEVELS = 60, "▁▂▃▄▅▆▇█"
+#: Maximum number of characters in a sparkline.
+_SPARKLINE_WIDTH = 60
+#: Characters of a sparkline, from low to high values.
+_SPARKLINE_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,8 @@ class Description:
     """A description of an artifact.
 
     Attributes:
-        facts: All facts as JSON values.
-        lines: The lines to print.
+        facts: Properties of the artifact, as JSON values.
+        lines: The properties as lines to print.
     """
 
     facts: dict[str, Any]
@@ -40,7 +42,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def flatten_mapping(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, value as text) for nested mappings."""
+    """Yield the values of nested mappings as pairs (dotted name, value as text)."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten_mapping(value, f"{prefix}{key}.")
@@ -60,7 +62,10 @@ def format_aligned(pairs: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def draw_sparkline(values: list[float], name: str) -> list[str]:
-    """Draw values as one line of block characters; long series are averaged in groups."""
+    """Draw values as a line of block characters, and label it with the name and the range.
+
+    If there are more values than characters, each character is the mean of consecutive values.
+    """
     if len(values) < 2:
         return []
     columns = min(len(values), _SPARKLINE_WIDTH)

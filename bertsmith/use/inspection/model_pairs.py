@@ -1,4 +1,4 @@
-"""Load two models with any heads, tokenize texts for both, and compute their outputs."""
+"""Load two models to compare, tokenize texts with both tokenizers, and compute their outputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,24 +28,25 @@ from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Tokens per batch; small because the masked-LM head computes V logits per token.
+#: Maximum number of tokens per batch. It is small because the masked-LM head computes V logits for
+#: every token.
 _BATCH_TOKENS = 512
-#: Values of "head" for models without a task head.
+#: Values of the fact "head" for models that are not fine-tuned.
 _PRE_TRAINED, _NO_HEAD = "pre-training", "none"
 
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """A loaded model.
+    """A loaded model to be compared with another.
 
     Attributes:
         path: The model directory.
         model: The model in eval mode.
-        tokenizer: Its tokenizer.
-        config: Its config.
-        has_heads: Whether its heads were loaded; those of a bare encoder are newly initialized.
-        facts: Fields of its config, kind of head, and labels.
-        initialized: Names of the newly initialized weights.
+        tokenizer: The tokenizer of the model.
+        config: The config of the model.
+        has_heads: Whether the heads were loaded. The heads of a bare encoder are newly initialized.
+        facts: Fields of the config, kind of head, and labels.
+        initialized: Names of the newly initialized weights, which are not compared.
     """
 
     path: Path
@@ -71,39 +72,41 @@ def load_compared_model(path: Path | str, device: str) -> ComparedModel:
         ModelError: The model cannot be loaded.
     """
     directory = locate_model(Path(path))
-    is_bare = is_bare_encoder(directory)
-    bundle: Any = (
-        load_for_fine_tuning(directory, HeadConfig("single")) if is_bare else load_model(directory)
-    )
-    initialized = frozenset(
-        bundle.info["newly_initialized"] if is_bare else getattr(bundle, "new_weights", ())
-    )
-    # Outputs of newly initialized heads are meaningless, so they are not compared.
-    is_bare = bool(initialized)
+    bundle: Any
+    if is_bare_encoder(directory):
+        # Any head will do, because newly initialized weights are not compared.
+        bundle = load_for_fine_tuning(directory, HeadConfig("single"))
+        initialized = frozenset(bundle.info["newly_initialized"])
+    else:
+        bundle = load_model(directory)
+        initialized = frozenset(getattr(bundle, "new_weights", ()))
+    has_heads = not initialized
     facts = bundle.config.model_dump()
-    facts |= {"head": _NO_HEAD if is_bare else _PRE_TRAINED, "labels": ()}
-    if isinstance(bundle, FineTunedBundle) and not is_bare:
+    facts |= {"head": _PRE_TRAINED if has_heads else _NO_HEAD, "labels": ()}
+    if isinstance(bundle, FineTunedBundle) and has_heads:
         facts |= {"head": bundle.head.kind, "labels": bundle.head.labels}
         if isinstance(bundle.model, BertWithBiLSTM):
             facts["features"] = bundle.model.features.model_dump()
     model = bundle.model.to(device).eval()
     return ComparedModel(
-        directory, model, bundle.tokenizer, bundle.config, not is_bare, facts, initialized
+        directory, model, bundle.tokenizer, bundle.config, has_heads, facts, initialized
     )
 
 
 @dataclass(frozen=True)
 class ComparedTexts:
-    """Texts tokenized for two models.
+    """Texts tokenized for two models A and B.
 
     Attributes:
-        sequences_a: Token sequences for model A.
-        sequences_b: The same sequences for model B.
-        num_tokens: Total number of tokens.
-        num_truncated: Texts that were truncated to the shorter maximum length of both models.
-        num_skipped_pairs: Text pairs skipped because a model has only one segment.
-        tokenized_differently: Texts skipped because the tokenizers disagree, as (text, tokens of
-            A, tokens of B).
+        sequences_a: The token sequences for A.
+        sequences_b: The same tokens as sequences for B, whose ids may differ.
+        num_tokens: Number of tokens in all sequences of A.
+        num_truncated: Number of texts that were truncated, to the shorter maximum length of the
+            two models.
+        num_skipped_pairs: Number of text pairs that were skipped because a model has only one
+            segment.
+        tokenized_differently: Texts that were skipped because the tokenizers give different tokens,
+            as (text, tokens of A, tokens of B).
     """
 
     sequences_a: list[TokenSequence]
@@ -115,14 +118,15 @@ class ComparedTexts:
 
 
 def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) -> ComparedTexts:
-    """Tokenize texts with both tokenizers. Tokens must be equal, but ids may differ.
+    """Tokenize texts with both tokenizers. Texts whose tokens differ are skipped.
 
     Args:
         a: The first model.
         b: The second model.
         texts: Texts, or pairs of texts separated by a tab.
     """
-    sequences: tuple[list[TokenSequence], list[TokenSequence]] = ([], [])
+    sequences_a: list[TokenSequence] = []
+    sequences_b: list[TokenSequence] = []
     tokenized_differently = []
     num_truncated = num_skipped_pairs = 0
     max_positions = min(a.config.max_positions, b.config.max_positions)
@@ -131,22 +135,24 @@ def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) 
         if len(parts) > min(a.config.segments, b.config.segments):
             num_skipped_pairs += 1
             continue
-        ids = [model.tokenizer.encode_batch(parts) for model in (a, b)]
-        tokens_a, tokens_b = (
-            [model.tokenizer.ids_to_tokens(part_ids) for part_ids in model_ids]
-            for model, model_ids in zip((a, b), ids, strict=True)
-        )
+        ids_a, ids_b = a.tokenizer.encode_batch(parts), b.tokenizer.encode_batch(parts)
+        tokens_a = [a.tokenizer.ids_to_tokens(ids) for ids in ids_a]
+        tokens_b = [b.tokenizer.ids_to_tokens(ids) for ids in ids_b]
         if tokens_a != tokens_b:
             tokenized_differently.append((text, list(chain(*tokens_a)), list(chain(*tokens_b))))
             continue
+        # Without [CLS], and [SEP] after each text.
         max_tokens = max(max_positions - 1 - len(parts), 0)
-        num_truncated += sum(map(len, ids[0])) > max_tokens
-        for model_sequences, model, model_ids in zip(sequences, (a, b), ids, strict=True):
-            truncated = truncate_texts(model_ids, max_tokens)
-            model_sequences.append(add_special_tokens(truncated, model.tokenizer))
-    num_tokens = sum(len(ids) for ids, _ in sequences[0])
+        num_truncated += sum(map(len, ids_a)) > max_tokens
+        sequences_a.append(add_special_tokens(truncate_texts(ids_a, max_tokens), a.tokenizer))
+        sequences_b.append(add_special_tokens(truncate_texts(ids_b, max_tokens), b.tokenizer))
     return ComparedTexts(
-        *sequences, num_tokens, num_truncated, num_skipped_pairs, tokenized_differently
+        sequences_a,
+        sequences_b,
+        num_tokens=sum(len(ids) for ids, _ in sequences_a),
+        num_truncated=num_truncated,
+        num_skipped_pairs=num_skipped_pairs,
+        tokenized_differently=tokenized_differently,
     )
 
 
@@ -154,18 +160,16 @@ def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) 
 def iter_paired_outputs(
     a: ComparedModel, b: ComparedModel, texts: ComparedTexts
 ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-    """Yield (name of an output, value of A, value of B) for each output of each batch.
+    """Yield (name of an output, tensor of A, tensor of B) for each output and each batch.
 
-    The value is None if a model does not have the output.
+    A tensor is None if the model does not have the output.
     """
-    shared_ids = _find_shared_token_ids(a.tokenizer, b.tokenizer)
+    shared_ids_a, shared_ids_b = _find_shared_token_ids(a.tokenizer, b.tokenizer)
     for indices in batch_by_length([len(ids) for ids, _ in texts.sequences_a], _BATCH_TOKENS):
-        outputs_a, outputs_b = [
-            dict(_compute_outputs(model, [sequences[index] for index in indices], model_shared_ids))
-            for model, sequences, model_shared_ids in zip(
-                (a, b), (texts.sequences_a, texts.sequences_b), shared_ids, strict=True
-            )
-        ]
+        batch_a = [texts.sequences_a[index] for index in indices]
+        batch_b = [texts.sequences_b[index] for index in indices]
+        outputs_a = dict(_compute_outputs(a, batch_a, shared_ids_a))
+        outputs_b = dict(_compute_outputs(b, batch_b, shared_ids_b))
         for name in dict.fromkeys([*outputs_a, *outputs_b]):
             yield name, outputs_a.get(name), outputs_b.get(name)
 
@@ -173,7 +177,16 @@ def iter_paired_outputs(
 def _compute_outputs(
     compared: ComparedModel, sequences: Sequence[TokenSequence], shared_ids: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name of each output and its values [rows, columns]."""
+    """Yield the name of each output of a model and its values for a batch.
+
+    Args:
+        compared: The model.
+        sequences: The sequences of the batch.
+        shared_ids: The token ids whose masked-LM logits are included.
+
+    Yields:
+        Pairs (name, tensor), whose first axis is T tokens or B sequences of the batch.
+    """
     model = compared.model
     batch = pack_sequences(sequences).to(next(model.parameters()).device)
     hidden = torch.empty(0)
@@ -197,11 +210,13 @@ def _compute_outputs(
 
 
 def _find_shared_token_ids(a: Tokenizer, b: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Return the ids of the tokens in both vocabularies, in the same order for both."""
+    """Return the ids of the tokens that both vocabularies contain.
+
+    Returns:
+        The ids in the vocabulary of A, and the ids of the same tokens in the vocabulary of B.
+    """
     vocab_b = set(b.vocab)
     shared_tokens = [token for token in dict.fromkeys(a.vocab) if token in vocab_b]
-    ids_a, ids_b = [
-        torch.tensor([tokenizer.token_to_id(token) for token in shared_tokens])
-        for tokenizer in (a, b)
-    ]
+    ids_a = torch.tensor([a.token_to_id(token) for token in shared_tokens])
+    ids_b = torch.tensor([b.token_to_id(token) for token in shared_tokens])
     return ids_a, ids_b
