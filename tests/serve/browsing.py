@@ -22,7 +22,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.use.embed import TokenVectors
 from bertsmith.use.vector_settings import VectorSettings
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn, of the extra serve, is not installed")
@@ -89,7 +89,7 @@ HEADS: dict[str, tuple[HeadConfig, list[float] | None]] = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> CountingService:
     """A service with a random model of each kind; all have the same vocabulary."""
     root = tmp_path_factory.mktemp("served")
-    tokenizer = train_wordpiece(iter(TEXT * 3), 227)
+    tokenizer = train_wordpiece(iter(SENTENCES * 3), 227)
     torch.manual_seed(3)
     bundle.save(root / "plain", BertForPreTraining(_model_config(tokenizer)), tokenizer, {})
     models = [load_served_model("plain", root / "plain")]

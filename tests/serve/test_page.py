@@ -19,12 +19,12 @@ from tests.serve.browsing import (
     service,
     submit_form,
 )
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 __all__ = ["browser", "desktop_page", "page_url", "service"]
 
 #: Text with more than 128 tokens.
-LONG_TEXT = " ".join(TEXT * 3)
+LONG_TEXT = " ".join(SENTENCES * 3)
 
 
 @needs_browser
@@ -44,8 +44,10 @@ def test_fill(desktop_page: Any, service: CountingService) -> None:
 def test_next_sentence(desktop_page: Any, service: CountingService) -> None:
     """The probability that B follows A is a heading and bars."""
     panel = open_tab(desktop_page, "Next sentence")
-    result = submit_form(panel, "Does B follow A?", {"Text A": TEXT[0], "Text B": TEXT[1]})
-    (expected,) = service.pair("plain", [(TEXT[0], TEXT[1])])
+    result = submit_form(
+        panel, "Does B follow A?", {"Text A": SENTENCES[0], "Text B": SENTENCES[1]}
+    )
+    (expected,) = service.pair("plain", [(SENTENCES[0], SENTENCES[1])])
     follows = expected.next_sentence_probability
     assert read_bars(result) == format_bars(
         [("B follows A", follows), ("it does not", 1 - follows)]
@@ -58,24 +60,24 @@ def test_next_sentence(desktop_page: Any, service: CountingService) -> None:
 def test_classify(desktop_page: Any, service: CountingService) -> None:
     """Labels have probabilities, for texts and pairs; a regression model has a score."""
     panel = open_tab(desktop_page, "Classify")
-    result = submit_form(panel, "Classify", {"Text": TEXT[2]})
-    (expected,) = service.classify("mood", [TEXT[2]])
+    result = submit_form(panel, "Classify", {"Text": SENTENCES[2]})
+    (expected,) = service.classify("mood", [SENTENCES[2]])
     assert read_bars(result) == format_bars(expected.labels)
     assert result.locator("h3").inner_text() == expected.labels[0][0]
-    result = submit_form(panel, "Classify", {"Second text": TEXT[3]})
+    result = submit_form(panel, "Classify", {"Second text": SENTENCES[3]})
     assert read_bars(result) == format_bars(
-        service.classify("mood", [(TEXT[2], TEXT[3])])[0].labels
+        service.classify("mood", [(SENTENCES[2], SENTENCES[3])])[0].labels
     )
-    result = submit_form(panel, "Classify", {"Text": TEXT[2], "Second text": ""}, "stars")
-    (number,) = service.classify("stars", [TEXT[2]])
+    result = submit_form(panel, "Classify", {"Text": SENTENCES[2], "Second text": ""}, "stars")
+    (number,) = service.classify("stars", [SENTENCES[2]])
     assert result.locator("output").inner_text() == f"{number.score:.3f}"
 
 
 @needs_browser
 def test_entities_are_highlighted(desktop_page: Any, service: CountingService) -> None:
     """Entities are highlighted with their labels and probabilities."""
-    result = submit_form(open_tab(desktop_page, "Entities"), "Find them", {"Text": TEXT[3]})
-    (expected,) = service.tag("names", [TEXT[3]])
+    result = submit_form(open_tab(desktop_page, "Entities"), "Find them", {"Text": SENTENCES[3]})
+    (expected,) = service.tag("names", [SENTENCES[3]])
     assert len(expected.spans) > 5
     marks = [mark.inner_text() for mark in result.locator("mark").all()]
     assert marks == [f"{span.text}PER {100 * span.probability:.0f} %" for span in expected.spans]
@@ -85,15 +87,15 @@ def test_entities_are_highlighted(desktop_page: Any, service: CountingService) -
 def test_answer_is_highlighted_in_its_context(desktop_page: Any, service: CountingService) -> None:
     """The answer is highlighted with its probability; without an answer nothing is highlighted."""
     panel = open_tab(desktop_page, "Answer")
-    fields = {"Question": QUESTION, "Context": TEXT[0]}
+    fields = {"Question": QUESTION, "Context": SENTENCES[0]}
     result = submit_form(panel, "Answer", fields, "spans")
-    (expected,) = service.answer("spans", [(QUESTION, TEXT[0])])
+    (expected,) = service.answer("spans", [(QUESTION, SENTENCES[0])])
     mark = result.locator("mark").inner_text()
     assert mark == f"{expected.text}{100 * expected.probability:.1f} %"
     before = result.locator("mark").evaluate(
         "element => element.previousSibling?.textContent ?? ''"
     )
-    assert before == TEXT[0][: expected.start]
+    assert before == SENTENCES[0][: expected.start]
     result = submit_form(panel, "Answer", fields, "silent")
     assert result.locator("h3").first.inner_text() == "The context gives no answer"
     assert result.locator("mark").count() == 0
@@ -102,14 +104,14 @@ def test_answer_is_highlighted_in_its_context(desktop_page: Any, service: Counti
 @needs_browser
 def test_choose(desktop_page: Any, service: CountingService) -> None:
     """Endings have probabilities in their order; the best ending is the heading."""
-    fields = {"Beginning": TEXT[0], "Endings": "\n".join(TEXT[1:4])}
+    fields = {"Beginning": SENTENCES[0], "Endings": "\n".join(SENTENCES[1:4])}
     result = submit_form(open_tab(desktop_page, "Choose"), "Choose", fields)
-    (expected,) = service.choose("endings", [(TEXT[0], TEXT[1:4])])
+    (expected,) = service.choose("endings", [(SENTENCES[0], SENTENCES[1:4])])
     assert read_bars(result) == format_bars(
-        list(zip(TEXT[1:4], expected.probabilities, strict=True))
+        list(zip(SENTENCES[1:4], expected.probabilities, strict=True))
     )
-    assert result.locator("h3").inner_text() == TEXT[1 + expected.best_index]
-    assert result.locator(".bs-best .bs-word").inner_text() == TEXT[1 + expected.best_index]
+    assert result.locator("h3").inner_text() == SENTENCES[1 + expected.best_index]
+    assert result.locator(".bs-best .bs-word").inner_text() == SENTENCES[1 + expected.best_index]
 
 
 #: JavaScript that returns the coordinates of the dots of a map.
@@ -133,7 +135,7 @@ def pairwise_map_distances(embedder: Any, texts: list[str], layer: int) -> Any:
 @needs_browser
 def test_word_distances_of_each_layer(desktop_page: Any, service: CountingService) -> None:
     """They equal those of ``similar``; the vectors of all layers are computed once."""
-    texts = [TEXT[0], TEXT[3], "the smith and the smith"]
+    texts = [SENTENCES[0], SENTENCES[3], "the smith and the smith"]
     num_calls = service.num_calls
     panel = open_tab(desktop_page, "One word")
     fields = {"Word": "smith", "Sentences with the word": "\n".join(texts)}
@@ -161,9 +163,9 @@ def test_word_distances_of_each_layer(desktop_page: Any, service: CountingServic
 def test_attention_of_selected_heads(desktop_page: Any, service: CountingService) -> None:
     """A head has lines with probabilities; the grid selects heads by mouse and keyboard."""
     panel = open_tab(desktop_page, "Attention")
-    fields = {"Text": TEXT[3], "Second text": TEXT[4]}
+    fields = {"Text": SENTENCES[3], "Second text": SENTENCES[4]}
     result = submit_form(panel, "Show attention", fields)
-    expected = attention(service.models["plain"].bundle, TEXT[3], TEXT[4])
+    expected = attention(service.models["plain"].bundle, SENTENCES[3], SENTENCES[4])
     panel.locator(".bs-grid button").nth(11).wait_for()
     assert panel.locator(".bs-grid button").count() == 12
     first = result.locator(".bs-from").nth(3)

@@ -15,7 +15,7 @@ from bertsmith.serve.service import Service
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
 from tests.serve.model_server import run_server
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
 
@@ -184,7 +184,7 @@ def test_text_has_enough_contrast(browser: Any, page_url: str, scheme: str) -> N
     assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
     for selector in selectors:
         assert page.locator(f"{selector}:visible").first.evaluate(CONTRAST) >= 4.5, selector
-    submit_form(open_tab(page, "Attention"), "Show attention", {"Text": TEXT[0]})
+    submit_form(open_tab(page, "Attention"), "Show attention", {"Text": SENTENCES[0]})
     for selector in (".bs-from > text", ".bs-large text"):
         assert page.locator(selector).first.evaluate(CONTRAST) >= 4.5, selector
     page.context.close()
@@ -245,7 +245,7 @@ def test_content_security_policy_is_enforced(browser: Any, page_url: str) -> Non
     page.goto(page_url)
     page.get_by_role("tab").first.wait_for()
     panel = open_tab(page, "Attention")
-    submit_form(panel, "Show attention", {"Text": TEXT[0]})
+    submit_form(panel, "Show attention", {"Text": SENTENCES[0]})
     panel.get_by_label("layer 2, head 3", exact=True).click()
     panel.locator("h3", has_text="Layer 2, head 3").wait_for()
     assert errors == []
@@ -273,23 +273,23 @@ def test_named_endpoints_equal_the_service(page_url: str, service: CountingServi
     text = "the [MASK] was cold"
     masks = service.fill("plain", [text], 2)[0]
     assert_json_close(call(text, 2, api_name="/fill"), [asdict(mask) for mask in masks])
-    expected = asdict(service.pair("plain", [(TEXT[0], TEXT[1])])[0])
-    assert_json_close(call(TEXT[0], TEXT[1], api_name="/pair"), expected)
-    expected = asdict(service.classify("stars", [TEXT[0]])[0])
-    assert_json_close(call(text=TEXT[0], model="stars", api_name="/classify"), expected)
-    expected = asdict(service.tag("names", [TEXT[0]])[0])
-    assert_json_close(call(TEXT[0], api_name="/tag"), expected)
-    expected = asdict(service.answer("spans", [(QUESTION, TEXT[0])])[0])
-    assert_json_close(call(QUESTION, TEXT[0], api_name="/answer"), expected)
-    expected = asdict(service.choose("endings", [(TEXT[0], TEXT[1:3])])[0])
-    assert_json_close(call(TEXT[0], TEXT[1:3], api_name="/choose"), expected)
-    texts = [TEXT[0], TEXT[3]]
+    expected = asdict(service.pair("plain", [(SENTENCES[0], SENTENCES[1])])[0])
+    assert_json_close(call(SENTENCES[0], SENTENCES[1], api_name="/pair"), expected)
+    expected = asdict(service.classify("stars", [SENTENCES[0]])[0])
+    assert_json_close(call(text=SENTENCES[0], model="stars", api_name="/classify"), expected)
+    expected = asdict(service.tag("names", [SENTENCES[0]])[0])
+    assert_json_close(call(SENTENCES[0], api_name="/tag"), expected)
+    expected = asdict(service.answer("spans", [(QUESTION, SENTENCES[0])])[0])
+    assert_json_close(call(QUESTION, SENTENCES[0], api_name="/answer"), expected)
+    expected = asdict(service.choose("endings", [(SENTENCES[0], SENTENCES[1:3])])[0])
+    assert_json_close(call(SENTENCES[0], SENTENCES[1:3], api_name="/choose"), expected)
+    texts = [SENTENCES[0], SENTENCES[3]]
     word = call("smith", texts, -2, api_name="/word")
     distances = similar(service.models["plain"].embedder, texts, "smith", layer=-2).distances
     assert word["layer"] == 2
     assert_json_close(word["distances"], distances.tolist())
-    result = call(TEXT[0], TEXT[1], 2, 3, "mood", api_name="/attention")
-    maps = attention(service.models["mood"].bundle, TEXT[0], TEXT[1])
+    result = call(SENTENCES[0], SENTENCES[1], 2, 3, "mood", api_name="/attention")
+    maps = attention(service.models["mood"].bundle, SENTENCES[0], SENTENCES[1])
     assert result["tokens"] == maps.tokens
     assert_json_close(result["probabilities"], maps.probabilities[1, 2].tolist())
     with pytest.raises(AppError, match=r"no \[MASK\] in 'iron'"):

@@ -14,7 +14,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
-TEXT = [
+SENTENCES = [
     "The forge stood where the two roads met, and the smith worked there until dark.",
     "Every hammer on the wall had its own name, its own weight, and its own sound.",
     "When the iron was white he lifted it, turned it once, and struck.",
@@ -26,7 +26,7 @@ TEXT = [
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A lowercase vocabulary learned from five sentences."""
-    return train_wordpiece(iter(TEXT * 3), 227)
+    return train_wordpiece(iter(SENTENCES * 3), 227)
 
 
 def save_random_model(
@@ -72,7 +72,7 @@ def pretrained(model_dir: Path) -> bundle.PretrainedBundle:
 
 
 @pytest.fixture(scope="session")
-def hf_model(model_dir: Path) -> tuple[Any, Any]:
+def hf_tokenizer_and_model(model_dir: Path) -> tuple[Any, Any]:
     """The same model as loaded by transformers: (tokenizer, BertForPreTraining)."""
     model = HfBertForPreTraining.from_pretrained(model_dir, attn_implementation="eager").eval()
     return AutoTokenizer.from_pretrained(model_dir), model

@@ -22,14 +22,14 @@ from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_lines import predict_lines
 from bertsmith.use.submission import predict_squad_answers
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 QUESTION = "Who worked there?"
 #: (question, context): short; several windows; a truncated question; unusual characters.
 QUESTIONS = [
-    (QUESTION, TEXT[0]),
-    ("What did he do?", " ".join(TEXT)),
-    ("questions " * 40, TEXT[4]),
+    (QUESTION, SENTENCES[0]),
+    ("What did he do?", " ".join(SENTENCES)),
+    ("questions " * 40, SENTENCES[4]),
     ("Who?", "Ünknown  hämmer—\u200b 나는 iron."),
 ]
 
@@ -54,7 +54,9 @@ def save_span_model(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
     return directory
 
 
-def hf_span_scores(directory: Path, question: str, context: str) -> tuple[dict[str, float], float]:
+def compute_hf_span_scores(
+    directory: Path, question: str, context: str
+) -> tuple[dict[str, float], float]:
     """Compute with transformers the score of each valid span, and the score of no answer.
 
     A token belongs to the window in which it has the most context, as in the original BERT code.
@@ -106,7 +108,7 @@ def test_answers_equal_those_of_transformers(
     directory = save_span_model(tmp_path / "m", tokenizer, heldout=heldout)
     answers = answer(directory, QUESTIONS)
     for (question, context), result in zip(QUESTIONS, answers, strict=True):
-        span_scores, null_score = hf_span_scores(directory, question, context)
+        span_scores, null_score = compute_hf_span_scores(directory, question, context)
         spans = sorted(span_scores.items(), key=lambda item: -item[1])
         spans = spans[: answer_module.NUM_CANDIDATES]
         best_span_score = spans[0][1]
@@ -136,7 +138,7 @@ def test_answers_equal_those_of_transformers(
         assert result.is_truncated == (question == QUESTIONS[2][0])
 
 
-def test_streamed_answers_are_the_same(
+def test_answers_are_streamed_in_chunks(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks do not change answers, and the first is yielded before all questions are read."""
@@ -179,7 +181,7 @@ def test_invalid_questions_and_models_are_errors(tmp_path: Path, tokenizer: Toke
         answer(tmp_path / "c", [("Who?", "iron")])
 
 
-def test_lines_are_questions_and_contexts(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_line_is_a_question_and_its_context(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """The first tab separates question and context; the JSON value contains the whole answer."""
     bundle = load_fine_tuned(
         save_span_model(tmp_path / "m", tokenizer, heldout={"null_threshold": -100.0})
@@ -201,10 +203,10 @@ def test_squad_predictions_have_every_question(tmp_path: Path, tokenizer: Tokeni
         {"id": f"q{number}", "question": question, "answers": "?"}
         for number, question in enumerate(("Who?", QUESTION))
     ]
-    squad = {"data": [{"paragraphs": [{"context": TEXT[0], "qas": questions}]}]}
+    squad = {"data": [{"paragraphs": [{"context": SENTENCES[0], "qas": questions}]}]}
     (tmp_path / "test.json").write_text(json.dumps(squad))
     bundle = load_fine_tuned(directory)
-    first, second = answer(bundle, [("Who?", TEXT[0]), (QUESTION, TEXT[0])])
+    first, second = answer(bundle, [("Who?", SENTENCES[0]), (QUESTION, SENTENCES[0])])
     predictions = predict_squad_answers(bundle, tmp_path / "test.json")
     assert predictions == {"q0": first.text, "q1": second.text}
     questions[1]["question"] = ""
@@ -216,7 +218,7 @@ def test_squad_predictions_have_every_question(tmp_path: Path, tokenizer: Tokeni
 def test_evaluation_scores_the_predicted_answers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """A model without a threshold always answers, so unanswerable questions score 0."""
     directory, file = save_span_model(tmp_path / "m", tokenizer), tmp_path / "a.jsonl"
-    row = {"question": "Who?", "context": TEXT[0], "answers": [], "id": "q"}
+    row = {"question": "Who?", "context": SENTENCES[0], "answers": [], "id": "q"}
     file.write_text(json.dumps(row))
     bundle = load_fine_tuned(directory)
     assert predict_squad_answers(bundle, file)["q"]
@@ -224,7 +226,7 @@ def test_evaluation_scores_the_predicted_answers(tmp_path: Path, tokenizer: Toke
     assert (metrics["f1"], metrics["exact"], metrics["best_f1"]) == (0.0, 0.0, 1.0)
     assert "null_threshold" not in metrics
     assert evaluate(bundle, file, changes={"null_threshold": -1000.0})["f1"] == 1.0
-    file.write_text(json.dumps(row | {"answers": [{"text": TEXT[0][:4], "answer_start": 0}]}))
+    file.write_text(json.dumps(row | {"answers": [{"text": SENTENCES[0][:4], "answer_start": 0}]}))
     assert set(evaluate(bundle, file)) == {"f1", "exact", "counts"}
 
 
@@ -283,7 +285,7 @@ def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: T
     bundle = replace(bundle, info={"provenance": {"task": settings}})
     differences = 0
     for first_character in range(0, 200, 10):
-        context = " ".join(TEXT)[first_character:]
+        context = " ".join(SENTENCES)[first_character:]
         encoded = hf_tokenizer(
             QUESTION, context, truncation="only_second", max_length=40, stride=16, padding=True,
             return_overflowing_tokens=True, return_offsets_mapping=True, return_tensors="pt",

@@ -14,12 +14,12 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.choose import choose, iter_choices
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_lines import predict_lines
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 QUESTIONS = [
-    (TEXT[0], TEXT[1:4]),
+    (SENTENCES[0], SENTENCES[1:4]),
     ("iron", ["hammer", "the boy"]),
-    (TEXT[2] * 3, [TEXT[1], "water", TEXT[0], TEXT[3] * 2]),
+    (SENTENCES[2] * 3, [SENTENCES[1], "water", SENTENCES[0], SENTENCES[3] * 2]),
 ]
 
 
@@ -72,7 +72,7 @@ def test_invalid_prompts_and_models_are_errors(tmp_path: Path, tokenizer: Tokeni
         choose(classifier, [("iron", ["a", "b"])])
 
 
-def test_endless_input_is_streamed(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_choices_of_endless_input_are_streamed(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Choices are yielded before the input ends, and chunks do not change them."""
     bundle = load_fine_tuned(save_choice_model(tmp_path / "m", tokenizer))
     questions = (QUESTIONS[number % 3] for number in count())
@@ -83,7 +83,7 @@ def test_endless_input_is_streamed(tmp_path: Path, tokenizer: Tokenizer) -> None
     ]
 
 
-def test_lines_are_prompts_and_endings(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_line_is_a_prompt_and_its_endings(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Fields are separated by tabs; the output is index, probability, ending and input line."""
     bundle = load_fine_tuned(save_choice_model(tmp_path / "m", tokenizer))
     ((value, line),) = predict_lines(bundle, ["iron\thammer\tthe boy"])

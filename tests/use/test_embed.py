@@ -80,7 +80,7 @@ def test_layer_numbers_select_hidden_states(
         ("last", lambda x: x[-1]),
     ],
 )
-def test_pooling_modes(
+def test_pooling_gives_the_expected_vectors(
     embedder: Embedder, hidden_states: list[list[Floats]], pooling: str, pool: object
 ) -> None:
     """Each mode gives the expected vector, with and without normalization."""
@@ -106,7 +106,7 @@ def test_pooling_without_special_tokens(
     assert_close(maximum, [states.max(0) for states in inner_states])
 
 
-def test_pooler_output(model_dir: Path, embedder: Embedder) -> None:
+def test_pooled_vectors_equal_the_pooler_output(model_dir: Path, embedder: Embedder) -> None:
     """Pooling "pooled" gives transformers' pooler_output, and is an error for other layers."""
     model, tokenizer = (
         AutoModel.from_pretrained(model_dir),
@@ -218,7 +218,7 @@ def test_threads_do_not_change_vectors(model_dir: Path, fast: bool) -> None:
     assert not np.allclose(results[0][0], results[0][1], atol=1e-3)
 
 
-def test_token_offsets(embedder: Embedder) -> None:
+def test_tokens_match_their_offsets(embedder: Embedder) -> None:
     """Ids, tokens and offsets correspond; truncation is reported; special tokens are optional."""
     text, long_text = embedder.encode_tokens([TEXTS[1], TEXTS[4]])
     assert text.tokens == embedder.tokenizer.ids_to_tokens(text.ids)

@@ -23,7 +23,7 @@ from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines
 from bertsmith.use.table_input import TextRow
 from bertsmith.use.vector_settings import build_vector_settings
 from bertsmith.use.vector_writers import JsonlWriter, TableColumns
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 #: Lines with unusual separators, control characters or Hangul, and empty lines.
 UNUSUAL_LINES = [
@@ -38,10 +38,10 @@ UNUSUAL_LINES = [
     "\r",
 ]
 LINES = [
-    *TEXT,
+    *SENTENCES,
     *UNUSUAL_LINES,
     "the smith " * 60,
-    *reversed(TEXT),
+    *reversed(SENTENCES),
     *(f"{number} hammers" for number in range(20)),
 ]
 
@@ -229,7 +229,7 @@ def test_killed_run_can_be_resumed(
         assert has_same_contents(uninterrupted, tmp_path / f"{kill_at}{suffix}"), kill_at
 
 
-def start_and_interrupt(embedder: Embedder, out: Path) -> None:
+def start_and_interrupt_run(embedder: Embedder, out: Path) -> None:
     """Start a run and interrupt it after 14 committed lines."""
 
     def interrupted_lines() -> Iterator[str]:
@@ -245,7 +245,7 @@ def start_and_interrupt(embedder: Embedder, out: Path) -> None:
 def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> None:
     """An unfinished run whose state has the keys of version 0.1 ends with the same bytes."""
     out = tmp_path / "v.npy"
-    start_and_interrupt(embedder, out)
+    start_and_interrupt_run(embedder, out)
     state_file = tmp_path / "v.npy.partial" / "state.json"
     state = json.loads(state_file.read_text())
     settings = state["settings"]
@@ -281,7 +281,7 @@ def test_resume_requires_the_same_input(
 ) -> None:
     """Different lines, settings or models are errors; the same input resumes if requested."""
     out = tmp_path / "v.npy"
-    start_and_interrupt(embedder, out)
+    start_and_interrupt_run(embedder, out)
     with pytest.raises(InputError, match="continue it with --resume, or remove it"):
         embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     for other_lines in (["x", *LINES[1:]], LINES[:9]):

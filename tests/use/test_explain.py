@@ -16,11 +16,11 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.explain import AttentionMaps, attention
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 from tests.use.test_choose import save_choice_model
 
 
-def hf_attention(directory: Path, texts: list[str], max_length: int) -> Any:
+def compute_hf_attention(directory: Path, texts: list[str], max_length: int) -> Any:
     """Compute with transformers (tokens, segments, probabilities [L, N, S, S])."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
@@ -38,11 +38,11 @@ def assert_same_attention(maps: AttentionMaps, expected: Any) -> None:
     np.testing.assert_allclose(maps.probabilities, expected[2], atol=1e-5)
 
 
-@pytest.mark.parametrize("texts", [TEXT[:1], TEXT[1:3], [TEXT[2] * 4]])
+@pytest.mark.parametrize("texts", [SENTENCES[:1], SENTENCES[1:3], [SENTENCES[2] * 4]])
 def test_attention_equals_that_of_transformers(model_dir: Path, texts: list[str]) -> None:
     """A text, a pair and a truncated text give transformers' output_attentions to 1e-5."""
     maps = attention(bundle.load(model_dir), *texts)
-    assert_same_attention(maps, hf_attention(model_dir, texts, 61))
+    assert_same_attention(maps, compute_hf_attention(model_dir, texts, 61))
 
 
 def test_all_kinds_of_models_are_accepted(
@@ -50,14 +50,14 @@ def test_all_kinds_of_models_are_accepted(
 ) -> None:
     """Fine-tuned models, bare encoders and paths agree with transformers."""
     fine_tuned = save_choice_model(tmp_path / "tuned", tokenizer)
-    maps = attention(bundle.load_fine_tuned(fine_tuned), TEXT[3])
-    assert_same_attention(maps, hf_attention(fine_tuned, [TEXT[3]], 41))
-    expected = hf_attention(model_dir, TEXT[:2], 61)
-    assert_same_attention(attention(bundle.load_encoder(model_dir), *TEXT[:2]), expected)
-    assert_same_attention(bertsmith.attention(model_dir, *TEXT[:2]), expected)
+    maps = attention(bundle.load_fine_tuned(fine_tuned), SENTENCES[3])
+    assert_same_attention(maps, compute_hf_attention(fine_tuned, [SENTENCES[3]], 41))
+    expected = compute_hf_attention(model_dir, SENTENCES[:2], 61)
+    assert_same_attention(attention(bundle.load_encoder(model_dir), *SENTENCES[:2]), expected)
+    assert_same_attention(bertsmith.attention(model_dir, *SENTENCES[:2]), expected)
 
 
-def test_attention_of_a_causal_pre_norm_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_causal_attention_does_not_see_later_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """No token attends to later ones, rows sum to 1, and the last layer's values are correct."""
     torch.manual_seed(5)
     config = ModelConfig(
@@ -66,7 +66,7 @@ def test_attention_of_a_causal_pre_norm_model(tmp_path: Path, tokenizer: Tokeniz
     )  # fmt: skip
     model = BertForPreTraining(config).eval()
     bundle.save(tmp_path / "m", model, tokenizer, {})
-    probabilities = attention(tmp_path / "m", TEXT[0]).probabilities
+    probabilities = attention(tmp_path / "m", SENTENCES[0]).probabilities
     assert not np.triu(probabilities, 1).any()
     np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-5)
     # Recompute the last layer from its normalized input.
@@ -76,7 +76,7 @@ def test_attention_of_a_causal_pre_norm_model(tmp_path: Path, tokenizer: Tokeniz
     last_layer.attention_norm.register_forward_hook(
         lambda _module, _inputs, output: normalized_inputs.append(output.clone())
     )
-    attention(bundle.PretrainedBundle(model, tokenizer, config, tmp_path), TEXT[0])
+    attention(bundle.PretrainedBundle(model, tokenizer, config, tmp_path), SENTENCES[0])
     # Tensors created in inference mode cannot be used by autograd.
     with torch.no_grad():
         query_key_value = last_layer.attention.query_key_value(normalized_inputs[0])
@@ -89,12 +89,12 @@ def test_attention_of_a_causal_pre_norm_model(tmp_path: Path, tokenizer: Tokeniz
 
 def test_long_texts_are_truncated(pretrained: bundle.PretrainedBundle) -> None:
     """A text keeps its beginning, a pair its boundary; removed tokens are counted."""
-    full = attention(pretrained, TEXT[0])
+    full = attention(pretrained, SENTENCES[0])
     assert full.num_removed_tokens == 0
-    truncated = attention(pretrained, TEXT[0], max_seqlen=9)
+    truncated = attention(pretrained, SENTENCES[0], max_seqlen=9)
     assert truncated.tokens == [*full.tokens[:8], "[SEP]"]
     assert truncated.num_removed_tokens == len(full.tokens) - 9
-    pair = attention(pretrained, TEXT[0], TEXT[1], max_seqlen=11)
+    pair = attention(pretrained, SENTENCES[0], SENTENCES[1], max_seqlen=11)
     assert pair.tokens[3:6] == [*full.tokens[-3:-1], "[SEP]"]
     assert pair.probabilities.shape == (2, 2, 11, 11)
 

@@ -19,9 +19,11 @@ TEXTS = [
 ]
 
 
-def hf_mask_probabilities(hf_model: tuple[Any, Any], text: str) -> torch.Tensor:
+def compute_hf_mask_probabilities(
+    hf_tokenizer_and_model: tuple[Any, Any], text: str
+) -> torch.Tensor:
     """Compute the probabilities at the masks with transformers, [masks, V]."""
-    tokenizer, model = hf_model
+    tokenizer, model = hf_tokenizer_and_model
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).prediction_logits[0]
@@ -30,13 +32,13 @@ def hf_mask_probabilities(hf_model: tuple[Any, Any], text: str) -> torch.Tensor:
 
 
 def test_probabilities_equal_those_of_transformers(
-    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
     """The probability of every word at every mask agrees to 1e-5, in decreasing order."""
     vocab_size = pretrained.config.vocab_size
     fillings_by_text = iter_fillings(pretrained, TEXTS, top=vocab_size)
     for text, fillings in zip(TEXTS, fillings_by_text, strict=True):
-        rows = hf_mask_probabilities(hf_model, text)
+        rows = compute_hf_mask_probabilities(hf_tokenizer_and_model, text)
         assert len(rows) == len(fillings) == text.count("[MASK]")
         for row, filling in zip(rows, fillings, strict=True):
             words, probabilities = zip(*filling.predictions, strict=True)
@@ -60,7 +62,7 @@ def test_batching_does_not_change_fillings(pretrained: PretrainedBundle) -> None
             assert probabilities == pytest.approx(expected_probabilities, abs=1e-6)
 
 
-def test_place_is_the_start_of_the_mask(pretrained: PretrainedBundle) -> None:
+def test_start_is_the_first_character_of_the_mask(pretrained: PretrainedBundle) -> None:
     """``start`` is the index of the first character of [MASK] in the text."""
     for text, fillings in zip(TEXTS, iter_fillings(pretrained, TEXTS), strict=True):
         for filling in fillings:
@@ -79,10 +81,10 @@ def test_paths_and_loaded_models_are_accepted(
 
 
 def test_text_after_sep_is_segment_b(
-    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
     """Text after a literal [SEP] gets segment 1, as in pre-training."""
-    tokenizer, model = hf_model
+    tokenizer, model = hf_tokenizer_and_model
     inputs = tokenizer("the smith", "the [MASK] met", return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).prediction_logits[0]
@@ -139,7 +141,7 @@ def test_text_of_maximum_length_is_accepted(pretrained: PretrainedBundle) -> Non
         fill(pretrained, "[MASK]" * (max_tokens + 1))
 
 
-def test_top_must_be_positive(pretrained: PretrainedBundle) -> None:
+def test_fewer_than_one_prediction_is_an_error(pretrained: PretrainedBundle) -> None:
     """``top=0`` is an error."""
     with pytest.raises(InputError, match="at least one word"):
         fill(pretrained, "[MASK]", top=0)

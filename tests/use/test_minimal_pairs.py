@@ -35,7 +35,7 @@ def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> Path:
     return path
 
 
-def order_by_score(
+def sort_by_score(
     model: PretrainedBundle, pair: tuple[str, str], variant: PllVariant
 ) -> tuple[str, str]:
     """Return the sentence with the higher PLL first."""
@@ -44,25 +44,25 @@ def order_by_score(
 
 
 @pytest.fixture
-def run(pretrained: PretrainedBundle) -> Callable[..., MinimalPairResults]:
+def evaluate_files(pretrained: PretrainedBundle) -> Callable[..., MinimalPairResults]:
     """Return ``evaluate_minimal_pairs`` of the random model."""
 
-    def run_model(*files: Path, **options: object) -> MinimalPairResults:
+    def evaluate_pretrained(*files: Path, **options: object) -> MinimalPairResults:
         return evaluate_minimal_pairs(pretrained, files, **options)  # type: ignore[arg-type]
 
-    return run_model
+    return evaluate_pretrained
 
 
 @pytest.mark.parametrize("variant", PLL_VARIANTS)
-def test_accuracy_of_hand_made_pairs(
-    run: Callable[..., MinimalPairResults],
+def test_pair_is_correct_if_its_acceptable_sentence_scores_higher(
+    evaluate_files: Callable[..., MinimalPairResults],
     pretrained: PretrainedBundle,
     tmp_path: Path,
     variant: PllVariant,
 ) -> None:
     """A pair is correct if its first sentence has the higher PLL of ``score``; a tie is not."""
     pairs = [
-        order_by_score(pretrained, pair, variant)
+        sort_by_score(pretrained, pair, variant)
         for pair in zip(SENTENCES[::2], SENTENCES[1::2], strict=True)
     ]
     inverted_pairs = [(bad, good) for good, bad in pairs]
@@ -70,7 +70,7 @@ def test_accuracy_of_hand_made_pairs(
     tie = (SENTENCES[0], SENTENCES[0].upper())
     first = write_pairs(tmp_path / "first.jsonl", [*pairs, tie])
     second = write_pairs(tmp_path / "second.jsonl", [inverted_pairs[0], pairs[1]])
-    results = run(first, second)
+    results = evaluate_files(first, second)
     assert results.files[first].accuracy[variant] == 3 / 4
     assert results.files[first].num_ties[variant] == 1
     assert results.files[second].accuracy[variant] == 1 / 2
@@ -80,12 +80,12 @@ def test_accuracy_of_hand_made_pairs(
 
 
 def test_out_contains_the_scores_of_each_pair(
-    run: Callable[..., MinimalPairResults], pretrained: PretrainedBundle, tmp_path: Path
+    evaluate_files: Callable[..., MinimalPairResults], pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
     """The table of scores has a row for each pair, with the sums that ``score`` returns."""
     pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
     file, out = write_pairs(tmp_path / "pairs.jsonl", pairs), tmp_path / "scores.csv"
-    run(file, out=out)
+    evaluate_files(file, out=out)
     with out.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["sentence_good"], row["sentence_bad"]) for row in rows] == pairs
@@ -98,32 +98,34 @@ def test_out_contains_the_scores_of_each_pair(
 
 
 def test_one_variant_and_other_formats(
-    run: Callable[..., MinimalPairResults], tmp_path: Path
+    evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
 ) -> None:
     """CSV works like JSON lines; only the requested variant is computed and returned."""
     pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
-    expected = run(write_pairs(tmp_path / "pairs.jsonl", pairs))
+    expected = evaluate_files(write_pairs(tmp_path / "pairs.jsonl", pairs))
     table = tmp_path / "pairs.csv"
     with table.open("w", newline="") as stream:
         csv.writer(stream).writerows([("sentence_good", "sentence_bad"), *pairs])
-    results = run(table, variants=["within-word"])
+    results = evaluate_files(table, variants=["within-word"])
     assert results.overall.num_correct == {
         "within-word": expected.overall.num_correct["within-word"]
     }
     assert list(results.as_dict()["accuracy"]) == ["within_word"]
 
 
-def test_folders_contain_tables(run: Callable[..., MinimalPairResults], tmp_path: Path) -> None:
+def test_folders_contain_tables(
+    evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
+) -> None:
     """A folder stands for the tables in it, in order of their names; repeated files count once."""
     folder = tmp_path / "blimp"
     folder.mkdir()
     second = write_pairs(folder / "second.jsonl", [(SENTENCES[0], SENTENCES[1])])
     first = write_pairs(folder / "first.jsonl", [(SENTENCES[2], SENTENCES[3])])
     (folder / "README.md").write_text("sentence_good")
-    assert list(run(folder, second).files) == [first, second]
+    assert list(evaluate_files(folder, second).files) == [first, second]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty: no tables in this folder"):
-        run(tmp_path / "empty")
+        evaluate_files(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
@@ -139,39 +141,39 @@ def test_folders_contain_tables(run: Callable[..., MinimalPairResults], tmp_path
     ],
 )  # fmt: skip
 def test_invalid_pairs_are_errors_or_skipped(
-    run: Callable[..., MinimalPairResults], tmp_path: Path, line: str, message: str
+    evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path, line: str, message: str
 ) -> None:
     """An invalid pair stops with its file and line before anything is scored, or is skipped."""
     file = write_pairs(tmp_path / "pairs.jsonl", [(SENTENCES[0], SENTENCES[1])])
     file.write_text(file.read_text() + line + "\n")
     out = tmp_path / "scores.jsonl"
     with pytest.raises(BertsmithError, match=r"pairs\.jsonl, line 2: ") as error:
-        run(file, out=out)
+        evaluate_files(file, out=out)
     assert message in str(error.value)
     assert not out.exists()
-    results = run(file, skip_invalid=True)
+    results = evaluate_files(file, skip_invalid=True)
     assert results.overall.num_pairs == 1
     assert results.num_skipped == 1
     assert message in str(results.first_skipped)
 
 
 def test_files_without_pairs_are_errors(
-    run: Callable[..., MinimalPairResults], tmp_path: Path
+    evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
 ) -> None:
     """Missing files, empty files and tables without the columns are named."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     with pytest.raises(InputError, match=r"empty\.jsonl: no minimal pairs in this file"):
-        run(empty)
+        evaluate_files(empty)
     with pytest.raises(InputError, match=r"nowhere\.jsonl: no such file or folder"):
-        run(tmp_path / "nowhere.jsonl")
+        evaluate_files(tmp_path / "nowhere.jsonl")
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "iron"}\n')
     with pytest.raises(BertsmithError, match="line 1: there is no column 'sentence_good'"):
-        run(other)
+        evaluate_files(other)
 
 
-def test_public_name_accepts_paths(model_dir: Path, tmp_path: Path) -> None:
+def test_path_of_a_model_is_accepted(model_dir: Path, tmp_path: Path) -> None:
     """``bertsmith.evaluate_minimal_pairs`` accepts the path of a model."""
     file = write_pairs(tmp_path / "pairs.jsonl", [(SENTENCES[0], SENTENCES[1])])
     accuracy = bertsmith.evaluate_minimal_pairs(model_dir, [file]).overall.accuracy

@@ -20,19 +20,23 @@ PAIRS = [
 ]
 
 
-def hf_probability(hf_model: tuple[Any, Any], ids: list[int], length_a: int) -> float:
+def compute_hf_probability(
+    hf_tokenizer_and_model: tuple[Any, Any], ids: list[int], length_a: int
+) -> float:
     """Compute the probability of label 0 with transformers; A has the first ``length_a`` ids."""
     segments = [0] * length_a + [1] * (len(ids) - length_a)
     with torch.no_grad():
-        output = hf_model[1](input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
+        output = hf_tokenizer_and_model[1](
+            input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments])
+        )
     return float(output.seq_relationship_logits.softmax(-1)[0, 0])
 
 
 def test_probabilities_equal_those_of_transformers(
-    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
     """The probability of label 0 agrees to 1e-5, for single pairs and in batches."""
-    tokenizer, model = hf_model
+    tokenizer, model = hf_tokenizer_and_model
     batched = [
         prediction.next_sentence_probability
         for prediction in iter_pair_predictions(pretrained, PAIRS * 100)
@@ -47,7 +51,7 @@ def test_probabilities_equal_those_of_transformers(
     assert len({round(probability, 4) for probability in batched[:3]}) == 3
 
 
-def test_order_matters_and_paths_are_accepted(
+def test_swapped_texts_have_another_probability(
     pretrained: PretrainedBundle, model_dir: Path
 ) -> None:
     """(A, B) and (B, A) have different probabilities; ``bertsmith.pair`` accepts a path."""
@@ -56,8 +60,8 @@ def test_order_matters_and_paths_are_accepted(
     assert abs(pair(pretrained, a, b) - pair(pretrained, b, a)) > 1e-4
 
 
-def test_long_pairs_keep_their_boundary(
-    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+def test_long_pairs_keep_the_tokens_around_the_boundary(
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
     """A long pair loses the start of A and the end of B, and the removed tokens are counted."""
     tokenizer = pretrained.tokenizer
@@ -67,7 +71,7 @@ def test_long_pairs_keep_their_boundary(
     truncated_a, truncated_b = a[-max_tokens // 2 :], b[: max_tokens // 2]
     ids = [tokenizer.cls_id, *truncated_a, tokenizer.sep_id, *truncated_b, tokenizer.sep_id]
     assert len(ids) == pretrained.config.max_positions
-    expected = hf_probability(hf_model, ids, len(truncated_a) + 2)
+    expected = compute_hf_probability(hf_tokenizer_and_model, ids, len(truncated_a) + 2)
     (prediction,) = iter_pair_predictions(pretrained, [(text_a, text_b)])
     assert prediction.next_sentence_probability == pytest.approx(expected, abs=1e-5)
     assert prediction.num_removed_tokens == len(a) + len(b) - max_tokens
@@ -92,7 +96,7 @@ def test_truncate_pair_equals_token_by_token(length_a: int, length_b: int, max_t
 
 
 def test_special_tokens_in_texts_are_plain_text(
-    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
     """A literal "[SEP]" is tokenized as characters and does not separate segments."""
     tokenizer = pretrained.tokenizer
@@ -100,7 +104,7 @@ def test_special_tokens_in_texts_are_plain_text(
     ids_a, ids_b = tokenizer.encode(a), tokenizer.encode(b)
     assert tokenizer.sep_id not in ids_a
     ids = [tokenizer.cls_id, *ids_a, tokenizer.sep_id, *ids_b, tokenizer.sep_id]
-    expected = hf_probability(hf_model, ids, len(ids_a) + 2)
+    expected = compute_hf_probability(hf_tokenizer_and_model, ids, len(ids_a) + 2)
     assert pair(pretrained, a, b) == pytest.approx(expected, abs=1e-5)
 
 

@@ -15,7 +15,7 @@ from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.submission import format_glue_submission
 from bertsmith.use.tag import tag
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 
 def save_task_model(
@@ -39,7 +39,13 @@ def test_predictions_equal_those_of_transformers(
     head = HeadConfig(kind, () if kind == "regression" else ("a", "b", "c"))
     directory = save_task_model(tmp_path / "m", tokenizer, head)
     texts: list[str | tuple[str, str]]
-    texts = [*TEXT, (TEXT[0], TEXT[1]), "iron", TEXT[2] * 4, (TEXT[3] * 3, "hammer")]
+    texts = [
+        *SENTENCES,
+        (SENTENCES[0], SENTENCES[1]),
+        "iron",
+        SENTENCES[2] * 4,
+        (SENTENCES[3] * 3, "hammer"),
+    ]
     hf_tokenizer = AutoTokenizer.from_pretrained(directory)
     hf_model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     for text, prediction in zip(texts, predict(directory, texts), strict=True):
@@ -69,11 +75,11 @@ def test_text_without_tokens_has_no_entities(
     """The tokenizer removes a zero-width space, so it is outside; other texts are not affected."""
     directory = save_task_model(tmp_path / "m", tokenizer, HeadConfig(kind, ("O", "B-X", "I-X")))
     (without_tokens,) = tag(directory, ["\u200b"])
-    batched_without_tokens, batched = tag(directory, ["\u200b", TEXT[0]])
+    batched_without_tokens, batched = tag(directory, ["\u200b", SENTENCES[0]])
     assert without_tokens == batched_without_tokens
     labels = [span.label for span in without_tokens.spans]
     assert labels == ([] if kind == "entities" else ["O"])
-    (single,) = tag(directory, [TEXT[0]])
+    (single,) = tag(directory, [SENTENCES[0]])
     assert [replace(span, probability=0.0) for span in batched.spans] == [
         replace(span, probability=0.0) for span in single.spans
     ]

@@ -18,7 +18,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import predict_table as predict_table_module
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_table import predict_table
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 from tests.use.test_predict import save_task_model
 
 LABELS = ("good", "bad", "plain")
@@ -52,7 +52,7 @@ def predict_labels(bundle: FineTunedBundle, texts: list[str]) -> list[tuple[str,
 
 def test_csv_output_has_added_columns(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """All rows are preserved in order, with columns for the label and its probability."""
-    texts = [f"{TEXT[number % 5]}, {number}" for number in range(40)]
+    texts = [f"{SENTENCES[number % 5]}, {number}" for number in range(40)]
     table = [
         {"id": f"0{number}", "review": text, "note": 'a "b"\nc'}
         for number, text in enumerate(texts)
@@ -79,7 +79,7 @@ def test_all_formats_have_the_same_contents(
     monkeypatch.setattr(predict_table_module, "_CHUNK_SIZE", chunk_size)
     table = [
         {"review": text, "n": number, "maybe": None if number < 4 else [number]}
-        for number, text in enumerate(TEXT)
+        for number, text in enumerate(SENTENCES)
     ]
     (tmp_path / "in.json").write_text(json.dumps(table))
     names = ["o.csv.gz", "o.tsv.xz", "o.jsonl.zst", "o.json.bz2", "o.parquet"]
@@ -136,7 +136,7 @@ def test_output_keeps_the_format_details(bundle: FineTunedBundle, tmp_path: Path
     assert json.loads((tmp_path / "day.jsonl").read_text())["day"] == "1970-01-04"
 
 
-def test_table_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
+def test_table_without_header_stays_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """Columns are named by number, and the output has no header either."""
     (tmp_path / "in.tsv").write_text('1\tiron "\n2\twater\n')
     source = TableSource(tmp_path / "in.tsv", has_header=False)
@@ -236,16 +236,16 @@ def test_stream_is_written_to_a_function(bundle: FineTunedBundle) -> None:
         ("multi", {"text_column": "a"}, {"a": "iron"}, {"labels": str, "probabilities": str}),
         ("regression", {"text_column": "a", "pair_column": "b"}, {"a": "iron", "b": "c"},
          {"score": float}),
-        ("span", {}, {"question": "Who?", "context": TEXT[0]}, {"answer": str, "answer_start": int,
-                                                                "probability": float}),
+        ("span", {}, {"question": "Who?", "context": SENTENCES[0]},
+         {"answer": str, "answer_start": int, "probability": float}),
         ("choice", {"text_column": "a", "ending_columns": ["b", "c"]},
          {"a": "x", "b": "iron", "c": "water"},
          {"choice": int, "ending": str, "probability": float}),
-        ("entities", {"text_column": "a"}, {"a": TEXT[1]}, {"entities": json.loads}),
-        ("tags", {"text_column": "a"}, {"a": TEXT[1]}, {"tags": json.loads}),
+        ("entities", {"text_column": "a"}, {"a": SENTENCES[1]}, {"entities": json.loads}),
+        ("tags", {"text_column": "a"}, {"a": SENTENCES[1]}, {"tags": json.loads}),
     ],
 )  # fmt: skip
-def test_columns_of_each_kind_of_model(
+def test_each_kind_of_model_adds_its_columns(
     tmp_path: Path, tokenizer: Tokenizer, kind: TaskKind, task: Any, table: Any, columns: Any
 ) -> None:
     """In CSV, several labels share a cell and entities are JSON; JSON lines contain lists."""
@@ -262,7 +262,7 @@ def test_columns_of_each_kind_of_model(
     if kind == "choice":
         assert values["ending"] == ("iron", "water")[values["choice"]]
     if kind == "span":
-        assert TEXT[0].startswith(values["answer"], values["answer_start"])
+        assert SENTENCES[0].startswith(values["answer"], values["answer_start"])
     if kind == "tags":
         assert " ".join(span["text"] for span in values["tags"]).startswith("Every hammer")
     predict_table(bundle, source, tmp_path / "out.jsonl")
@@ -276,7 +276,7 @@ def test_squad_file_is_a_table_of_questions(tmp_path: Path, tokenizer: Tokenizer
     bundle = load_task_model(tmp_path, tokenizer, "span", ())
     questions: list[dict[str, Any]]
     questions = [{"id": name, "question": "Who?", "answers": []} for name in ("q1", "q2")]
-    squad = {"data": [{"title": "t", "paragraphs": [{"context": TEXT[0], "qas": questions}]}]}
+    squad = {"data": [{"title": "t", "paragraphs": [{"context": SENTENCES[0], "qas": questions}]}]}
     (tmp_path / "squad.json").write_text(json.dumps(squad))
     predict_table(bundle, TableSource(tmp_path / "squad.json"), tmp_path / "out.jsonl")
     rows = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]

@@ -27,7 +27,7 @@ from bertsmith.use.pseudo_log_likelihood import (
     PllVariant,
     compute_log_probabilities,
 )
-from tests.use.conftest import TEXT, save_random_model
+from tests.use.conftest import SENTENCES, save_random_model
 
 LINES = [
     "The forge stood where the two roads met.",
@@ -50,11 +50,11 @@ def load_hf_model(model_dir: Path) -> tuple[Any, Any]:
     return AutoTokenizer.from_pretrained(model_dir), model
 
 
-def hf_log_probabilities(
-    hf_masked_lm: tuple[Any, Any], line: str, variant: PllVariant
+def compute_hf_log_probabilities(
+    hf_tokenizer_and_model: tuple[Any, Any], line: str, variant: PllVariant
 ) -> list[float]:
     """Compute each token's log-probability with one forward pass per token."""
-    tokenizer, model = hf_masked_lm
+    tokenizer, model = hf_tokenizer_and_model
     encoding = tokenizer(line)
     ids, words = encoding["input_ids"], encoding.word_ids()
     log_probabilities = []
@@ -71,25 +71,27 @@ def hf_log_probabilities(
     return log_probabilities
 
 
-def compute(model: PretrainedBundle, lines: Sequence[str]) -> dict[PllVariant, list[list[float]]]:
+def compute_both_variants(
+    model: PretrainedBundle, lines: Sequence[str]
+) -> dict[PllVariant, list[list[float]]]:
     """Compute the log-probabilities of lines for both variants."""
     sequences = model.tokenizer.encode_batch(list(lines))
     return dict(compute_log_probabilities(model, sequences, PLL_VARIANTS, NullProgress()))
 
 
 @pytest.fixture(scope="module")
-def hf_masked_lm(model_dir: Path) -> tuple[Any, Any]:
+def hf_tokenizer_and_model(model_dir: Path) -> tuple[Any, Any]:
     """The random model as transformers' tokenizer and BertForMaskedLM."""
     return load_hf_model(model_dir)
 
 
 @pytest.mark.parametrize("variant", PLL_VARIANTS)
 def test_log_probabilities_equal_a_loop_over_transformers(
-    pretrained: PretrainedBundle, hf_masked_lm: tuple[Any, Any], variant: PllVariant
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any], variant: PllVariant
 ) -> None:
     """Each token's log-probability agrees to 1e-5 for both variants."""
-    for line, values in zip(LINES, compute(pretrained, LINES)[variant], strict=True):
-        expected = hf_log_probabilities(hf_masked_lm, line, variant)
+    for line, values in zip(LINES, compute_both_variants(pretrained, LINES)[variant], strict=True):
+        expected = compute_hf_log_probabilities(hf_tokenizer_and_model, line, variant)
         assert values == pytest.approx(expected, abs=1e-5)
 
 
@@ -100,15 +102,17 @@ def test_korean_words_are_masked_as_whole_words(tmp_path: Path, variant: PllVari
     pieces = [prefix + syllable for prefix in ("", "##") for syllable in syllables]
     tokenizer = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, *pieces)))
     directory = save_random_model(tmp_path / "model", tokenizer)
-    model, hf_masked_lm = bundle.load(directory), load_hf_model(directory)
-    for line, values in zip(KOREAN_LINES, compute(model, KOREAN_LINES)[variant], strict=True):
-        expected = hf_log_probabilities(hf_masked_lm, line, variant)
+    model, hf_tokenizer_and_model = bundle.load(directory), load_hf_model(directory)
+    for line, values in zip(
+        KOREAN_LINES, compute_both_variants(model, KOREAN_LINES)[variant], strict=True
+    ):
+        expected = compute_hf_log_probabilities(hf_tokenizer_and_model, line, variant)
         assert values == pytest.approx(expected, abs=1e-5)
 
 
-SENTENCES = st.lists(
+RANDOM_SENTENCES = st.lists(
     st.one_of(
-        st.sampled_from(" ".join(TEXT).split()),
+        st.sampled_from(" ".join(SENTENCES).split()),
         st.text("abcdefghij'-.,字", min_size=1, max_size=9),
     ),
     min_size=1,
@@ -117,9 +121,9 @@ SENTENCES = st.lists(
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(sentences=st.lists(SENTENCES, min_size=1, max_size=3))
+@given(sentences=st.lists(RANDOM_SENTENCES, min_size=1, max_size=3))
 def test_random_sentences_equal_a_loop_over_transformers(
-    pretrained: PretrainedBundle, hf_masked_lm: tuple[Any, Any], sentences: list[str]
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any], sentences: list[str]
 ) -> None:
     """Sentences of random words agree to 1e-5 for both variants, whatever else is in the batch."""
     max_tokens = pretrained.config.max_positions - 2
@@ -127,10 +131,10 @@ def test_random_sentences_equal_a_loop_over_transformers(
         sentence for sentence in sentences
         if 0 < len(pretrained.tokenizer.encode(sentence)) <= max_tokens
     ]  # fmt: skip
-    results = compute(pretrained, sentences)
+    results = compute_both_variants(pretrained, sentences)
     for variant in PLL_VARIANTS:
         for sentence, values in zip(sentences, results[variant], strict=True):
-            expected = hf_log_probabilities(hf_masked_lm, sentence, variant)
+            expected = compute_hf_log_probabilities(hf_tokenizer_and_model, sentence, variant)
             assert values == pytest.approx(expected, abs=1e-5)
 
 
@@ -138,10 +142,10 @@ def test_batch_and_chunk_sizes_do_not_change_results(
     pretrained: PretrainedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are the same with one sequence per batch and one row of logits per chunk."""
-    expected = compute(pretrained, LINES)
+    expected = compute_both_variants(pretrained, LINES)
     monkeypatch.setattr(pseudo_log_likelihood, "choose_batch_tokens", lambda *_: 1)
     monkeypatch.setattr(pseudo_log_likelihood, "MAX_CHUNK_LOGITS", 1)
-    results = compute(pretrained, LINES)
+    results = compute_both_variants(pretrained, LINES)
     for variant in PLL_VARIANTS:
         for values, expected_values in zip(results[variant], expected[variant], strict=True):
             assert values == pytest.approx(expected_values, abs=1e-5)
@@ -158,7 +162,7 @@ def test_repeated_sequences_and_masks_are_computed_once(
         return batch_by_length(copy_lengths, max_tokens)
 
     monkeypatch.setattr(pseudo_log_likelihood, "batch_by_length", record_lengths)
-    results = compute(pretrained, [LINES[3], LINES[0], LINES[3]])
+    results = compute_both_variants(pretrained, [LINES[3], LINES[0], LINES[3]])
     is_continuation = pretrained.tokenizer.is_continuation
     num_copies = 0
     for line in (LINES[0], LINES[3]):

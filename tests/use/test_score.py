@@ -22,9 +22,9 @@ LINES = [
 ]
 
 
-def hf_log_probabilities(hf_model: tuple[Any, Any], line: str) -> list[float]:
+def compute_hf_log_probabilities(hf_tokenizer_and_model: tuple[Any, Any], line: str) -> list[float]:
     """Mask one token at a time, with one forward pass each."""
-    tokenizer, model = hf_model
+    tokenizer, model = hf_tokenizer_and_model
     ids = tokenizer(line)["input_ids"]
     log_probabilities = []
     for position in range(1, len(ids) - 1):
@@ -38,14 +38,14 @@ def hf_log_probabilities(hf_model: tuple[Any, Any], line: str) -> list[float]:
 
 
 def test_scores_equal_a_loop_over_transformers(
-    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+    pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
     """Log-probabilities agree to 1e-5, and so do their sum, mean and perplexity."""
     for line, line_score in zip(LINES, iter_scores(pretrained, LINES), strict=True):
         assert line_score.text == line
         if line_score.problem:
             continue
-        expected = hf_log_probabilities(hf_model, line)
+        expected = compute_hf_log_probabilities(hf_tokenizer_and_model, line)
         mean = sum(expected) / len(expected)
         assert line_score.log_probabilities == pytest.approx(expected, abs=1e-5)
         assert line_score.total == pytest.approx(sum(expected), abs=1e-4)

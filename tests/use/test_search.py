@@ -14,10 +14,10 @@ from bertsmith.use.embed_lines import embed_lines
 from bertsmith.use.nearest_neighbors import VECTORS_FILE, VectorIndex, build_graph
 from bertsmith.use.search import Searcher, search
 from bertsmith.use.vector_settings import build_vector_settings
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 
 LINES = [
-    *TEXT,
+    *SENTENCES,
     "",
     "one\u2028line\twith a tab",
     "대장간의 망치",

@@ -14,7 +14,7 @@ from bertsmith.use import tag as tag_module
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.tag import tag
 from bertsmith.use.tag_file import tag_file
-from tests.use.conftest import TEXT
+from tests.use.conftest import SENTENCES
 from tests.use.test_predict import save_task_model
 
 LABELS = ("O", "B-X", "I-X")
@@ -94,7 +94,7 @@ def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> 
     bundle = load_tagger(tmp_path, tokenizer)
     table = [
         {"id": number, "tokens": text.split(), "tags": ["O"] * len(text.split())}
-        for number, text in enumerate(TEXT)
+        for number, text in enumerate(SENTENCES)
     ]
     (tmp_path / "in.json").write_text(json.dumps(table))
     counts = tag_file(bundle, TableSource(tmp_path / "in.json"), tmp_path / "out.parquet")
@@ -104,7 +104,7 @@ def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> 
         assert {name: row[name] for name in input_row} == input_row
         assert len(row["predicted_tags"]) == len(row["probabilities"]) == len(row["tokens"])
         assert set(row["predicted_tags"]) <= set(LABELS)
-    blocks = "\n\n".join("\n".join(f"{word} X O" for word in text.split()) for text in TEXT)
+    blocks = "\n\n".join("\n".join(f"{word} X O" for word in text.split()) for text in SENTENCES)
     (tmp_path / "in.txt").write_text(blocks + "\n")
     tag_file(bundle, TableSource(tmp_path / "in.txt"), tmp_path / "out.jsonl")
     conll_rows = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]

@@ -237,7 +237,7 @@ def test_bare_encoder_is_compared_without_heads(
     assert comparison.outputs["pooler"].shapes == ([26], None)
 
 
-def test_nan_and_infinity() -> None:
+def test_nan_equals_only_nan_and_infinity_only_infinity() -> None:
     """NaN equals only NaN, infinity equals infinity, and an empty tensor has no difference."""
     with_nan, with_infinity = torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.inf])
     assert measure_difference(with_nan, with_nan.clone()).max_abs_difference == 0

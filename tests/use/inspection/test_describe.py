@@ -54,7 +54,7 @@ def unfinished_run(tmp_path: Path, model_dir: Path) -> Path:
     return run
 
 
-def test_tensor_statistics(tmp_path: Path) -> None:
+def test_statistics_ignore_nonfinite_values(tmp_path: Path) -> None:
     """Mean and standard deviation are over the finite values; the others are counted."""
     values = torch.tensor([[1.0, 2.0, 3.0], [6.0, float("nan"), float("inf")]])
     file = tmp_path / "some.safetensors"
@@ -76,7 +76,9 @@ def test_damaged_file_is_an_error(tmp_path: Path) -> None:
         describe_tensors(file)
 
 
-def test_describe_model(pretrained: PretrainedBundle, model_dir: Path) -> None:
+def test_description_of_a_model_has_config_and_tensors(
+    pretrained: PretrainedBundle, model_dir: Path
+) -> None:
     """Config, number of parameters and all stored tensors are reported as JSON values."""
     description = describe_model(model_dir)
     num_parameters = count_parameters(pretrained.model)
@@ -90,12 +92,14 @@ def test_describe_model(pretrained: PretrainedBundle, model_dir: Path) -> None:
     assert json.loads(json.dumps(description.facts)) == description.facts
 
 
-def test_describe_model_without_nsp_head(model_dir_without_nsp: Path) -> None:
+def test_missing_head_is_not_described(model_dir_without_nsp: Path) -> None:
     """A missing head is not listed."""
     assert "next sentence" not in describe_model(model_dir_without_nsp).lines[1]
 
 
-def test_describe_run(unfinished_run: Path, model_dir: Path) -> None:
+def test_description_of_a_run_has_metrics_and_checkpoints(
+    unfinished_run: Path, model_dir: Path
+) -> None:
     """Progress, last metrics, checkpoints and settings; a run with a model is finished."""
     description = describe_run(unfinished_run)
     facts = description.facts
@@ -118,7 +122,7 @@ def test_describe_run(unfinished_run: Path, model_dir: Path) -> None:
     assert describe_run(unfinished_run).facts["finished"]
 
 
-def test_describe_run_without_metrics(tmp_path: Path) -> None:
+def test_run_without_metrics_is_described(tmp_path: Path) -> None:
     """A run directory with only settings can be described."""
     (tmp_path / run_directory.SETTINGS_FILE).write_text("[data]\nlength = 128\n")
     description = describe_run(tmp_path)
@@ -127,7 +131,9 @@ def test_describe_run_without_metrics(tmp_path: Path) -> None:
     assert description.lines[1] == "step 0 of unknown"
 
 
-def test_describe_checkpoint(unfinished_run: Path, pretrained: PretrainedBundle) -> None:
+def test_description_of_a_checkpoint_has_weights_and_moments(
+    unfinished_run: Path, pretrained: PretrainedBundle
+) -> None:
     """Training state, weights under their parameter names, and two moments per weight."""
     facts = describe_checkpoint(unfinished_run / "checkpoints" / "step-40").facts
     assert facts["state"] == {"step": 40, "seconds": 1.5, "best_step": 40, "best_loss": 6.5}
@@ -139,7 +145,7 @@ def test_describe_checkpoint(unfinished_run: Path, pretrained: PretrainedBundle)
     assert means["nsp.classifier.bias.exp_avg"] == pytest.approx(0.05)
 
 
-def test_describe_checkpoint_of_a_finished_run(unfinished_run: Path) -> None:
+def test_checkpoint_of_a_finished_run_has_no_moments(unfinished_run: Path) -> None:
     """Without optimizer state, the weights are described and the checkpoint is smaller."""
     size_before = describe_run(unfinished_run).facts["checkpoints"][1]["bytes"]
     checkpoint.remove_optimizer_state(unfinished_run, NullProgress())
@@ -159,7 +165,7 @@ def test_damaged_state_is_an_error(unfinished_run: Path) -> None:
         describe_checkpoint(folder)
 
 
-def test_describe_settings(tmp_path: Path) -> None:
+def test_settings_are_described_by_dotted_names(tmp_path: Path) -> None:
     """Each setting is on its own line under its dotted name."""
     file = tmp_path / "mine.toml"
     file.write_text("[optim]\nlr = 2e-4\n[a]\nb = [1, 2]\n")
