@@ -25,7 +25,9 @@ def vocabulary() -> VocabularyInfo:
 def make_split() -> Callable[..., Split]:
     """Return a function that creates a split of documents with random sentences."""
 
-    def make(documents: int, sentences: int = 12, tokens: int = 25, seed: int = 0) -> Split:
+    def make_random_split(
+        documents: int, sentences: int = 12, tokens: int = 25, seed: int = 0
+    ) -> Split:
         """``sentences`` and ``tokens`` are mean numbers per document and per sentence."""
         rng = np.random.default_rng(seed)
         return Split.from_documents(
@@ -38,7 +40,7 @@ def make_split() -> Callable[..., Split]:
             ]
         )
 
-    return make
+    return make_random_split
 
 
 @pytest.fixture(scope="session")

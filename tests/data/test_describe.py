@@ -22,7 +22,7 @@ def make_store(path: Path, num_documents: int) -> Store:
     return Store.open(path / "store")
 
 
-def test_facts_and_examples(tmp_path: Path) -> None:
+def test_description_has_metadata_and_examples(tmp_path: Path) -> None:
     """The description has counts, the source, and examples with masks and NSP labels."""
     text = describe_store(make_store(tmp_path, 20), DataSettings(max_seqlen=16), examples=20)
     assert "10 words, lower case" in text
@@ -37,7 +37,7 @@ def test_facts_and_examples(tmp_path: Path) -> None:
     assert text == describe_store(reopened, DataSettings(max_seqlen=16), examples=20)
 
 
-def test_store_too_small_for_examples(tmp_path: Path) -> None:
+def test_store_too_small_for_examples_is_described(tmp_path: Path) -> None:
     """A store too small for pairs is described, with the reason why there are no examples."""
     text = describe_store(make_store(tmp_path, 1))
     assert "train: 1 document, 1 sentence" in text

@@ -28,14 +28,14 @@ def choose_rule(sizes: DocumentSizes, share: float | None) -> HeldOutRule:
     return choose_held_out(lambda: [sizes], share)
 
 
-def held_out_share(sizes: DocumentSizes, share: float | None) -> float:
+def compute_held_out_share(sizes: DocumentSizes, share: float | None) -> float:
     """Return the actual share of held-out tokens for a requested share."""
     assignment = choose_rule(sizes, share).assign(sizes)
     held_out_tokens = sizes.sentence_sizes[assignment.is_held_out].sum()
     return float(held_out_tokens / sizes.sentence_sizes.sum())
 
 
-def random_sentences(tokens: int, max_tokens: int = 40, seed: int = 0) -> list[int]:
+def draw_sentence_sizes(tokens: int, max_tokens: int = 40, seed: int = 0) -> list[int]:
     """Return the sizes of random sentences with about ``tokens`` tokens in total."""
     rng = np.random.default_rng([tokens, seed])
     return [int(size) for size in rng.integers(1, max_tokens + 1, 2 * tokens // max_tokens + 1)]
@@ -44,33 +44,33 @@ def random_sentences(tokens: int, max_tokens: int = 40, seed: int = 0) -> list[i
 def test_short_documents_are_held_out_whole() -> None:
     """Of many short documents, those with the smallest hashes are held out and none is cut."""
     rng = np.random.default_rng(0)
-    sizes = make_sizes([random_sentences(int(size)) for size in rng.integers(20, 2000, 2000)])
+    sizes = make_sizes([draw_sentence_sizes(int(size)) for size in rng.integers(20, 2000, 2000)])
     rule = choose_rule(sizes, 0.05)
     assert not len(rule.cut_hashes)
     expected = np.repeat(sizes.hashes < np.uint64(rule.hash_limit), sizes.document_sizes)
     assert (rule.assign(sizes).is_held_out == expected).all()
-    assert held_out_share(sizes, 0.05) == pytest.approx(0.05, rel=0.01)
+    assert compute_held_out_share(sizes, 0.05) == pytest.approx(0.05, rel=0.01)
 
 
-def test_default_share() -> None:
+def test_default_share_depends_on_the_size_of_the_corpus() -> None:
     """By default 1 % is held out; in small corpora up to 131,072 tokens or 5 %."""
     rng = np.random.default_rng(0)
     for num_documents, tokens in ((10_000, 2000), (4000, 2000), (300, 500)):
         sizes = make_sizes([[int(n)] * 20 for n in rng.integers(1, tokens // 10, num_documents)])
         total = int(sizes.sentence_sizes.sum())
         expected = max(0.01, min(0.05, (1 << 17) / total))
-        assert held_out_share(sizes, None) == pytest.approx(expected, rel=0.03)
-    assert held_out_share(sizes, 0.0) == 0.0
+        assert compute_held_out_share(sizes, None) == pytest.approx(expected, rel=0.03)
+    assert compute_held_out_share(sizes, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
     "documents",
     [
-        [random_sentences(150_000, seed=number) for number in range(6)],
-        [random_sentences(150_000), *([[12, 9]] * 20)],
-        [random_sentences(800_000)],
-        [random_sentences(6_000)],
-        [random_sentences(6_000, seed=number) for number in range(3)],
+        [draw_sentence_sizes(150_000, seed=number) for number in range(6)],
+        [draw_sentence_sizes(150_000), *([[12, 9]] * 20)],
+        [draw_sentence_sizes(800_000)],
+        [draw_sentence_sizes(6_000)],
+        [draw_sentence_sizes(6_000, seed=number) for number in range(3)],
     ],
     ids=["six-novels", "one-long-and-20-short", "one-novel", "300-sentences", "three-stories"],
 )
@@ -83,7 +83,7 @@ def test_few_long_documents_are_cut(documents: list[list[int]], share: float | N
     requested = share or max(0.01, min(0.05, (1 << 17) / total))
     # For a request of a few hundred tokens, the minimum of two parts can be more.
     upper = max(1.2 * requested, 300 / total)
-    assert 0.8 * requested <= held_out_share(sizes, share) <= upper
+    assert 0.8 * requested <= compute_held_out_share(sizes, share) <= upper
     assert len(assignment.train_document_sizes) >= 2
     assert len(assignment.held_out_document_sizes) >= 2
 
@@ -98,7 +98,7 @@ DOCUMENTS = st.lists(
 
 @settings(max_examples=150)
 @given(DOCUMENTS, st.floats(0.005, 0.99), st.integers(0, 1000))
-def test_share_of_any_corpus(
+def test_held_out_share_is_near_the_request(
     documents: list[tuple[int, int, int]], share: float, seed: int
 ) -> None:
     """The held-out share is 0.8 to 1.2 times the request if that is at least 256 tokens.
@@ -107,8 +107,11 @@ def test_share_of_any_corpus(
     """
     rng = np.random.default_rng(seed)
     random_documents = [
-        (random_sentences(tokens, longest, seed), int(rng.integers(0, 1 << 64, dtype=np.uint64)))
-        for tokens, longest, copies in documents
+        (
+            draw_sentence_sizes(tokens, max_sentence_tokens, seed),
+            int(rng.integers(0, 1 << 64, dtype=np.uint64)),
+        )
+        for tokens, max_sentence_tokens, copies in documents
         for _ in range(copies)
     ]
     sizes = make_sizes(
@@ -123,7 +126,10 @@ def test_share_of_any_corpus(
     train_sizes, held_out_sizes = assignment[1:]
     if share * total >= 256:
         assert num_held_out <= 1.2 * share * total
-        if 16 * 3 * max(longest for _, longest, _ in documents) <= min(share, 1 - share) * total:
+        if (
+            16 * 3 * max(max_sentence_tokens for _, max_sentence_tokens, _ in documents)
+            <= min(share, 1 - share) * total
+        ):
             assert num_held_out >= 0.8 * share * total
     assert not num_held_out or min(len(train_sizes), len(held_out_sizes)) >= 2
     # Every sentence is in one document of its split.
@@ -139,7 +145,7 @@ def test_share_of_any_corpus(
         assert splits.setdefault(int(value), is_held_out) == is_held_out
 
 
-def divide_at(sizes: DocumentSizes, number: int) -> list[DocumentSizes]:
+def divide_into_two_shards(sizes: DocumentSizes, number: int) -> list[DocumentSizes]:
     """Return the documents before ``number`` and those from it on, as two shards."""
     sentence = int(sizes.document_sizes[:number].sum())
     hashes, document_sizes, sentence_sizes = sizes
@@ -151,11 +157,11 @@ def divide_at(sizes: DocumentSizes, number: int) -> list[DocumentSizes]:
 
 def test_result_does_not_depend_on_the_shards() -> None:
     """The rule and the assignment are the same however the documents are grouped."""
-    sizes = make_sizes([random_sentences(30_000, seed=number) for number in range(8)])
+    sizes = make_sizes([draw_sentence_sizes(30_000, seed=number) for number in range(8)])
     expected_rule = choose_rule(sizes, 0.02)
     expected = expected_rule.assign(sizes).is_held_out
     for number in range(9):
-        shards = divide_at(sizes, number)
+        shards = divide_into_two_shards(sizes, number)
         rule = choose_held_out(lambda shards=shards: shards, 0.02)  # type: ignore[misc]
         assert rule.hash_limit == expected_rule.hash_limit
         is_held_out = [rule.assign(shard).is_held_out for shard in shards]
@@ -164,7 +170,7 @@ def test_result_does_not_depend_on_the_shards() -> None:
 
 def test_training_documents_end_at_held_out_parts() -> None:
     """No training document contains text from both sides of a held-out part."""
-    sizes = make_sizes([random_sentences(200_000)])
+    sizes = make_sizes([draw_sentence_sizes(200_000)])
     assignment = choose_rule(sizes, 0.05).assign(sizes)
     run_ends = np.flatnonzero(np.diff(assignment.is_held_out))
     run_sizes = np.diff(np.concatenate([[-1], run_ends, [len(assignment.is_held_out) - 1]]))
@@ -194,8 +200,8 @@ def test_nothing_is_held_out_of_a_tiny_corpus(documents: list[list[int]]) -> Non
     assert not choose_rule(sizes, 0.01).assign(sizes).is_held_out.any()
 
 
-def test_many_copies_of_one_document() -> None:
+def test_document_with_many_copies_is_cut_more_finely() -> None:
     """A document with 50 copies is cut more finely, so that the copies together fit the request."""
     copies = 50
-    sizes = make_sizes([random_sentences(10_000)] * copies, [1 << 40] * copies)
-    assert held_out_share(sizes, 0.01) == pytest.approx(0.01, rel=0.2)
+    sizes = make_sizes([draw_sentence_sizes(10_000)] * copies, [1 << 40] * copies)
+    assert compute_held_out_share(sizes, 0.01) == pytest.approx(0.01, rel=0.2)

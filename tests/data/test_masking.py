@@ -15,7 +15,7 @@ from bertsmith.splitmix64 import UInt64Array
 PackedRow = tuple[IntArray, CuSeqlens, UInt64Array]
 
 
-def make_row(vocabulary: VocabularyInfo, sizes: list[int], seed: int = 0) -> PackedRow:
+def draw_sequences(vocabulary: VocabularyInfo, sizes: list[int], seed: int = 0) -> PackedRow:
     """Return random sequences "[CLS] words [SEP]" of the given sizes, with some [UNK]."""
     rng = np.random.default_rng(seed)
     cu_seqlens = np.cumsum([0, *sizes]).astype(np.int32)
@@ -29,7 +29,7 @@ def make_row(vocabulary: VocabularyInfo, sizes: list[int], seed: int = 0) -> Pac
 @pytest.mark.parametrize("share", [0.15, 0.4, 1.0])
 def test_number_of_predictions_is_exact(vocabulary: VocabularyInfo, share: float) -> None:
     """A sequence has max(1, round(share * tokens)) predictions, or all its ordinary tokens."""
-    ids, cu_seqlens, states = make_row(vocabulary, list(range(3, 200)))
+    ids, cu_seqlens, states = draw_sequences(vocabulary, list(range(3, 200)))
     settings = DataSettings(masking_rate=share)
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     for first, last in itertools.pairwise(cu_seqlens):
@@ -38,9 +38,9 @@ def test_number_of_predictions_is_exact(vocabulary: VocabularyInfo, share: float
         assert ((positions >= first) & (positions < last)).sum() == expected
 
 
-def test_max_predictions_per_seq(vocabulary: VocabularyInfo) -> None:
+def test_max_predictions_per_seq_limits_each_sequence(vocabulary: VocabularyInfo) -> None:
     """``max_predictions_per_seq`` limits the predictions of each sequence."""
-    ids, cu_seqlens, states = make_row(vocabulary, [128] * 10)
+    ids, cu_seqlens, states = draw_sequences(vocabulary, [128] * 10)
     settings = DataSettings(max_predictions_per_seq=7)
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     assert len(positions) == 70
@@ -51,7 +51,7 @@ def test_special_tokens_are_never_masked(
     vocabulary: VocabularyInfo, whole_word_masking: bool
 ) -> None:
     """No special token is chosen, changed or drawn as a random token."""
-    ids, cu_seqlens, states = make_row(vocabulary, [9, 60, 128] * 200)
+    ids, cu_seqlens, states = draw_sequences(vocabulary, [9, 60, 128] * 200)
     settings = DataSettings(
         masking_rate=0.9,
         mask_replace_prob=0.0,
@@ -72,11 +72,11 @@ def test_special_tokens_are_never_masked(
 @pytest.mark.parametrize(
     ("mask_replace_prob", "random_replace_prob"), [(0.8, 0.1), (1.0, 0.0), (0.0, 0.0), (0.3, 0.6)]
 )
-def test_replacement_shares(
+def test_replacements_have_the_configured_shares(
     vocabulary: VocabularyInfo, mask_replace_prob: float, random_replace_prob: float
 ) -> None:
     """[MASK], random tokens and unchanged tokens have the configured shares (5 sigma)."""
-    ids, cu_seqlens, states = make_row(vocabulary, [128] * 2000)
+    ids, cu_seqlens, states = draw_sequences(vocabulary, [128] * 2000)
     settings = DataSettings(
         mask_replace_prob=mask_replace_prob, random_replace_prob=random_replace_prob
     )
@@ -95,7 +95,7 @@ def test_replacement_shares(
 
 def test_all_positions_are_equally_likely(vocabulary: VocabularyInfo) -> None:
     """Every position between [CLS] and [SEP] is chosen equally often (5 sigma)."""
-    ids, cu_seqlens, states = make_row(vocabulary, [42] * 20_000)
+    ids, cu_seqlens, states = draw_sequences(vocabulary, [42] * 20_000)
     ids[ids == 1] = 5
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, DataSettings())
     counts = np.bincount(positions % 42, minlength=42)
@@ -106,7 +106,7 @@ def test_all_positions_are_equally_likely(vocabulary: VocabularyInfo) -> None:
 
 def test_masks_depend_only_on_state_and_ids(vocabulary: VocabularyInfo) -> None:
     """A sequence with the same state gets the same masks, alone or in a batch."""
-    ids, cu_seqlens, states = make_row(vocabulary, [128, 30, 77, 128])
+    ids, cu_seqlens, states = draw_sequences(vocabulary, [128, 30, 77, 128])
     settings = DataSettings()
     batch_ids, batch_positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     first, last = int(cu_seqlens[2]), int(cu_seqlens[3])
@@ -136,7 +136,7 @@ def find_words(ids: IntArray, cu_seqlens: CuSeqlens, vocabulary: VocabularyInfo)
 
 def test_whole_words_are_masked(vocabulary: VocabularyInfo) -> None:
     """All pieces of a word are chosen or none, and the number of predictions is not exceeded."""
-    ids, cu_seqlens, states = make_row(vocabulary, [128] * 100 + [12] * 50)
+    ids, cu_seqlens, states = draw_sequences(vocabulary, [128] * 100 + [12] * 50)
     settings = DataSettings(whole_word_masking=True)
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     masked = set(positions.tolist())

@@ -323,7 +323,7 @@ def test_errors_in_the_corpus_stop_or_are_counted(corpus: Path, tmp_path: Path) 
     assert list(manifest.report["skipped"].values()) == [1]
 
 
-def test_deduplication(corpus: Path, tmp_path: Path) -> None:
+def test_repeated_documents_are_left_out(corpus: Path, tmp_path: Path) -> None:
     """With deduplication, a corpus given twice holds each document once."""
     sources = find_sources([str(corpus), str(corpus)])
     options = PrepareOptions(corpus=CorpusOptions(deduplicate="documents"))

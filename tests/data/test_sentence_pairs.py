@@ -228,7 +228,7 @@ def test_all_other_documents_are_equally_likely() -> None:
         assert abs(share - 0.5) < 5 * 0.5 / len(others) ** 0.5
 
 
-def test_share_of_short_examples() -> None:
+def test_a_tenth_of_the_examples_is_short() -> None:
     """A tenth of the target lengths is short (5 sigma), uniformly from 2 tokens on."""
     split = Split.from_documents([[[5]] * 200_000, [[5]]])
     pairs = sample_epoch(PairSampler(split, DataSettings(nsp=False), 52, 0, 0), split)

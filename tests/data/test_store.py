@@ -71,7 +71,7 @@ def store(tmp_path: Path, make_split: Callable[..., Split]) -> Store:
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(97, "<u2"), (65536, "<u2"), (65537, "<u4")])
-def test_round_trip(
+def test_splits_are_read_as_written(
     tmp_path: Path, make_split: Callable[..., Split], vocab_size: int, dtype: str
 ) -> None:
     """Ids and offsets are read as written; ids have 16 bits up to 65,536 words, then 32."""
@@ -93,7 +93,9 @@ def test_arrays_are_memory_mapped(store: Store) -> None:
         store.load_split("train").ids[0] = 1
 
 
-def test_empty_split(tmp_path: Path, make_split: Callable[..., Split]) -> None:
+def test_store_without_held_out_documents_opens(
+    tmp_path: Path, make_split: Callable[..., Split]
+) -> None:
     """A store without held-out documents opens, with an empty held-out split."""
     splits = {"train": make_split(4), "heldout": Split.from_documents([])}
     store = write_store(tmp_path / "store", splits)
@@ -184,7 +186,7 @@ def test_checksums_of_offsets_are_verified_on_loading(store: Store) -> None:
         Store.open(store.path).load_split("train")
 
 
-def test_ids_outside_the_vocabulary(store: Store, vocabulary: VocabularyInfo) -> None:
+def test_ids_outside_the_vocabulary_are_rejected(store: Store, vocabulary: VocabularyInfo) -> None:
     """Without checksums, ``verify``, counting ids and drawing examples detect invalid ids."""
     remove_checksums(store)
     reopened = Store.open(store.path)
@@ -234,7 +236,7 @@ def test_invalid_manifest_is_rejected(store: Store, changes: dict[str, Any], mes
         Store.open(store.path)
 
 
-def test_other_folders_are_rejected(tmp_path: Path, store: Store) -> None:
+def test_folders_without_a_valid_store_are_rejected(tmp_path: Path, store: Store) -> None:
     """Different errors: no folder, a folder without store, an unfinished store, invalid JSON."""
     with pytest.raises(StoreError, match="no such store"):
         Store.open(tmp_path / "nothing")
@@ -262,7 +264,7 @@ def test_other_tokenizer_is_rejected(store: Store) -> None:
         store.load_tokenizer()
 
 
-def test_unigram_entropy(split: Split) -> None:
+def test_unigram_entropy_of_known_distributions(split: Split) -> None:
     """The entropy is log V for a uniform distribution, and 0 for a single word or none."""
     assert compute_unigram_entropy(np.full(97, 3)) == pytest.approx(np.log(97))
     assert compute_unigram_entropy(np.array([0, 9, 0])) == 0.0

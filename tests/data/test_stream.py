@@ -112,7 +112,7 @@ def test_block_mixes_documents(vocabulary: VocabularyInfo) -> None:
     assert len(set(first_ids.tolist())) >= 20
 
 
-def test_layout_of_a_pair(split: Split, vocabulary: VocabularyInfo) -> None:
+def test_pair_is_packed_with_special_tokens(split: Split, vocabulary: VocabularyInfo) -> None:
     """A sequence is [CLS] A [SEP] B [SEP]; segments, positions and cu_seqlens match it."""
     stream = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0)
     batch = stream.batch(0, len(stream))
@@ -149,7 +149,7 @@ def test_segments_are_contiguous_text(vocabulary: VocabularyInfo) -> None:
             assert any(segment_text in text for text in texts)
 
 
-def test_layout_without_nsp(split: Split, vocabulary: VocabularyInfo) -> None:
+def test_single_segment_is_packed_without_nsp(split: Split, vocabulary: VocabularyInfo) -> None:
     """Without NSP a sequence is [CLS] A [SEP] in one segment, and there are no labels."""
     stream = ExampleStream(split, vocabulary, DataSettings(nsp=False), 64, 0, 0)
     batch = stream.batch(0, 100)
@@ -172,7 +172,7 @@ def test_concatenated_slices_equal_the_batch(split: Split, vocabulary: Vocabular
         batch.slice(0, 51)
 
 
-def test_index_out_of_range(split: Split, vocabulary: VocabularyInfo) -> None:
+def test_index_beyond_the_epoch_is_rejected(split: Split, vocabulary: VocabularyInfo) -> None:
     """Examples beyond the end of the epoch are an error, not an empty batch."""
     stream = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0)
     with pytest.raises(IndexError):
@@ -210,7 +210,9 @@ def test_endless_stream_concatenates_epochs(split: Split, vocabulary: Vocabulary
     assert len(short.batch(5, 32)) == 32
 
 
-def test_prefetching(split: Split, vocabulary: VocabularyInfo) -> None:
+def test_prefetched_batches_equal_those_of_the_stream(
+    split: Split, vocabulary: VocabularyInfo
+) -> None:
     """The thread gives the same batches in order, and ends when the iterator is closed early."""
     endless = EndlessStream(split, vocabulary, DataSettings(), length=64, seed=0)
     batches = list(prefetch_batches(endless, 32, 16, steps=5))

@@ -24,10 +24,12 @@ SPECS = [
 #: Characters for which caching could go wrong: combining marks after punctuation or a space,
 #: letters with a context-dependent or two-character lower case, unusual spaces and control
 #: characters.
-DIFFICULT = st.sampled_from(
+DIFFICULT_CHARACTERS = st.sampled_from(
     "aB .,-[]=<Σ\u03c3İ\u0131ßée\u0301e\u0301\u0338\u0307\u00a0\u2028\t\x1c\x00\u200d가中ᆨ\ufeff"
 )
-LINES = st.lists(st.text(DIFFICULT | st.characters(codec="utf-8"), min_size=1), max_size=5)
+LINES = st.lists(
+    st.text(DIFFICULT_CHARACTERS | st.characters(codec="utf-8"), min_size=1), max_size=5
+)
 
 
 def assert_same_ids(tokenizer: Tokenizer, cached: CachedTokenizer, sentences: list[str]) -> None:
@@ -65,14 +67,14 @@ def test_clearing_the_cache_does_not_change_ids() -> None:
         assert_same_ids(tokenizer, cached, sentences)
 
 
-def test_sentences_without_tokens() -> None:
+def test_sentences_without_tokens_have_size_zero() -> None:
     """Empty sentences, and those of which normalization leaves nothing, have size 0."""
     tokenizer = Tokenizer(SPECS[0])
     sentences = ["\x00", "the", "", " ", "end", "\u200d"]
     assert_same_ids(tokenizer, CachedTokenizer(tokenizer), sentences)
 
 
-def test_context_dependent_lower_case() -> None:
+def test_final_sigma_is_lowercased_as_by_the_tokenizer() -> None:
     """A capital sigma at the end of a word is lowercased like in the tokenizer, not like Python."""
     assert "BΣ".lower() == "b\u03c2"
     tokenizer = Tokenizer(SPECS[0])

@@ -202,26 +202,26 @@ def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
     }
     command = [sys.executable, "-m", "bertsmith", "fill", REPO_ID, "word3 [MASK]"]
 
-    def run(**changes: str) -> subprocess.CompletedProcess[str]:
+    def run_command(**changes: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path,
             env=environment | changes,
         )  # fmt: skip
 
-    first = run()
+    first = run_command()
     assert first.returncode == 0, first.stderr
     num_requests = len(hub.requests)
     assert num_requests > 0
-    offline = run(HF_HUB_OFFLINE="1")
+    offline = run_command(HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
     assert offline.stdout == first.stdout
     assert len(hub.requests) == num_requests
     (tmp_path / "text.jsonl").write_text('{"text": "word3"}\n{"text": "word4 word5"}\n')
     command[3:] = ["prepare", "text.jsonl", "--tokenizer", REPO_ID, "--out", "s", "--workers", "1"]
-    prepared = run(HF_HUB_OFFLINE="1")
+    prepared = run_command(HF_HUB_OFFLINE="1")
     assert prepared.returncode == 0, prepared.stderr
     command[3:] = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
-    pushed = run()
+    pushed = run_command()
     assert pushed.returncode == 0, pushed.stderr
     assert json.loads(pushed.stdout)["commit"] == commit_hash(hub.repos["acme/again"]["main"])
     assert "next: bertsmith fill acme/again" in pushed.stderr

@@ -81,14 +81,14 @@ def run_bertsmith(directory: Path, name: str) -> list[Tensor]:
     return [row.flatten() for row in (output if len(output) == 2 else output.split(lengths))]
 
 
-@pytest.mark.parametrize("form", WEIGHT_FORMATS)
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
 @pytest.mark.parametrize("name", MODEL_CLASSES)
 def test_all_classes_and_formats_give_the_same_outputs(
-    name: str, form: str, tmp_path: Path
+    name: str, weight_format: str, tmp_path: Path
 ) -> None:
     """All model classes agree to 1e-5 in all weight formats and with old names."""
     reference = make_transformers_model(name)
-    write_model_directory(reference, tmp_path, form)
+    write_model_directory(reference, tmp_path, weight_format)
     for actual, expected in zip(
         run_bertsmith(tmp_path, name), run_transformers(reference, name), strict=True
     ):
@@ -264,10 +264,10 @@ def test_config_without_model_type_is_read(tmp_path: Path) -> None:
     assert not bundle.load(tmp_path).new_weights
 
 
-@pytest.mark.parametrize("form", ["sharded", "old bin"])
-def test_inspect_lists_tensors_of_all_formats(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("weight_format", ["sharded", "old bin"])
+def test_inspect_lists_tensors_of_all_formats(weight_format: str, tmp_path: Path) -> None:
     """``bertsmith inspect`` lists the tensors of shards and of old checkpoints."""
-    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path, form)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path, weight_format)
     kind, path = identify_artifact(tmp_path)
     description = describe_model(path)
     assert kind == "model"
@@ -375,8 +375,8 @@ def test_round_trip_through_transformers_is_exact(name: str, tmp_path: Path) -> 
     )
     model_class.from_pretrained(tmp_path / "bertsmith").save_pretrained(tmp_path / "transformers")
     make_tokenizer(101).save(tmp_path / "transformers")
-    read = bundle.load_fine_tuned if name in HEADS else bundle.load
-    state = read(tmp_path / "transformers").model.state_dict()
+    load_model = bundle.load_fine_tuned if name in HEADS else bundle.load
+    state = load_model(tmp_path / "transformers").model.state_dict()
     assert state.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
         assert torch.equal(state[key], value), key

@@ -98,7 +98,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 
 @torch.no_grad()
-def test_pretrained_logits(tmp_path: Path, config: ModelConfig) -> None:
+def test_pretrained_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelConfig) -> None:
     """MLM and NSP logits agree to 1e-4 for batches of different shapes."""
     model = save_pretrained(tmp_path / "m", config)
     assert write_onnx(tmp_path / "m", tmp_path / "o") == writing._build_notes(load(tmp_path / "m"))
@@ -117,7 +117,9 @@ def test_pretrained_logits(tmp_path: Path, config: ModelConfig) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
-def test_fine_tuned_logits(tmp_path: Path, head: HeadConfig, config: ModelConfig) -> None:
+def test_fine_tuned_logits_equal_those_of_pytorch(
+    tmp_path: Path, head: HeadConfig, config: ModelConfig
+) -> None:
     """All kinds of heads agree to 1e-4; causal models are pooled at their last token."""
     model = randomize_weights(head.build_model(config)).eval()
     save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
@@ -137,7 +139,7 @@ def test_fine_tuned_logits(tmp_path: Path, head: HeadConfig, config: ModelConfig
 
 
 @torch.no_grad()
-def test_multiple_choice_logits(tmp_path: Path, config: ModelConfig) -> None:
+def test_multiple_choice_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelConfig) -> None:
     """The graph maps [B, choices, S] to [B, choices] and agrees to 1e-4."""
     head = HeadConfig("choice")
     model = randomize_weights(head.build_model(config)).eval()
@@ -185,7 +187,7 @@ def test_missing_heads_are_not_exported(tmp_path: Path) -> None:
         write_onnx(tmp_path / "m", tmp_path / "p")
 
 
-def test_inputs_outputs_and_opset(tmp_path: Path) -> None:
+def test_graph_has_the_documented_inputs_outputs_and_opset(tmp_path: Path) -> None:
     """The model passes the checker and has the documented opset, axes and types."""
     save_pretrained(tmp_path / "m", make_prime_size_config())
     write_onnx(tmp_path / "m", tmp_path / "o")

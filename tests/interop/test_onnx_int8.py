@@ -63,13 +63,13 @@ def classifier(
     )
     model = HEAD.build_model(config)
 
-    def encoded(texts_to_encode: list[str]) -> list[list[int]]:
+    def encode_texts(texts_to_encode: list[str]) -> list[list[int]]:
         return [
             [tokenizer.cls_id, *ids[:94], tokenizer.sep_id]
             for ids in tokenizer.encode_batch(texts_to_encode)
         ]
 
-    inputs = encoded([text for text, _ in examples])
+    inputs = encode_texts([text for text, _ in examples])
     targets = torch.tensor([label for _, label in examples])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = list(batch_by_length([len(ids) for ids in inputs], 1024))
@@ -86,7 +86,7 @@ def classifier(
             optimizer.step()
     folder = tmp_path_factory.mktemp("classifier") / "model"
     save_fine_tuned(folder, model.eval(), tokenizer, HEAD, {})
-    return folder, texts, encoded(texts)
+    return folder, texts, encode_texts(texts)
 
 
 @pytest.mark.data

@@ -219,10 +219,10 @@ def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> Non
 def chinese_release(tmp_path_factory: pytest.TempPathFactory, shared_text: Path) -> Path:
     """Return the index, config and vocabulary of the original Chinese BERT-base, without data."""
     folder = tmp_path_factory.mktemp("chinese")
-    with tarfile.open(shared_text.parent / "labelled.tar.xz") as pack:
-        for member in pack:
+    with tarfile.open(shared_text.parent / "labelled.tar.xz") as archive:
+        for member in archive:
             if member.name.startswith("labelled/tf-checkpoint-index/") and member.isfile():
-                pack.extract(member, folder, filter="data")
+                archive.extract(member, folder, filter="data")
     return folder / "labelled" / "tf-checkpoint-index"
 
 
@@ -308,7 +308,7 @@ def test_checkpoint_without_nsp_is_read(tmp_path: Path) -> None:
         ("mine", True, None, False, "words in the vocabulary have capital"),
     ],
 )
-def test_case_is_detected(
+def test_lowercasing_is_detected(
     tmp_path: Path,
     folder_name: str,
     has_capital: bool,

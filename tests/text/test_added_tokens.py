@@ -61,7 +61,7 @@ def test_ids_equal_those_of_transformers(hf_directory: Path) -> None:
     assert hf_reloaded.decode(expected[4], skip_special_tokens=True) == hf_decoded
 
 
-def test_added_tokens_without_tokenizer_json(hf_directory: Path) -> None:
+def test_added_tokens_are_read_without_tokenizer_json(hf_directory: Path) -> None:
     """Added tokens are read from tokenizer_config.json, or from an older added_tokens.json."""
     expected = Tokenizer.load(hf_directory)
     shutil.copy(hf_directory.parent / "vocab.txt", hf_directory)

@@ -54,14 +54,14 @@ def write_file(path: Path, content: str | bytes) -> Path:
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("name", ["a.jsonl", "wiki_00", "b.dat"])
-def test_compressed_files(tmp_path: Path, name: str, suffix: str) -> None:
+def test_compressed_files_are_read(tmp_path: Path, name: str, suffix: str) -> None:
     """JSON Lines and WikiExtractor output can be compressed, and detected by their content."""
     content = WIKI if name == "wiki_00" else JSON_LINES
     path = write_file(tmp_path / (name + suffix), COMPRESSORS[suffix](content.encode()))
     assert read_texts(path) == TEXTS
 
 
-def test_concatenated_compressed_files(tmp_path: Path) -> None:
+def test_concatenated_compressed_files_are_read_to_the_end(tmp_path: Path) -> None:
     """Compressed files joined by ``cat`` give the texts of all of them."""
     for suffix, compress in COMPRESSORS.items():
         path = write_file(tmp_path / f"a.jsonl{suffix}", compress(JSON_LINES.encode()) * 2)
@@ -137,7 +137,7 @@ def test_unclosed_markup_takes_linear_time(mark: str) -> None:
     assert time.process_time() - start < 30
 
 
-def test_long_link_targets_and_headings() -> None:
+def test_embedded_images_and_heading_marks_are_removed() -> None:
     """Embedded images are removed whatever their size, and headings lose their closing marks."""
     image = f"![a plot](data:image/png;base64,{'iVBOR' * 2000})"
     text = markdown_to_text(f"Before {image} and [after]({'u' * 5000}).")
@@ -147,13 +147,13 @@ def test_long_link_targets_and_headings() -> None:
     assert text == "a  b  c <!-- open"
 
 
-def test_text_after_many_blank_lines(tmp_path: Path) -> None:
+def test_text_after_many_blank_lines_is_read(tmp_path: Path) -> None:
     """A file that starts with more blank lines than are examined for its format is read."""
     path = write_file(tmp_path / "late.txt", "\n" * 200_000 + "The text begins late.\n")
     assert read_texts(path) == ["The text begins late."]
 
 
-def test_layout_inside_json_lines(tmp_path: Path) -> None:
+def test_layout_applies_to_text_in_json_lines(tmp_path: Path) -> None:
     """``markdown`` and ``sentences`` also apply to the text field of JSON Lines."""
     path = write_file(tmp_path / "a.jsonl", json.dumps({"body": "## A **b**\n\nc d"}) + "\n")
     assert read_texts(path, format="markdown", field="body") == ["A b\nc d"]
@@ -162,7 +162,7 @@ def test_layout_inside_json_lines(tmp_path: Path) -> None:
     assert document.presplit
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_column_is_read(tmp_path: Path) -> None:
     """A column of text is read; empty rows are counted; a wrong column or file is an error."""
     arrow = pytest.importorskip("pyarrow", reason="the extra bertsmith[parquet] is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -180,7 +180,7 @@ def test_parquet(tmp_path: Path) -> None:
         read_texts(path)
 
 
-def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_line_ends_are_removed(tmp_path: Path) -> None:
     """A byte order mark and CRLF line ends are removed."""
     windows_text = b"\xef\xbb\xbf" + SENTENCES.replace("\n", "\r\n").encode()
     path = write_file(tmp_path / "a.txt", windows_text)

@@ -68,7 +68,7 @@ GOOGLE_DOCSTRING = """Make a tokenizer from a [`Config`] or a [link](http://x.y)
     """
 
 
-def test_numpy_docstring() -> None:
+def test_sentences_of_a_numpy_docstring_are_extracted() -> None:
     """Sentences are extracted; names, types, doctests, code, tables and references are not."""
     assert extract_prose(NUMPY_DOCSTRING) == [
         ["Return the sum of the array elements over a given axis."],
@@ -79,7 +79,7 @@ def test_numpy_docstring() -> None:
     ]
 
 
-def test_google_docstring() -> None:
+def test_sentences_of_a_google_docstring_are_extracted() -> None:
     """Descriptions of arguments are extracted, also over several lines, without name and type."""
     assert extract_prose(GOOGLE_DOCSTRING) == [
         ["Make a tokenizer from a Config or a link."],

@@ -57,7 +57,7 @@ def test_special_tokens_are_not_counted(tokenizer: Tokenizer) -> None:
     assert (counts.num_tokens, counts.num_unknown) == (2, 1)
 
 
-def test_only_the_copy_counts(tokenizer: Tokenizer) -> None:
+def test_only_the_copy_with_the_counter_counts(tokenizer: Tokenizer) -> None:
     """Counters can be nested; the original and a pickled copy do not count; backends are shared."""
     outer, inner = TokenCounts(), TokenCounts()
     counting = tokenizer.with_counter(outer)
@@ -70,7 +70,7 @@ def test_only_the_copy_counts(tokenizer: Tokenizer) -> None:
     assert counting.hash == tokenizer.hash
 
 
-def test_warning_threshold() -> None:
+def test_share_above_two_percent_gives_a_warning() -> None:
     """There is a warning above a share of 2 %, and none without tokens."""
     assert format_unknown_warning(0.02) is None
     assert "2.1% of the training tokens are" in str(

@@ -118,7 +118,7 @@ def test_existing_ids_do_not_change() -> None:
     assert new.hash != old.hash
 
 
-def test_former_pieces_of_new_words() -> None:
+def test_new_words_have_the_pieces_of_the_old_vocabulary() -> None:
     """The pieces are those of the old vocabulary, also for continuing pieces; else [UNK]."""
     old = make_tokenizer()
     words = ["immunoglobulin", "한국어", "zz", "antibodyo"]
@@ -146,7 +146,7 @@ def test_frequent_split_words_are_found() -> None:
     assert find_frequent_words(tokenizer, word_counts, 2) == words[:2]
 
 
-def test_comparison_of_fit() -> None:
+def test_fit_is_compared_before_and_after_the_extension() -> None:
     """The number of pieces of the same words is measured before and after the extension."""
     tokenizer = make_tokenizer()
     word_counts = WordCounts.from_texts(tokenizer, TEXTS)

@@ -65,13 +65,15 @@ GOLDEN: list[tuple[dict[str, bool], str, str]] = [
 
 
 @pytest.mark.parametrize(("options", "text", "tokens"), GOLDEN)
-def test_golden_cases(options: dict[str, bool], text: str, tokens: str) -> None:
+def test_tokens_equal_those_of_the_original_code(
+    options: dict[str, bool], text: str, tokens: str
+) -> None:
     """Each text is split into the tokens that the original code gives."""
     tokenizer = make_tokenizer(**options)
     assert tokenizer.ids_to_tokens(tokenizer.encode(text)) == tokens.split()
 
 
-def test_special_tokens_in_text() -> None:
+def test_special_tokens_in_text_need_allow_special() -> None:
     """The text "[MASK]" is plain text, or the special token with ``allow_special``."""
     tokenizer = make_tokenizer()
     text = "hello [MASK] you[SEP]"
@@ -89,7 +91,7 @@ def test_offsets_refer_to_the_original_text() -> None:
     assert len(ids) == len(offsets)
 
 
-def test_vocabulary_properties() -> None:
+def test_properties_match_the_vocabulary() -> None:
     """Special ids, continuation pieces and the size match the vocabulary."""
     tokenizer = make_tokenizer()
     ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id)
@@ -118,7 +120,7 @@ def test_hash_covers_words_order_and_options() -> None:
     assert TokenizerSpec(vocab=vocab).fingerprint() == specs[0].fingerprint()
 
 
-def test_pickling() -> None:
+def test_pickled_tokenizer_gives_the_same_ids() -> None:
     """A pickled tokenizer gives the same ids and hash."""
     tokenizer = make_tokenizer(strip_accents=True)
     unpickled = pickle.loads(pickle.dumps(tokenizer))
@@ -127,7 +129,7 @@ def test_pickling() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_saving_and_loading(tmp_path: Path, options: dict[str, bool]) -> None:
+def test_loaded_tokenizer_has_the_saved_spec(tmp_path: Path, options: dict[str, bool]) -> None:
     """A loaded tokenizer has the saved spec, and other entries of bertsmith.json are kept."""
     (tmp_path / "bertsmith.json").write_text('{"task": "x"}')
     tokenizer = make_tokenizer(**options)

@@ -62,7 +62,7 @@ def test_training_is_deterministic(tmp_path: Path) -> None:
         assert (tmp_path / "three" / name).read_bytes() == expected
 
 
-def test_order_of_the_vocabulary() -> None:
+def test_entries_are_ordered_by_type() -> None:
     """The order is special tokens, sorted characters, sorted "##" characters, then words."""
     tokenizer = train_wordpiece(make_texts(), 500)
     assert tokenizer.vocab[:5] == SPECIAL_TOKENS
@@ -139,15 +139,15 @@ def test_too_long_words_are_ignored(strip_accents: bool) -> None:
     """Words of more than 100 characters, which become [UNK], do not change the vocabulary."""
     texts = [*make_texts(20), "q" * 100]
 
-    def train(texts: list[str]) -> tuple[str, ...]:
+    def train_vocabulary(texts: list[str]) -> tuple[str, ...]:
         return train_wordpiece(texts, 300, strip_accents=strip_accents, min_frequency=1).vocab
 
-    expected = train(texts)
+    expected = train_vocabulary(texts)
     too_long = ["яю" * 10_000, "ab" * 50 + "c", "x-" + "y" * 101 + "-z", "я" * 50_000]
-    assert train([*texts, *too_long]) == expected
+    assert train_vocabulary([*texts, *too_long]) == expected
     # Characters that the normalizer removes are not counted.
     with_soft_hyphens = "\u00ad".join("q" * 100)
-    assert train([*texts[:-1], with_soft_hyphens]) == expected
+    assert train_vocabulary([*texts[:-1], with_soft_hyphens]) == expected
 
 
 @settings(max_examples=200)
@@ -163,7 +163,7 @@ def test_long_texts_are_divided_between_words(text: str, size: int) -> None:
         assert not is_inside_word or len(word) >= size or "天" in text
 
 
-def test_large_vocabulary(tmp_path: Path) -> None:
+def test_large_vocabulary_can_be_learned(tmp_path: Path) -> None:
     """A vocabulary with more than 65,536 entries can be learned, saved and loaded."""
     rng = random.Random(3)
     letters = [chr(0xAC00 + number) for number in range(400)]
@@ -255,7 +255,7 @@ def test_fit_counts_words_and_pieces() -> None:
     assert "[UNK]" in "\n".join(report.lines())
 
 
-def test_description_of_a_vocabulary() -> None:
+def test_description_counts_all_entries_of_a_vocabulary() -> None:
     """The counts by kind add up to the size, and the scripts of all words are listed."""
     tokenizer = train_wordpiece(make_texts(), 500)
     description = describe_vocabulary(tokenizer)

@@ -56,7 +56,7 @@ def test_learned_positions_start_as_scaled_sinusoids() -> None:
     assert abs(float(table.detach().pow(2).mean().sqrt()) - CONFIG.init_range) < 1e-3
 
 
-def test_positions_get_dimensions_of_their_own() -> None:
+def test_positions_use_dimensions_without_words() -> None:
     """Positions use separate dimensions, with the words' RMS; a shift is the same rotation."""
     torch.manual_seed(0)
     config = CONFIG.model_copy(update={"max_positions": 512, "width": 32})
@@ -92,14 +92,14 @@ def test_neighbor_heads_attend_to_neighbors(
     config = WIDE_CONFIG.model_copy(update={"attention": attention, "norm": norm})
     model = BertForPreTraining(config).eval()
     batch = pack_sequences([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
-    before = [_attention_probabilities(model, batch, head) for head in range(2)]
+    before = [_compute_attention_probabilities(model, batch, head) for head in range(2)]
     init_neighbor_heads(model)
-    rows = torch.arange(2, 98)
+    token_indices = torch.arange(2, 98)
     for head, shift in enumerate(shifts):
-        assert before[head][rows, rows + shift].mean() < 0.1
-        after = _attention_probabilities(model, batch, head)
-        assert after[rows, rows + shift].min() > 0.3
-        assert (after[2:98].argmax(-1) == rows + shift).all()
+        assert before[head][token_indices, token_indices + shift].mean() < 0.1
+        after = _compute_attention_probabilities(model, batch, head)
+        assert after[token_indices, token_indices + shift].min() > 0.3
+        assert (after[2:98].argmax(-1) == token_indices + shift).all()
     layer = next(module for module in model.modules() if isinstance(module, SelfAttention))
     values = layer.query_key_value.weight.view(3, 2, 64, 128)[2]
     assert not values[:, :, 96:].any()
@@ -136,7 +136,7 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> N
     batch = pack_sequences([(ids.tolist(), [0] * 50 + [1] * 50)])
     init_from_unigrams(model, torch.ones(997, dtype=torch.long))
     init_cross_segment_heads(model, CLS)
-    probabilities = _attention_probabilities(model, batch, 1 if heads == 2 else 2)
+    probabilities = _compute_attention_probabilities(model, batch, 1 if heads == 2 else 2)
     in_a, in_b = torch.arange(10, 20), torch.arange(60, 70)
     assert probabilities[in_a, in_b].mean() > 0.6
     assert probabilities[in_b, in_a].mean() > 0.6
@@ -154,10 +154,12 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
     model = BertForPreTraining(config).eval()
     batch = pack_sequences([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
     init_cross_segment_heads(model, CLS)
-    rows = torch.arange(2, 98)
-    previous = _attention_probabilities(model, batch, 0)[rows, rows - 1]
+    token_indices = torch.arange(2, 98)
+    previous = _compute_attention_probabilities(model, batch, 0)[token_indices, token_indices - 1]
     layer, head = (1, 0) if heads == 2 else (0, 1)
-    following = _attention_probabilities(model, batch, head, layer)[rows, rows + 1]
+    following = _compute_attention_probabilities(model, batch, head, layer)[
+        token_indices, token_indices + 1
+    ]
     assert previous.mean() > 0.8
     # The second layer's input also contains the first layer's output, which blurs positions.
     assert following.mean() > (0.2 if layer else 0.8)
@@ -177,9 +179,8 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     )
     relative_rms = []
     for head in range(3):
-        probabilities, values = (
-            _attention_probabilities(model, batch, head), _head_values(model, batch, head)
-        )  # fmt: skip
+        probabilities = _compute_attention_probabilities(model, batch, head)
+        values = _compute_head_values(model, batch, head)
         output_weight = layer.output.weight.detach()[:, head * 32 : head * 32 + 32]
         if head == 2:
             # Only the first value dimension marks [CLS]; the others are random.
@@ -207,7 +208,7 @@ def test_count_head_reports_the_number_of_shared_words(changes: dict[str, Any]) 
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"nsp": True} | changes)).eval()
     init_cross_segment_heads(model, CLS)
     num_shared = torch.arange(0, 45, 3).repeat(4)
-    states = torch.stack([_pooled_state(model, int(count)) for count in num_shared])
+    states = torch.stack([_compute_pooled_state(model, int(count)) for count in num_shared])
     centered = states - states.mean(0)
     main_direction = torch.linalg.svd(centered, full_matrices=False).Vh[0]
     variables = torch.stack([centered @ main_direction, num_shared.float()])
@@ -259,7 +260,7 @@ def test_models_too_small_for_cross_segment_heads_get_neighbor_heads(
     assert all(torch.equal(tensor, state_dicts[1][name]) for name, tensor in state_dicts[0].items())
 
 
-def _pooled_state(model: BertForPreTraining, num_shared: int) -> torch.Tensor:
+def _compute_pooled_state(model: BertForPreTraining, num_shared: int) -> torch.Tensor:
     """Return the state of [CLS], or the last token if causal, for segments that share words.
 
     Both segments have 49 words, of which ``num_shared`` are in both.
@@ -273,21 +274,21 @@ def _pooled_state(model: BertForPreTraining, num_shared: int) -> torch.Tensor:
     return hidden[-1 if model.config.attention == "causal" else 0]
 
 
-def _attention_probabilities(
+def _compute_attention_probabilities(
     model: BertForPreTraining, batch: PackedBatch, head: int, layer: int = 0
 ) -> torch.Tensor:
     """Return a head's attention probabilities without any mask, [T, T]."""
-    query, key, _ = _query_key_value(model, batch, head, layer)
+    query, key, _ = _compute_query_key_value(model, batch, head, layer)
     scores = query @ key.T / float(query.shape[1]) ** 0.5
     return torch.softmax(scores, -1)
 
 
-def _head_values(model: BertForPreTraining, batch: PackedBatch, head: int) -> torch.Tensor:
+def _compute_head_values(model: BertForPreTraining, batch: PackedBatch, head: int) -> torch.Tensor:
     """Return the values of a head in the first layer, [T, H]."""
-    return _query_key_value(model, batch, head, 0)[2]
+    return _compute_query_key_value(model, batch, head, 0)[2]
 
 
-def _query_key_value(
+def _compute_query_key_value(
     model: BertForPreTraining, batch: PackedBatch, head: int, layer: int
 ) -> tuple[torch.Tensor, ...]:
     """Return queries, keys and values of a head, each [T, H]."""

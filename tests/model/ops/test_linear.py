@@ -132,17 +132,17 @@ def test_inputs_need_not_be_contiguous(onednn_shapes: list[tuple[int, ...]]) -> 
     assert len(onednn_shapes) == 9
 
 
-@pytest.mark.parametrize("frozen", ["weight", "bias", "x"])
+@pytest.mark.parametrize("frozen_name", ["weight", "bias", "x"])
 def test_no_gradient_is_computed_for_frozen_tensors(
-    frozen: str, onednn_shapes: list[tuple[int, ...]]
+    frozen_name: str, onednn_shapes: list[tuple[int, ...]]
 ) -> None:
     """A frozen tensor gets no gradient, and its matrix product is skipped."""
     layer, x = Linear(5, 3), torch.randn(4, 5, requires_grad=True)
     leaves = {"weight": layer.weight, "bias": layer.bias, "x": x}
-    leaves[frozen].requires_grad_(False)
+    leaves[frozen_name].requires_grad_(False)
     layer(x).sum().backward()
-    assert {name for name, leaf in leaves.items() if leaf.grad is None} == {frozen}
-    assert len(onednn_shapes) == (3 if frozen == "bias" else 2)
+    assert {name for name, leaf in leaves.items() if leaf.grad is None} == {frozen_name}
+    assert len(onednn_shapes) == (3 if frozen_name == "bias" else 2)
 
 
 def test_pre_training_step_is_the_same_with_both_libraries(
