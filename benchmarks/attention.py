@@ -18,6 +18,7 @@ import time
 from itertools import product
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import torch
 from reporting import report
@@ -27,6 +28,7 @@ from bertsmith.model.attention import SelfAttention
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops import attention_layout, padded_attention
 from bertsmith.model.ops.attention_layout import build_attention_layout
+from bertsmith.model.ops.bucketing import bucket_sequences
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.device import keep_freed_memory
@@ -57,15 +59,16 @@ def time_attention_layer(layer: SelfAttention, lengths: list[int], *, one_bucket
     """Return the seconds of a forward and backward pass, in one bucket or in several buckets."""
     batch = pack_sequences([([0] * length, [0] * length) for length in lengths])
     hidden = torch.randn(sum(lengths), layer.output.in_features, requires_grad=True)
-    bucket_sequences = attention_layout.bucket_sequences
-    attention_layout.bucket_sequences = (lambda _: None) if one_bucket else bucket_sequences
-    try:
+    bucketing = bucket_into_one if one_bucket else bucket_sequences
+    with mock.patch.object(attention_layout, "bucket_sequences", bucketing):
         start = time.perf_counter()
         layout = build_attention_layout(batch, "padded", is_causal=False, dtype=torch.float32)
         layer(hidden, layout, DropoutSeed(torch.tensor(1))).sum().backward()
         return time.perf_counter() - start
-    finally:
-        attention_layout.bucket_sequences = bucket_sequences
+
+
+def bucket_into_one(lengths: list[int]) -> None:
+    """Put all sequences into one bucket; replaces ``bucket_sequences``."""
 
 
 def time_bf16_attention(qkv: Tensor, length: int, *, use_math_attention: bool) -> float:

@@ -232,7 +232,9 @@ def measure_cosines(
 def time_layers(texts: list[str], embedder: Embedder, directory: Path) -> dict[str, list[float]]:
     """Return the seconds of embeddings from the last (-1) and lowest (-12) layer of BERT-base."""
     torch.manual_seed(0)
-    config = ModelConfig(vocab_size=embedder.tokenizer.vocab_size, **get_size_preset("base"))
+    config = ModelConfig.model_validate(
+        {"vocab_size": embedder.tokenizer.vocab_size, **get_size_preset("base")}
+    )
     base = Embedder(EncoderBundle(BertModel(config).eval(), embedder.tokenizer, config, directory))
     for layer in (-1, -12):
         base.encode(texts[:8], layer=layer)

@@ -55,7 +55,7 @@ HF_SEQUENCE_CLASSES = (
 )
 
 
-class Trainer(transformers.Trainer):
+class Trainer(transformers.Trainer):  # type: ignore[misc]
     """transformers' Trainer with Bertsmith's learning rate schedule.
 
     Attributes:

@@ -52,7 +52,7 @@ def make_texts(count: int) -> list[str]:
         for paragraph in module.paragraphs
         for sentence in paragraph
     )
-    texts = []
+    texts: list[str] = []
     for _ in range(count):
         text = " ".join(islice(sentences, round(2 ** generator.uniform(0, 3))))
         if not text:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import torch
 from pretrain import build_bertsmith_step, make_batch
@@ -34,13 +35,11 @@ NUM_RUNS = 15
 @contextmanager
 def force_library(*, use_onednn: bool) -> Iterator[None]:
     """Compute all float32 matrix products with oneDNN or with MKL, including small ones."""
-    original, original_min_macs = linear.has_slow_mkl, linear.ONEDNN_MIN_MACS
-    linear.ONEDNN_MIN_MACS = 1
-    linear.has_slow_mkl = lambda: use_onednn  # type: ignore[assignment]
-    try:
+    with (
+        mock.patch.object(linear, "ONEDNN_MIN_MACS", 1),
+        mock.patch.object(linear, "has_slow_mkl", return_value=use_onednn),
+    ):
         yield
-    finally:
-        linear.has_slow_mkl, linear.ONEDNN_MIN_MACS = original, original_min_macs
 
 
 def time_libraries(function: Callable[[], object], num_runs: int = NUM_RUNS) -> tuple[float, float]:
@@ -56,24 +55,24 @@ def time_libraries(function: Callable[[], object], num_runs: int = NUM_RUNS) -> 
     return median(seconds[False]), median(seconds[True])
 
 
+def build_cases(layer: Linear, num_tokens: int) -> dict[str, Callable[[], object]]:
+    """Return functions to time by name; they apply ``layer`` to ``num_tokens`` random rows."""
+    new_counts = count(num_tokens + 1)
+    rows = torch.randn(num_tokens + 2 * NUM_RUNS + 3, layer.in_features)
+    x = torch.randn(num_tokens, layer.in_features, requires_grad=True)
+    return {
+        "forward": lambda: layer(x.detach()),
+        "forward, new number of tokens in each run": lambda: layer(rows[: next(new_counts)]),
+        "forward and backward": lambda: layer(x).sum().backward(),
+    }
+
+
 def compare_layers(ratios: dict[str, float], measurements: dict[str, float]) -> None:
     """Compare the libraries in linear layers of several sizes."""
     for in_features, out_features in WIDTHS:
         layer = Linear(in_features, out_features)
         for num_tokens in TOKEN_COUNTS:
-            new_counts = count(num_tokens + 1)
-            rows = torch.randn(num_tokens + 2 * NUM_RUNS + 3, in_features)
-            x = torch.randn(num_tokens, in_features, requires_grad=True)
-            cases: dict[str, Callable[[], object]] = {
-                "forward": lambda x=x, layer=layer: layer(x.detach()),  # type: ignore[misc]
-                "forward, new number of tokens in each run": (
-                    lambda new_counts=new_counts, layer=layer, rows=rows: layer(
-                        rows[: next(new_counts)]
-                    )
-                ),  # type: ignore[misc]
-                "forward and backward": lambda x=x, layer=layer: layer(x).sum().backward(),  # type: ignore[misc]
-            }
-            for case, function in cases.items():
+            for case, function in build_cases(layer, num_tokens).items():
                 mkl_seconds, onednn_seconds = time_libraries(function)
                 key = f"{num_tokens} x {in_features} -> {out_features}, {case}"
                 ratios[f"{key}: MKL / oneDNN"] = mkl_seconds / onednn_seconds

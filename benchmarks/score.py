@@ -63,7 +63,9 @@ def save_random_model(directory: Path, size: str, vocab_size: int) -> Path:
     )
     tokenizer = train_wordpiece(paragraphs, vocab_size)
     torch.manual_seed(0)
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, **get_size_preset(size))
+    config = ModelConfig.model_validate(
+        {"vocab_size": tokenizer.vocab_size, **get_size_preset(size)}
+    )
     save(directory / "model", BertForPreTraining(config), tokenizer, {})
     return directory / "model"
 

@@ -102,7 +102,8 @@ class Trainer:
             self.seconds += time.perf_counter() - start
             self.num_tokens += sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
             self.num_steps += 1
-            if self.num_steps % eval_every == 0 or self.is_finished or self.num_steps == 1:
+            is_last = self.num_steps >= self.total_steps
+            if self.num_steps % eval_every == 0 or is_last or self.num_steps == 1:
                 record = {"step": self.num_steps, "tokens": self.num_tokens,
                           "seconds": self.seconds}  # fmt: skip
                 self.records.append(record | {"training": loss, "mlm_loss": self._evaluate()})

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resume import build_environment, collect_run_contents
 
-from benchmarks.resume import build_environment, collect_run_contents
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import assignments, make_store
