@@ -9,6 +9,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log
 from bertsmith.cli.hints import quote_path
+from bertsmith.errors import InputError
 
 #: Large enough for documentation text, small enough to train quickly.
 VOCAB_SIZE = 8000
@@ -45,6 +46,7 @@ def demo(
     """
     corpus, tokenizer, store = out / "corpus.jsonl", out / "tokenizer", out / "store"
     run = out / f"run-{seed}"
+    _check_output(out, corpus)
     if not corpus.exists():
         _run_command("corpus", "docstrings", "--out", corpus)
     if not tokenizer.exists():
@@ -66,6 +68,17 @@ def demo(
     log("Next: run the same commands on your own text, or continue with this model:")
     log(f'  bertsmith fill {quote_path(run)} "The [MASK] of the function."')
     log(f"  bertsmith inspect {quote_path(run)}")
+
+
+def _check_output(out: Path, corpus: Path) -> None:
+    """Raise InputError if ``out`` is a file, or a folder with other files than those of a demo."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: this is a file; give --out a new folder")
+    # A killed demo may have left a hidden temporary file.
+    if out.exists() and not corpus.exists():
+        others = [path.name for path in out.iterdir() if not path.name.startswith(".")]
+        if others:
+            raise InputError(f"{out}: this folder has other files ({others[0]}); give a new --out")
 
 
 def _run_command(*arguments: object) -> None:

@@ -121,8 +121,6 @@ class _Totals:
             )
         for reason, count in self.problems.items():
             log(f"lines without a score: {count:,} ({reason})")
-        if not self.num_tokens and not self.problems:
-            log("empty input; nothing to score")
 
 
 def _format_row(line_score: "Score") -> str:

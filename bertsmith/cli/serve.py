@@ -160,6 +160,8 @@ def _name_models(models: list[str]) -> list[tuple[str, str]]:
         name, equals, path = argument.partition("=")
         if not equals or "/" in name:
             name, path = _default_name(argument), argument
+        if not path:
+            raise SettingsError(f"{argument!r}: no model; give MODEL or NAME=MODEL")
         if not name or name in paths_by_name:
             raise SettingsError(
                 f"{argument}: the name {name!r} is already used; give each model a name: NAME=MODEL"

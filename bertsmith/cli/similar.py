@@ -19,6 +19,7 @@ from bertsmith.cli.model_options import (
     resolve_device,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.errors import InputError
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def similar(
     such as a Korean noun with a particle.
     """
     settings = parse_vector_settings(layer)
+    if not word.strip():
+        raise InputError("--word is empty; give a word that occurs in the texts")
     check_device(device)
     input_lines = open_lines(file or STDIN, lines_format)
     model = find_model(model)

@@ -418,7 +418,8 @@ def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST_FILE
     advice = "give the folder that `bertsmith prepare --out` wrote"
     if not path.is_dir():
-        raise StoreError(f"{path}: no such store; {advice}")
+        problem = "this is a file, not a store" if path.exists() else "no such store"
+        raise StoreError(f"{path}: {problem}; {advice}")
     try:
         values = parse_json(file.read_bytes())
     except FileNotFoundError:

@@ -90,8 +90,11 @@ class ExampleCounts:
     def require_examples(self, examples: list[Example], path: Path) -> list[Example]:
         """Return the examples; raise TaskError if there are none."""
         if not examples:
+            if not self.num_read:
+                raise TaskError(f"{path}: this file has no examples; expected at least one")
             raise TaskError(
-                f"{path}: no usable example among {self.num_read:,}; expected at least one",
+                f"{path}: all examples were skipped ({self.num_read:,}); expected at least one "
+                "valid example",
             )
         return examples
 

@@ -62,8 +62,9 @@ def iter_pair_predictions(
     bundle = resolve_model(model)
     if not bundle.config.nsp:
         raise ModelError(
-            f"{bundle.path}: this model has no next-sentence head (it was trained with nsp = "
-            "false); use a model trained on sentence pairs, the default of `bertsmith pretrain`"
+            f"{bundle.path}: this model has no next-sentence head: it was fine-tuned, or trained "
+            "with data.nsp=false; use a model trained on sentence pairs, the default of "
+            "`bertsmith pretrain`"
         )
     number = 0
     for chunk in chunked(pairs, _CHUNK_SIZE):

@@ -45,6 +45,7 @@ INVALID_COMMANDS = [
     ("embed M T --pooling median", "pooling"),
     ("embed M T --out v.csv", "expected a name that ends in"),
     ("embed M T --pooling none --out v.npy", "vectors per token can only be written to"),
+    ("similar M T --word ''", "--word is empty; give a word"),
     ("similar nowhere T --word a", "nowhere: no such file or directory"),
     ("search nowhere x", "nowhere: does not exist; make an index"),
     ("predict M", "expected exactly one input: texts, --input FILE"),
@@ -64,6 +65,7 @@ INVALID_COMMANDS = [
         "squad expects a folder with train-v1.1.json and",
     ),
     ("pretrain --data nowhere --out r", "nowhere: no such store"),
+    ("pretrain --data T --out r", "T: this is a file, not a store; give the folder that"),
     ("pretrain --data S", "--out RUN"),
     ("pretrain --data S --out r --size huge", "--size 'huge'"),
     ("pretrain --data S --out r --steps 1 --epochs 1", "only one of --steps, --epochs"),
@@ -88,6 +90,8 @@ INVALID_COMMANDS = [
     ("inspect nowhere", "nowhere: no such file or directory"),
     ("lab nothing", "nothing"),
     ("corpus stats ''", "empty name"),
+    ("demo --out M", "M: this folder has other files"),
+    ("demo --out T", "T: this is a file"),
     ("corpus stats T --language xx", "language 'xx': not a language code"),
 ]
 

@@ -20,6 +20,8 @@ Run = Callable[..., Any]
         (["nowhere", "--set", "serve.texs=5"], "texs"),
         (["nowhere", "--set", "run.seed=5"], "expected serve.…"),
         (["nowhere", "--set", "serve.max_texts=0"], "texts: Input should be greater"),
+        ([""], "'': no model; give MODEL or NAME=MODEL"),
+        (["a="], "'a=': no model; give MODEL or NAME=MODEL"),
         (["a=nowhere", "a=elsewhere"], "the name 'a' is already used"),
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
         (["nowhere", "--api-key", ""], "--api-key is empty; set a key, or unset it"),

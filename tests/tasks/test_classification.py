@@ -180,7 +180,7 @@ def test_missing_json_key_is_skipped_after_the_first_row(tmp_path: Path) -> None
 def test_file_without_examples_is_rejected(tmp_path: Path) -> None:
     """A header alone is an error."""
     (tmp_path / "a.csv").write_text("text,label\n")
-    with pytest.raises(TaskError, match="no usable example among 0"):
+    with pytest.raises(TaskError, match="this file has no examples; expected"):
         read_examples(tmp_path / "a.csv", TASK)
 
 

@@ -140,7 +140,7 @@ def test_empty_context_invalidates_its_questions(tmp_path: Path) -> None:
     file = write_squad_file(tmp_path / "a.json", *questions, context="\n")
     with pytest.raises(TaskError, match=r"question q1: an empty context"):
         read_examples(file, make_task())
-    with pytest.raises(TaskError, match="no usable example among 2"):
+    with pytest.raises(TaskError, match=r"all examples were skipped \(2\)"):
         read_examples(file, make_task(skip_invalid=True))
 
 

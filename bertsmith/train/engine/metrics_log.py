@@ -1,12 +1,12 @@
 """The metrics log of a run, ``metrics.jsonl``: one JSON object per line, ordered by step."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from bertsmith.compatibility import upgrade_metrics
-from bertsmith.files import add_error_filename, dump_json, restore_nan, write_atomic
+from bertsmith.errors import RunError
+from bertsmith.files import add_error_filename, dump_json, parse_json, restore_nan, write_atomic
 from bertsmith.train.engine.tensorboard_log import TensorBoardLog
 
 METRICS_FILE = "metrics.jsonl"
@@ -61,14 +61,25 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's metrics log, without an incomplete last line.
 
     A run without a log has no lines.
+
+    Raises:
+        RunError: If another line is damaged.
     """
     path = run / METRICS_FILE
     if not path.exists():
         return []
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    texts = path.read_bytes().splitlines()
+    for number, text in enumerate(texts, 1):
         try:
-            lines.append(upgrade_metrics(restore_nan(json.loads(text))))
-        except json.JSONDecodeError:
-            break
+            line = upgrade_metrics(restore_nan(parse_json(text.decode())))
+            int(line["step"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            if number == len(texts):
+                break
+            raise RunError(
+                f"{path}, line {number:,}: this line is damaged; remove it, or remove the file to "
+                "continue without the earlier metrics"
+            ) from None
+        lines.append(line)
     return lines

@@ -57,6 +57,11 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         SettingsError: If a setting is unknown or contradicts another one.
     """
     file_values = user_settings(overrides.config)
+    if "task" in file_values:
+        raise SettingsError(
+            f"{overrides.config}: these are the settings of a fine-tuning run; give the settings "
+            "of a pre-training run, or use --set"
+        )
     if get_table(file_values, "run").get("store_id"):
         overrides, file_values = _adopt_run_settings(overrides, file_values, store)
     user_values = user_settings(file_values, overrides.values, overrides.assignments)

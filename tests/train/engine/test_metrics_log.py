@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bertsmith.errors import RunError
 from bertsmith.train.engine.metrics_log import METRICS_FILE, MetricsLog, read_metrics
 
 
@@ -48,6 +49,14 @@ def test_resumed_run_truncates_the_log_to_its_checkpoint(tmp_path: Path) -> None
     assert _logged_steps(tmp_path) == [1, 2, 3, 4, 5]
     MetricsLog(tmp_path, 0).close()
     assert _logged_steps(tmp_path) == []
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"{", b"[1]", b"{}", b'{"step": null}', b"3"])
+def test_damaged_line_is_an_error(tmp_path: Path, line: bytes) -> None:
+    """A damaged line before the last one is reported with its number."""
+    (tmp_path / METRICS_FILE).write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: this line is damaged; remove it"):
+        read_metrics(tmp_path)
 
 
 @pytest.mark.parametrize("last_line", ['{"step": 3, "lo', "{", '{"step": 3}{"st', "\0\0\0"])

@@ -208,6 +208,9 @@ def test_settings_of_a_run_are_a_settings_file(train: Train, store: Path, tmp_pa
     ):
         with pytest.raises(SettingsError, match=f"{option}.*leave out"):
             resolve_settings(other, Store.open(store))
+    config.write_text("[task]\nname = 'rte'\n")
+    with pytest.raises(SettingsError, match="the settings of a fine-tuning run; give"):
+        resolve_settings(overrides, Store.open(store))
 
 
 def test_settings_of_a_continued_run_are_a_settings_file(
