@@ -76,7 +76,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Create the linear warm-up and decay of BERT's original code."""
         settings = schedule.ScheduleSettings(steps=num_training_steps)
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer or self.optimizer, lambda step: schedule.lr_factor(step, settings)
+            optimizer or self.optimizer, lambda step: schedule.compute_lr_factor(step, settings)
         )
         return self.lr_scheduler
 

@@ -94,7 +94,7 @@ class Trainer:
         eval_every = max(1, self.total_steps // NUM_EVALUATIONS)
         end = self.seconds + TURN_SECONDS
         while self.seconds < end and not self.is_finished:
-            factor = schedule.lr_factor(self.num_steps, settings)
+            factor = schedule.compute_lr_factor(self.num_steps, settings)
             lr = self._session.settings.optim.lr * factor
             start = time.perf_counter()
             micro_batches = next(self._batches)

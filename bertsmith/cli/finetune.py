@@ -172,9 +172,9 @@ def finetune(
         "progress": TerminalProgress(),
     }  # fmt: skip
     is_sweep = seeds > 1 or grid
-    from bertsmith.train.finetuning.settings import check_finetuning
+    from bertsmith.train.finetuning.settings import check_finetune_arguments
 
-    check_finetuning(
+    check_finetune_arguments(
         task, model, data, None if is_sweep else out, config, assignments or [], values
     )
     if is_sweep:
@@ -222,7 +222,7 @@ def _run_sweep(
         print_json(json.loads((sweep.out / "results.json").read_text(encoding="utf-8")))
     else:
         for point in sweep.points:
-            median, minimum, maximum = point.metric_over_seeds(metric)
+            median, minimum, maximum = point.summarize_metric(metric)
             hyperparameters = " ".join(
                 f"{key.rpartition('.')[2]}={value}" for key, value in point.hyperparameters.items()
             )

@@ -83,9 +83,9 @@ def pretrain(
     }  # fmt: skip
     if out is None and not plan:
         raise typer.BadParameter("no run directory: add --out RUN")
-    from bertsmith.train.pretraining.resolve import check_pretraining
+    from bertsmith.train.pretraining.resolve import check_pretrain_arguments
 
-    check_pretraining(data, out, budget, overrides)
+    check_pretrain_arguments(data, out, budget, overrides)
     overrides |= budget
     from bertsmith.train.pretraining import pretrain as training
 

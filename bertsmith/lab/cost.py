@@ -14,7 +14,7 @@ from bertsmith.lab.sources import estimate_characters, read_squad
 from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.pretraining.recipes import default_interval
+from bertsmith.train.pretraining.recipes import get_default_interval
 
 #: Speed of sampling text, learning a vocabulary or building a store, in characters per second.
 _CHARACTERS_PER_SECOND = 1.5e6
@@ -53,7 +53,7 @@ class CostEstimator:
     def _estimate_pretraining(self, stage: Stage) -> float:
         """Return the duration of a pre-training run's steps and evaluations, in seconds."""
         num_steps, run = stage.settings["steps"], stage.settings["run"]
-        num_evaluations = num_steps // (run.get("eval_every") or default_interval(num_steps))
+        num_evaluations = num_steps // (run.get("eval_every") or get_default_interval(num_steps))
         num_eval_batches = (
             num_evaluations * run["max_eval_sequences"] / stage.settings["data"]["batch_size"]
         )

@@ -17,10 +17,10 @@ from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
 from bertsmith.train.engine import compute_settings, optimizer
-from bertsmith.train.engine.probe import median_step_seconds
+from bertsmith.train.engine.probe import measure_median_step_seconds
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import LossFunction, take_step
-from bertsmith.train.pretraining.compile_warmup import warmup_batches
+from bertsmith.train.pretraining.compile_warmup import build_warmup_batches
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
@@ -46,7 +46,7 @@ def measure_step_seconds(
         "auto", "auto", "auto", attention_dropout=config.attention_dropout, threads=None
     )
     is_cpu = machine.device.type == "cpu"
-    max_tokens = _CPU_MICRO_TOKENS if is_cpu else compute_settings.MICRO_TOKENS
+    max_tokens = _CPU_MICRO_TOKENS if is_cpu else compute_settings.DEFAULT_MICRO_BATCH_TOKENS
     batch = _random_batch(data)
     first = split_batch(batch, max_tokens)[0]
     micro_batches = [to_device(first, machine.device)]
@@ -67,7 +67,7 @@ def measure_step_seconds(
                   max_grad_norm=1.0)  # fmt: skip
         device.synchronize(machine)
 
-    seconds, _ = median_step_seconds(repeat(micro_batches), run_step, _PROBE_SECONDS)
+    seconds, _ = measure_median_step_seconds(repeat(micro_batches), run_step, _PROBE_SECONDS)
     # The optimizer update is counted once per micro-batch instead of once per batch. The error is
     # small, because the update is short.
     return seconds * len(batch.ids) / len(first.ids)
@@ -75,7 +75,7 @@ def measure_step_seconds(
 
 def _random_batch(data: DataSettings) -> ExampleBatch:
     """Return a batch of random token ids with masked-LM or left-to-right predictions."""
-    batch = warmup_batches(data, data.max_seqlen, data.batch_size * data.max_seqlen)[0]
+    batch = build_warmup_batches(data, data.max_seqlen, data.batch_size * data.max_seqlen)[0]
     if data.objective != "left-to-right":
         return batch
     # A left-to-right model predicts every token.

@@ -13,7 +13,7 @@ from bertsmith.lab.sources import Sources, subsample_squad
 from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.settings import merge_settings
 from bertsmith.train.engine.settings import OptimSettings
-from bertsmith.train.pretraining.recipes import recipe_defaults
+from bertsmith.train.pretraining.recipes import get_recipe_defaults
 
 #: Kinds of stages that train. If training diverges, this is a result and not a failure.
 TRAINING_KINDS = ("pretrain", "finetune")
@@ -43,7 +43,7 @@ class StageFactory:
     def learning_rate(self) -> float:
         """The peak learning rate of the recipe for the baseline model."""
         model = self.scale.build_model_settings()
-        settings = recipe_defaults(self.scale.recipe, model).get("optim", {})
+        settings = get_recipe_defaults(self.scale.recipe, model).get("optim", {})
         return OptimSettings.parse(settings, "the recipe").lr
 
     def create_text_stage(self, language: str = "en") -> Stage:
@@ -103,7 +103,7 @@ class StageFactory:
         }
         # The settings of the recipe are part of the stage's key, so that a run with a changed
         # recipe is another stage.
-        settings = merge_settings(recipe_defaults(scale.recipe, model_settings), settings)
+        settings = merge_settings(get_recipe_defaults(scale.recipe, model_settings), settings)
         dependencies = {"store": store or self.create_store_stage()}
         return Stage("pretrain", merge_settings(settings, overrides), dependencies)
 

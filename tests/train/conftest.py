@@ -18,7 +18,7 @@ from bertsmith.train.pretraining.pretrain import PretrainResult, pretrain
 
 WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
 #: Settings of a very small model with small batches.
-SMALL = {
+SMALL_SETTINGS = {
     "model.layers": 1,
     "model.width": 16,
     "model.heads": 2,
@@ -38,13 +38,15 @@ _PRETRAIN_ARGUMENTS = {
 }  # fmt: skip
 
 
-def assignments(**changes: Any) -> list[str]:
-    """Return SMALL with changes as arguments of ``--set``.
+def make_assignments(**changes: Any) -> list[str]:
+    """Return SMALL_SETTINGS with changes as arguments of ``--set``.
 
     A change is written as section__name=value; the value None removes a setting.
     """
     values = {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in (SMALL | values).items() if value is not None]
+    return [
+        f"{key}={value}" for key, value in (SMALL_SETTINGS | values).items() if value is not None
+    ]
 
 
 def make_tokenizer(extra_words: tuple[str, ...] = ()) -> Tokenizer:
@@ -77,7 +79,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("train"))
 
 
-Train = Callable[..., PretrainResult]
+TrainFunction = Callable[..., PretrainResult]
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +90,11 @@ def skip_slow_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def train(store: Path, tmp_path: Path) -> Train:
+def train(store: Path, tmp_path: Path) -> TrainFunction:
     """Train the small model; keywords are settings, or arguments of ``pretrain``."""
 
     def run(out: str = "run", data: Path = store, **changes: Any) -> PretrainResult:
         arguments = {key: changes.pop(key) for key in _PRETRAIN_ARGUMENTS & changes.keys()}
-        return pretrain(data, tmp_path / out, assignments=assignments(**changes), **arguments)
+        return pretrain(data, tmp_path / out, assignments=make_assignments(**changes), **arguments)
 
     return run

@@ -15,11 +15,11 @@ from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining.pretrain import pretrain
 from bertsmith.train.pretraining.snapshot import write_snapshot
 from bertsmith.use.inspection.describe import describe_checkpoint, describe_run
-from tests.train.conftest import assignments
+from tests.train.conftest import make_assignments
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v0.1"
 WEIGHTS = "model/model.safetensors"
-PRETRAIN = assignments(
+PRETRAIN = make_assignments(
     checkpoint__every=3, checkpoint__keep=9, run__eval_every=6, model__max_positions=32
 )
 FINETUNE: dict[str, Any] = {

@@ -213,7 +213,7 @@ def _count_max_training_tokens(factory: StageFactory) -> int:
     settings = factory.create_left_to_right_run(0, steps=_count_steps(factory)).settings
     schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
     phases = build_phases(schedule, factory.scale.max_length)
-    num_tokens = sum((phase.end_step - phase.start_step) * phase.length for phase in phases)
+    num_tokens = sum((phase.end_step - phase.start_step) * phase.max_seqlen for phase in phases)
     return factory.scale.batch_size * num_tokens
 
 

@@ -106,9 +106,9 @@ class TimeBudget:
             return None
         step_seconds, now = self._window_seconds / len(self._window), self._clock()
         overhead = (now - self._loop_start_time - self._training_seconds) / self._training_seconds
-        cost = step_seconds * (1 + max(overhead, _MIN_OVERHEAD))
+        seconds_per_step = step_seconds * (1 + max(overhead, _MIN_OVERHEAD))
         elapsed = self._previous_seconds + now - self._start_time
-        expected_seconds = elapsed + (steps - step) * cost
+        expected_seconds = elapsed + (steps - step) * seconds_per_step
         if self._seconds / TOLERANCE <= expected_seconds <= self._seconds * TOLERANCE:
             self._is_confirming = False
             return None
@@ -117,7 +117,7 @@ class TimeBudget:
             self._window.clear()
             self._window_seconds = 0.0
             return None
-        fitting_steps = step + int((self._seconds - elapsed) / cost)
+        fitting_steps = step + int((self._seconds - elapsed) / seconds_per_step)
         min_steps = step + max(1, math.ceil(_MIN_REMAINING_FRACTION * step))
         new_steps = max(fitting_steps, min_steps, self._min_steps)
         if expected_seconds > self._seconds:

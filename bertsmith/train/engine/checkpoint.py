@@ -64,7 +64,7 @@ def save(
     steps = [step for step, _ in list_checkpoints(run)]
     for step in steps[:-keep]:
         if step != state.best_step:
-            _remove(run / CHECKPOINTS_DIR / f"step-{step}")
+            _remove_checkpoint(run / CHECKPOINTS_DIR / f"step-{step}")
     return directory
 
 
@@ -78,7 +78,7 @@ def remove_partial_checkpoints(run: Path) -> None:
             shutil.rmtree(path)
 
 
-def _remove(directory: Path) -> None:
+def _remove_checkpoint(directory: Path) -> None:
     """Rename a checkpoint before removing it, so that a kill never leaves an incomplete one."""
     renamed = directory.with_name(f".{directory.name}.old")
     directory.replace(renamed)
@@ -184,7 +184,7 @@ def restore(
         RunError: If the checkpoint is damaged or belongs to another model.
     """
     try:
-        _verify(directory, (STATE_FILE, WEIGHTS_FILE))
+        _verify_checksums(directory, (STATE_FILE, WEIGHTS_FILE))
         fields = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
         state = TrainingState(**fields)
         has_moments = (directory / MOMENTS_FILE).exists()
@@ -204,7 +204,7 @@ def _restore_optimizer(
             f"{MOMENTS_FILE} is missing, because the run was finished "
             "(checkpoint.keep_optimizer=true keeps it); to train its model further, start a new run"
         )
-    _verify(directory, (MOMENTS_FILE,))
+    _verify_checksums(directory, (MOMENTS_FILE,))
     moments = load_file(directory / MOMENTS_FILE)
     for name, parameter in _trainable_parameters(model):
         entry: dict[str, Tensor] = {
@@ -222,7 +222,7 @@ def load_weights(directory: Path, model: nn.Module) -> None:
         RunError: If the checkpoint is damaged or belongs to another model.
     """
     try:
-        _verify(directory, (WEIGHTS_FILE,))
+        _verify_checksums(directory, (WEIGHTS_FILE,))
         _copy_weights(directory, model)
     except _READ_ERRORS as error:
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
@@ -244,7 +244,7 @@ def load_best(run: Path, step: int, model: nn.Module) -> None:
         ) from None
 
 
-def _verify(directory: Path, names: Sequence[str]) -> None:
+def _verify_checksums(directory: Path, names: Sequence[str]) -> None:
     """Raise ValueError if a file does not match its checksum.
 
     Checkpoints of version 0.1 have no checksums and are not verified.

@@ -10,8 +10,8 @@ Kernel = Literal["auto", "reference", "padded", "varlen"]
 #: CPU threads; None: PyTorch's default.
 Threads = Annotated[int, Field(ge=1)] | None
 #: Maximum tokens of a micro-batch; larger batches are accumulated over several micro-batches.
-MicroTokens = Annotated[int, Field(ge=64)]
-MICRO_TOKENS: Final = 16384
+MicroBatchTokens = Annotated[int, Field(ge=64)]
+DEFAULT_MICRO_BATCH_TOKENS: Final = 16384
 #: Steps between two training lines of the metrics log.
 LogEvery = Annotated[int, Field(ge=1)]
-LOG_EVERY: Final = 10
+DEFAULT_LOG_EVERY: Final = 10

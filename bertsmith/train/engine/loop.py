@@ -91,7 +91,7 @@ class LoopOptions:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """How training ended.
 
     Attributes:
@@ -135,7 +135,7 @@ def train(
     run: Path,
     progress: Progress,
     budget: TimeBudget | None = None,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train from the last checkpoint of ``run``, or from the start, for ``options.steps`` steps.
 
     On SIGTERM or Ctrl-C, and when ``budget`` revises the number of steps, the current step is
@@ -161,8 +161,8 @@ def train(
         trim_memory()
     if loop.state.step < options.steps:
         revised_schedule = loop.revised_schedule if signals.received is None else None
-        return Outcome(loop.state, signals.received, revised_schedule=revised_schedule)
-    return Outcome(loop.state, None, signals.received)
+        return TrainingOutcome(loop.state, signals.received, revised_schedule=revised_schedule)
+    return TrainingOutcome(loop.state, None, signals.received)
 
 
 def _is_finished(options: LoopOptions, state: TrainingState) -> bool:
@@ -210,20 +210,20 @@ class _Loop:
         while not (
             self.revised_schedule or signals.received or _is_finished(self._options, self.state)
         ):
-            self._step(next(batches), stopwatch)
-            if self._evaluate() or self._is_due(self._options.checkpoint_every):
-                self._save()
+            self._take_step(next(batches), stopwatch)
+            if self._evaluate_if_due() or self._is_due(self._options.checkpoint_every):
+                self._save_checkpoint()
             stopwatch.skip()
             if self._budget is not None:
                 self.revised_schedule = self._budget.revise(self.state.step, self._options.steps)
         # A signal can arrive at any moment of a step, so the last step is saved here.
         if self._saved_step < self.state.step:
-            self._save()
+            self._save_checkpoint()
 
     def _is_due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self._options.steps
 
-    def _step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
+    def _take_step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
         """Take one optimizer step and log it."""
         options, objective, step = self._options, self._objective, self.state.step
         lr = options.lr_at_step(step)
@@ -253,7 +253,7 @@ class _Loop:
             **{"tokens/s": f"{tokens_per_second:,.0f}", "at": f"{mfu:.0%} of peak matmul speed"},
         )  # fmt: skip
 
-    def _evaluate(self) -> bool:
+    def _evaluate_if_due(self) -> bool:
         """Evaluate if an evaluation is due, and return whether it is the best so far."""
         if not self._is_due(self._options.eval_every):
             return False
@@ -276,7 +276,7 @@ class _Loop:
         self.state = replace(self.state, best_step=self.state.step, best_loss=score)
         return True
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         self._metrics_log.sync()
         checkpoint.save(
             self._run, self.state, self._model, self._optimizer, self._options.keep_checkpoints

@@ -50,7 +50,7 @@ class Cost:
         return steps * self.step_seconds + num_evaluations * self.evaluation_seconds * fraction
 
 
-def median_step_seconds(
+def measure_median_step_seconds(
     batches: Iterator[list[Any]],
     take_step: Callable[[int, list[Any]], None],
     seconds: float = PROBE_SECONDS,

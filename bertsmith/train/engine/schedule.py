@@ -60,7 +60,7 @@ class Phase:
 
     start_step: int
     end_step: int
-    length: int
+    max_seqlen: int
 
 
 def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
@@ -71,22 +71,22 @@ def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
     total_steps = settings.total_steps()
     if settings.phase2_max_seqlen is None:
         return [Phase(0, total_steps, length)]
-    long_start = _long_phase_start(settings, total_steps)
+    phase2_start = _compute_phase2_start(settings, total_steps)
     if settings.replanned_at is not None and settings.planned_steps is not None:
         # Completed steps keep their sequence length.
-        old_start = _long_phase_start(settings, settings.planned_steps)
-        if old_start <= settings.replanned_at:
-            long_start = old_start
+        old_phase2_start = _compute_phase2_start(settings, settings.planned_steps)
+        if old_phase2_start <= settings.replanned_at:
+            phase2_start = old_phase2_start
         else:
-            long_start = max(settings.replanned_at, long_start)
+            phase2_start = max(settings.replanned_at, phase2_start)
     phases = [
-        Phase(0, long_start, length),
-        Phase(long_start, total_steps, settings.phase2_max_seqlen),
+        Phase(0, phase2_start, length),
+        Phase(phase2_start, total_steps, settings.phase2_max_seqlen),
     ]
     return [phase for phase in phases if phase.start_step < phase.end_step]
 
 
-def _long_phase_start(settings: ScheduleSettings, total_steps: int) -> int:
+def _compute_phase2_start(settings: ScheduleSettings, total_steps: int) -> int:
     return total_steps - round(total_steps * settings.phase2_fraction)
 
 
@@ -98,11 +98,11 @@ def revise_schedule(settings: ScheduleSettings, step: int, steps: int) -> Schedu
 
 
 def count_epochs(steps: int, batch: int, examples: list[tuple[float, int]]) -> float:
-    """Return the number of epochs in ``steps`` steps; ``examples`` as in ``steps_for_epochs``."""
+    """Return the number of epochs in ``steps``; ``examples``: see ``convert_epochs_to_steps``."""
     return steps * sum(batch * fraction / num_examples for fraction, num_examples in examples)
 
 
-def steps_for_epochs(epochs: float, batch: int, examples: list[tuple[float, int]]) -> int:
+def convert_epochs_to_steps(epochs: float, batch: int, examples: list[tuple[float, int]]) -> int:
     """Return the number of steps in ``epochs`` epochs, rounded up.
 
     Args:
@@ -113,16 +113,16 @@ def steps_for_epochs(epochs: float, batch: int, examples: list[tuple[float, int]
     return max(1, math.ceil(epochs / count_epochs(1, batch, examples) - 1e-9))
 
 
-def num_warmup_steps(settings: ScheduleSettings) -> int:
+def count_warmup_steps(settings: ScheduleSettings) -> int:
     """Return the number of warm-up steps: ``warmup_steps``, but at most a tenth of the run."""
-    return _num_warmup_steps(settings, settings.total_steps())
+    return _limit_warmup_steps(settings, settings.total_steps())
 
 
-def _num_warmup_steps(settings: ScheduleSettings, total_steps: int) -> int:
+def _limit_warmup_steps(settings: ScheduleSettings, total_steps: int) -> int:
     return min(settings.warmup_steps, total_steps // 10)
 
 
-def lr_factor(step: int, settings: ScheduleSettings) -> float:
+def compute_lr_factor(step: int, settings: ScheduleSettings) -> float:
     """Return the learning rate of ``step`` (from 0) as a fraction of the peak.
 
     Linear warm-up from 0, then linear decay to 0 at the end of the run. As in the original code,
@@ -130,18 +130,20 @@ def lr_factor(step: int, settings: ScheduleSettings) -> float:
     After a revision of the number of steps, the rate continues without a jump.
     """
     if settings.replanned_at is None or settings.planned_steps is None:
-        return _factor(step, settings.total_steps(), num_warmup_steps(settings))
+        return _compute_planned_lr_factor(
+            step, settings.total_steps(), count_warmup_steps(settings)
+        )
     if step < settings.replanned_at:
-        warmup_steps = _num_warmup_steps(settings, settings.planned_steps)
-        return _factor(step, settings.planned_steps, warmup_steps)
-    return _revised_factor(step, settings.replanned_at, settings.planned_steps, settings)
+        warmup_steps = _limit_warmup_steps(settings, settings.planned_steps)
+        return _compute_planned_lr_factor(step, settings.planned_steps, warmup_steps)
+    return _compute_revised_lr_factor(step, settings.replanned_at, settings.planned_steps, settings)
 
 
-def _factor(step: int, total_steps: int, warmup_steps: int) -> float:
+def _compute_planned_lr_factor(step: int, total_steps: int, warmup_steps: int) -> float:
     return (step + 1) / warmup_steps if step < warmup_steps else 1.0 - step / total_steps
 
 
-def _revised_factor(
+def _compute_revised_lr_factor(
     step: int, revision_step: int, planned_steps: int, settings: ScheduleSettings
 ) -> float:
     """Return the factor of a step after a revision.
@@ -151,8 +153,8 @@ def _revised_factor(
     above that line, it decays linearly to 0.
     """
     total_steps = settings.total_steps()
-    old_warmup_steps = _num_warmup_steps(settings, planned_steps)
-    start = _factor(revision_step, planned_steps, old_warmup_steps)
+    old_warmup_steps = _limit_warmup_steps(settings, planned_steps)
+    start = _compute_planned_lr_factor(revision_step, planned_steps, old_warmup_steps)
     warmup_steps = min(settings.warmup_steps, (total_steps - revision_step) // 10)
     peak = 1.0 - (revision_step + warmup_steps) / total_steps
     if revision_step >= old_warmup_steps or start >= peak or warmup_steps == 0:

@@ -36,7 +36,7 @@ class StepResult:
         return sum(self.losses.values())
 
 
-def step_seed(seed: int, step: int, micro_batch_index: int) -> int:
+def derive_dropout_seed(seed: int, step: int, micro_batch_index: int) -> int:
     """Return the dropout seed, a pure function of the arguments."""
     return (seed * 2**32 + step * _STEP_KEY + micro_batch_index * _MICRO_BATCH_KEY) % 2**62
 
@@ -78,7 +78,7 @@ def take_step(
     """
     totals: dict[str, Tensor] = {}
     for index, micro_batch in enumerate(micro_batches):
-        dropout_seed = step_seed(seed, step, index)
+        dropout_seed = derive_dropout_seed(seed, step, index)
         if machine.device.type == "cuda":
             torch.cuda.manual_seed(dropout_seed)
         with machine.autocast():

@@ -56,7 +56,7 @@ def is_machine_busy(load: CpuLoad) -> bool:
     return max(load.current, load.last_minute) >= _BUSY_CORES
 
 
-def candidate_thread_counts(available: int, load: CpuLoad) -> list[int]:
+def list_candidate_thread_counts(available: int, load: CpuLoad) -> list[int]:
     """Return the thread counts worth timing: all, those that the load leaves free, and half."""
     free = available - max(1, math.ceil(load.current))
     fewer = {number for number in (free, available // 2) if 1 <= number < available}

@@ -40,7 +40,7 @@ from bertsmith.train.finetuning.settings import (
     FinetuneRunSettings,
     FinetuneSettings,
     check_files_exist,
-    model_overrides,
+    get_model_overrides,
     read_overrides,
 )
 from bertsmith.train.finetuning.summary import log_run_summary, warn_below_majority_class
@@ -51,9 +51,9 @@ from bertsmith.train.finetuning.task_data import (
     find_unseen_labels,
     hash_task_files,
     read_task_data,
+    resolve_model_settings,
     resolve_task_settings,
-    with_model,
-    with_task,
+    update_task_settings,
 )
 
 MODEL_DIR, RESULT_FILE = "model", "result.json"
@@ -126,12 +126,12 @@ def finetune(
     head = build_head(settings.task, examples)
     examples.counts["train"].unseen_labels = find_unseen_labels(settings.task, head, examples)
     changes = {"labels": list(head.labels), "fingerprint": hash_task_files(settings.task)}
-    settings = with_task(settings, changes)
+    settings = update_task_settings(settings, changes)
     # Some metrics need a certain number of labels, which is known only now.
     resolve_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
-    start = load_for_fine_tuning(model, head, model_overrides(overrides), settings.features)
-    settings = with_model(settings, start)
+    start = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
+    settings = resolve_model_settings(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
         check_files_unchanged(run, settings.task)
@@ -174,7 +174,7 @@ def _train(
         device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
     model = start.model.to(machine.device)
     objective = _build_objective(settings, start, head, data, machine)
-    _freeze(start, options.num_frozen_layers)
+    _freeze_layers(start, options.num_frozen_layers)
     if is_new:
         settings = _resolve_on_machine(settings, machine, objective.steps_per_epoch)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
@@ -316,7 +316,7 @@ def _build_loop_options(
         steps=timing.total_steps(),
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
-        lr_at_step=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
+        lr_at_step=lambda step: settings.optim.lr * schedule.compute_lr_factor(step, timing),
         log_every=settings.run.log_every,
         eval_every=steps_per_epoch
         if settings.run.eval_strategy == "epoch"
@@ -330,7 +330,7 @@ def _build_loop_options(
     )
 
 
-def _freeze(start: FineTunedBundle, num_layers: int | None) -> None:
+def _freeze_layers(start: FineTunedBundle, num_layers: int | None) -> None:
     """Freeze the embeddings and the first ``num_layers`` layers; None freezes nothing."""
     if num_layers is None:
         return

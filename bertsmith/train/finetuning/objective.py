@@ -90,18 +90,20 @@ class FinetuningObjective:
         """Yield the micro-batches of each step endlessly, in a new random order every epoch."""
         epoch, first_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
-            order = self._shuffled_indices(epoch)
+            order = self._shuffle_indices(epoch)
             for step in range(first_in_epoch, self.steps_per_epoch):
                 indices = order[step * self._batch_size : (step + 1) * self._batch_size]
-                yield [self._make_micro_batch(part) for part in self._split(indices)]
+                yield [
+                    self._make_micro_batch(part) for part in self._split_into_micro_batches(indices)
+                ]
             epoch, first_in_epoch = epoch + 1, 0
 
-    def _shuffled_indices(self, epoch: int) -> list[int]:
+    def _shuffle_indices(self, epoch: int) -> list[int]:
         rng = np.random.default_rng((self._seed, epoch))
         permutation = rng.permutation(len(self._train_indices)).tolist()
         return [self._train_indices[i] for i in permutation]
 
-    def _split(self, indices: list[int]) -> Iterator[list[int]]:
+    def _split_into_micro_batches(self, indices: list[int]) -> Iterator[list[int]]:
         """Split a batch into parts of at most ``micro_batch_tokens`` tokens, or one input."""
         part: list[int] = []
         part_tokens = 0
@@ -135,7 +137,7 @@ class FinetuningObjective:
         """Return which examples the batch of ``step`` contains."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         first = step_in_epoch * self._batch_size
-        indices = self._shuffled_indices(epoch)[first : first + self._batch_size]
+        indices = self._shuffle_indices(epoch)[first : first + self._batch_size]
         locations = "; ".join(self._train.locations[index] for index in indices[:3])
         return f"that of epoch {epoch + 1} with {locations} and {max(len(indices) - 3, 0)} more"
 

@@ -51,9 +51,11 @@ class FinetuneRunSettings(SettingsTable):
     #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
     threads: compute_settings.Threads = None
     #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
-    micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
+    micro_batch_tokens: compute_settings.MicroBatchTokens = (
+        compute_settings.DEFAULT_MICRO_BATCH_TOKENS
+    )
     #: Steps between two training lines of the metrics log.
-    log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
+    log_every: compute_settings.LogEvery = compute_settings.DEFAULT_LOG_EVERY
     #: Evaluate on the validation files after each epoch, or only after the last step.
     eval_strategy: Literal["epoch", "end"] = "epoch"
     #: Which weights become the model: those of the last step, or of the best evaluation.
@@ -173,7 +175,7 @@ def resolve_settings(
 ) -> FinetuneSettings:
     """Return the settings of a run before its model and data files are read.
 
-    The model config is a placeholder; ``with_model`` replaces it.
+    The model config is a placeholder; ``resolve_model_settings`` replaces it.
 
     Args:
         task: Name of a public task or of a task family.
@@ -196,7 +198,7 @@ def resolve_settings(
         base |= {"kind": FAMILY_KINDS[task][0], **FAMILY_DEFAULTS.get(task, {})}
         if data is not None:
             base["train_file"] = str(data.resolve())
-    _check_tables(overrides)
+    _check_override_tables(overrides)
     if "validation_files" in overrides.get("task", {}):
         # The user's held-out files replace those of a public task.
         base.pop("validation_files", None)
@@ -206,7 +208,7 @@ def resolve_settings(
     defaults: dict[str, Any] = {"task": base, "optim": {"lr": lr}, "schedule": {"epochs": epochs}}
     defaults["run"] = {"start_from": str(model.resolve())}
     values = merge_settings(defaults, _drop_default_epochs(overrides))
-    model_overrides(overrides)
+    get_model_overrides(overrides)
     # The model config is read later, and the user's changes are applied to it then.
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
@@ -216,7 +218,7 @@ def resolve_settings(
     return settings
 
 
-def check_finetuning(
+def check_finetune_arguments(
     task: str,
     model: Path,
     data: Path | None,
@@ -263,7 +265,7 @@ def check_files_exist(settings: TaskSettings) -> None:
             raise TaskError(f"{file}: no such file{hint}")
 
 
-def _check_tables(overrides: Mapping[str, Any]) -> None:
+def _check_override_tables(overrides: Mapping[str, Any]) -> None:
     for name, value in overrides.items():
         if not isinstance(value, Mapping):
             raise SettingsError(f"{name} is {value!r}; expected a table of settings")
@@ -286,7 +288,7 @@ def _drop_default_epochs(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     return merge_settings(overrides, {"schedule": {"epochs": None}})
 
 
-def model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model table of the overrides.
 
     Raises:

@@ -38,7 +38,7 @@ def log_run_summary(
     for note in start.notes():
         progress.log(note)
     for name, counts in data.counts.items():
-        _log_counts(progress, name, counts)
+        _log_example_counts(progress, name, counts)
     _warn_unknown_tokens(progress, data.counts)
     for name, examples in {"train": data.train, **data.heldout}.items():
         progress.log(f"{name}: {summarize_labels(examples, task.kind)}")
@@ -83,7 +83,7 @@ def _warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]
         progress.log(warning)
 
 
-def _log_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
+def _log_example_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
     parts = []
     for reason, number in counts.skipped.items():
         location = counts.first_skipped.get(reason)

@@ -33,9 +33,9 @@ class GridPoint:
     hyperparameters: dict[str, Any]
     runs: list[FinetuneResult]
 
-    def metric_over_seeds(self, metric: str) -> tuple[float, float, float]:
+    def summarize_metric(self, metric: str) -> tuple[float, float, float]:
         """Return median, minimum and maximum of a metric over the seeds; NaN is the worst."""
-        scores = [_nan_to_worst(run.metrics[metric], metric) for run in self.runs]
+        scores = [_replace_nan_by_worst(run.metrics[metric], metric) for run in self.runs]
         statistics = (median(scores), min(scores), max(scores))
         middle, lowest, highest = (math.nan if math.isinf(score) else score for score in statistics)
         return middle, lowest, highest
@@ -123,7 +123,7 @@ def run_sweep(
             run_values = merge_settings(
                 merge_settings(overrides, run_values), {"run": {"seed": seed}}
             )
-            run = out / _run_name(hyperparameters, seed)
+            run = out / _format_run_name(hyperparameters, seed)
             result = finetune(task, model, run, data=data, values=run_values, progress=progress)
             if result.signal is None:
                 shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
@@ -135,7 +135,7 @@ def run_sweep(
                 break
         if stopped_run:
             break
-    return _finish(out, [point for point in points if point.runs], stopped_run)
+    return _save_best_model(out, [point for point in points if point.runs], stopped_run)
 
 
 def _check_sweep_directory(out: Path) -> None:
@@ -160,21 +160,23 @@ def _check_no_grid_settings(overrides: Mapping[str, Any]) -> None:
             )
 
 
-def _run_name(hyperparameters: Mapping[str, Any], seed: int) -> str:
+def _format_run_name(hyperparameters: Mapping[str, Any], seed: int) -> str:
     """Return the directory name of a run, such as "batch-16_lr-5e-05_epochs-2.0_seed-0"."""
     names = [key.rpartition(".")[2].removesuffix("_size") for key in hyperparameters]
     parts = map("{}-{}".format, names, hyperparameters.values())
     return "_".join([*parts, f"seed-{seed}"])
 
 
-def _finish(out: Path, points: list[GridPoint], stopped_run: FinetuneResult | None) -> SweepResult:
+def _save_best_model(
+    out: Path, points: list[GridPoint], stopped_run: FinetuneResult | None
+) -> SweepResult:
     """Copy the best model and write results.json, unless the sweep was stopped."""
     runs = [run for point in points for run in point.runs]
     if stopped_run or not runs:
         return SweepResult(out, points, None, None, stopped_run)
     metric = runs[0].metric_names[0]
     select = min if metric in LOWER_IS_BETTER else max
-    best = select(runs, key=lambda run: _nan_to_worst(run.metrics[metric], metric))
+    best = select(runs, key=lambda run: _replace_nan_by_worst(run.metrics[metric], metric))
     if not (best.run / MODEL_DIR).exists():
         raise RunError(
             f"{best.run}: this is the best run, but its model directory is missing; remove the run "
@@ -185,7 +187,7 @@ def _finish(out: Path, points: list[GridPoint], stopped_run: FinetuneResult | No
     statistic_names = ("median", "min", "max")
     table = [
         {"hyperparameters": point.hyperparameters,
-         **dict(zip(statistic_names, point.metric_over_seeds(metric), strict=True)),
+         **dict(zip(statistic_names, point.summarize_metric(metric), strict=True)),
          "runs": {run.run.name: run.metrics for run in point.runs}}
         for point in points
     ]  # fmt: skip
@@ -196,7 +198,7 @@ def _finish(out: Path, points: list[GridPoint], stopped_run: FinetuneResult | No
     return SweepResult(out, points, best, out / MODEL_DIR, None)
 
 
-def _nan_to_worst(score: float, metric: str) -> float:
+def _replace_nan_by_worst(score: float, metric: str) -> float:
     """Replace NaN, as of a correlation with a constant, by the worst possible score."""
     worst = math.inf if metric in LOWER_IS_BETTER else -math.inf
     return worst if math.isnan(score) else score

@@ -52,15 +52,15 @@ def resolve_task_settings(
         Path(file) for file in (settings.task.train_file, *settings.task.validation_files.values())
     ]
     reject_unused_fields(settings.task.kind, overrides.get("task", {}), files)
-    return with_task(settings, {"metrics": resolve_metrics(settings.task)})
+    return update_task_settings(settings, {"metrics": resolve_metrics(settings.task)})
 
 
-def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
+def update_task_settings(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
     """Return the settings with changed fields of the task table."""
     return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
-def with_model(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSettings:
+def resolve_model_settings(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSettings:
     """Return the settings with the model's config and a resolved task.length.
 
     Raises:
@@ -76,7 +76,7 @@ def with_model(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSe
             "task.max_seqlen"
         )
     settings = settings.model_copy(update={"model": start.config})
-    return with_task(settings, {"max_seqlen": length})
+    return update_task_settings(settings, {"max_seqlen": length})
 
 
 def hash_task_files(task: TaskSettings) -> str:
@@ -124,11 +124,11 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
     family, labels = get_family(task.kind), task.labels or None
     counts: dict[str, ExampleCounts] = {}
     all_train, counts["train"] = family.read_examples(Path(task.train_file), task, labels=labels)
-    train = _take_subset(all_train, task, counts["train"])
+    train = _draw_subset(all_train, task, counts["train"])
     if not allow_numeric:
         reject_numeric_labels(train, task)
     if not task.validation_files:
-        train, held_out = _hold_out(train, task)
+        train, held_out = _hold_out_examples(train, task)
         return TaskData(train, {"heldout": held_out}, counts)
     # The subset may lack a label of the training file that a held-out example has.
     labels = labels or list(family.collect_labels(all_train, task.train_file)) or None
@@ -138,7 +138,7 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
     return TaskData(train, heldout, counts)
 
 
-def _take_subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
+def _draw_subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
     """Return ``task.max_train_examples`` of the examples, in their order, and count the others."""
     size = task.max_train_examples
     if size is None or len(examples) <= size:
@@ -156,7 +156,7 @@ def _take_subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts)
     return [examples[index] for index in indices]
 
 
-def _hold_out(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:
+def _hold_out_examples(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:
     """Split the examples into training and held-out examples.
 
     Raises:

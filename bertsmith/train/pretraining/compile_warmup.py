@@ -16,7 +16,7 @@ from bertsmith.data.settings import DataSettings
 _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
-def warmup_batches(
+def build_warmup_batches(
     data: DataSettings, max_length: int, micro_batch_tokens: int
 ) -> list[ExampleBatch]:
     """Return one batch for each graph that a run can need: many sequences and a single one.

@@ -22,7 +22,7 @@ from bertsmith.train.pretraining.micro_batches import to_device
 #: Fixed, so that evaluations of runs with different seeds are comparable.
 _SEED, _EPOCH = 0, 0
 #: Quantile of the normal distribution for a two-sided 95 % interval.
-_Z = 1.959964
+_Z_SCORE = 1.959964
 
 
 def build_heldout_stream(
@@ -32,12 +32,12 @@ def build_heldout_stream(
     return ExampleStream(split, vocabulary, settings, settings.max_seqlen, _SEED, _EPOCH)
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+def compute_wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % confidence interval of a proportion (Wilson 1927, JASA 22, p. 209)."""
-    p, z_squared = successes / trials, _Z**2
+    p, z_squared = successes / trials, _Z_SCORE**2
     center = (p + z_squared / (2 * trials)) / (1 + z_squared / trials)
     std = math.sqrt(p * (1 - p) / trials + z_squared / (4 * trials**2))
-    half_width = _Z * std / (1 + z_squared / trials)
+    half_width = _Z_SCORE * std / (1 + z_squared / trials)
     return center - half_width, center + half_width
 
 
@@ -69,7 +69,7 @@ class HeldoutResult:
     unknown_share: float
 
     @property
-    def majority_share(self) -> float:
+    def majority_accuracy(self) -> float:
         """Next-sentence accuracy of always predicting the majority class."""
         return max(self.num_is_next, self.num_sequences - self.num_is_next) / self.num_sequences
 
@@ -88,9 +88,9 @@ class HeldoutResult:
         if self.num_sequences:
             metrics["nsp_loss"] = self.nsp_loss / self.num_sequences
             metrics["nsp_accuracy"] = self.nsp_correct / self.num_sequences
-            low, high = wilson_interval(self.nsp_correct, self.num_sequences)
+            low, high = compute_wilson_interval(self.nsp_correct, self.num_sequences)
             metrics |= {"nsp_accuracy_low": low, "nsp_accuracy_high": high}
-            metrics["nsp_majority_accuracy"] = self.majority_share
+            metrics["nsp_majority_accuracy"] = self.majority_accuracy
         return metrics
 
 

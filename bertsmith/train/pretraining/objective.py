@@ -73,7 +73,7 @@ class PretrainingObjective:
             num_examples = (phase.end_step - phase.start_step) * batch_size
             stream = EndlessStream(
                 self._train, self._vocabulary, self._settings.data,
-                length=phase.length, seed=run.seed, first_epoch=first_epoch,
+                length=phase.max_seqlen, seed=run.seed, first_epoch=first_epoch,
             )  # fmt: skip
             skipped_steps = max(first_step - phase.start_step, 0)
             steps = phase.end_step - phase.start_step - skipped_steps
@@ -99,7 +99,7 @@ class PretrainingObjective:
         first = (step - phase.start_step) * self._settings.data.batch_size
         return (
             f"that of examples {first} to {first + self._settings.data.batch_size - 1} "
-            f"of the phase of length {phase.length}"
+            f"of the phase of length {phase.max_seqlen}"
         )
 
     def count_tokens(self, micro_batches: list[PretrainingMicroBatch]) -> int:

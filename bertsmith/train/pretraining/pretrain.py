@@ -20,7 +20,7 @@ from bertsmith.runtime.device import CpuLoad
 from bertsmith.settings import user_settings
 from bertsmith.train.engine import checkpoint, curve, loop, metrics_log, probe, schedule
 from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
-from bertsmith.train.engine.loop import LoopOptions, Outcome
+from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
@@ -34,7 +34,7 @@ from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
 from bertsmith.train.pretraining.session import (
-    ROUND_SECONDS,
+    THREAD_TIMING_SECONDS,
     Session,
     build_checkpoint_provenance,
     build_grad_norm_groups,
@@ -61,7 +61,7 @@ class PretrainResult:
 
     run: Path
     model: Path | None
-    outcome: Outcome
+    outcome: TrainingOutcome
     steps: int
     heldout: dict[str, float]
     curve: Path | None
@@ -116,17 +116,17 @@ def pretrain(
         if stored is None:
             # A resumed run skips the verification, which reads the whole store.
             store.verify(progress)
-            settings = with_thread_count(settings, store, progress)
+            settings = resolve_thread_count(settings, store, progress)
         session = Session(stored or settings, store)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
             progress.log(note)
         _log_unknown_tokens(session, progress)
         if stored is None:
-            session.require_heldout()
+            session.check_heldout_split()
             session.settings = resolve_on_machine(session, progress, start_time)
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
-        result = _run(session, run, progress, start_time)
+        result = _train_and_save_model(session, run, progress, start_time)
         if result.model is not None and not session.settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
@@ -180,10 +180,10 @@ def estimate_run(
     store = Store.open(data)
     store.verify()
     settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
-    budget = _budget_seconds(settings)
+    budget = _get_budget_seconds(settings)
     with restore_num_threads(settings.run.threads):
-        session = Session(with_thread_count(settings, store, NullProgress()), store)
-        cost = session.measure_cost(_probe_seconds(budget))
+        session = Session(resolve_thread_count(settings, store, NullProgress()), store)
+        cost = session.measure_cost(_get_probe_seconds(budget))
         machine = device.describe_machine(session.machine)
     resolved = resolve_length(session, cost, budget)
     total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
@@ -197,7 +197,7 @@ def estimate_run(
         "batch_size": settings.data.batch_size,
         "tokens": round(num_tokens),
         "epochs": schedule.count_epochs(
-            total_steps, settings.data.batch_size, session.phase_epochs()
+            total_steps, settings.data.batch_size, session.list_phase_shares()
         ),
         "minutes": cost.estimate_seconds(total_steps, eval_every, num_eval_sequences) / 60,
         "evaluations": math.ceil(total_steps / eval_every),
@@ -226,7 +226,7 @@ def _resolve_arguments(
     )
 
 
-def with_thread_count(
+def resolve_thread_count(
     settings: PretrainSettings, store: Store, progress: Progress
 ) -> PretrainSettings:
     """Return the settings with a measured run.threads if it is unset and the machine is busy.
@@ -253,8 +253,10 @@ def with_thread_count(
 
 def _round_seconds(settings: PretrainSettings) -> list[float]:
     """Return the argument ``seconds`` of ``choose_thread_count``; empty for its default."""
-    budget = _budget_seconds(settings)
-    return [] if budget is None else [min(ROUND_SECONDS, probe.MAX_BUDGET_SHARE * budget / 10)]
+    budget = _get_budget_seconds(settings)
+    return (
+        [] if budget is None else [min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget / 10)]
+    )
 
 
 def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
@@ -270,10 +272,10 @@ def resolve_on_machine(session: Session, progress: Progress, start_time: float) 
         progress: Receives log messages.
         start_time: Value of ``perf_counter`` at the start of the run.
     """
-    machine, budget, cost = session.machine, _budget_seconds(session.settings), None
+    machine, budget, cost = session.machine, _get_budget_seconds(session.settings), None
     if budget is not None:
         progress.log("measuring the speed of this machine …")
-        cost = session.measure_cost(_probe_seconds(budget))
+        cost = session.measure_cost(_get_probe_seconds(budget))
         if cost.is_noisy:
             cost = _retry_with_fewer_threads(session, cost, progress)
         # At least half of the budget is for training, however long the start-up took.
@@ -312,7 +314,7 @@ def _retry_with_fewer_threads(session: Session, cost: Cost, progress: Progress) 
         return cost
     progress.log(choice.describe())
     session.settings = _set_threads(settings, choice.num_threads)
-    return session.measure_cost(_probe_seconds(_budget_seconds(settings)))
+    return session.measure_cost(_get_probe_seconds(_get_budget_seconds(settings)))
 
 
 def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cost: Cost) -> str:
@@ -322,7 +324,7 @@ def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cos
     steps_fit = count_noun(total_steps, "step fits", "steps fit")
     text = f"{steps_fit} into {resolved.schedule.minutes:g} minutes"
     num_sequences = min(resolved.run.max_eval_sequences, cost.num_eval_sequences)
-    default_every = settings.run.eval_every or recipes.default_interval(total_steps)
+    default_every = settings.run.eval_every or recipes.get_default_interval(total_steps)
     if (eval_every, num_sequences) == (default_every, cost.num_eval_sequences):
         return text
     return (
@@ -331,13 +333,13 @@ def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cos
     )
 
 
-def _budget_seconds(settings: PretrainSettings) -> float | None:
+def _get_budget_seconds(settings: PretrainSettings) -> float | None:
     """Return the time budget; None if the length of the run is set in steps or epochs."""
     timing = settings.schedule
     return None if timing.steps or timing.minutes is None else timing.minutes * 60
 
 
-def _probe_seconds(budget: float | None) -> float:
+def _get_probe_seconds(budget: float | None) -> float:
     if budget is None:
         return probe.PROBE_SECONDS
     return min(probe.PROBE_SECONDS, probe.MAX_BUDGET_SHARE * budget)
@@ -355,17 +357,21 @@ def resolve_length(session: Session, cost: Cost | None, budget: float | None) ->
     timing = settings.schedule
     if budget is not None:
         assert cost is not None
-        return recipes.with_budget(settings, cost, budget)
+        return recipes.resolve_time_budget(settings, cost, budget)
     steps = timing.steps
     if steps is None:
         assert timing.epochs is not None
-        phase_epochs = session.phase_epochs()
-        steps = schedule.steps_for_epochs(timing.epochs, settings.data.batch_size, phase_epochs)
+        phase_shares = session.list_phase_shares()
+        steps = schedule.convert_epochs_to_steps(
+            timing.epochs, settings.data.batch_size, phase_shares
+        )
         steps = max(timing.min_steps, steps)
-    return recipes.with_steps(settings, steps)
+    return recipes.resolve_steps(settings, steps)
 
 
-def _run(session: Session, run: Path, progress: Progress, start_time: float) -> PretrainResult:
+def _train_and_save_model(
+    session: Session, run: Path, progress: Progress, start_time: float
+) -> PretrainResult:
     outcome = _train(session, run, progress, start_time)
     if outcome.revised_schedule is not None:
         _store_revised_schedule(session, run, progress, outcome.revised_schedule)
@@ -400,7 +406,7 @@ def _store_revised_schedule(
     write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
 
 
-def _train(session: Session, run: Path, progress: Progress, start_time: float) -> Outcome:
+def _train(session: Session, run: Path, progress: Progress, start_time: float) -> TrainingOutcome:
     settings = session.settings
     timing = settings.schedule
     phases = schedule.build_phases(timing, settings.data.max_seqlen)
@@ -411,7 +417,7 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
         steps=timing.total_steps(),
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
-        lr_at_step=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
+        lr_at_step=lambda step: settings.optim.lr * schedule.compute_lr_factor(step, timing),
         log_every=settings.run.log_every,
         eval_every=settings.run.eval_every,
         checkpoint_every=settings.checkpoint.every,

@@ -51,9 +51,11 @@ class RunSettings(SettingsTable):
     #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
     threads: compute_settings.Threads = None
     #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
-    micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
+    micro_batch_tokens: compute_settings.MicroBatchTokens = (
+        compute_settings.DEFAULT_MICRO_BATCH_TOKENS
+    )
     #: Steps between two training lines of the metrics log.
-    log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
+    log_every: compute_settings.LogEvery = compute_settings.DEFAULT_LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Maximum validation sequences per evaluation, always the same ones with the same masks.
@@ -110,7 +112,7 @@ MIN_CHECKPOINT_SECONDS = 30.0
 PAPER_STEPS = 1_000_000
 
 
-def recipe_defaults(
+def get_recipe_defaults(
     recipe: RecipeName, model: Mapping[str, Any], *, nsp: bool = True
 ) -> dict[str, Any]:
     """Return the default settings of a recipe.
@@ -138,7 +140,7 @@ def recipe_defaults(
     return merge_settings(defaults, {"model": dict(model)})
 
 
-def default_interval(steps: int) -> int:
+def get_default_interval(steps: int) -> int:
     """Return the default interval of evaluations and checkpoints: a twentieth of the run.
 
     At least 10 steps, so that a short run is not dominated by evaluations.
@@ -146,9 +148,9 @@ def default_interval(steps: int) -> int:
     return max(min(10, steps), steps // 20)
 
 
-def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
+def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Return the settings with the number of steps and the intervals that depend on it."""
-    interval = default_interval(steps)
+    interval = get_default_interval(steps)
     checkpoint_every = settings.checkpoint.every or interval
     eval_every = settings.run.eval_every or interval
     return settings.model_copy(
@@ -160,7 +162,7 @@ def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     )
 
 
-def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
+def resolve_time_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
     """Return the settings with the number of steps that fit into ``seconds``.
 
     Evaluations get at most EVALUATION_SHARE of the time: there are fewer of them, and if a single
@@ -185,11 +187,11 @@ def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> Pretr
     num_evaluations = max(1.0, min(expected_evaluations, max_evaluations))
     training_seconds = seconds - num_evaluations * evaluation_seconds
     steps = max(timing.min_steps, int(training_seconds / cost.step_seconds))
-    eval_every = eval_every or default_interval(steps)
+    eval_every = eval_every or get_default_interval(steps)
     if math.ceil(steps / eval_every) > max_evaluations:
         eval_every = math.ceil(steps / max_evaluations)
     min_checkpoint_steps = math.ceil(MIN_CHECKPOINT_SECONDS / cost.step_seconds)
-    checkpoint_every = checkpoint.every or max(default_interval(steps), min_checkpoint_steps)
+    checkpoint_every = checkpoint.every or max(get_default_interval(steps), min_checkpoint_steps)
     run_changes = {"eval_every": eval_every, "max_eval_sequences": num_eval_sequences}
     return settings.model_copy(
         update={

@@ -76,12 +76,12 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     data = user_values.get("data")
     # A recipe does not set nsp, so the default is that of the data settings.
     nsp = data.get("nsp", True) if isinstance(data, Mapping) else True
-    base = recipes.recipe_defaults(overrides.recipe, model, nsp=nsp is not False)
+    base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=nsp is not False)
     if overrides.cuda and overrides.recipe == "fast":
         # A larger batch uses the GPU fully. On the CPU, more steps with smaller batches learn
         # faster.
         base = merge_settings(base, {"data": {"batch_size": 256}})
-    run_values = {"store_path": str(overrides.data.resolve()), "store_id": store_id(store)}
+    run_values = {"store_path": str(overrides.data.resolve()), "store_id": compute_store_id(store)}
     if overrides.start_from:
         run_values["start_from"] = str(bundle.pin_model_path(overrides.start_from))
         # The config of the start model takes precedence over that of the recipe.
@@ -91,9 +91,9 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     base = merge_settings(base, {"run": run_values})
     base["model"]["nsp"] = nsp
     source = str(overrides.config) if overrides.config else "the settings"
-    settings = _parse(base, file_values, user_values, source)
+    settings = _parse_settings(base, file_values, user_values, source)
     if overrides.start_from:
-        _check_shape(settings, model, overrides.start_from)
+        _check_model_shape(settings, model, overrides.start_from)
     _check_consistency(settings, store, source)
     return settings
 
@@ -129,7 +129,7 @@ def resolve_run_settings(
     return PretrainSettings.parse(settings.model_dump(), "the settings")
 
 
-def check_pretraining(
+def check_pretrain_arguments(
     data: Path, out: Path | None, lengths: Mapping[str, float | None], overrides: Mapping[str, Any]
 ) -> None:
     """Check the arguments of ``pretrain`` before torch is loaded; the run repeats these checks.
@@ -180,14 +180,14 @@ def _adopt_run_settings(
         )
     overrides = replace(overrides, recipe=recipe, start_from=overrides.start_from or start_from)
     run.pop("store_path", None)
-    if run.pop("store_id") != store_id(store):
+    if run.pop("store_id") != compute_store_id(store):
         model.pop("vocab_size", None)
     if overrides.start_from:
         # The start model has its own config.
         model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}
     steps = schedule.get("steps")
     if type(steps) is int:
-        interval = recipes.default_interval(steps)
+        interval = recipes.get_default_interval(steps)
         for table, name in ((run, "eval_every"), (checkpoint, "every")):
             if table.get(name) == interval:
                 del table[name]
@@ -199,7 +199,7 @@ def _adopt_run_settings(
     return overrides, {**settings, **changes}
 
 
-def _parse(
+def _parse_settings(
     base: dict[str, Any], file_values: dict[str, Any], user_values: dict[str, Any], source: str
 ) -> PretrainSettings:
     """Parse the merged settings; an error in the settings file names the file as its source."""
@@ -211,7 +211,7 @@ def _parse(
         raise
 
 
-def _check_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str) -> None:
+def _check_model_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str) -> None:
     for name in _SHAPE_FIELDS:
         value = getattr(settings.model, name)
         if value != model[name]:
@@ -221,7 +221,7 @@ def _check_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str
             )
 
 
-def store_id(store: Store) -> str:
+def compute_store_id(store: Store) -> str:
     """Return a truncated SHA-256 of the store's manifest, which identifies the store."""
     return sha256_of_file(store.path / MANIFEST_FILE)[:16]
 

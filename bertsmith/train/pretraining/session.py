@@ -28,10 +28,10 @@ from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.threads import (
     ThreadChoice,
-    candidate_thread_counts,
     choose_thread_count,
+    list_candidate_thread_counts,
 )
-from bertsmith.train.pretraining.compile_warmup import warmup_batches
+from bertsmith.train.pretraining.compile_warmup import build_warmup_batches
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
@@ -40,7 +40,7 @@ from bertsmith.train.pretraining.recipes import PretrainSettings
 #: Maximum held-out sequences for timing an evaluation.
 _TIMED_SEQUENCES = 128
 #: One timing of a thread count stops after this many seconds or steps, whichever comes first.
-ROUND_SECONDS, _ROUND_STEPS = 0.7, 8
+THREAD_TIMING_SECONDS, _THREAD_TIMING_STEPS = 0.7, 8
 
 
 class Session:
@@ -53,7 +53,7 @@ class Session:
             run.device, run.precision, run.attention_kernel,
             attention_dropout=settings.model.attention_dropout, threads=run.threads,
         )  # fmt: skip
-        batch_tokens = settings.data.batch_size * _max_length(settings)
+        batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
         self.settings, self.store = settings, store
         #: Notes about the files of the start model, for the user.
@@ -77,8 +77,8 @@ class Session:
         """Compile all graphs, from the same batches at every start."""
         settings = self.settings
         self.model.train()
-        for batch in warmup_batches(
-            settings.data, _max_length(settings), settings.run.micro_batch_tokens
+        for batch in build_warmup_batches(
+            settings.data, _get_max_seqlen(settings), settings.run.micro_batch_tokens
         ):
             micro_batch = to_device(batch, self.machine.device)
             with self.machine.autocast():
@@ -115,7 +115,7 @@ class Session:
             self.train_split, self.heldout_split, self.vocabulary, self.machine,
         )  # fmt: skip
 
-    def require_heldout(self) -> None:
+    def check_heldout_split(self) -> None:
         """Raise StoreError if the store has too little held-out text for an evaluation."""
         build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
 
@@ -127,7 +127,7 @@ class Session:
         # Any number of steps would do: only the fractions of the phases are used.
         timing = settings.schedule.model_copy(update={"steps": 1000})
         for phase in schedule.build_phases(timing, settings.data.max_seqlen):
-            objective = self.build_objective([Phase(0, 1000, phase.length)])
+            objective = self.build_objective([Phase(0, 1000, phase.max_seqlen)])
             self.model.train()
             times, batches = probe.measure_steps(
                 objective.iter_batches(0), partial(self._take_step, objective), seconds
@@ -148,7 +148,9 @@ class Session:
             tokens_per_step, num_eval_sequences, is_noisy,
         )  # fmt: skip
 
-    def choose_thread_count(self, load: CpuLoad, seconds: float = ROUND_SECONDS) -> ThreadChoice:
+    def choose_thread_count(
+        self, load: CpuLoad, seconds: float = THREAD_TIMING_SECONDS
+    ) -> ThreadChoice:
         """Time steps with all threads and with fewer, set the best number, then reset.
 
         Args:
@@ -156,7 +158,7 @@ class Session:
             seconds: Maximum duration of one timing.
         """
         objective = self.build_objective([Phase(0, 1000, self.settings.data.max_seqlen)])
-        batches = list(islice(objective.iter_batches(0), _ROUND_STEPS))
+        batches = list(islice(objective.iter_batches(0), _THREAD_TIMING_STEPS))
         self.model.train()
 
         def time_step(threads: int) -> float:
@@ -164,13 +166,13 @@ class Session:
             self._take_step(objective, 0, batches[0])
             start_time, steps = time.perf_counter(), 0
             while steps == 0 or (
-                steps < _ROUND_STEPS and time.perf_counter() - start_time < seconds
+                steps < _THREAD_TIMING_STEPS and time.perf_counter() - start_time < seconds
             ):
                 self._take_step(objective, steps, batches[steps])
                 steps += 1
             return (time.perf_counter() - start_time) / steps
 
-        candidates = candidate_thread_counts(torch.get_num_threads(), load)
+        candidates = list_candidate_thread_counts(torch.get_num_threads(), load)
         choice = choose_thread_count(time_step, candidates)
         torch.set_num_threads(choice.num_threads)
         self.reset()
@@ -202,17 +204,20 @@ class Session:
         data, seed = self.settings.data, self.settings.run.seed
         return len(ExampleStream(self.train_split, self.vocabulary, data, length, seed, 0))
 
-    def phase_epochs(self) -> list[tuple[float, int]]:
+    def list_phase_shares(self) -> list[tuple[float, int]]:
         """Return for each phase its fraction of the steps and the examples in an epoch."""
         timing = self.settings.schedule.model_copy(update={"steps": 1000})
         phases = schedule.build_phases(timing, self.settings.data.max_seqlen)
         return [
-            ((phase.end_step - phase.start_step) / 1000, self.count_epoch_examples(phase.length))
+            (
+                (phase.end_step - phase.start_step) / 1000,
+                self.count_epoch_examples(phase.max_seqlen),
+            )
             for phase in phases
         ]
 
 
-def _max_length(settings: PretrainSettings) -> int:
+def _get_max_seqlen(settings: PretrainSettings) -> int:
     return max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
 
 

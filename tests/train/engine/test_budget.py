@@ -15,9 +15,9 @@ from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
 from bertsmith.train.engine.checkpoint import list_checkpoints
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.probe import Cost, is_noisy
-from bertsmith.train.pretraining.recipes import PretrainSettings, with_budget
+from bertsmith.train.pretraining.recipes import PretrainSettings, resolve_time_budget
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import Train
+from tests.train.conftest import TrainFunction
 
 COST = Cost(
     step_seconds=0.1,
@@ -30,7 +30,7 @@ COST = Cost(
 )
 
 
-def _settings(**run: Any) -> PretrainSettings:
+def _make_settings(**run: Any) -> PretrainSettings:
     return PretrainSettings.parse(
         {"model": {"vocab_size": 9}, "schedule": {"minutes": 0.5}, "run": run}, "the test"
     )
@@ -43,8 +43,8 @@ def test_evaluations_take_at_most_a_tenth_of_the_budget(
     seconds: float, evaluation_seconds: float, eval_every: int | None
 ) -> None:
     """Evaluations of any length take at most a tenth of the budget, and steps take the rest."""
-    settings = with_budget(
-        _settings(eval_every=eval_every),
+    settings = resolve_time_budget(
+        _make_settings(eval_every=eval_every),
         replace(COST, evaluation_seconds=evaluation_seconds),
         seconds,
     )
@@ -60,10 +60,10 @@ def test_evaluations_take_at_most_a_tenth_of_the_budget(
 
 def test_short_budget_has_few_evaluations() -> None:
     """With slow evaluations and a budget of 30 s, there are fewer and then shorter evaluations."""
-    settings = with_budget(_settings(), replace(COST, evaluation_seconds=1.5), 30.0)
+    settings = resolve_time_budget(_make_settings(), replace(COST, evaluation_seconds=1.5), 30.0)
     assert settings.schedule.total_steps() == 270
     assert (settings.run.eval_every, settings.run.max_eval_sequences) == (135, 512)
-    slow = with_budget(_settings(), replace(COST, evaluation_seconds=6.0), 30.0)
+    slow = resolve_time_budget(_make_settings(), replace(COST, evaluation_seconds=6.0), 30.0)
     assert (slow.run.eval_every, slow.run.max_eval_sequences) == (slow.schedule.total_steps(), 256)
 
 
@@ -72,11 +72,11 @@ def test_fast_evaluations_keep_the_default_interval() -> None:
 
     Checkpoints of a short run are 30 s apart.
     """
-    settings = with_budget(_settings(), replace(COST, evaluation_seconds=0.01), 1800.0)
+    settings = resolve_time_budget(_make_settings(), replace(COST, evaluation_seconds=0.01), 1800.0)
     steps = settings.schedule.total_steps()
     assert steps == 17998
     assert (settings.run.eval_every, settings.checkpoint.every) == (steps // 20, steps // 20)
-    assert with_budget(_settings(), COST, 60.0).checkpoint.every == 300
+    assert resolve_time_budget(_make_settings(), COST, 60.0).checkpoint.every == 300
 
 
 class SimulatedRun:
@@ -175,12 +175,12 @@ def _revise_at_step_4(self: TimeBudget, step: int, steps: int) -> RevisedSchedul
     return RevisedSchedule(4, 8, 1.0, 60.0) if step == 4 and steps > 8 else None
 
 
-def _fail(*_: Any) -> Any:
+def _fail_if_called(*_: Any) -> Any:
     raise AssertionError("revised or measured a second time")
 
 
 def test_revision_is_stored_and_used_by_a_resumed_run(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run killed after a revision ends with the same weights as an uninterrupted run."""
     arguments = {"minutes": 1.0, "checkpoint__every": 2, "checkpoint__keep": 9,
@@ -201,8 +201,8 @@ def test_revision_is_stored_and_used_by_a_resumed_run(
     assert lrs[4] > 0.5 * max(lrs)
     assert [line["step"] for line in read_metrics(run) if line["kind"] == "heldout"][-1] == 8
     weights = (run / "model" / "model.safetensors").read_bytes()
-    monkeypatch.setattr(Session, "measure_cost", _fail)
-    monkeypatch.setattr(TimeBudget, "revise", _fail)
+    monkeypatch.setattr(Session, "measure_cost", _fail_if_called)
+    monkeypatch.setattr(TimeBudget, "revise", _fail_if_called)
     for last_step in (6, 4, 2):
         for step, directory in list_checkpoints(run):
             if step > last_step:
@@ -215,7 +215,7 @@ def test_revision_is_stored_and_used_by_a_resumed_run(
 
 
 def test_budget_limits_evaluations_of_the_user(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The budget also limits an evaluation interval of the user, and the run can be resumed."""
     cost = replace(COST, step_seconds=0.5, evaluation_seconds=4.0, num_eval_sequences=8)
@@ -228,5 +228,5 @@ def test_budget_limits_evaluations_of_the_user(
     assert 1 <= settings["run"]["max_eval_sequences"] <= 2
     heldout = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"]
     assert [line["step"] for line in heldout] == [result.steps]
-    monkeypatch.setattr(Session, "measure_cost", _fail)
+    monkeypatch.setattr(Session, "measure_cost", _fail_if_called)
     assert train(**arguments).steps == result.steps

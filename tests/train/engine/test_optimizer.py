@@ -16,7 +16,7 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.optimizer import build_optimizer, has_weight_decay
 from bertsmith.train.engine.settings import OptimSettings
-from bertsmith.train.engine.step import step_seed, take_step
+from bertsmith.train.engine.step import derive_dropout_seed, take_step
 from tests.model.examples import make_prime_size_config
 
 CPU = Machine(torch.device("cpu"), "fp32", "padded")
@@ -134,18 +134,18 @@ def test_non_finite_loss_changes_nothing(factor: float) -> None:
     optimizer = build_optimizer(model, OptimSettings())
     gradients = [torch.ones(2, 2), torch.ones(2)]
 
-    def take(factor: float, step: int) -> None:
+    def take_one_step(factor: float, step: int) -> None:
         micro_batches = [(model, 1.0), (model, factor)]
         take_step(
             _make_loss_fn(gradients), micro_batches, model, optimizer, CPU,
             step=step, seed=5, lr=0.1, max_grad_norm=1.0, describe_batch="page {}".format,
         )  # fmt: skip
 
-    take(1.0, 0)
+    take_one_step(1.0, 0)
     old_weights = [p.detach().clone() for p in model.parameters()]
     old_moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
     with pytest.raises(RunError, match=r"step 2: the loss is (nan|inf).*page 1 \(seed 5\)"):
-        take(factor, 1)
+        take_one_step(factor, 1)
     assert all(map(torch.equal, model.parameters(), old_weights))
     moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
     assert all(map(torch.equal, moments, old_moments))
@@ -170,14 +170,14 @@ def test_non_finite_gradient_changes_nothing() -> None:
 def test_dropout_seeds_differ_between_steps_and_micro_batches() -> None:
     """No two runs, steps or micro-batches have the same dropout seed."""
     seeds = [
-        step_seed(seed, step, index)
+        derive_dropout_seed(seed, step, index)
         for seed in range(5)
         for step in range(200)
         for index in range(8)
     ]
     assert len(set(seeds)) == len(seeds)
-    assert step_seed(3, 4, 5) == step_seed(3, 4, 5)
-    assert all(0 <= seed < 2**62 for seed in (*seeds, step_seed(2**31 - 1, 10**7, 10**4)))
+    assert derive_dropout_seed(3, 4, 5) == derive_dropout_seed(3, 4, 5)
+    assert all(0 <= seed < 2**62 for seed in (*seeds, derive_dropout_seed(2**31 - 1, 10**7, 10**4)))
 
 
 def test_bilstm_biases_and_layer_weights_do_not_decay() -> None:

@@ -9,11 +9,11 @@ from bertsmith.train.engine.schedule import (
     Phase,
     ScheduleSettings,
     build_phases,
+    compute_lr_factor,
+    convert_epochs_to_steps,
     count_epochs,
-    lr_factor,
-    num_warmup_steps,
+    count_warmup_steps,
     revise_schedule,
-    steps_for_epochs,
 )
 
 
@@ -34,8 +34,8 @@ from bertsmith.train.engine.schedule import (
 def test_warmup_is_at_most_a_tenth_of_the_run(steps: int, warmup_steps: int, expected: int) -> None:
     """The warm-up has the set number of steps, limited to a tenth of the run."""
     settings = ScheduleSettings(steps=steps, warmup_steps=warmup_steps)
-    assert num_warmup_steps(settings) == expected
-    assert num_warmup_steps(settings) * 10 <= steps
+    assert count_warmup_steps(settings) == expected
+    assert count_warmup_steps(settings) * 10 <= steps
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def test_warmup_is_at_most_a_tenth_of_the_run(steps: int, warmup_steps: int, exp
 def test_learning_rate_rises_and_decays_linearly(step: int, factor: float) -> None:
     """Linear warm-up, then linear decay along the line from 1 in step 0 to 0 at the end."""
     settings = ScheduleSettings(steps=100, warmup_steps=10)
-    assert lr_factor(step, settings) == pytest.approx(factor, abs=1e-12)
+    assert compute_lr_factor(step, settings) == pytest.approx(factor, abs=1e-12)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 1000])
 def test_learning_rate_is_positive_in_every_step(steps: int) -> None:
     """The factor is above 0 and at most 1 in every step, and 0 after the last one."""
     settings = ScheduleSettings(steps=steps)
-    factors = [lr_factor(step, settings) for step in range(steps)]
+    factors = [compute_lr_factor(step, settings) for step in range(steps)]
     assert 0 < min(factors) <= max(factors) <= 1
     assert factors[-1] == pytest.approx(1 / steps)
-    assert lr_factor(steps, settings) == 0
+    assert compute_lr_factor(steps, settings) == 0
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_epochs_become_steps(
     epochs: float, batch_size: int, examples: list[tuple[float, int]], steps: int
 ) -> None:
     """The number of steps is the smallest that covers the epochs, over both phases."""
-    assert steps_for_epochs(epochs, batch_size, examples) == steps
+    assert convert_epochs_to_steps(epochs, batch_size, examples) == steps
     assert count_epochs(steps, batch_size, examples) >= epochs
     assert count_epochs(steps - 1, batch_size, examples) < epochs
 
@@ -132,30 +132,30 @@ def test_revised_learning_rate_is_continuous(step: int, steps: int) -> None:
     original = ScheduleSettings(steps=1000, minutes=1.0)
     revised = revise_schedule(original, step, steps)
     assert revised.total_steps() == steps
-    factors = [lr_factor(i, revised) for i in range(steps)]
-    assert factors[:step] == [lr_factor(i, original) for i in range(step)]
-    assert factors[step] == pytest.approx(lr_factor(step, original))
+    factors = [compute_lr_factor(i, revised) for i in range(steps)]
+    assert factors[:step] == [compute_lr_factor(i, original) for i in range(step)]
+    assert factors[step] == pytest.approx(compute_lr_factor(step, original))
     # The steepest slope is that of a warm-up over a tenth of the remaining steps, or of the decay
     # of a short run.
     max_change = 1 / max(1, (steps - step) // 10) + 1e-9
     assert all(abs(a - b) <= max_change for a, b in pairwise(factors[step:]))
-    assert lr_factor(steps, revised) == pytest.approx(0)
+    assert compute_lr_factor(steps, revised) == pytest.approx(0)
     assert all(0 < factor <= 1 for factor in factors)
 
 
 def test_warmup_continues_after_a_revision() -> None:
     """A run revised during its warm-up still comes close to the peak learning rate."""
     settings = revise_schedule(ScheduleSettings(steps=1000, minutes=1.0), 20, 200)
-    assert max(lr_factor(step, settings) for step in range(200)) > 0.8
+    assert max(compute_lr_factor(step, settings) for step in range(200)) > 0.8
 
 
 @pytest.mark.parametrize(
-    ("step", "steps", "long_start"),
+    ("step", "steps", "phase2_start"),
     [(100, 500, 450), (100, 2000, 1800), (460, 500, 460), (950, 960, 900), (950, 1500, 900)],
 )
-def test_completed_steps_keep_their_phase(step: int, steps: int, long_start: int) -> None:
+def test_completed_steps_keep_their_phase(step: int, steps: int, phase2_start: int) -> None:
     """Phases keep their fractions in the revised run, except that completed steps do not move."""
     original = ScheduleSettings(steps=1000, minutes=1.0, phase2_max_seqlen=512)
     revised = revise_schedule(original, step, steps)
-    expected = [Phase(0, long_start, 128), Phase(long_start, steps, 512)]
+    expected = [Phase(0, phase2_start, 128), Phase(phase2_start, steps, 512)]
     assert build_phases(revised, 128) == expected

@@ -20,7 +20,7 @@ from bertsmith.train.engine.metrics_log import MetricsLog, read_metrics
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.signals import DeferredSignals
-from tests.train.conftest import assignments
+from tests.train.conftest import make_assignments
 
 MACHINE = Machine(torch.device("cpu"), "fp32", "padded")
 OPTIONS = LoopOptions(
@@ -54,7 +54,7 @@ def test_signal_saves_a_checkpoint_and_exits(
     """
     run = tmp_path / "run"
     command = ["bertsmith", "pretrain", "--data", str(store), "--out", str(run), "--steps", "100"]
-    for assignment in assignments(checkpoint__every=50, run__eval_every=50):
+    for assignment in make_assignments(checkpoint__every=50, run__eval_every=50):
         command += ["--set", assignment]
     advance = TerminalProgress.advance
 

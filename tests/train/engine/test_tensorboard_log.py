@@ -10,7 +10,7 @@ import pytest
 from bertsmith.errors import MissingExtraError
 from bertsmith.train.engine.metrics_log import MetricsLog, read_metrics
 from bertsmith.train.engine.tensorboard_log import TENSORBOARD_DIR
-from tests.train.conftest import Train
+from tests.train.conftest import TrainFunction
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_resumed_run_replaces_events_after_its_checkpoint(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("tensorboard")
-def test_run_writes_event_files_only_with_the_setting(train: Train) -> None:
+def test_run_writes_event_files_only_with_the_setting(train: TrainFunction) -> None:
     """With run.tensorboard=true, the event files have the losses of the metrics log."""
     result = train(steps=2, run__tensorboard="true")
     losses = [line["loss"] for line in read_metrics(result.run) if line["kind"] == "train"]
@@ -73,7 +73,7 @@ def test_run_writes_event_files_only_with_the_setting(train: Train) -> None:
 
 
 def test_missing_tensorboard_is_an_error_before_training(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message names the extra to install, and no run directory is created."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

@@ -17,22 +17,22 @@ from bertsmith.train.engine.budget import TimeBudget
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.threads import (
     ThreadChoice,
-    candidate_thread_counts,
     choose_thread_count,
     count_free_cores,
     is_machine_busy,
+    list_candidate_thread_counts,
 )
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining import pretrain
 from bertsmith.train.pretraining.session import Session
 from tests.model.examples import make_prime_size_config
-from tests.train.conftest import WORDS, Train, make_tokenizer
+from tests.train.conftest import WORDS, TrainFunction, make_tokenizer
 
 IDLE, BUSY = CpuLoad(0.05, 0.1), CpuLoad(1.0, 1.0)
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
+def use_two_threads() -> Iterator[None]:
     """Run a test with two threads, then restore the number of threads."""
     previous = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -70,11 +70,11 @@ def test_fewer_threads_are_chosen_only_if_clearly_faster(
 
 def test_candidates_leave_busy_cores_free() -> None:
     """The candidates are all threads, those that the load leaves free, and half."""
-    assert candidate_thread_counts(2, BUSY) == [2, 1]
-    assert candidate_thread_counts(16, BUSY) == [16, 15, 8]
-    assert candidate_thread_counts(16, CpuLoad(3.2, 0.0)) == [16, 12, 8]
-    assert candidate_thread_counts(4, CpuLoad(40.0, 40.0)) == [4, 2]
-    assert candidate_thread_counts(1, BUSY) == [1]
+    assert list_candidate_thread_counts(2, BUSY) == [2, 1]
+    assert list_candidate_thread_counts(16, BUSY) == [16, 15, 8]
+    assert list_candidate_thread_counts(16, CpuLoad(3.2, 0.0)) == [16, 12, 8]
+    assert list_candidate_thread_counts(4, CpuLoad(40.0, 40.0)) == [4, 2]
+    assert list_candidate_thread_counts(1, BUSY) == [1]
 
 
 def test_short_load_makes_a_machine_busy_but_takes_no_core() -> None:
@@ -103,12 +103,12 @@ def _choose_one_thread(*_: Any) -> ThreadChoice:
     return ThreadChoice(1, {2: 4.0, 1: 1.0})
 
 
-def _fail(*_: Any) -> Any:
+def _fail_if_called(*_: Any) -> Any:
     raise AssertionError("measured or timed unnecessarily")
 
 
 def test_busy_machine_trains_with_fewer_threads(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of threads is stored, used by a resumed run, and reset after the run."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
@@ -126,25 +126,25 @@ def test_busy_machine_trains_with_fewer_threads(
     assert thread_counts == [1]
     assert torch.get_num_threads() == 2
     assert read_toml(tmp_path / "run" / "settings.toml")["run"]["threads"] == 1
-    monkeypatch.setattr(device, "measure_cpu_load", _fail)
+    monkeypatch.setattr(device, "measure_cpu_load", _fail_if_called)
     train(**arguments)
     assert thread_counts == [1, 1]
 
 
 def test_threads_are_not_timed_without_need(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads are not timed on an idle machine, nor if run.threads is set."""
-    monkeypatch.setattr(Session, "choose_thread_count", _fail)
+    monkeypatch.setattr(Session, "choose_thread_count", _fail_if_called)
     monkeypatch.setattr(device, "measure_cpu_load", lambda: IDLE)
     train("idle", steps=1, run__threads=None)
     assert read_toml(tmp_path / "idle" / "settings.toml")["run"]["threads"] == 2
-    monkeypatch.setattr(device, "measure_cpu_load", _fail)
+    monkeypatch.setattr(device, "measure_cpu_load", _fail_if_called)
     train("set", steps=1, run__threads=1)
 
 
 def test_timing_threads_does_not_change_the_weights(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with timed threads ends with the same bytes as one with that run.threads set."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
@@ -156,7 +156,7 @@ def test_timing_threads_does_not_change_the_weights(
 
 
 def test_noisy_step_times_lead_to_fewer_threads(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noisy step times reveal a load that the system does not report, as in a container."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: IDLE)
@@ -192,6 +192,6 @@ def test_fine_tuning_leaves_busy_cores_free(
     finetune("classify", tmp_path / "start", tmp_path / "run", data=table, values=values)
     assert read_toml(tmp_path / "run" / "settings.toml")["run"]["threads"] == 1
     assert torch.get_num_threads() == 2
-    monkeypatch.setattr(device, "measure_cpu_load", _fail)
+    monkeypatch.setattr(device, "measure_cpu_load", _fail_if_called)
     (tmp_path / "run" / "model").rename(tmp_path / "model")
     finetune("classify", tmp_path / "start", tmp_path / "run", data=table, values=values)

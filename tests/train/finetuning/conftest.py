@@ -12,7 +12,7 @@ from tests.train.conftest import make_tokenizer
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the vocabulary WORDS."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ import transformers
 from bertsmith import bundle
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops import linear
-from bertsmith.train.engine.schedule import ScheduleSettings, lr_factor
+from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
 from bertsmith.train.finetuning.finetune import finetune
 from tests.model.examples import make_prime_size_config, randomize_weights
 from tests.train.conftest import WORDS, make_tokenizer
@@ -31,7 +31,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Return a scheduler with the warm-up and decay of the original code."""
         settings = ScheduleSettings(steps=num_training_steps)
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer or self.optimizer, lambda step: lr_factor(step, settings)
+            optimizer or self.optimizer, lambda step: compute_lr_factor(step, settings)
         )
         return self.lr_scheduler
 

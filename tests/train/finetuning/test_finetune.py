@@ -24,7 +24,7 @@ from bertsmith.train.finetuning import sweep
 from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
 from bertsmith.train.finetuning.settings import read_overrides
 from bertsmith.train.finetuning.sweep import run_sweep
-from bertsmith.train.finetuning.task_data import resolve_task_settings, with_task
+from bertsmith.train.finetuning.task_data import resolve_task_settings, update_task_settings
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.train.conftest import WORDS
@@ -55,21 +55,25 @@ def write_table(path: Path, kind: str, count: int = 160, seed: int = 0) -> Path:
     return path
 
 
-def finetune_table(start: Path, out: Path, data: Path, kind: str, **changes: Any) -> FinetuneResult:
+def finetune_table(
+    start_model: Path, out: Path, data: Path, kind: str, **changes: Any
+) -> FinetuneResult:
     """Fine-tune a classifier on ``data`` with fast settings; keywords are tables of settings."""
     values = {**FAST_SETTINGS, "schedule": {"epochs": 6.0}, **changes}
     values["task"] = {**FAST_SETTINGS["task"], "kind": kind, **changes.get("task", {})}
-    return finetune("classify", start, out, data=data, values=values)
+    return finetune("classify", start_model, out, data=data, values=values)
 
 
 @pytest.mark.parametrize(
     ("kind", "min_score"), [("single", 0.95), ("multi", 0.9), ("regression", 0.9)]
 )
-def test_each_kind_is_learned(start: Path, tmp_path: Path, kind: str, min_score: float) -> None:
+def test_each_kind_is_learned(
+    start_model: Path, tmp_path: Path, kind: str, min_score: float
+) -> None:
     """Held-out scores are near 1, and evaluate and predict agree on a new file."""
     data = write_table(tmp_path / "train.jsonl", kind, 320)
     result = finetune_table(
-        start, tmp_path / "run", data, kind, model=NO_DROPOUT, schedule={"epochs": 10.0}
+        start_model, tmp_path / "run", data, kind, model=NO_DROPOUT, schedule={"epochs": 10.0}
     )
     assert result.metrics[result.metric_names[0]] >= min_score
     assert result.metrics["examples"] == 32
@@ -90,12 +94,12 @@ def test_each_kind_is_learned(start: Path, tmp_path: Path, kind: str, min_score:
 
 
 def test_interrupted_run_ends_with_the_same_weights(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run interrupted in the middle of an epoch ends with the same weights and metrics."""
     data = write_table(tmp_path / "train.jsonl", "single", 60)
     changes: dict[str, Any] = {"schedule": {"epochs": 3.0}, "checkpoint": {"every": 4}}
-    expected = finetune_table(start, tmp_path / "uninterrupted", data, "single", **changes)
+    expected = finetune_table(start_model, tmp_path / "uninterrupted", data, "single", **changes)
     steps = 0
 
     def fail_in_step_11(*arguments: Any, **keywords: Any) -> Any:
@@ -107,10 +111,10 @@ def test_interrupted_run_ends_with_the_same_weights(
 
     monkeypatch.setattr(loop, "take_step", fail_in_step_11)
     with pytest.raises(KeyboardInterrupt):
-        finetune_table(start, tmp_path / "interrupted", data, "single", **changes)
+        finetune_table(start_model, tmp_path / "interrupted", data, "single", **changes)
     assert not (tmp_path / "interrupted" / "model").exists()
     monkeypatch.undo()
-    resumed = finetune_table(start, tmp_path / "interrupted", data, "single", **changes)
+    resumed = finetune_table(start_model, tmp_path / "interrupted", data, "single", **changes)
     assert steps == 11
     assert expected.model is not None
     assert resumed.model is not None
@@ -120,37 +124,41 @@ def test_interrupted_run_ends_with_the_same_weights(
     assert resumed.metrics == expected.metrics
 
 
-def test_finished_run_is_not_repeated(start: Path, tmp_path: Path) -> None:
+def test_finished_run_is_not_repeated(start_model: Path, tmp_path: Path) -> None:
     """The same call returns the same result; changed data files are rejected."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     schedule = {"steps": 3}
-    result = finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+    result = finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
     log = tmp_path / "run" / "metrics.jsonl"
     modification_time = log.stat().st_mtime_ns
-    assert finetune_table(start, tmp_path / "run", data, "single", schedule=schedule) == result
+    assert (
+        finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule) == result
+    )
     assert log.stat().st_mtime_ns == modification_time
     write_table(tmp_path / "train.jsonl", "single", 40, seed=5)
     with pytest.raises(RunError, match=r"the data files have changed .*train\.jsonl"):
-        finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+        finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"step": 3}', '{"metrics": 3}', "\xff"])
-def test_damaged_result_is_an_error(start: Path, tmp_path: Path, content: str) -> None:
+def test_damaged_result_is_an_error(start_model: Path, tmp_path: Path, content: str) -> None:
     """The message names the file; without the file, the same call writes it again."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     schedule = {"steps": 1}
-    result = finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+    result = finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
     path = tmp_path / "run" / "result.json"
     original = path.read_bytes()
     path.write_text(content, encoding="latin-1")
     with pytest.raises(RunError, match=rf"{path}: damaged; remove this file"):
-        finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+        finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
     path.unlink()
-    assert finetune_table(start, tmp_path / "run", data, "single", schedule=schedule) == result
+    assert (
+        finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule) == result
+    )
     assert path.read_bytes() == original
 
 
-def test_early_stopping_keeps_the_best_weights(start: Path, tmp_path: Path) -> None:
+def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path) -> None:
     """Without improvement after the first epoch, the run stops early with its weights."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     run = tmp_path / "run"
@@ -159,7 +167,7 @@ def test_early_stopping_keeps_the_best_weights(start: Path, tmp_path: Path) -> N
         "schedule": {"epochs": 9.0},
         "run": {"threads": 1, "patience": 2},
     }
-    result = finetune_table(start, run, data, "single", **changes)
+    result = finetune_table(start_model, run, data, "single", **changes)
     steps_per_epoch = result.steps // 9
     assert result.step == 3 * steps_per_epoch
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -169,17 +177,17 @@ def test_early_stopping_keeps_the_best_weights(start: Path, tmp_path: Path) -> N
     assert not list(run.rglob("moments.safetensors"))
     weights = (run / "model" / bundle.WEIGHTS_FILE).read_bytes()
     shutil.rmtree(run / "model")
-    repeated = finetune_table(start, run, data, "single", **changes)
+    repeated = finetune_table(start_model, run, data, "single", **changes)
     assert repeated.metrics == result.metrics
     assert (run / "model" / bundle.WEIGHTS_FILE).read_bytes() == weights
 
 
-def test_evaluation_only_at_the_end(start: Path, tmp_path: Path) -> None:
+def test_evaluation_only_at_the_end(start_model: Path, tmp_path: Path) -> None:
     """It gives the same metrics, and excludes selecting the best epoch and early stopping."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     results = [
         finetune_table(
-            start, tmp_path / setting, data, "single", schedule={"epochs": 3.0},
+            start_model, tmp_path / setting, data, "single", schedule={"epochs": 3.0},
             run={"threads": 1, "eval_strategy": setting},
         )
         for setting in ("epoch", "end")
@@ -190,36 +198,40 @@ def test_evaluation_only_at_the_end(start: Path, tmp_path: Path) -> None:
     for name, value in (("model_selection", "best"), ("patience", 1)):
         with pytest.raises(SettingsError, match=f"{name}.* needs an evaluation after each epoch"):
             finetune_table(
-                start, tmp_path / name, data, "single", run={"eval_strategy": "end", name: value}
+                start_model,
+                tmp_path / name,
+                data,
+                "single",
+                run={"eval_strategy": "end", name: value},
             )
         assert not (tmp_path / name).exists()
 
 
-def test_sweep_keeps_the_best_seed(start: Path, tmp_path: Path) -> None:
+def test_sweep_keeps_the_best_seed(start_model: Path, tmp_path: Path) -> None:
     """A sweep reports median and range over the seeds, and copies the best model."""
     data = write_table(tmp_path / "train.jsonl", "single", 60)
     values = {**FAST_SETTINGS, "schedule": {"epochs": 2.0}}
     out = tmp_path / "sweep"
-    result = run_sweep("classify", start, out, seeds=3, data=data, values=values)
+    result = run_sweep("classify", start_model, out, seeds=3, data=data, values=values)
     (point,) = result.points
     scores = [run.metrics["accuracy"] for run in point.runs]
-    assert point.metric_over_seeds("accuracy") == (sorted(scores)[1], min(scores), max(scores))
+    assert point.summarize_metric("accuracy") == (sorted(scores)[1], min(scores), max(scores))
     assert result.best is not None
     assert result.best.metrics["accuracy"] == max(scores)
     best_weights = (result.best.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
     assert (out / "model" / bundle.WEIGHTS_FILE).read_bytes() == best_weights
     assert len({run.metrics["loss"] for run in point.runs}) == 3
-    repeated = run_sweep("classify", start, out, seeds=3, data=data, values=values)
+    repeated = run_sweep("classify", start_model, out, seeds=3, data=data, values=values)
     assert repeated.points == result.points
 
 
 def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep interrupted in its second run falls back to an intact checkpoint of that run."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     values = {**FAST_SETTINGS, "schedule": {"steps": 6}, "checkpoint": {"every": 2}}
-    expected = run_sweep("classify", start, tmp_path / "uninterrupted", seeds=2, data=data,
+    expected = run_sweep("classify", start_model, tmp_path / "uninterrupted", seeds=2, data=data,
                          values=values)  # fmt: skip
     steps = 0
 
@@ -233,10 +245,10 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
     out = tmp_path / "interrupted"
     monkeypatch.setattr(loop, "take_step", interrupt_second_run)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep("classify", start, out, seeds=2, data=data, values=values)
+        run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     newest = out / "seed-1" / "checkpoints" / "step-4" / "moments.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1] + b"!")
-    result = run_sweep("classify", start, out, seeds=2, data=data, values=values)
+    result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     assert steps == 6 + 5 + 4, "resumed after step 2"
     for run, other in zip(result.points[0].runs, expected.points[0].runs, strict=True):
         weights = (run.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
@@ -244,7 +256,7 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
 
 
 def test_late_signal_stops_the_sweep_after_the_run(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal in the last step of a run stops the sweep before the next run; it can resume."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
@@ -260,20 +272,22 @@ def test_late_signal_stops_the_sweep_after_the_run(
 
     monkeypatch.setattr(loop, "take_step", signal_in_step_2)
     out = tmp_path / "sweep"
-    result = run_sweep("classify", start, out, seeds=2, data=data, values=values)
+    result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     assert result.stopped_run is not None
     assert (result.stopped_run.late_signal, result.model, steps) == (signal.SIGTERM, None, 2)
-    result = run_sweep("classify", start, out, seeds=2, data=data, values=values)
+    result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     assert (result.stopped_run, result.model, steps) == (None, out / "model", 4)
 
 
-def test_lowest_error_is_the_best(start: Path, tmp_path: Path) -> None:
+def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
     """With the mean squared error as metric, the epoch and seed with the lowest value are best."""
     data = write_table(tmp_path / "train.jsonl", "regression", 40)
     task = {**FAST_SETTINGS["task"], "kind": "regression", "metrics": ["mse", "pearson"]}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 3.0},
               "run": {"threads": 1, "model_selection": "best"}}  # fmt: skip
-    result = run_sweep("classify", start, tmp_path / "sweep", seeds=3, data=data, values=values)
+    result = run_sweep(
+        "classify", start_model, tmp_path / "sweep", seeds=3, data=data, values=values
+    )
     (point,) = result.points
     errors = [run.metrics["mse"] for run in point.runs]
     assert len(set(errors)) == 3
@@ -293,53 +307,53 @@ def test_nan_is_the_worst_score(tmp_path: Path) -> None:
         for value in (2.0, float("nan"), 1.0)
     ]  # fmt: skip
     point = sweep.GridPoint({}, runs)
-    assert point.metric_over_seeds("mse")[:2] == (2.0, 1.0)
-    assert np.isnan(point.metric_over_seeds("mse")[2])
-    assert np.isnan(point.metric_over_seeds("f1")[1])
-    assert point.metric_over_seeds("f1")[2] == 2.0
+    assert point.summarize_metric("mse")[:2] == (2.0, 1.0)
+    assert np.isnan(point.summarize_metric("mse")[2])
+    assert np.isnan(point.summarize_metric("f1")[1])
+    assert point.summarize_metric("f1")[2] == 2.0
 
 
-def test_sweep_does_not_overwrite_a_model(start: Path, tmp_path: Path) -> None:
+def test_sweep_does_not_overwrite_a_model(start_model: Path, tmp_path: Path) -> None:
     """A directory with a model or a single run is rejected as the directory of a sweep."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     with pytest.raises(RunError, match="contains a model or a single run"):
-        run_sweep("classify", start, start.parent, seeds=2, data=data)
-    assert (start / bundle.WEIGHTS_FILE).exists()
+        run_sweep("classify", start_model, start_model.parent, seeds=2, data=data)
+    assert (start_model / bundle.WEIGHTS_FILE).exists()
 
 
-def test_defaults_are_those_of_the_paper(start: Path, tmp_path: Path) -> None:
+def test_defaults_are_those_of_the_paper(start_model: Path, tmp_path: Path) -> None:
     """The defaults are lr 3e-5, 3 epochs and batch 32, also if other settings are given."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     values = {"optim": {"weight_decay": 0.0}, "schedule": {}, "run": {"threads": 1}}
-    result = finetune("classify", start, tmp_path / "run", data=data, values=values)
+    result = finetune("classify", start_model, tmp_path / "run", data=data, values=values)
     settings = read_toml(tmp_path / "run" / "settings.toml")
     assert (settings["optim"]["lr"], settings["optim"]["weight_decay"]) == (3e-5, 0.0)
     assert (settings["schedule"]["epochs"], settings["task"]["batch_size"]) == (3.0, 32)
     assert result.steps == 3 * 2
 
 
-def test_resuming_needs_the_same_columns(start: Path, tmp_path: Path) -> None:
+def test_resuming_needs_the_same_columns(start_model: Path, tmp_path: Path) -> None:
     """Resuming without the column of the second text is rejected."""
     rows = [{"text": f"w {n}", "b": "w", "label": n % 2} for n in range(20)]
     data = tmp_path / "t.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     schedule = {"steps": 1}
     finetune_table(
-        start, tmp_path / "run", data, "single", task={"pair_column": "b"}, schedule=schedule
+        start_model, tmp_path / "run", data, "single", task={"pair_column": "b"}, schedule=schedule
     )
     with pytest.raises(RunError, match=r"task\.pair_column: 'b' in the run, None now"):
-        finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+        finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
 
 
 def test_grid_is_that_of_the_paper(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grid runs all combinations, and that of appendix A.3 has 18 points."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     monkeypatch.setattr(sweep, "GRID", {"task.batch_size": (4, 8), "optim.lr": (1e-3, 2e-3)})
     values = {"run": FAST_SETTINGS["run"], "schedule": {"epochs": 0.5}}
     out = tmp_path / "sweep"
-    result = run_sweep("classify", start, out, grid=True, data=data, values=values)
+    result = run_sweep("classify", start_model, out, grid=True, data=data, values=values)
     assert [point.hyperparameters for point in result.points] == [
         {"task.batch_size": batch, "optim.lr": lr} for batch in (4, 8) for lr in (1e-3, 2e-3)
     ]
@@ -353,35 +367,46 @@ def test_grid_is_that_of_the_paper(
     "assignment", ["task.batch_size=4", "optim.lr=0.5", "schedule.epochs=1.0", "schedule.steps=2"]
 )
 def test_grid_rejects_settings_it_would_override(
-    start: Path, tmp_path: Path, assignment: str
+    start_model: Path, tmp_path: Path, assignment: str
 ) -> None:
     """Batch, learning rate, epochs and steps cannot be set in addition to the grid."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     name = assignment.partition("=")[0]
     with pytest.raises(SettingsError, match=rf"{name} is .*, but the grid sets"):
         run_sweep(
-            "classify", start, tmp_path / "sweep", grid=True, data=data, assignments=[assignment]
+            "classify",
+            start_model,
+            tmp_path / "sweep",
+            grid=True,
+            data=data,
+            assignments=[assignment],
         )
     assert not (tmp_path / "sweep").exists()
 
 
-def test_steps_and_epochs_exclude_each_other(start: Path, tmp_path: Path) -> None:
+def test_steps_and_epochs_exclude_each_other(start_model: Path, tmp_path: Path) -> None:
     """Steps on the command line and epochs in the settings file are an error."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     (tmp_path / "s.toml").write_text("[schedule]\nepochs = 5.0\n")
     with pytest.raises(SettingsError, match=r"schedule\.steps is 2 and schedule\.epochs is 5\.0"):
-        finetune("classify", start, tmp_path / "run", data=data, config=tmp_path / "s.toml",
+        finetune("classify", start_model, tmp_path / "run", data=data, config=tmp_path / "s.toml",
                  assignments=["schedule.steps=2"])  # fmt: skip
     assert not (tmp_path / "run").exists()
 
 
-def test_settings_of_a_run_are_a_settings_file(start: Path, tmp_path: Path) -> None:
+def test_settings_of_a_run_are_a_settings_file(start_model: Path, tmp_path: Path) -> None:
     """A run with ``config=RUN/settings.toml`` ends with the same weights, also on other data."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
-    first = finetune_table(start, tmp_path / "first", data, "single", schedule={"epochs": 1.0},
-                           task={"class_weights": "balanced"})  # fmt: skip
+    first = finetune_table(
+        start_model,
+        tmp_path / "first",
+        data,
+        "single",
+        schedule={"epochs": 1.0},
+        task={"class_weights": "balanced"},
+    )
     config = tmp_path / "first" / "settings.toml"
-    second = finetune("classify", start, tmp_path / "second", data=data, config=config)
+    second = finetune("classify", start_model, tmp_path / "second", data=data, config=config)
     assert read_toml(config) == read_toml(tmp_path / "second" / "settings.toml")
     assert second.metrics == first.metrics
     other = write_table(tmp_path / "other.jsonl", "single", 80)
@@ -389,31 +414,33 @@ def test_settings_of_a_run_are_a_settings_file(start: Path, tmp_path: Path) -> N
     for number, assignments in enumerate(([], ["schedule.steps=3"])):
         run = tmp_path / f"other-{number}"
         result = finetune(
-            "classify", start, run, data=other, config=config, assignments=assignments
+            "classify", start_model, run, data=other, config=config, assignments=assignments
         )
         assert result.steps == (3 if assignments else 9)
         task = read_toml(run / "settings.toml")["task"]
         assert (task["labels"], task["train_file"]) == (["false", "true"], str(other))
     with pytest.raises(SettingsError, match="settings of a run on the task 'classify', not on"):
-        finetune("tag", start, tmp_path / "third", data=data, config=config)
+        finetune("tag", start_model, tmp_path / "third", data=data, config=config)
     config.write_text('[run]\nstore = "1a2b"\n')
     with pytest.raises(SettingsError, match="settings of a pre-training run"):
-        finetune("classify", start, tmp_path / "third", data=data, config=config)
+        finetune("classify", start_model, tmp_path / "third", data=data, config=config)
 
 
 @pytest.mark.parametrize(
     "task", ["classify", "tag", "answer", "choose", "rte", "squad", "conll2003"]
 )
-def test_stored_task_settings_are_read_back(start: Path, tmp_path: Path, task: str) -> None:
+def test_stored_task_settings_are_read_back(start_model: Path, tmp_path: Path, task: str) -> None:
     """The settings that a run of any task stores resolve to themselves."""
-    settings = resolve_task_settings(task, start, tmp_path, {"task": {"skip_invalid": True}})
+    settings = resolve_task_settings(task, start_model, tmp_path, {"task": {"skip_invalid": True}})
     config = tmp_path / "settings.toml"
-    config.write_text(with_task(settings, {"fingerprint": "1a2b"}).to_toml())
+    config.write_text(update_task_settings(settings, {"fingerprint": "1a2b"}).to_toml())
     overrides = read_overrides(task, tmp_path, config, None, ())
-    assert resolve_task_settings(task, start, tmp_path, overrides) == settings
+    assert resolve_task_settings(task, start_model, tmp_path, overrides) == settings
 
 
-def test_micro_batches_with_class_weights_equal_one_batch(start: Path, tmp_path: Path) -> None:
+def test_micro_batches_with_class_weights_equal_one_batch(
+    start_model: Path, tmp_path: Path
+) -> None:
     """A batch split into micro-batches of 64 tokens ends with the same weighted loss."""
     data = write_table(tmp_path / "train.jsonl", "single", 60)
     task = {"class_weights": "balanced", "batch_size": 16}
@@ -421,21 +448,21 @@ def test_micro_batches_with_class_weights_equal_one_batch(start: Path, tmp_path:
     for micro_batch_tokens in (64, 4096):
         run = {"threads": 1, "micro_batch_tokens": micro_batch_tokens, "precision": "fp32"}
         result = finetune_table(
-            start, tmp_path / str(micro_batch_tokens), data, "single", task=task, model=NO_DROPOUT,
-            schedule={"steps": 3}, run=run,
+            start_model, tmp_path / str(micro_batch_tokens), data, "single", task=task,
+            model=NO_DROPOUT, schedule={"steps": 3}, run=run,
         )  # fmt: skip
         losses.append(result.metrics["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_frozen_layers_do_not_change(start: Path, tmp_path: Path) -> None:
+def test_frozen_layers_do_not_change(start_model: Path, tmp_path: Path) -> None:
     """With run.num_frozen_layers=1, embeddings and first layer do not change."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     result = finetune_table(
-        start, tmp_path / "run", data, "single", run={"threads": 1, "num_frozen_layers": 1}
+        start_model, tmp_path / "run", data, "single", run={"threads": 1, "num_frozen_layers": 1}
     )
     assert result.model is not None
-    old_weights = load_file(start / bundle.WEIGHTS_FILE)
+    old_weights = load_file(start_model / bundle.WEIGHTS_FILE)
     for name, tensor in load_file(result.model / bundle.WEIGHTS_FILE).items():
         if name.startswith(("bert.embeddings", "bert.encoder.layer.0.")):
             assert torch.equal(old_weights[name], tensor), name

@@ -34,7 +34,7 @@ def write_choices(path: Path, count: int, seed: int, answers: Path | None = None
     return path
 
 
-def finetune_choices(start: Path, out: Path, data: Path, **task: object) -> FinetuneResult:
+def finetune_choices(start_model: Path, out: Path, data: Path, **task: object) -> FinetuneResult:
     """Fine-tune on ``data`` for a few fast epochs."""
     values = {
         "task": {"ending_columns": ["x", "y", "z"], "batch_size": 8, **task},
@@ -43,13 +43,13 @@ def finetune_choices(start: Path, out: Path, data: Path, **task: object) -> Fine
         "schedule": {"epochs": 4.0},
         "run": {"threads": 1},
     }
-    return finetune("choose", start, out, data=data, values=values)
+    return finetune("choose", start_model, out, data=data, values=values)
 
 
-def test_multiple_choice_is_learned(start: Path, tmp_path: Path) -> None:
+def test_multiple_choice_is_learned(start_model: Path, tmp_path: Path) -> None:
     """The held-out accuracy is near 1, and evaluate and choose agree on a new file."""
     data = write_choices(tmp_path / "train.csv", 160, 0)
-    result = finetune_choices(start, tmp_path / "run", data)
+    result = finetune_choices(start_model, tmp_path / "run", data)
     assert result.metric_names == ["accuracy"]
     assert result.metrics["accuracy"] >= 0.9
     assert result.metrics["examples"] == 16
@@ -66,12 +66,12 @@ def test_multiple_choice_is_learned(start: Path, tmp_path: Path) -> None:
     assert metrics["counts"]["num_used"] == 60
 
 
-def test_answer_files_are_part_of_a_run(start: Path, tmp_path: Path) -> None:
+def test_answer_files_are_part_of_a_run(start_model: Path, tmp_path: Path) -> None:
     """Training and held-out tables have answer files, whose content must not change in a run."""
     data = write_choices(tmp_path / "t.csv", 40, 0, tmp_path / "t-right.csv")
     dev = write_choices(tmp_path / "d.csv", 20, 1, tmp_path / "d-right.csv")
     task = {"label_file_suffix": "-right", "validation_files": {"dev": str(dev)}}
-    result = finetune_choices(start, tmp_path / "run", data, **task)
+    result = finetune_choices(start_model, tmp_path / "run", data, **task)
     assert (result.counts["train"]["num_used"], result.counts["dev"]["num_used"]) == (40, 20)
     assert result.model is not None
     metrics = evaluate(result.model, dev)
@@ -81,10 +81,10 @@ def test_answer_files_are_part_of_a_run(start: Path, tmp_path: Path) -> None:
     answers = (tmp_path / "d-right.csv").read_text()
     (tmp_path / "d-right.csv").write_text(answers.replace("A", "B"))
     with pytest.raises(RunError, match=r"the data files have changed .*d-right\.csv"):
-        finetune_choices(start, tmp_path / "run", data, **task)
+        finetune_choices(start_model, tmp_path / "run", data, **task)
 
 
-def test_micro_batches_equal_one_batch(start: Path, tmp_path: Path) -> None:
+def test_micro_batches_equal_one_batch(start_model: Path, tmp_path: Path) -> None:
     """The endings of a prompt stay in one micro-batch of any size, and the loss is the same."""
     data = write_choices(tmp_path / "t.csv", 40, 0)
     losses = []
@@ -95,5 +95,7 @@ def test_micro_batches_equal_one_batch(start: Path, tmp_path: Path) -> None:
             "run": {"threads": 1, "micro_batch_tokens": micro_batch_tokens, "precision": "fp32"},
         }  # fmt: skip
         out = tmp_path / str(micro_batch_tokens)
-        losses.append(finetune("choose", start, out, data=data, values=values).metrics["loss"])
+        losses.append(
+            finetune("choose", start_model, out, data=data, values=values).metrics["loss"]
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

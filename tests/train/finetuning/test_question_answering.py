@@ -47,12 +47,12 @@ def write_questions(path: Path, count: int, unanswerable: float, seed: int = 0) 
 
 
 @pytest.mark.parametrize("unanswerable", [0.0, 0.4])
-def test_spans_are_learned(start: Path, tmp_path: Path, unanswerable: float) -> None:
+def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable: float) -> None:
     """The held-out F1 is near 1, and evaluate and answer agree with it."""
     data = write_questions(tmp_path / "train.jsonl", 500, unanswerable)
     dev = write_questions(tmp_path / "dev.jsonl", 80, unanswerable, seed=1)
     result = finetune(
-        "answer", start, tmp_path / "run", data=data,
+        "answer", start_model, tmp_path / "run", data=data,
         values={"optim": {"lr": 4e-3}, "run": {"threads": 1}, "schedule": {"epochs": 18.0},
                 "model": NO_DROPOUT,
                 "task": {"batch_size": 16, "max_seqlen": 24, "window_stride": 8,
@@ -78,11 +78,12 @@ def test_spans_are_learned(start: Path, tmp_path: Path, unanswerable: float) -> 
             assert row["context"][prediction.start : prediction.end] == prediction.text
 
 
-def test_null_threshold_can_be_set(start: Path, tmp_path: Path) -> None:
+def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
     """A null threshold set by the user is not replaced by that of the held-out file."""
     data = write_questions(tmp_path / "train.jsonl", 40, 0.4)
     result = finetune(
-        "answer", start, tmp_path / "run", data=data, assignments=["task.null_threshold=-99.0"],
+        "answer", start_model, tmp_path / "run", data=data,
+        assignments=["task.null_threshold=-99.0"],
         values={"schedule": {"steps": 1}, "run": {"threads": 1}, "task": {"max_seqlen": 24}},
     )  # fmt: skip
     assert result.model is not None
@@ -91,7 +92,7 @@ def test_null_threshold_can_be_set(start: Path, tmp_path: Path) -> None:
     assert {prediction.text for prediction in answers} == {""}
 
 
-def test_answers_without_a_token_are_not_trained_on(start: Path, tmp_path: Path) -> None:
+def test_answers_without_a_token_are_not_trained_on(start_model: Path, tmp_path: Path) -> None:
     """Answers that the tokenizer drops are counted and logged, but scored in the held-out file."""
     data = write_questions(tmp_path / "train.jsonl", 20, 0.0)
     row = {"question": WORDS[0], "context": f"{WORDS[1]} \u200b",
@@ -102,7 +103,7 @@ def test_answers_without_a_token_are_not_trained_on(start: Path, tmp_path: Path)
     dev.write_text(lines)
     progress = RecordingProgress()
     result = finetune(
-        "answer", start, tmp_path / "run", data=data, progress=progress,
+        "answer", start_model, tmp_path / "run", data=data, progress=progress,
         values={"schedule": {"steps": 12}, "run": {"threads": 1},
                 "task": {"max_seqlen": 40, "batch_size": 2, "validation_files": {"dev": str(dev)}}},
     )  # fmt: skip
@@ -115,14 +116,14 @@ def test_answers_without_a_token_are_not_trained_on(start: Path, tmp_path: Path)
     assert all(math.isfinite(line["loss"]) for line in train_lines)
 
 
-def test_data_that_cannot_be_learned_is_rejected(start: Path, tmp_path: Path) -> None:
+def test_data_that_cannot_be_learned_is_rejected(start_model: Path, tmp_path: Path) -> None:
     """A file without answers, a wrong kind and a missing file are errors without a run."""
     data = write_questions(tmp_path / "train.jsonl", 20, 1.0)
     with pytest.raises(TaskError, match=r"train\.jsonl: no question has an answer"):
-        finetune("answer", start, tmp_path / "run", data=data)
+        finetune("answer", start_model, tmp_path / "run", data=data)
     with pytest.raises(SettingsError, match="squad has the kind 'span'"):
-        finetune("squad", start, tmp_path / "run", data=tmp_path,
+        finetune("squad", start_model, tmp_path / "run", data=tmp_path,
                  values={"task": {"kind": "single"}})  # fmt: skip
     with pytest.raises(TaskError, match=r"train-v1\.1\.json: no such file"):
-        finetune("squad", start, tmp_path / "run", data=tmp_path)
+        finetune("squad", start_model, tmp_path / "run", data=tmp_path)
     assert not (tmp_path / "run").exists()

@@ -48,7 +48,9 @@ def write_conll(path: Path, count: int, seed: int, *, two_word_names: bool = Tru
     ("kind", "context", "label"),
     [("entities", "sentence", "2"), ("entities", "document", "2"), ("tags", "sentence", "1")],
 )
-def test_tags_are_learned(start: Path, tmp_path: Path, kind: str, context: str, label: str) -> None:
+def test_tags_are_learned(
+    start_model: Path, tmp_path: Path, kind: str, context: str, label: str
+) -> None:
     """Held-out scores are near 1, evaluate agrees, and tags are predicted for raw text."""
     # Documents give fewer inputs than sentences, so they get the easier task.
     two_word_names = context == "sentence"
@@ -57,7 +59,7 @@ def test_tags_are_learned(start: Path, tmp_path: Path, kind: str, context: str, 
     task = {**FAST_SETTINGS["task"], "kind": kind, "context": context, "label_column": label,
             "max_seqlen": 32, "validation_files": {"dev": str(dev)}}  # fmt: skip
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 20.0}}
-    result = finetune("tag", start, tmp_path / "run", data=data, values=values)
+    result = finetune("tag", start_model, tmp_path / "run", data=data, values=values)
     metric = result.metric_names[0]
     # An entity is correct only if all of its words are, so the score is lower than for tags.
     assert result.metrics[metric] > (0.95 if kind == "tags" else 0.85)
@@ -88,7 +90,7 @@ def test_tags_are_learned(start: Path, tmp_path: Path, kind: str, context: str, 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
 def test_sentences_without_a_token_are_not_trained_on(
-    start: Path, tmp_path: Path, context: str
+    start_model: Path, tmp_path: Path, context: str
 ) -> None:
     """Sentences that the tokenizer drops would be batches without a loss at batch size 1."""
     data = write_conll(tmp_path / "train.txt", 8, 0)
@@ -101,7 +103,7 @@ def test_sentences_without_a_token_are_not_trained_on(
         "validation_files": {"dev": str(data)},
     }
     values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 2.0}}
-    result = finetune("tag", start, tmp_path / "run", data=data, values=values)
+    result = finetune("tag", start_model, tmp_path / "run", data=data, values=values)
     assert result.counts["train"]["num_without_target"] == 8
     # Two documents of two windows each, or eight sentences.
     num_inputs = 8 if context == "sentence" else 4
@@ -110,15 +112,15 @@ def test_sentences_without_a_token_are_not_trained_on(
     assert math.isfinite(result.metrics["loss"])
     data.write_text(empty_sentences + "\n\u200b N B-X\n")
     with pytest.raises(TaskError, match=r"train\.txt: no training target is left after tokeniz"):
-        finetune("tag", start, tmp_path / "other", data=data, values=values)
+        finetune("tag", start_model, tmp_path / "other", data=data, values=values)
 
 
-def test_long_texts_are_tagged_to_the_end(start: Path, tmp_path: Path) -> None:
+def test_long_texts_are_tagged_to_the_end(start_model: Path, tmp_path: Path) -> None:
     """A text ten times as long as the model's inputs is tagged up to its last word."""
     data = write_conll(tmp_path / "train.txt", 150, 0)
     task = {**FAST_SETTINGS["task"], "label_column": "2", "max_seqlen": 16}
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 16.0}}
-    result = finetune("tag", start, tmp_path / "run", data=data, values=values)
+    result = finetune("tag", start_model, tmp_path / "run", data=data, values=values)
     assert result.model is not None
     text = " ".join([WORDS[20], PLACES[1]] * 80)
     [tagged] = tag(result.model, [text])
@@ -126,7 +128,7 @@ def test_long_texts_are_tagged_to_the_end(start: Path, tmp_path: Path) -> None:
     assert tagged.spans[-1].end == len(text)
 
 
-def test_wrong_kinds_and_tags_are_rejected(start: Path, tmp_path: Path) -> None:
+def test_wrong_kinds_and_tags_are_rejected(start_model: Path, tmp_path: Path) -> None:
     """A tagger cannot classify, and unknown or invalid tags are errors."""
     data = write_conll(tmp_path / "train.txt", 20, 0)
     (tmp_path / "dev.txt").write_text("ba N B-ORG\n")
@@ -135,21 +137,21 @@ def test_wrong_kinds_and_tags_are_rejected(start: Path, tmp_path: Path) -> None:
         "schedule": {"steps": 1},
         "task": {**FAST_SETTINGS["task"], "label_column": "2"},
     }
-    result = finetune("tag", start, tmp_path / "run", data=data, values=values)
+    result = finetune("tag", start_model, tmp_path / "run", data=data, values=values)
     assert result.model is not None
     with pytest.raises(ModelError, match=r"'entities'; expected 'single'"):
         predict(result.model, ["ba"])
     values["task"]["heldout"] = {"dev": str(tmp_path / "dev.txt")}
     with pytest.raises(TaskError, match=r"dev\.txt, line 1: an unknown label: 'B-ORG'"):
-        finetune("tag", start, tmp_path / "other", data=data, values=values)
+        finetune("tag", start_model, tmp_path / "other", data=data, values=values)
     values["task"] |= {"labels": ["X", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]}
     with pytest.raises(SettingsError, match=r"task\.labels: 'X' is not an entity tag"):
-        finetune("tag", start, tmp_path / "other", data=data, values=values)
+        finetune("tag", start_model, tmp_path / "other", data=data, values=values)
     assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("family", ["tag", "classify"])
-def test_bilstm_learns_on_a_frozen_encoder(start: Path, tmp_path: Path, family: str) -> None:
+def test_bilstm_learns_on_a_frozen_encoder(start_model: Path, tmp_path: Path, family: str) -> None:
     """Both families learn, the encoder is unchanged, and transformers rejects the directory."""
     task: dict[str, Any] = dict(FAST_SETTINGS["task"])
     if family == "tag":
@@ -165,11 +167,13 @@ def test_bilstm_learns_on_a_frozen_encoder(start: Path, tmp_path: Path, family: 
         "features": {"layers": "weighted-sum-all", "width": 16},
         "optim": {"lr": 1e-2},
     }
-    result = finetune(family, start, tmp_path / "run", data=data, values=values)
+    result = finetune(family, start_model, tmp_path / "run", data=data, values=values)
     metric = result.metric_names[0]
     assert result.metrics[metric] > 0.9
     assert result.model is not None
-    start_weights, weights = (load_file(path / WEIGHTS_FILE) for path in (start, result.model))
+    start_weights, weights = (
+        load_file(path / WEIGHTS_FILE) for path in (start_model, result.model)
+    )
     encoder_names = [name for name in weights if name.startswith("bert.")]
     assert len(encoder_names) > 20
     assert all(torch.equal(start_weights[name], weights[name]) for name in encoder_names)
@@ -178,4 +182,4 @@ def test_bilstm_learns_on_a_frozen_encoder(start: Path, tmp_path: Path, family: 
         AutoModel.from_pretrained(result.model)
     frozen = {**values, "run": {**FAST_SETTINGS["run"], "num_frozen_layers": 1}}
     with pytest.raises(SettingsError, match=r"run\.num_frozen_layers"):
-        finetune(family, start, tmp_path / "x", data=data, values=frozen)
+        finetune(family, start_model, tmp_path / "x", data=data, values=frozen)

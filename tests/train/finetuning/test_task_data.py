@@ -40,18 +40,22 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_unknown_label_in_a_held_out_file_is_rejected(start: Path, tmp_path: Path) -> None:
+def test_unknown_label_in_a_held_out_file_is_rejected(start_model: Path, tmp_path: Path) -> None:
     """The error names file and line, and no run is created."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
     with pytest.raises(TaskError, match=r"dev\.jsonl, line 1: an unknown label: 'perhaps'"):
         finetune_table(
-            start, tmp_path / "run", data, "single", task={"validation_files": {"dev": str(dev)}}
+            start_model,
+            tmp_path / "run",
+            data,
+            "single",
+            task={"validation_files": {"dev": str(dev)}},
         )
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_tokens_are_warned_about(start: Path, tmp_path: Path) -> None:
+def test_unknown_tokens_are_warned_about(start_model: Path, tmp_path: Path) -> None:
     """The warning names the file with most [UNK]; the fraction of each file is in the counts."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     rows = [{"text": "겨울에는 날씨가 춥습니다", "label": label} for label in ("yes", "no")]
@@ -60,7 +64,7 @@ def test_unknown_tokens_are_warned_about(start: Path, tmp_path: Path) -> None:
     task = {**FAST_SETTINGS["task"], "validation_files": {"dev": str(dev)}}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
     result = finetune(
-        "classify", start, tmp_path / "run", data=data, values=values, progress=progress
+        "classify", start_model, tmp_path / "run", data=data, values=values, progress=progress
     )
     (message,) = [message for message in progress.messages if "[UNK]" in message]
     assert message.startswith("warning: 100.0% of the tokens of dev are [UNK]")
@@ -68,7 +72,7 @@ def test_unknown_tokens_are_warned_about(start: Path, tmp_path: Path) -> None:
     assert result.counts["dev"]["unknown_share"] == 1
 
 
-def test_label_without_training_examples_is_logged(start: Path, tmp_path: Path) -> None:
+def test_label_without_training_examples_is_logged(start_model: Path, tmp_path: Path) -> None:
     """A label that only the held-out file has is logged and part of the counts."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
@@ -80,17 +84,19 @@ def test_label_without_training_examples_is_logged(start: Path, tmp_path: Path) 
         "schedule": {"steps": 1},
     }
     result = finetune(
-        "classify", start, tmp_path / "run", data=data, values=values, progress=progress
+        "classify", start_model, tmp_path / "run", data=data, values=values, progress=progress
     )
     assert result.counts["train"]["unseen_labels"] == ["perhaps"]
     assert "unseen_labels" not in result.counts["dev"]
     (message,) = [message for message in progress.messages if "no example has" in message]
     assert message == "train: no example has the label 'perhaps', so the model cannot learn it"
-    repeated = finetune("classify", start, tmp_path / "run", data=data, values=values)
+    repeated = finetune("classify", start_model, tmp_path / "run", data=data, values=values)
     assert repeated.counts == result.counts
 
 
-def test_labels_are_counted_and_compared_with_the_majority(start: Path, tmp_path: Path) -> None:
+def test_labels_are_counted_and_compared_with_the_majority(
+    start_model: Path, tmp_path: Path
+) -> None:
     """Label counts are logged, and a classifier no better than the majority class is reported.
 
     The accuracy is compared even if it is not one of the metrics.
@@ -104,7 +110,7 @@ def test_labels_are_counted_and_compared_with_the_majority(start: Path, tmp_path
         "validation_files": {"dev": str(data)},
     }
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
-    finetune("classify", start, tmp_path / "run", data=data, values=values, progress=progress)
+    finetune("classify", start_model, tmp_path / "run", data=data, values=values, progress=progress)
     assert "train: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.messages
     assert "dev: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.messages
     warnings = [message for message in progress.messages if message.startswith("warning: ")]
@@ -113,28 +119,28 @@ def test_labels_are_counted_and_compared_with_the_majority(start: Path, tmp_path
     assert len(warnings) == 2
 
 
-def test_training_on_the_held_out_file_is_logged(start: Path, tmp_path: Path) -> None:
+def test_training_on_the_held_out_file_is_logged(start_model: Path, tmp_path: Path) -> None:
     """Using the same file for training and evaluation is allowed but logged."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     (tmp_path / "link.jsonl").symlink_to(data)
     progress = RecordingProgress()
     task = {**FAST_SETTINGS["task"], "validation_files": {"dev": str(tmp_path / "link.jsonl")}}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
-    finetune("classify", start, tmp_path / "run", data=data, values=values, progress=progress)
+    finetune("classify", start_model, tmp_path / "run", data=data, values=values, progress=progress)
     expected = "dev: the held-out file is the training file"
     assert any(message.startswith(expected) for message in progress.messages)
 
 
-def test_f1_needs_two_labels(start: Path, tmp_path: Path) -> None:
+def test_f1_needs_two_labels(start_model: Path, tmp_path: Path) -> None:
     """The metric f1 is rejected with three labels, where macro_f1 is suggested."""
     rows = [{"text": f"w {n}", "label": f"l{n % 3}"} for n in range(20)]
     data = write_rows(tmp_path / "t.jsonl", rows)
     with pytest.raises(SettingsError, match=r"'f1' .* with 3 labels; .* macro_f1"):
-        finetune_table(start, tmp_path / "run", data, "single", task={"metrics": ["f1"]})
+        finetune_table(start_model, tmp_path / "run", data, "single", task={"metrics": ["f1"]})
     assert not (tmp_path / "run").exists()
 
 
-def test_training_examples_of_one_class_are_rejected(start: Path, tmp_path: Path) -> None:
+def test_training_examples_of_one_class_are_rejected(start_model: Path, tmp_path: Path) -> None:
     """Also if the held-out examples or the settings have another class."""
     rows = [{"text": f"w {n}", "label": "no"} for n in range(19)]
     other_row = {"text": "w", "label": "yes"}
@@ -144,12 +150,14 @@ def test_training_examples_of_one_class_are_rejected(start: Path, tmp_path: Path
     with pytest.raises(
         TaskError, match=r"train\.jsonl: every label is 'no'; expected at least two"
     ):
-        finetune_table(start, tmp_path / "run", data, "single", task=task)
+        finetune_table(start_model, tmp_path / "run", data, "single", task=task)
     # With a held-out fraction of 1/20, the row at this index is held out.
     index = int(np.random.default_rng(0).permutation(20)[0])
     data = write_rows(tmp_path / "all.jsonl", [*rows[:index], other_row, *rows[index:]])
     with pytest.raises(TaskError, match="without the held-out examples: every label is 'no'"):
-        finetune_table(start, tmp_path / "run", data, "single", task={"validation_fraction": 0.05})
+        finetune_table(
+            start_model, tmp_path / "run", data, "single", task={"validation_fraction": 0.05}
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -158,7 +166,7 @@ def reject_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def test_nan_metric_is_null_on_disk(start: Path, tmp_path: Path) -> None:
+def test_nan_metric_is_null_on_disk(start_model: Path, tmp_path: Path) -> None:
     """The NaN correlation with a constant is null in all files, and NaN in the result."""
     data = write_table(tmp_path / "train.jsonl", "regression", 20)
     rows = [{"text": f"w {word}", "label": 2} for word in WORDS[:3]]
@@ -166,8 +174,8 @@ def test_nan_metric_is_null_on_disk(start: Path, tmp_path: Path) -> None:
     task = {"validation_files": {"dev": str(dev)}}
     run = tmp_path / "run"
     changes: dict[str, Any] = {"schedule": {"steps": 2}, "task": task}
-    result = finetune_table(start, run, data, "regression", **changes)
-    repeated = finetune_table(start, run, data, "regression", **changes)
+    result = finetune_table(start_model, run, data, "regression", **changes)
+    repeated = finetune_table(start_model, run, data, "regression", **changes)
     assert result.model is not None
     for metrics in (result.metrics, repeated.metrics):
         assert math.isnan(metrics["pearson"])
@@ -180,39 +188,44 @@ def test_nan_metric_is_null_on_disk(start: Path, tmp_path: Path) -> None:
     sweep_task = {**FAST_SETTINGS["task"], **task, "kind": "regression"}
     values = {**FAST_SETTINGS, **changes, "task": sweep_task}
     out = tmp_path / "sweep"
-    run_sweep("classify", start, out, seeds=2, data=data, values=values)
+    run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     json.loads((out / "results.json").read_text(), parse_constant=reject_constant)
 
 
-def test_truncated_held_out_examples_are_counted(start: Path, tmp_path: Path) -> None:
+def test_truncated_held_out_examples_are_counted(start_model: Path, tmp_path: Path) -> None:
     """Truncated examples are counted with the file they are held out from."""
     rows = [{"text": "w " * 20, "label": str(n % 2)} for n in range(20)]
     data = write_rows(tmp_path / "train.jsonl", rows)
     result = finetune_table(
-        start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"max_seqlen": 12}
+        start_model,
+        tmp_path / "run",
+        data,
+        "single",
+        schedule={"steps": 1},
+        task={"max_seqlen": 12},
     )
     assert result.counts["train"]["num_truncated"] == 20
 
 
-def test_invalid_settings_are_rejected(start: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected(start_model: Path, tmp_path: Path) -> None:
     """Unknown tasks and metrics, other shapes, long inputs and changed settings are errors."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     run = tmp_path / "run"
     with pytest.raises(SettingsError, match="unknown task 'cole'"):
-        finetune("cole", start, run, data=data)
+        finetune("cole", start_model, run, data=data)
     with pytest.raises(SettingsError, match="'matthew'"):
-        finetune_table(start, run, data, "single", task={"metrics": ["matthew"]})
+        finetune_table(start_model, run, data, "single", task={"metrics": ["matthew"]})
     with pytest.raises(SettingsError, match=r"run\.num_frozen_layers is 99"):
-        finetune_table(start, run, data, "single", run={"num_frozen_layers": 99})
+        finetune_table(start_model, run, data, "single", run={"num_frozen_layers": 99})
     assert not (run / "settings.toml").exists()
     with pytest.raises(SettingsError, match=r"model\.width"):
-        finetune_table(start, run, data, "single", model={"width": 64})
+        finetune_table(start_model, run, data, "single", model={"width": 64})
     with pytest.raises(SettingsError, match=r"reduce task\.max_seqlen"):
-        finetune_table(start, run, data, "single", task={"max_seqlen": 5000})
+        finetune_table(start_model, run, data, "single", task={"max_seqlen": 5000})
     schedule = {"steps": 1}
-    finetune_table(start, run, data, "single", schedule=schedule)
+    finetune_table(start_model, run, data, "single", schedule=schedule)
     with pytest.raises(RunError, match=r"task\.batch_size: 8 in the run, 4 now"):
-        finetune_table(start, run, data, "single", schedule=schedule, task={"batch_size": 4})
+        finetune_table(start_model, run, data, "single", schedule=schedule, task={"batch_size": 4})
 
 
 @pytest.mark.parametrize(
@@ -225,12 +238,12 @@ def test_invalid_settings_are_rejected(start: Path, tmp_path: Path) -> None:
     ],
 )
 def test_unused_settings_are_rejected(
-    start: Path, tmp_path: Path, task: str, task_settings: dict[str, Any], message: str
+    start_model: Path, tmp_path: Path, task: str, task_settings: dict[str, Any], message: str
 ) -> None:
     """A setting that the task family does not use is an error before any file is read."""
     values = {"task": task_settings}
     with pytest.raises(SettingsError, match=rf"task\.{message}"):
-        finetune(task, start, tmp_path / "run", data=tmp_path / "own.json", values=values)
+        finetune(task, start_model, tmp_path / "run", data=tmp_path / "own.json", values=values)
 
 
 def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
@@ -276,11 +289,11 @@ def test_random_subset_keeps_documents_together(tmp_path: Path) -> None:
     assert sorted(documents.count(document) for document in set(documents)) == [2, 5, 5]
 
 
-def test_folds_partition_the_training_file(start: Path, tmp_path: Path) -> None:
+def test_folds_partition_the_training_file(start_model: Path, tmp_path: Path) -> None:
     """A subset is counted, and every example is held out in exactly one fold."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     result = finetune_table(
-        start, tmp_path / "run", data, "single", schedule={"steps": 1},
+        start_model, tmp_path / "run", data, "single", schedule={"steps": 1},
         task={"max_train_examples": 30, "validation_fraction": 0.2},
     )  # fmt: skip
     assert result.counts["train"]["num_used"] == 30
@@ -297,16 +310,16 @@ def test_folds_partition_the_training_file(start: Path, tmp_path: Path) -> None:
         read_task_data(task.model_copy(update={"validation_fold": 5}))
 
 
-def test_numeric_labels_are_classes_only_on_request(start: Path, tmp_path: Path) -> None:
+def test_numeric_labels_are_classes_only_on_request(start_model: Path, tmp_path: Path) -> None:
     """Many different numbers as labels are rejected, unless the user sets the kind "single"."""
     data = tmp_path / "scores.csv"
     rows = [f"{WORDS[n % 9]},{n % 7 / 2}" for n in range(28)]
     data.write_text("\n".join(["text,label", *rows]) + "\n")
     with pytest.raises(TaskError, match=r"7 different numbers .*--kind regression"):
-        finetune("classify", start, tmp_path / "run", data=data, values={"task": {}})
+        finetune("classify", start_model, tmp_path / "run", data=data, values={"task": {}})
     assert not (tmp_path / "run").exists()
     result = finetune(
-        "classify", start, tmp_path / "run", data=data,
+        "classify", start_model, tmp_path / "run", data=data,
         values={**FAST_SETTINGS, "task": {"kind": "single"}, "schedule": {"steps": 1}},
     )  # fmt: skip
     assert result.metrics["examples"] == 3
@@ -354,12 +367,12 @@ def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) ->
      ({"run": {"num_frozen_layers": 1}}, r"run\.num_frozen_layers: 1 in the run, None now")],
 )  # fmt: skip
 def test_resuming_without_a_setting_is_rejected(
-    start: Path, tmp_path: Path, values: dict[str, Any], message: str
+    start_model: Path, tmp_path: Path, values: dict[str, Any], message: str
 ) -> None:
     """A run cannot be resumed by a command that leaves out one of its settings."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     changes = {**values, "run": {"threads": 1, **values.get("run", {})}}
     schedule = {"steps": 1}
-    finetune_table(start, tmp_path / "run", data, "single", schedule=schedule, **changes)
+    finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule, **changes)
     with pytest.raises(RunError, match=message):
-        finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+        finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)

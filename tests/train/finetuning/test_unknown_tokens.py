@@ -20,7 +20,7 @@ from bertsmith.progress import NullProgress
 from bertsmith.runtime import device
 from bertsmith.text.corpus import find_sources
 from bertsmith.train.pretraining.evaluation import HeldoutResult, build_heldout_stream, evaluate
-from tests.train.conftest import WORDS, Train, make_tokenizer
+from tests.train.conftest import WORDS, TrainFunction, make_tokenizer
 
 UNK_ID, NUM_SPECIAL_TOKENS = 1, 5
 
@@ -53,7 +53,7 @@ def make_korean_store(folder: Path, num_known_words: int) -> Path:
     return folder / "store"
 
 
-def test_run_reports_the_fraction_of_unknown_tokens(train: Train, tmp_path: Path) -> None:
+def test_run_reports_the_fraction_of_unknown_tokens(train: TrainFunction, tmp_path: Path) -> None:
     """The fraction is logged before the first step and in the metrics, with a warning above 2 %."""
     progress = RecordingProgress()
     store = make_korean_store(tmp_path / "korean", num_known_words=2)
@@ -68,7 +68,7 @@ def test_run_reports_the_fraction_of_unknown_tokens(train: Train, tmp_path: Path
     assert result.heldout["unknown_share"] == 0
 
 
-def test_store_with_only_unknown_tokens_is_rejected(train: Train, tmp_path: Path) -> None:
+def test_store_with_only_unknown_tokens_is_rejected(train: TrainFunction, tmp_path: Path) -> None:
     """Without any target to learn, the run fails before the first step."""
     store = make_korean_store(tmp_path / "korean", num_known_words=0)
     with pytest.raises(StoreError, match=r"all [0-9,]+ tokens of the split 'train' are \[UNK\]"):

@@ -12,13 +12,13 @@ from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.pretraining.micro_batches import split_batch
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import assignments
+from tests.train.conftest import make_assignments
 
 
 @pytest.fixture(scope="module")
 def session(store: Path) -> Session:
     """A session without dropout, with batches of 24 sequences."""
-    options = assignments(
+    options = make_assignments(
         data__batch_size=24, model__dropout=0, model__attention_dropout=0, model__init_range=0.3
     )
     settings = resolve_settings(Overrides(data=store, assignments=options), Store.open(store))

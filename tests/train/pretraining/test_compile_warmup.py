@@ -11,13 +11,13 @@ from bertsmith.data.packing import ExampleBatch, concat_batches
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
 from bertsmith.model.ops.dropout import DropoutSeed
-from bertsmith.train.pretraining.compile_warmup import warmup_batches
+from bertsmith.train.pretraining.compile_warmup import build_warmup_batches
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import assignments
+from tests.train.conftest import make_assignments
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_all_sizes_of_a_warmup_batch_differ(
 ) -> None:
     """Tokens, sequences, cu_seqlens, max_seqlen and predictions of the first batch differ."""
     settings = DataSettings(batch_size=batch_size, max_seqlen=length)
-    batch = warmup_batches(settings, length, micro_batch_tokens)[0]
+    batch = build_warmup_batches(settings, length, micro_batch_tokens)[0]
     num_predictions = len(batch.masked_labels)
     num_boundaries = len(batch.cu_seqlens)
     sizes = [len(batch), num_boundaries, batch.max_seqlen, len(batch.ids), num_predictions]
@@ -39,16 +39,19 @@ def test_all_sizes_of_a_warmup_batch_differ(
 def test_single_sequence_is_compiled_only_if_needed() -> None:
     """There is a batch of one sequence if the batch size is 1 or splitting can leave one."""
 
-    def sequences_per_batch(batch_size: int, max_length: int, micro_batch_tokens: int) -> list[int]:
+    def count_sequences_per_batch(
+        batch_size: int, max_length: int, micro_batch_tokens: int
+    ) -> list[int]:
         settings = DataSettings(batch_size=batch_size, max_seqlen=32)
         return [
-            min(len(batch), 2) for batch in warmup_batches(settings, max_length, micro_batch_tokens)
+            min(len(batch), 2)
+            for batch in build_warmup_batches(settings, max_length, micro_batch_tokens)
         ]
 
-    assert sequences_per_batch(1, 32, 10**6) == [1]
-    assert sequences_per_batch(8, 32, 10**6) == [2]
-    assert sequences_per_batch(8, 32, 255) == [2, 1]
-    assert sequences_per_batch(8, 64, 256) == [2, 1]
+    assert count_sequences_per_batch(1, 32, 10**6) == [1]
+    assert count_sequences_per_batch(8, 32, 10**6) == [2]
+    assert count_sequences_per_batch(8, 32, 255) == [2, 1]
+    assert count_sequences_per_batch(8, 64, 256) == [2, 1]
 
 
 def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +64,7 @@ def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyP
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
-    options = assignments(run__compile="true", data__batch_size=8, run__micro_batch_tokens=128)
+    options = make_assignments(run__compile="true", data__batch_size=8, run__micro_batch_tokens=128)
     settings = resolve_settings(Overrides(data=store, assignments=options), Store.open(store))
     session = Session(settings, Store.open(store))
     num_graphs = len(graphs)

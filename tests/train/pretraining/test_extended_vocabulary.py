@@ -12,13 +12,15 @@ from bertsmith.errors import StoreError
 from bertsmith.text.corpus import find_sources
 from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.train.pretraining.pretrain import pretrain
-from tests.train.conftest import Train, assignments
+from tests.train.conftest import TrainFunction, make_assignments
 
 #: A compound of two words of the vocabulary, and a word without any known part.
 NEW_WORDS = ("bade", "나룻배")
 
 
-def test_extended_model_is_pretrained_further(train: Train, store: Path, tmp_path: Path) -> None:
+def test_extended_model_is_pretrained_further(
+    train: TrainFunction, store: Path, tmp_path: Path
+) -> None:
     """An extended model rejects the old store, and learns its new words from a new store."""
     result = train("first", steps=2)
     assert result.model is not None
@@ -27,7 +29,7 @@ def test_extended_model_is_pretrained_further(train: Train, store: Path, tmp_pat
     extended = extend_model(original, extension)
     bundle.save_model(tmp_path / "extended", extended)
     start = {"start_from": str(tmp_path / "extended"), "steps": 3}
-    options = [option for option in assignments() if not option.startswith("model.")]
+    options = [option for option in make_assignments() if not option.startswith("model.")]
     with pytest.raises(StoreError, match=r"another vocabulary .* run `bertsmith prepare` again"):
         pretrain(store, tmp_path / "run", assignments=options, **start)  # type: ignore[arg-type]
     text = (store.parent / "corpus.jsonl").read_text().replace("ba ", "bade 나룻배 ")

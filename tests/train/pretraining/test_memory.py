@@ -7,7 +7,7 @@ from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import assignments, make_store
+from tests.train.conftest import make_assignments, make_store
 
 STEPS = 400
 
@@ -18,7 +18,7 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
     The text is random, so the loss can fall only by memorizing it.
     """
     store = Store.open(make_store(tmp_path, documents=40))
-    options = assignments(
+    options = make_assignments(
         model__width=48,
         model__feed_forward=96,
         model__dropout=0,

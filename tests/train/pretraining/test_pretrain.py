@@ -32,7 +32,7 @@ from bertsmith.train.pretraining.pretrain import estimate_run, pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import Train, assignments, make_store
+from tests.train.conftest import TrainFunction, make_assignments, make_store
 
 WEIGHTS = "model/model.safetensors"
 
@@ -41,7 +41,7 @@ WEIGHTS = "model/model.safetensors"
 def finished_run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of eight steps."""
     out = tmp_path_factory.mktemp("runs") / "finished"
-    pretrain(store, out, steps=8, assignments=assignments(run__eval_every=4))
+    pretrain(store, out, steps=8, assignments=make_assignments(run__eval_every=4))
     return out
 
 
@@ -74,7 +74,7 @@ def test_run_directory_is_complete(finished_run: Path) -> None:
 def test_finished_run_is_not_changed(finished_run: Path, store: Path) -> None:
     """The same command trains no step and writes the same model and metrics log."""
     old_files = _read_files(finished_run)
-    result = pretrain(store, finished_run, steps=8, assignments=assignments(run__eval_every=4))
+    result = pretrain(store, finished_run, steps=8, assignments=make_assignments(run__eval_every=4))
     new_files = _read_files(finished_run)
     assert result.outcome.state.step == 8
     for name in old_files.keys() - {"curve.png"}:
@@ -85,14 +85,14 @@ def test_other_settings_are_rejected(finished_run: Path, store: Path) -> None:
     """A command with other settings fails with all differences, and changes no file."""
     files = _read_files(finished_run)
     with pytest.raises(RunError) as caught:
-        pretrain(store, finished_run, steps=9, assignments=assignments(run__seed=4))
+        pretrain(store, finished_run, steps=9, assignments=make_assignments(run__seed=4))
     assert "schedule.steps: 8 in the run, 9 now" in str(caught.value)
     assert "run.seed: 0 in the run, 4 now" in str(caught.value)
     assert _read_files(finished_run) == files
 
 
 def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(
-    train: Train, tmp_path: Path
+    train: TrainFunction, tmp_path: Path
 ) -> None:
     """A run resumes from the checkpoint before the damaged one and ends with the same bytes."""
     settings = {"checkpoint__every": 4, "run__eval_every": 4, "checkpoint__keep_optimizer": "true"}
@@ -108,7 +108,7 @@ def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(
         assert (tmp_path / name / WEIGHTS).read_bytes() == expected
 
 
-def test_weights_depend_only_on_the_seed(train: Train, finished_run: Path) -> None:
+def test_weights_depend_only_on_the_seed(train: TrainFunction, finished_run: Path) -> None:
     """The same seed gives the same bytes in another directory, another seed gives others."""
     train("same", steps=8, run__eval_every=4)
     train("other", steps=8, run__eval_every=4, run__seed=1)
@@ -119,7 +119,7 @@ def test_weights_depend_only_on_the_seed(train: Train, finished_run: Path) -> No
     assert (result.run.parent / "other" / WEIGHTS).read_bytes() != weights
 
 
-def test_diverged_run_keeps_its_last_checkpoint(train: Train, tmp_path: Path) -> None:
+def test_diverged_run_keeps_its_last_checkpoint(train: TrainFunction, tmp_path: Path) -> None:
     """A huge learning rate ends in a RunError, and the last checkpoint is kept."""
     with pytest.raises(RunError, match=r"step \d+: the loss is .*examples \d+ to \d+ of the phase"):
         train(steps=30, optim__lr=1e30, checkpoint__every=1, run__eval_every=30)
@@ -131,7 +131,7 @@ def test_diverged_run_keeps_its_last_checkpoint(train: Train, tmp_path: Path) ->
 
 
 def test_run_resumes_after_a_nan_loss(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A NaN loss in step 4 stops the run after checkpoint 3, whose weights are finite.
 
@@ -166,7 +166,7 @@ def test_estimate_writes_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "_MAX_STEPS", 3)
     store_files = _read_files(store)
-    estimate = estimate_run(store, epochs=2.0, assignments=assignments())
+    estimate = estimate_run(store, epochs=2.0, assignments=make_assignments())
     assert _read_files(store) == store_files
     assert list(tmp_path.iterdir()) == []
     # The number of steps is rounded up.
@@ -180,7 +180,7 @@ def test_estimate_writes_nothing(
 
 
 def test_time_budget_is_resolved_once(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of steps is measured at the start, stored, and used by a resumed run."""
     cost = probe.Cost(
@@ -210,7 +210,9 @@ def test_time_budget_is_resolved_once(
         train(minutes=0.2)
 
 
-def test_probe_does_not_change_the_weights(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_does_not_change_the_weights(
+    train: TrainFunction, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run with a time budget ends with the same bytes as one with that number of steps."""
     monkeypatch.setattr(probe, "_MAX_STEPS", 3)
     # The budget of 60 microseconds has no time for a step, so the minimum of 5 steps is used.
@@ -284,7 +286,7 @@ def test_mismatched_start_model_is_rejected(
     assert not (tmp_path / "run").exists()
 
 
-def test_start_model_may_have_unused_embedding_rows(train: Train, store: Path) -> None:
+def test_start_model_may_have_unused_embedding_rows(train: TrainFunction, store: Path) -> None:
     """A start model with more embedding rows than the store has tokens keeps them."""
     result = train("first", steps=1, model__vocab_size=72)
     overrides = Overrides(
@@ -295,7 +297,7 @@ def test_start_model_may_have_unused_embedding_rows(train: Train, store: Path) -
     Session(settings, Store.open(store))
 
 
-def test_run_with_two_phases_can_be_resumed(train: Train, tmp_path: Path) -> None:
+def test_run_with_two_phases_can_be_resumed(train: TrainFunction, tmp_path: Path) -> None:
     """The last steps have longer sequences, and a run resumed in any phase ends the same."""
     arguments: dict[str, Any] = {
         "steps": 8, "schedule__phase2_max_seqlen": 64, "schedule__phase2_fraction": 0.25,
@@ -322,7 +324,7 @@ def test_run_with_two_phases_can_be_resumed(train: Train, tmp_path: Path) -> Non
             assert (run / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 
-def test_model_without_nsp_has_no_nsp_head(train: Train) -> None:
+def test_model_without_nsp_has_no_nsp_head(train: TrainFunction) -> None:
     """With data.nsp=false, the model has no NSP head and the log no NSP metrics."""
     result = train(steps=2, data__nsp="false")
     assert result.model is not None
@@ -330,7 +332,7 @@ def test_model_without_nsp_has_no_nsp_head(train: Train) -> None:
     assert not [key for line in read_metrics(result.run) for key in line if "next" in key]
 
 
-def test_too_small_corpus_is_rejected(train: Train, tmp_path: Path) -> None:
+def test_too_small_corpus_is_rejected(train: TrainFunction, tmp_path: Path) -> None:
     """A corpus without held-out text or sentence pairs is a StoreError before training."""
     store = make_store(tmp_path / "small", documents=1, max_sentences=3)
     with pytest.raises(StoreError, match=r"document|example"):
@@ -340,7 +342,7 @@ def test_too_small_corpus_is_rejected(train: Train, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_documents", [1, 3])
-def test_few_documents_are_enough(train: Train, tmp_path: Path, num_documents: int) -> None:
+def test_few_documents_are_enough(train: TrainFunction, tmp_path: Path, num_documents: int) -> None:
     """A store of one long document, or of three short ones, can be trained on."""
     max_sentences = 200 if num_documents == 1 else 12
     store = make_store(tmp_path / "small", documents=num_documents, max_sentences=max_sentences)
@@ -348,7 +350,7 @@ def test_few_documents_are_enough(train: Train, tmp_path: Path, num_documents: i
     assert train(data=store, steps=2).heldout["nsp_loss"] > 0
 
 
-def test_damaged_store_is_rejected(train: Train, store: Path, tmp_path: Path) -> None:
+def test_damaged_store_is_rejected(train: TrainFunction, store: Path, tmp_path: Path) -> None:
     """A new run verifies the checksums of its store before the first step."""
     shutil.copytree(store, tmp_path / "store")
     ids_file = tmp_path / "store" / "train.ids"
@@ -358,7 +360,7 @@ def test_damaged_store_is_rejected(train: Train, store: Path, tmp_path: Path) ->
     assert not (tmp_path / "run" / "settings.toml").exists()
 
 
-def test_only_one_positive_length_is_allowed(train: Train) -> None:
+def test_only_one_positive_length_is_allowed(train: TrainFunction) -> None:
     """Steps and minutes together are an error, and so is a length of zero."""
     with pytest.raises(RunError, match=r"only one of --steps, --minutes"):
         train(steps=2, minutes=1.0)
@@ -367,14 +369,16 @@ def test_only_one_positive_length_is_allowed(train: Train) -> None:
             train(**{name: zero})
 
 
-def test_epochs_are_passes_over_the_examples(train: Train, store: Path) -> None:
+def test_epochs_are_passes_over_the_examples(train: TrainFunction, store: Path) -> None:
     """The number of steps is the number of examples in the epochs divided by the batch size."""
-    settings = resolve_settings(Overrides(data=store, assignments=assignments()), Store.open(store))
+    settings = resolve_settings(
+        Overrides(data=store, assignments=make_assignments()), Store.open(store)
+    )
     num_examples = Session(settings, Store.open(store)).count_epoch_examples(32)
     assert train(epochs=0.02).steps == math.ceil(0.02 * num_examples / 4)
 
 
-def test_resumed_run_uses_the_stored_number_of_threads(train: Train) -> None:
+def test_resumed_run_uses_the_stored_number_of_threads(train: TrainFunction) -> None:
     """The number of threads is stored and set again when the run is resumed."""
     previous = torch.get_num_threads()
     try:
@@ -388,7 +392,7 @@ def test_resumed_run_uses_the_stored_number_of_threads(train: Train) -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "tpu", "cuda:x", ""])
-def test_unknown_device_is_rejected(train: Train, device: str) -> None:
+def test_unknown_device_is_rejected(train: TrainFunction, device: str) -> None:
     """An unknown device is a SettingsError that lists the known devices."""
     with pytest.raises(SettingsError, match="auto, cpu, cuda"):
         train(steps=1, run__device=f'"{device}"')
@@ -409,7 +413,7 @@ def test_pickled_checkpoint_is_rejected(finished_run: Path, tmp_path: Path) -> N
         load_weights(copied, model)
 
 
-def test_finished_run_has_no_optimizer_state(train: Train, tmp_path: Path) -> None:
+def test_finished_run_has_no_optimizer_state(train: TrainFunction, tmp_path: Path) -> None:
     """A finished run keeps the optimizer state only with checkpoint.keep_optimizer.
 
     The setting is stored in the run: only repeating the command with the value false removes the
@@ -434,7 +438,7 @@ def test_finished_run_has_no_optimizer_state(train: Train, tmp_path: Path) -> No
 
 
 def test_optimizer_state_is_kept_until_the_model_is_written(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If writing the model fails, the checkpoints keep the optimizer state."""
 
@@ -450,7 +454,7 @@ def test_optimizer_state_is_kept_until_the_model_is_written(
     assert not list((tmp_path / "run").rglob(MOMENTS_FILE))
 
 
-def test_finished_run_cannot_be_extended(train: Train, tmp_path: Path) -> None:
+def test_finished_run_cannot_be_extended(train: TrainFunction, tmp_path: Path) -> None:
     """More steps in the settings file of a finished run are an error with two solutions."""
     train(steps=4, checkpoint__every=2)
     settings_file = tmp_path / "run" / "settings.toml"

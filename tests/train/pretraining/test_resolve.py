@@ -18,13 +18,13 @@ from bertsmith.train.engine.run_directory import (
     load_run_settings,
 )
 from bertsmith.train.pretraining.pretrain import pretrain
-from bertsmith.train.pretraining.recipes import PretrainSettings, with_steps
+from bertsmith.train.pretraining.recipes import PretrainSettings, resolve_steps
 from bertsmith.train.pretraining.resolve import (
     Overrides,
     resolve_run_settings,
     resolve_settings,
 )
-from tests.train.conftest import Train, assignments
+from tests.train.conftest import TrainFunction, make_assignments
 
 
 class _RecordingProgress(NullProgress):
@@ -174,12 +174,12 @@ def test_unreadable_settings_files_are_rejected(resolve: Any, tmp_path: Path) ->
 def test_stored_settings_are_complete(resolve: Any, tmp_path: Path) -> None:
     """Stored settings are read back unchanged, and intervals depend on the number of steps."""
     for recipe in ("fast", "paper"):
-        settings = with_steps(resolve(recipe=recipe), 40)
+        settings = resolve_steps(resolve(recipe=recipe), 40)
         (tmp_path / SETTINGS_FILE).write_text(settings.to_toml())
         assert PretrainSettings.parse(read_toml(tmp_path / SETTINGS_FILE), "here") == settings
 
     def intervals(steps: int, **overrides: Any) -> tuple[int | None, int | None]:
-        settings = with_steps(resolve(**overrides), steps)
+        settings = resolve_steps(resolve(**overrides), steps)
         return settings.run.eval_every, settings.checkpoint.every
 
     # The default is a twentieth of the run and at least ten steps.
@@ -187,7 +187,9 @@ def test_stored_settings_are_complete(resolve: Any, tmp_path: Path) -> None:
     assert intervals(1000, assignments=["run.eval_every=7", "checkpoint.every=9"]) == (7, 9)
 
 
-def test_settings_of_a_run_are_a_settings_file(train: Train, store: Path, tmp_path: Path) -> None:
+def test_settings_of_a_run_are_a_settings_file(
+    train: TrainFunction, store: Path, tmp_path: Path
+) -> None:
     """A new run with ``config=RUN/settings.toml`` has the same settings; arguments replace them."""
     train("first", epochs=0.2, optim__lr=5e-4)
     config = tmp_path / "first" / SETTINGS_FILE
@@ -214,7 +216,7 @@ def test_settings_of_a_run_are_a_settings_file(train: Train, store: Path, tmp_pa
 
 
 def test_settings_of_a_continued_run_are_a_settings_file(
-    train: Train, store: Path, tmp_path: Path
+    train: TrainFunction, store: Path, tmp_path: Path
 ) -> None:
     """A new run with the settings of a continued run starts from the same model."""
     train("first", steps=2)
@@ -229,7 +231,7 @@ def test_settings_of_a_continued_run_are_a_settings_file(
 
 def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path) -> None:
     """The error lists exactly the differences, except for settings that may change."""
-    stored = with_steps(resolve(size="tiny"), 40)
+    stored = resolve_steps(resolve(size="tiny"), 40)
     (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
     assert load_run_settings(tmp_path, resolve(size="tiny")) == stored
     changes = [
@@ -251,7 +253,9 @@ def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path)
     }
 
 
-def test_new_values_that_do_not_affect_the_weights_are_used(train: Train, tmp_path: Path) -> None:
+def test_new_values_that_do_not_affect_the_weights_are_used(
+    train: TrainFunction, tmp_path: Path
+) -> None:
     """A resumed run uses and stores them; if they are not set again, the stored ones remain."""
     run = tmp_path / "run"
     train(steps=6, checkpoint__every=1, checkpoint__keep=9, checkpoint__keep_optimizer="true")
@@ -271,7 +275,7 @@ def test_new_values_that_do_not_affect_the_weights_are_used(train: Train, tmp_pa
 def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path: Path) -> None:
     """A message says that a new value of them has no effect."""
     budget = ["schedule.minutes=3", "schedule.steps=40"]
-    stored = with_steps(resolve(assignments=budget), 40)
+    stored = resolve_steps(resolve(assignments=budget), 40)
     (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
     progress = _RecordingProgress()
     changed = resolve(assignments=[*budget, "run.eval_every=7"])
@@ -282,7 +286,7 @@ def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path:
 
 def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
     """Another path of the same store is accepted and stored, another store is rejected."""
-    (tmp_path / SETTINGS_FILE).write_text(with_steps(resolve(), 5).to_toml())
+    (tmp_path / SETTINGS_FILE).write_text(resolve_steps(resolve(), 5).to_toml())
     settings = resolve()
     moved = settings.model_copy(
         update={"run": settings.run.model_copy(update={"store_path": "/else"})}
@@ -304,7 +308,7 @@ def test_directories_with_other_files_are_rejected(store: Path, tmp_path: Path) 
     letter.write_text("mine")
     for out, message in ((folder, "this directory has other files"), (letter, "a file")):
         with pytest.raises(RunError, match=message):
-            pretrain(store, out, steps=1, assignments=assignments())
+            pretrain(store, out, steps=1, assignments=make_assignments())
     assert [path.name for path in folder.iterdir()] == ["letter.txt"]
     assert letter.read_text() == "mine"
 
@@ -317,7 +321,7 @@ def test_files_of_a_killed_start_are_accepted(tmp_path: Path) -> None:
     check_run_directory(tmp_path / "none")
 
 
-def test_second_process_is_rejected(train: Train, tmp_path: Path) -> None:
+def test_second_process_is_rejected(train: TrainFunction, tmp_path: Path) -> None:
     """While one process holds the lock of a run, another one fails without changing files."""
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / ".lock").open("w") as file:

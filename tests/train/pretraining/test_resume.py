@@ -13,7 +13,7 @@ from resume import build_environment, collect_run_contents
 
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
-from tests.train.conftest import assignments, make_store
+from tests.train.conftest import make_assignments, make_store
 
 STEPS = 14
 #: Runs the program, which kills itself after logging a given step. This is exact, unlike a kill
@@ -41,8 +41,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("resume"))
 
 
-def _pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
-    options = assignments(
+def _build_pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
+    options = make_assignments(
         model__attention_dropout=0.1, checkpoint__every=3, run__eval_every=5,
         run__micro_batch_tokens=64, schedule__phase2_max_seqlen=48, schedule__phase2_fraction=0.3,
         checkpoint__keep_optimizer="true", **changes,
@@ -57,21 +57,23 @@ def _run_until_killed(command: list[str], run: Path, step: int, cache: Path | No
     arguments = command[command.index("pretrain") :]
     process = subprocess.run(
         [sys.executable, "-c", SELF_KILLING_PROGRAM, str(step), *arguments],
-        capture_output=True, check=False, env=_environment(cache),
+        capture_output=True, check=False, env=_build_process_environment(cache),
     )  # fmt: skip
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
     assert read_metrics(run)[-1]["step"] == step
     assert not (run / "model").exists()
 
 
-def _environment(cache: Path | None) -> dict[str, str]:
+def _build_process_environment(cache: Path | None) -> dict[str, str]:
     if cache is None:
         return build_environment(None)
     return {**build_environment(None), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
 
 
 def _run_to_end(command: list[str], cache: Path | None) -> None:
-    process = subprocess.run(command, capture_output=True, check=False, env=_environment(cache))
+    process = subprocess.run(
+        command, capture_output=True, check=False, env=_build_process_environment(cache)
+    )
     assert process.returncode == 0, process.stderr.decode()
 
 
@@ -88,8 +90,8 @@ def _assert_same_content(run: Path, other: Path) -> None:
 def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
     """Killed before a checkpoint, between two checkpoints, and in the second phase."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    _run_to_end(_pretrain_command(store, uninterrupted), None)
-    command = _pretrain_command(store, killed)
+    _run_to_end(_build_pretrain_command(store, uninterrupted), None)
+    command = _build_pretrain_command(store, killed)
     for step in (2, 7, 12):
         _run_until_killed(command, killed, step, None)
     _run_to_end(command, None)
@@ -102,8 +104,8 @@ def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_
     """The same with torch.compile, although the resumed process sees another batch first."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     cache = tmp_path / "cache"
-    _run_to_end(_pretrain_command(store, uninterrupted, run__compile="true"), cache)
-    command = _pretrain_command(store, killed, run__compile="true")
+    _run_to_end(_build_pretrain_command(store, uninterrupted, run__compile="true"), cache)
+    command = _build_pretrain_command(store, killed, run__compile="true")
     _run_until_killed(command, killed, 8, cache)
     _run_to_end(command, cache)
     _assert_same_content(uninterrupted, killed)
@@ -112,7 +114,7 @@ def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_
 def test_comparison_detects_differences(store: Path, tmp_path: Path) -> None:
     """A changed bit of a weight and a changed number in the metrics log are detected."""
     run = tmp_path / "run"
-    pretrain(store, run, steps=1, assignments=assignments(checkpoint__keep_optimizer="true"))
+    pretrain(store, run, steps=1, assignments=make_assignments(checkpoint__keep_optimizer="true"))
     original = collect_run_contents(run, 1)
     weights_file = run / "checkpoints" / "step-1" / "weights.safetensors"
     data = bytearray(weights_file.read_bytes())

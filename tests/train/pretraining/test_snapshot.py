@@ -14,7 +14,7 @@ from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain, write_initial_model
 from bertsmith.train.pretraining.snapshot import write_snapshot
 from bertsmith.use.fill import fill
-from tests.train.conftest import assignments
+from tests.train.conftest import make_assignments
 
 WEIGHTS = "model.safetensors"
 LEFT_TO_RIGHT: dict[str, Any] = {
@@ -25,7 +25,7 @@ LEFT_TO_RIGHT: dict[str, Any] = {
 def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> None:
     """The last snapshot has the weights of the run's model, an earlier one has others."""
     run = tmp_path / "run"
-    options = assignments(checkpoint__every=3, checkpoint__keep=9, run__eval_every=50)
+    options = make_assignments(checkpoint__every=3, checkpoint__keep=9, run__eval_every=50)
     pretrain(store, run, steps=9, assignments=options)
     write_snapshot(run, 9, tmp_path / "step-9")
     write_snapshot(run, 3, tmp_path / "step-3")
@@ -42,7 +42,7 @@ def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> No
 def test_initial_model_is_the_start_of_a_run(store: Path, tmp_path: Path) -> None:
     """A run with a tiny learning rate stays near the initial model, which depends on the seed."""
     for name, seed in (("run", 1), ("other", 2)):
-        options = assignments(optim__lr=1e-12, optim__weight_decay=0, run__seed=seed)
+        options = make_assignments(optim__lr=1e-12, optim__weight_decay=0, run__seed=seed)
         pretrain(store, tmp_path / name, steps=1, assignments=options)
         write_initial_model(store, tmp_path / f"{name}-initial", assignments=options)
     trained = load_file(tmp_path / "run" / "model" / WEIGHTS)
@@ -57,7 +57,7 @@ def test_initial_model_is_the_start_of_a_run(store: Path, tmp_path: Path) -> Non
 def test_gradient_norms_are_logged_by_layer(store: Path, tmp_path: Path) -> None:
     """With run.log_grad_norms, the squared norms of all groups add up to that of the gradient."""
     for name, log_grad_norms in (("without", "false"), ("with", "true")):
-        options = assignments(model__layers=3, run__log_grad_norms=log_grad_norms)
+        options = make_assignments(model__layers=3, run__log_grad_norms=log_grad_norms)
         pretrain(store, tmp_path / name, steps=4, assignments=options)
     lines = [line for line in read_metrics(tmp_path / "with") if line["kind"] == "train"]
     assert len(lines) == 4
@@ -73,7 +73,7 @@ def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Pa
     """Its held-out loss falls, ``fill`` rejects it, and it requires causal attention."""
     result = pretrain(
         store, tmp_path / "run", steps=40,
-        assignments=assignments(**LEFT_TO_RIGHT, optim__lr=1e-2, run__eval_every=10),
+        assignments=make_assignments(**LEFT_TO_RIGHT, optim__lr=1e-2, run__eval_every=10),
     )  # fmt: skip
     lines = read_metrics(result.run)
     losses = [line["mlm_loss"] for line in lines if line["kind"] == "heldout"]
@@ -82,14 +82,14 @@ def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Pa
     assert not result.is_masked_lm
     with pytest.raises(ModelError, match="trained left to right"):
         fill(result.model, "ba [MASK].")
-    bidirectional = assignments(**{**LEFT_TO_RIGHT, "model__attention": "bidirectional"})
+    bidirectional = make_assignments(**{**LEFT_TO_RIGHT, "model__attention": "bidirectional"})
     with pytest.raises(SettingsError, match=r"set model\.attention=causal"):
         pretrain(store, tmp_path / "bidirectional", steps=1, assignments=bidirectional)
 
 
 def test_batch_norm_statistics_are_in_the_checkpoint(store: Path, tmp_path: Path) -> None:
     """A resumed run with batch norm ends with the same weights and running statistics."""
-    options = assignments(model__norm="batch", checkpoint__every=3, run__eval_every=50,
+    options = make_assignments(model__norm="batch", checkpoint__every=3, run__eval_every=50,
                           checkpoint__keep_optimizer="true")  # fmt: skip
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     pretrain(store, uninterrupted, steps=6, assignments=options)
@@ -106,6 +106,6 @@ def test_batch_norm_statistics_are_in_the_checkpoint(store: Path, tmp_path: Path
 
 def test_divergence_has_its_own_error(store: Path, tmp_path: Path) -> None:
     """A diverging run raises DivergedError, so that callers can tell it from other errors."""
-    options = assignments(model__norm="none", optim__lr=1e18)
+    options = make_assignments(model__norm="none", optim__lr=1e18)
     with pytest.raises(DivergedError, match="weights and the last checkpoint are unchanged"):
         pretrain(store, tmp_path / "run", steps=20, assignments=options)
