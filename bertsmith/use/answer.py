@@ -167,6 +167,7 @@ def to_question_example(question_and_context: tuple[str, str], location: str) ->
 def _answer_examples(
     bundle: FineTunedBundle, examples: list[QuestionExample], compute: ComputeOutputs
 ) -> Iterator[Answer]:
+    """Yield the answers to the questions of a chunk."""
     task = get_task_settings(bundle)
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     predictions = find_best_spans(

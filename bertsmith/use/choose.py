@@ -101,6 +101,7 @@ def to_choice_example(
 def _choose_endings(
     bundle: FineTunedBundle, examples: list[ChoiceExample], compute: ComputeOutputs
 ) -> Iterator[Choice]:
+    """Yield the choices for the prompts of a chunk."""
     inputs = encode_examples(
         examples, bundle.tokenizer, bundle.head, get_task_settings(bundle), ExampleCounts()
     )

@@ -232,7 +232,7 @@ def _write_chunks(
     state: _RunState,
     partial: Path,
 ) -> _RunState:
-    """Write chunks, with their state after each of them; return the final state."""
+    """Write chunks, and update the state file after each chunk; return the final state."""
     for chunk in chunks:
         writer.append(chunk.texts, chunk.vectors, chunk.rows)
         lines: Iterable[str | TextRow] = chunk.texts

@@ -31,8 +31,8 @@ def evaluate(
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
-        data: A file in the format that the model was fine-tuned on, or the directory of a public
-            task, of which the held-out file is used.
+        data: A labeled file in the format of the fine-tuning data, or the directory of a public
+            task, whose held-out file is used.
         changes: Fields of ``TaskSettings`` that differ from fine-tuning, such as the name of the
             ``text_column``.
 

@@ -121,6 +121,7 @@ def _fill_sequences(
     top: int,
     predict: MaskedTokenPredictor,
 ) -> Iterator[list[Filling]]:
+    """Yield the predictions for each text of a chunk."""
     # The keys are pairs (index of the text, index of the mask in the text).
     predictions: dict[tuple[int, int], list[tuple[str, float]]] = {}
     top = min(top, bundle.tokenizer.vocab_size)

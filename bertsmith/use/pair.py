@@ -109,6 +109,7 @@ def _predict_pairs(
     encoded: list[tuple[list[int], list[int]]],
     compute: ComputeProbabilities,
 ) -> Iterator[NextSentencePrediction]:
+    """Yield the predictions for the pairs of a chunk, given the token ids of their texts."""
     tokenizer = bundle.tokenizer
     sequences: list[EncodedPair] = []
     for a, b in encoded:

@@ -92,6 +92,7 @@ def to_text_example(text_or_pair: str | tuple[str, str], location: str) -> TextE
 def _predict_examples(
     bundle: FineTunedBundle, examples: list[TextExample], compute: ComputeOutputs
 ) -> Iterator[Prediction]:
+    """Yield the predictions for the texts of a chunk."""
     head = bundle.head
     inputs = encode_examples(
         examples, bundle.tokenizer, head, get_task_settings(bundle), ExampleCounts()

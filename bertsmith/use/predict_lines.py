@@ -127,6 +127,7 @@ def _parse_question(
     line: str,
     location: str,
 ) -> tuple[str, str]:
+    """Parse a line as a question and its context, separated by a tab."""
     question, tab, context = line.partition("\t")
     if not tab:
         raise InputError(f"{location}: there is no tab; expected a question, a tab and its context")
@@ -139,6 +140,7 @@ def _parse_prompt(
     line: str,
     location: str,
 ) -> tuple[str, list[str]]:
+    """Parse a line as a prompt and its endings, separated by tabs."""
     prompt, *endings = line.split("\t")
     to_choice_example((prompt, endings), location)
     return prompt, endings
@@ -156,6 +158,7 @@ def _classify(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
 
 
 def _format_prediction(prediction: Prediction, bundle: FineTunedBundle) -> str:
+    """Return a prediction as text: the score, or labels and probabilities."""
     if prediction.score is not None:
         return f"{prediction.score:.4f}"
     if bundle.head.kind == "multi":
@@ -168,6 +171,7 @@ def _format_prediction(prediction: Prediction, bundle: FineTunedBundle) -> str:
 
 
 def _prediction_to_json(prediction: Prediction, bundle: FineTunedBundle) -> dict[str, Any]:
+    """Return a prediction as a JSON value."""
     if prediction.score is not None:
         return {"score": prediction.score}
     label: str | list[str] = prediction.labels[0][0]

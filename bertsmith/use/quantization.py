@@ -164,6 +164,7 @@ def _quantize_layer(
 
 
 def _to_int8(linear: nn.Linear, input_scales: Tensor | None) -> Int8Linear:
+    """Return an 8-bit copy of a Linear layer."""
     return Int8Linear(linear.weight, linear.bias, input_scales)
 
 

@@ -34,17 +34,20 @@ class Score:
 
     @property
     def total(self) -> float:
-        """Sum of the log-probabilities (Salazar et al., equation 1); NaN if there is a problem."""
+        """Sum of the log-probabilities (equation 1 of Salazar et al. 2020).
+
+        The sum is NaN if the line cannot be scored.
+        """
         return math.nan if self.problem else math.fsum(self.log_probabilities)
 
     @property
     def per_token(self) -> float:
-        """Mean of the log-probabilities; NaN if there is a problem."""
+        """Mean of the log-probabilities; NaN if the line cannot be scored."""
         return math.nan if self.problem else self.total / len(self.tokens)
 
     @property
     def perplexity(self) -> float:
-        """Pseudo-perplexity, exp(-mean of the log-probabilities); NaN if there is a problem."""
+        """Pseudo-perplexity, exp(-``per_token``); NaN if the line cannot be scored."""
         return math.exp(-self.per_token)
 
 
@@ -113,6 +116,7 @@ def iter_scores(
 def _score_lines(
     bundle: PretrainedBundle, lines: Sequence[str], variant: PllVariant, progress: Progress
 ) -> Iterator[Score]:
+    """Yield the scores of the lines of a chunk."""
     encoded = bundle.tokenizer.encode_batch(lines)
     problems = [find_problem(bundle, ids) for ids in encoded]
     scorable = [ids for ids, problem in zip(encoded, problems, strict=True) if problem is None]

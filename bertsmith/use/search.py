@@ -88,6 +88,7 @@ class Searcher:
         ]
 
     def _read_line(self, row: int) -> str:
+        """Return the text of the line in a row of the index."""
         start, end = (int(offset) for offset in self._line_offsets[row : row + 2])
         with (self.path / LINES_FILE).open("rb") as lines:
             lines.seek(start)

@@ -49,6 +49,7 @@ def iter_text_rows(rows: Iterator[Row], column: str) -> Iterator[TextRow]:
 
 
 def _get_text(row: Row, column: str) -> str:
+    """Return the text in a column of a row; raise BadExampleError if it is not a text."""
     value = get_cell(row, column)
     if not isinstance(value, str):
         raise BadExampleError("no text", f" in column {column!r}: {value!r}")

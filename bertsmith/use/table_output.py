@@ -168,6 +168,7 @@ class _DelimitedWriter:
             self._write_cells([to_csv_cell(row.get(name)) for name in self._columns])
 
     def _write_cells(self, cells: list[str]) -> None:
+        """Write a row, or raise InputError if a cell cannot be written as TSV."""
         if self._dialect.has_quotes:
             self._csv_writer.writerow(cells)
             return

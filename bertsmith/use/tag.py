@@ -164,6 +164,7 @@ def _chunk_by_document(sentences: Iterable[TaggedSentence]) -> Iterator[list[Tag
 
 
 def _to_sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[TaggedSentence]:
+    """Yield each text as a sentence that is split into units."""
     for number, text in enumerate(texts, 1):
         location = f"text {number:,}"
         units = _split_into_units(require_text(text, location), task)
@@ -195,6 +196,7 @@ def _tag_texts(
     examples: list[TaggedSentence],
     compute: ComputeOutputs,
 ) -> Iterator[TaggedText]:
+    """Yield the tagged texts of a chunk."""
     for example, tags, probabilities in _predict_tags(bundle, task, examples, compute):
         spans = _to_spans(example, tags, probabilities, bundle.head.kind)
         yield TaggedText(example.text, tuple(spans))

@@ -183,10 +183,13 @@ def _parse_sentences(
     *,
     skip_invalid: bool,
 ) -> Iterator[tuple[RawSentence, TaggedSentence | None]]:
-    """Yield each sentence as read from the file and as parsed; None instead if it is invalid."""
+    """Yield each sentence as read from the file, and as parsed for the model.
+
+    Instead of the parsed sentence, None is yielded for an invalid sentence.
+    """
     for raw in raw_sentences:
         if not raw.units and raw.error is None:
-            # This is not a sentence, but the lines after the last sentence of a CoNLL file.
+            # These are the lines after the last sentence of a CoNLL file.
             yield raw, None
             continue
         try:
@@ -245,6 +248,7 @@ def _to_row(raw: RawSentence, units: TaggedUnits | None, names: Mapping[str, str
 def _write_blocks(
     blocks: Iterator[str], out: Path | Callable[[str], object], encoding: str
 ) -> None:
+    """Write the text of each sentence to a file, or pass it to a function."""
     if not isinstance(out, Path):
         for block in blocks:
             out(block)

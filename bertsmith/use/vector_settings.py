@@ -30,6 +30,7 @@ class VectorSettings(Settings):
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
+        """Raise ValueError unless "weighted" has one weight per layer, and others have none."""
         if self.combine == "weighted" and not self.weights:
             raise ValueError('combine is "weighted" without weights; give one weight per layer')
         if self.combine != "weighted" and self.weights:

@@ -101,12 +101,13 @@ class NpyWriter:
     def __init__(self, path: Path, width: int, position: int) -> None:
         """Open the file; ``position`` is the number of rows already written."""
         self._width, self.num_rows = width, position
-        header, row_bytes = self._header(), width * _FLOAT32_BYTES
+        header, row_bytes = self._build_header(), width * _FLOAT32_BYTES
         self._file = _open_at(path, len(header) + position * row_bytes if position else 0)
         if not position:
             self._file.write(header)
 
-    def _header(self) -> bytes:
+    def _build_header(self) -> bytes:
+        """Return the .npy header for the current number of rows."""
         # NumPy pads the header, so its size does not depend on the number of rows.
         fields = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, self._width)}
         buffer = io.BytesIO()
@@ -129,7 +130,7 @@ class NpyWriter:
     def finish(self, progress: Progress) -> None:
         """Write the number of rows to the header."""
         self._file.seek(0)
-        self._file.write(self._header())
+        self._file.write(self._build_header())
         _flush(self._file)
 
     def close(self) -> None:

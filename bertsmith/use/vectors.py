@@ -81,7 +81,8 @@ def resolve_settings(
     """
     layer_indices = tuple(_resolve_layer_index(layer, config.layers) for layer in settings.layers)
     if len(set(layer_indices)) < len(layer_indices):
-        # Otherwise a short request to the server could exhaust memory with a million layers.
+        # Without this check, a short request to the server could exhaust memory by listing a layer
+        # a million times.
         raise SettingsError("layers: a layer is listed twice; list each layer once")
     layer_weights = settings.weights or None
     if settings.combine == "mean":

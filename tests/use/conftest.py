@@ -1,4 +1,4 @@
-"""Fixtures: a small random model with a small vocabulary, loaded by Bertsmith and transformers."""
+"""Fixtures: a small random model and its vocabulary, loaded by Bertsmith and by transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,17 @@ SENTENCES = [
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """A lowercase vocabulary learned from five sentences."""
+    """A tokenizer with 227 lowercase tokens learned from the five sentences."""
     return train_wordpiece(iter(SENTENCES * 3), 227)
 
 
 def save_random_model(
     directory: Path, tokenizer: Tokenizer, *, nsp: bool = True, init_range: float = 0.3
 ) -> Path:
-    """Save a random model with large weights, so that outputs differ clearly; return its path."""
+    """Save a random model and return its directory.
+
+    The weights are larger than usual, so that different inputs have clearly different outputs.
+    """
     torch.manual_seed(7)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size,
@@ -55,24 +58,24 @@ def save_random_model(
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """Directory of a random model with a next-sentence head."""
+    """Directory of a random model with masked-LM and next-sentence heads."""
     return save_random_model(tmp_path_factory.mktemp("models") / "paired", tokenizer)
 
 
 @pytest.fixture(scope="session")
 def model_dir_without_nsp(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """Directory of a random model without a next-sentence head."""
+    """Directory of a random model with a masked-LM head only."""
     return save_random_model(tmp_path_factory.mktemp("models") / "single", tokenizer, nsp=False)
 
 
 @pytest.fixture(scope="session")
 def pretrained(model_dir: Path) -> bundle.PretrainedBundle:
-    """The model with a next-sentence head, loaded."""
+    """The random model with both heads, loaded by Bertsmith."""
     return bundle.load(model_dir)
 
 
 @pytest.fixture(scope="session")
 def hf_tokenizer_and_model(model_dir: Path) -> tuple[Any, Any]:
-    """The same model as loaded by transformers: (tokenizer, BertForPreTraining)."""
+    """The random model with both heads, loaded by transformers: (tokenizer, model)."""
     model = HfBertForPreTraining.from_pretrained(model_dir, attn_implementation="eager").eval()
     return AutoTokenizer.from_pretrained(model_dir), model

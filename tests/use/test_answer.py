@@ -1,4 +1,4 @@
-"""Question answering agrees with transformers; thresholds, streaming, errors, SQuAD files."""
+"""Answers equal those of transformers; thresholds, streaming, errors and SQuAD files."""
 
 import json
 from collections.abc import Iterator
@@ -25,17 +25,21 @@ from bertsmith.use.submission import predict_squad_answers
 from tests.use.conftest import SENTENCES
 
 QUESTION = "Who worked there?"
-#: (question, context): short; several windows; a truncated question; unusual characters.
+LONG_QUESTION = "questions " * 40
+#: Pairs (question, context): a short context, a context of several windows, a question that is
+#: truncated, and unusual characters.
 QUESTIONS = [
     (QUESTION, SENTENCES[0]),
     ("What did he do?", " ".join(SENTENCES)),
-    ("questions " * 40, SENTENCES[4]),
+    (LONG_QUESTION, SENTENCES[4]),
     ("Who?", "Ünknown  hämmer—\u200b 나는 iron."),
 ]
+#: Settings of the fine-tuned model, in tokens.
+MAX_SEQLEN, WINDOW_STRIDE, MAX_QUESTION_LENGTH, MAX_ANSWER_LENGTH = 48, 9, 20, 6
 
 
 def save_span_model(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
-    """Save a random model that predicts spans; ``info`` is added to bertsmith.json."""
+    """Save a random model that predicts spans, with additional fields of bertsmith.json."""
     torch.manual_seed(4)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
@@ -44,10 +48,10 @@ def save_span_model(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
     head = HeadConfig("span")
     task = {
         "kind": "span",
-        "max_seqlen": 48,
-        "window_stride": 9,
-        "max_question_length": 20,
-        "max_answer_length": 6,
+        "max_seqlen": MAX_SEQLEN,
+        "window_stride": WINDOW_STRIDE,
+        "max_question_length": MAX_QUESTION_LENGTH,
+        "max_answer_length": MAX_ANSWER_LENGTH,
     }
     info = {"task": "squad", "provenance": {"task": task}, **info}
     save_fine_tuned(directory, head.build_model(config), tokenizer, head, info)
@@ -57,20 +61,22 @@ def save_span_model(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
 def compute_hf_span_scores(
     directory: Path, question: str, context: str
 ) -> tuple[dict[str, float], float]:
-    """Compute with transformers the score of each valid span, and the score of no answer.
+    """Compute the score of each valid span, and the score of no answer, with transformers.
 
-    A token belongs to the window in which it has the most context, as in the original BERT code.
+    Windows overlap. A span is only valid in the window in which its first token has the most
+    context, as in the original BERT code.
     """
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
-    question_ids = tokenizer(question, add_special_tokens=False)["input_ids"][:20]
+    question_ids = tokenizer(question, add_special_tokens=False)["input_ids"]
+    question_ids = question_ids[:MAX_QUESTION_LENGTH]
     truncated_question = tokenizer.decode(question_ids)
     question_length = len(tokenizer(truncated_question, add_special_tokens=False)["input_ids"])
-    window_size = 48 - 3 - question_length
+    window_size = MAX_SEQLEN - 3 - question_length
     inputs = tokenizer(
-        truncated_question, context, truncation="only_second", max_length=48,
-        stride=window_size - 9, return_overflowing_tokens=True, return_offsets_mapping=True,
-        return_tensors="pt", padding=True,
+        truncated_question, context, truncation="only_second", max_length=MAX_SEQLEN,
+        stride=window_size - WINDOW_STRIDE, return_overflowing_tokens=True,
+        return_offsets_mapping=True, return_tensors="pt", padding=True,
     )  # fmt: skip
     offsets = inputs.pop("offset_mapping").tolist()
     inputs.pop("overflow_to_sample_mapping")
@@ -78,19 +84,22 @@ def compute_hf_span_scores(
         output = model(**inputs)
     start_logits, end_logits = output.start_logits.tolist(), output.end_logits.tolist()
     lengths = [int(mask.sum()) - question_length - 3 for mask in inputs["attention_mask"]]
-    # For each context token: (its maximum context in any window, that window).
-    best_windows: dict[int, tuple[float, int]] = {}
+    # For each context token, the window in which it has the most context, and how much.
+    best_windows: dict[int, int] = {}
+    best_contexts: dict[int, float] = {}
     for window, length in enumerate(lengths):
-        for token in range(length):
-            score = min(token, length - 1 - token) + 0.01 * length
-            if score > best_windows.get(window * 9 + token, (-1.0, 0))[0]:
-                best_windows[window * 9 + token] = score, window
+        for index in range(length):
+            token = window * WINDOW_STRIDE + index
+            context_score = min(index, length - 1 - index) + 0.01 * length
+            if context_score > best_contexts.get(token, -1.0):
+                best_windows[token], best_contexts[token] = window, context_score
     span_scores: dict[str, float] = {}
     for window, length in enumerate(lengths):
         for start in range(length):
-            if best_windows[window * 9 + start][1] != window:
+            if best_windows[window * WINDOW_STRIDE + start] != window:
                 continue
-            for end in range(start, min(start + 6, length)):
+            for end in range(start, min(start + MAX_ANSWER_LENGTH, length)):
+                # The context follows [CLS], the question and [SEP].
                 start_index, end_index = question_length + 2 + start, question_length + 2 + end
                 text = context[offsets[window][start_index][0] : offsets[window][end_index][1]]
                 score = start_logits[window][start_index] + end_logits[window][end_index]
@@ -103,7 +112,7 @@ def compute_hf_span_scores(
 def test_answers_equal_those_of_transformers(
     tmp_path: Path, tokenizer: Tokenizer, threshold: float | None
 ) -> None:
-    """Candidates, scores and probabilities agree; no answer is chosen above the threshold."""
+    """Candidates, scores, probabilities and the chosen answer agree for all thresholds."""
     heldout = {} if threshold is None else {"null_threshold": threshold}
     directory = save_span_model(tmp_path / "m", tokenizer, heldout=heldout)
     answers = answer(directory, QUESTIONS)
@@ -135,13 +144,13 @@ def test_answers_equal_those_of_transformers(
         else:
             assert context[result.start : result.end] == result.text
         assert (result.null_score_diff is None) == (threshold is None)
-        assert result.is_truncated == (question == QUESTIONS[2][0])
+        assert result.is_truncated == (question == LONG_QUESTION)
 
 
 def test_answers_are_streamed_in_chunks(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks do not change answers, and the first is yielded before all questions are read."""
+    """The first answer is yielded after 3 of 8 questions are read; chunks do not change answers."""
     bundle = load_fine_tuned(save_span_model(tmp_path / "m", tokenizer))
     expected = answer(bundle, QUESTIONS * 2)
     monkeypatch.setattr(answer_module, "_CHUNK_SIZE", 3)
@@ -163,7 +172,7 @@ def test_answers_are_streamed_in_chunks(
 
 
 def test_invalid_questions_and_models_are_errors(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Empty questions and contexts are named by number; models of other kinds are rejected."""
+    """An empty question or context, and a model of another kind, are errors."""
     directory = save_span_model(tmp_path / "m", tokenizer)
     with pytest.raises(InputError, match="question 2: the context is empty"):
         answer(directory, [("Who?", "iron"), ("Who?", " ")])
@@ -182,7 +191,7 @@ def test_invalid_questions_and_models_are_errors(tmp_path: Path, tokenizer: Toke
 
 
 def test_line_is_a_question_and_its_context(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The first tab separates question and context; the JSON value contains the whole answer."""
+    """The first tab of a line separates the question from the context."""
     bundle = load_fine_tuned(
         save_span_model(tmp_path / "m", tokenizer, heldout={"null_threshold": -100.0})
     )
@@ -197,7 +206,7 @@ def test_line_is_a_question_and_its_context(tmp_path: Path, tokenizer: Tokenizer
 
 
 def test_squad_predictions_have_every_question(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Answers equal those of ``answer``; the answers in the file are ignored."""
+    """Each question of a SQuAD file gets the result of ``answer``; an empty one is an error."""
     directory = save_span_model(tmp_path / "m", tokenizer)
     questions = [
         {"id": f"q{number}", "question": question, "answers": "?"}
@@ -253,37 +262,32 @@ def test_tuned_threshold_is_the_default(tmp_path: Path, tokenizer: Tokenizer) ->
 def test_models_of_other_toolkits_use_windows_of_transformers(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """Without recorded settings, windows overlap by 128 tokens, or by half a short input."""
+    """Without recorded settings, windows overlap by 128 tokens, or by half of a short input."""
     bundle = load_fine_tuned(save_span_model(tmp_path / "m", tokenizer))
-    assert (get_task_settings(bundle).window_stride, get_task_settings(bundle).window_overlap) == (
-        9,
-        None,
-    )
-    foreign = replace(bundle, info={})
-    assert (get_task_settings(foreign).max_seqlen, get_task_settings(foreign).window_overlap) == (
-        61,
-        30,
-    )
-    large = replace(foreign, config=foreign.config.model_copy(update={"max_positions": 512}))
-    assert (get_task_settings(large).max_seqlen, get_task_settings(large).window_overlap) == (
-        384,
-        128,
-    )
-    assert get_task_settings(foreign, {"window_stride": 7}).window_overlap is None
+    settings = get_task_settings(bundle)
+    assert (settings.window_stride, settings.window_overlap) == (WINDOW_STRIDE, None)
+    # The metadata of a model of another toolkit is empty.
+    foreign_bundle = replace(bundle, info={})
+    settings = get_task_settings(foreign_bundle)
+    assert (settings.max_seqlen, settings.window_overlap) == (61, 30)
+    long_config = bundle.config.model_copy(update={"max_positions": 512})
+    settings = get_task_settings(replace(foreign_bundle, config=long_config))
+    assert (settings.max_seqlen, settings.window_overlap) == (384, 128)
+    assert get_task_settings(foreign_bundle, {"window_stride": 7}).window_overlap is None
     assert get_task_settings(bundle, {"window_overlap": 7}).window_overlap == 7
     with pytest.raises(SettingsError, match=r"task\.window_stride and task\.window_overlap both"):
         evaluate(bundle, tmp_path / "a.json", changes={"window_stride": 7, "window_overlap": 7})
 
 
 def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """With ``overlap``, the best span over all windows wins, as in transformers' run_qa.py."""
+    """With ``window_overlap``, the best span of all windows is chosen, as in run_qa.py."""
     directory = save_span_model(tmp_path / "m", tokenizer)
     hf_tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
     bundle = load_fine_tuned(directory)
     settings = {"kind": "span", "max_seqlen": 40, "window_overlap": 16, "max_answer_length": 6}
     bundle = replace(bundle, info={"provenance": {"task": settings}})
-    differences = 0
+    num_different_answers = 0
     for first_character in range(0, 200, 10):
         context = " ".join(SENTENCES)[first_character:]
         encoded = hf_tokenizer(
@@ -304,6 +308,6 @@ def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: T
                     span_scores[text] = max(score, span_scores.get(text, -np.inf))
         expected = max(span_scores, key=lambda text: span_scores[text])
         assert answer(bundle, [(QUESTION, context)])[0].text == expected
-        differences += answer(directory, [(QUESTION, context)])[0].text != expected
-    # The recorded settings (stride and maximum context) give different answers.
-    assert differences
+        num_different_answers += answer(directory, [(QUESTION, context)])[0].text != expected
+    # With ``window_stride`` (maximum context), some answers differ.
+    assert num_different_answers > 0

@@ -1,4 +1,4 @@
-"""Multiple choice agrees with transformers; errors, streaming, and lines of text."""
+"""Choices equal those of transformers; errors, streaming, and lines of text."""
 
 from itertools import count, islice
 from pathlib import Path
@@ -16,6 +16,9 @@ from bertsmith.use.predict import predict
 from bertsmith.use.predict_lines import predict_lines
 from tests.use.conftest import SENTENCES
 
+#: Maximum number of tokens of the model.
+MAX_POSITIONS = 41
+#: Pairs (prompt, endings). The last has texts that are truncated.
 QUESTIONS = [
     (SENTENCES[0], SENTENCES[1:4]),
     ("iron", ["hammer", "the boy"]),
@@ -31,32 +34,38 @@ def save_choice_model(
     torch.manual_seed(4)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
-        max_positions=41, init_range=0.3,
+        max_positions=MAX_POSITIONS, init_range=0.3,
     )  # fmt: skip
     save_fine_tuned(directory, head.build_model(config), tokenizer, head, {"task": "choose"})
     return directory
 
 
 def test_choices_equal_those_of_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Probabilities agree for different numbers of endings and for truncated texts."""
+    """Probabilities agree to 1e-5 for 2, 3 and 4 endings and for truncated texts."""
     directory = save_choice_model(tmp_path / "m", tokenizer)
     hf_tokenizer = AutoTokenizer.from_pretrained(directory)
     hf_model = AutoModelForMultipleChoice.from_pretrained(directory).eval()
     for (prompt, endings), choice in zip(QUESTIONS, choose(directory, QUESTIONS), strict=True):
         prompts = [prompt] * len(endings)
         inputs = hf_tokenizer(
-            prompts, endings, truncation=True, max_length=41, padding=True, return_tensors="pt"
+            prompts,
+            endings,
+            truncation=True,
+            max_length=MAX_POSITIONS,
+            padding=True,
+            return_tensors="pt",
         )
         with torch.no_grad():
-            logits = hf_model(**{name: rows[None] for name, rows in inputs.items()}).logits[0]
+            batch = {name: values[None] for name, values in inputs.items()}
+            logits = hf_model(**batch).logits[0]
         assert choice.probabilities == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
         assert choice.best_index == int(logits.argmax())
         max_length = max(map(len, hf_tokenizer(prompts, endings)["input_ids"]))
-        assert choice.is_truncated == (max_length > 41)
+        assert choice.is_truncated == (max_length > MAX_POSITIONS)
 
 
 def test_invalid_prompts_and_models_are_errors(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Empty texts and single endings are named by number; models of other kinds are rejected."""
+    """An empty text, fewer than two endings, and a model of another kind are errors."""
     directory = save_choice_model(tmp_path / "m", tokenizer)
     with pytest.raises(InputError, match="prompt 2 is empty"):
         choose(directory, [("iron", ["a", "b"]), (" ", ["a", "b"])])
@@ -73,7 +82,7 @@ def test_invalid_prompts_and_models_are_errors(tmp_path: Path, tokenizer: Tokeni
 
 
 def test_choices_of_endless_input_are_streamed(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Choices are yielded before the input ends, and chunks do not change them."""
+    """Choices are yielded although the input never ends, and equal those of one call."""
     bundle = load_fine_tuned(save_choice_model(tmp_path / "m", tokenizer))
     questions = (QUESTIONS[number % 3] for number in count())
     choices = list(islice(iter_choices(bundle, questions), 300))
@@ -84,7 +93,7 @@ def test_choices_of_endless_input_are_streamed(tmp_path: Path, tokenizer: Tokeni
 
 
 def test_line_is_a_prompt_and_its_endings(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Fields are separated by tabs; the output is index, probability, ending and input line."""
+    """A line has tabs between prompt and endings; the output line starts with the best ending."""
     bundle = load_fine_tuned(save_choice_model(tmp_path / "m", tokenizer))
     ((value, line),) = predict_lines(bundle, ["iron\thammer\tthe boy"])
     (choice,) = choose(bundle, [QUESTIONS[1]])

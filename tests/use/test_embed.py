@@ -1,4 +1,4 @@
-"""Vectors of texts, tokens and words agree with transformers; the fast mode is nearly the same."""
+"""Vectors of texts, tokens and words equal those of transformers; the fast mode is similar."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +39,7 @@ def embedder(model_dir: Path) -> Embedder:
 
 @pytest.fixture(scope="module")
 def hidden_states(model_dir: Path) -> list[list[Floats]]:
-    """All hidden states of each text, computed separately by transformers, [S, 26] each."""
+    """For each text, the hidden states [S, 26] of embeddings and layers, from transformers."""
     model, tokenizer = (
         AutoModel.from_pretrained(model_dir),
         AutoTokenizer.from_pretrained(model_dir),
@@ -54,7 +54,7 @@ def hidden_states(model_dir: Path) -> list[list[Floats]]:
 
 
 def assert_close(vectors: Floats, expected: list[Floats] | Floats) -> None:
-    """Assert that vectors are equal to 1e-5."""
+    """Assert that vectors differ by at most 1e-5."""
     np.testing.assert_allclose(vectors, np.stack(list(expected)), rtol=0, atol=1e-5)
 
 
@@ -62,7 +62,7 @@ def assert_close(vectors: Floats, expected: list[Floats] | Floats) -> None:
 def test_layer_numbers_select_hidden_states(
     embedder: Embedder, hidden_states: list[list[Floats]], layer: int, index: int
 ) -> None:
-    """-1 is the last layer, 1 and -L the one next to the input, 0 the embeddings."""
+    """Layer 0 is the embeddings, 1 the layer next to the input, and -1 the last layer."""
     expected_means = [states[index].mean(0) for states in hidden_states]
     assert_close(embedder.encode(TEXTS, layer=layer), expected_means)
     token_vectors = embedder.encode_tokens(TEXTS, layer=layer)
@@ -83,7 +83,7 @@ def test_layer_numbers_select_hidden_states(
 def test_pooling_gives_the_expected_vectors(
     embedder: Embedder, hidden_states: list[list[Floats]], pooling: str, pool: object
 ) -> None:
-    """Each mode gives the expected vector, with and without normalization."""
+    """Each pooling equals its NumPy formula over hidden states, also with normalization."""
     assert callable(pool)
     vectors = embedder.encode(TEXTS, layer=-2, pooling=pooling)
     assert_close(vectors, [pool(states[1]) for states in hidden_states])
@@ -96,7 +96,7 @@ def test_pooling_gives_the_expected_vectors(
 def test_pooling_without_special_tokens(
     embedder: Embedder, hidden_states: list[list[Floats]]
 ) -> None:
-    """[CLS] and [SEP] are excluded, except for an empty text."""
+    """Pooling excludes [CLS] and [SEP], unless the text is empty."""
     inner_states = [
         states[2][1:-1] if len(states[2]) > 2 else states[2] for states in hidden_states
     ]
@@ -120,13 +120,13 @@ def test_pooled_vectors_equal_the_pooler_output(model_dir: Path, embedder: Embed
 
 
 def test_missing_pooler_is_an_error(model_dir_without_nsp: Path) -> None:
-    """A missing pooler is not randomly initialized."""
+    """Pooling "pooled" of a model without pooler weights is an error."""
     with pytest.raises(ModelError, match="has no pooler"):
         embed(model_dir_without_nsp, TEXTS, pooling="pooled")
 
 
 def test_single_string_is_an_error(embedder: Embedder) -> None:
-    """A string instead of a list of texts is rejected."""
+    """A string instead of a list of texts is an error."""
     for encode in (
         embedder.encode,
         embedder.encode_tokens,
@@ -154,7 +154,7 @@ def test_several_layers_are_combined(embedder: Embedder, hidden_states: list[lis
 def test_only_required_layers_are_computed(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layer -2 of two runs one layer; "first" computes the last layer only for [CLS]."""
+    """Layers above the requested one are not computed; "first" needs only [CLS] in the last."""
     embedder = Embedder.load(model_dir)
     rows_per_call: list[int] = []
     original_forward = EncoderLayer.forward
@@ -179,7 +179,7 @@ def test_only_required_layers_are_computed(
 
 
 def test_batching_does_not_change_vectors(embedder: Embedder) -> None:
-    """Single texts, one batch, and batches of 32 tokens give the same vectors to 1e-6."""
+    """Batches of one text, of 32 tokens, and of all texts give the same vectors to 1e-6."""
     vectors = embedder.encode(TEXTS)
     small_batches = embedder.encode(TEXTS, batch_tokens=32)
     single_texts = np.concatenate([embedder.encode([text]) for text in TEXTS])
@@ -189,7 +189,7 @@ def test_batching_does_not_change_vectors(embedder: Embedder) -> None:
 
 
 def test_encode_batch_gives_the_vectors_of_encode(embedder: Embedder) -> None:
-    """A batch of all texts gives their vectors, or one matrix per text without pooling."""
+    """``encode_batch`` gives the vectors of ``encode``, or of ``encode_tokens`` without pooling."""
     sequences = embedder.tokenize(TEXTS).sequences
     spec = embedder.resolve_settings(VectorSettings())
     np.testing.assert_allclose(
@@ -203,7 +203,7 @@ def test_encode_batch_gives_the_vectors_of_encode(embedder: Embedder) -> None:
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_threads_do_not_change_vectors(model_dir: Path, fast: bool) -> None:
-    """Four threads with one batch each give the same vectors as one thread, in input order."""
+    """Batches computed in four threads give the same vectors as one thread, in input order."""
     texts = [" ".join(TEXTS[: 1 + number % len(TEXTS)]) for number in range(40)]
     embedder = Embedder.load(model_dir, fast=fast)
     previous_num_threads, results = torch.get_num_threads(), []
@@ -219,7 +219,7 @@ def test_threads_do_not_change_vectors(model_dir: Path, fast: bool) -> None:
 
 
 def test_tokens_match_their_offsets(embedder: Embedder) -> None:
-    """Ids, tokens and offsets correspond; truncation is reported; special tokens are optional."""
+    """The offsets of the tokens cover the text; truncation is reported."""
     text, long_text = embedder.encode_tokens([TEXTS[1], TEXTS[4]])
     assert text.tokens == embedder.tokenizer.ids_to_tokens(text.ids)
     assert (text.tokens[0], text.tokens[-1]) == ("[CLS]", "[SEP]")
@@ -237,7 +237,7 @@ def test_tokens_match_their_offsets(embedder: Embedder) -> None:
 
 
 def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
-    """Every occurrence is found regardless of case; prefixes match only without a full match."""
+    """Occurrences are found in any case, and as a prefix only if there is no full match."""
     texts = ["Weight and sound, weight and name.", "its own weight"]
     words = embedder.encode_word(texts, "weight")
     assert [(word.text_index, texts[word.text_index][word.start : word.end]) for word in words] == [
@@ -245,8 +245,10 @@ def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
     ]  # fmt: skip
     [tokens] = embedder.encode_tokens([texts[1]])
     token_indices = [
-        index for index, (start, end) in enumerate(tokens.offsets) if start < 14 and end > 8
-    ]
+        index for index, (start, end) in enumerate(tokens.offsets)
+        # "weight" has the characters 8 to 13 of "its own weight".
+        if start < 14 and end > 8
+    ]  # fmt: skip
     expected = tokens.vectors[token_indices].mean(0)
     np.testing.assert_allclose(words[2].vector, expected, rtol=0, atol=1e-6)
     [full_match] = embedder.encode_word(["hammers and a hammer"], "hammer")
@@ -278,13 +280,13 @@ def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
 def test_invalid_settings_are_errors(
     embedder: Embedder, settings: dict[str, object], message: str
 ) -> None:
-    """The message names what was found and what is expected."""
+    """Invalid layers, pooling, combinations and weights are errors."""
     with pytest.raises(SettingsError, match=message):
         embedder.encode(TEXTS, **settings)  # type: ignore[arg-type]
 
 
 def test_encode_without_pooling_is_an_error(embedder: Embedder) -> None:
-    """The message names the method that returns vectors per token."""
+    """``encode`` with pooling "none" is an error that suggests ``encode_tokens``."""
     with pytest.raises(InputError, match=r"encode_tokens\(\)"):
         embedder.encode(TEXTS, pooling="none")
 
@@ -293,9 +295,9 @@ def test_encode_without_pooling_is_an_error(embedder: Embedder) -> None:
 def test_fast_vectors_are_similar(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, vnni: bool
 ) -> None:
-    """Every cosine similarity is above 0.995, and the original model is not changed."""
+    """Fast vectors have a cosine similarity above 0.995; the original model is not changed."""
     if vnni and not has_vnni():
-        pytest.skip("without VNNI, sums of 8-bit products may be clipped")
+        pytest.skip("this CPU has no VNNI, so sums of 8-bit products may be clipped")
     monkeypatch.setattr("bertsmith.use.quantization.has_vnni", lambda: vnni)
     monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
     bundle = load_encoder(model_dir)
@@ -314,7 +316,7 @@ def test_fast_vectors_are_similar(
 def test_quantization_uses_the_preceding_norm(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, norm: str
 ) -> None:
-    """SmoothQuant scales come from the LayerNorm whose output the Linear layer reads."""
+    """The SmoothQuant scales are those of the LayerNorm before the Linear layer."""
     monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
     config = load_encoder(model_dir).config.model_copy(update={"norm": norm})
     torch.manual_seed(3)
@@ -354,7 +356,7 @@ def test_quantization_uses_the_preceding_norm(
 
 
 def test_row_counts_are_bucketed() -> None:
-    """Padding adds fewer than 16 rows or at most an eighth; there are fewer than 50 row counts."""
+    """Up to 2,048 rows are rounded up to fewer than 50 counts, by less than 16 or an eighth."""
     row_counts = [round_up_num_rows(num_tokens) for num_tokens in range(1, 2049)]
     assert len(set(row_counts)) < 50
     assert all(

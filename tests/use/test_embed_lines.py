@@ -1,4 +1,4 @@
-"""Lines embedded into files: formats, interruption and resume, and errors.
+"""``embed_lines``: file formats, interruption and resume, and errors.
 
 The vectors are compared with transformers in test_embed.py.
 """
@@ -25,7 +25,7 @@ from bertsmith.use.vector_settings import build_vector_settings
 from bertsmith.use.vector_writers import JsonlWriter, TableColumns
 from tests.use.conftest import SENTENCES
 
-#: Lines with unusual separators, control characters or Hangul, and empty lines.
+#: Lines with unusual separators, control characters or Hangul, and lines without words.
 UNUSUAL_LINES = [
     "one\u2028line",
     "a\ttab",
@@ -55,7 +55,8 @@ def embedder(model_dir: Path) -> Embedder:
 
 
 @pytest.fixture(autouse=True)
-def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embed 7 lines per chunk, so that the lines need several chunks."""
     monkeypatch.setattr(embed_lines_module, "_MAX_LINES", 7)
 
 
@@ -65,7 +66,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def test_npy_output_equals_encode(embedder: Embedder, tmp_path: Path) -> None:
-    """The bytes equal those of numpy.save; truncated lines and unknown tokens are counted."""
+    """The .npy file has the bytes that numpy.save writes; the summary has correct counts."""
     summary = embed_lines(embedder, LINES, tmp_path / "new" / "v.npy", TEXT_SETTINGS)
     ids = [token_id for line in LINES for token_id in embedder.tokenizer.encode(line)]
     unknown_share = ids.count(embedder.tokenizer.unk_id) / len(ids)
@@ -79,7 +80,7 @@ def test_npy_output_equals_encode(embedder: Embedder, tmp_path: Path) -> None:
 
 
 def test_json_lines_hold_exact_vectors(embedder: Embedder, tmp_path: Path) -> None:
-    """Each line has its text and the exact float32 vector, or its tokens and their vectors."""
+    """JSON lines have the text and the same float32 values as .npy, or token vectors."""
     npy_path = embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS).path
     rows = read_jsonl(embed_lines(embedder, LINES, tmp_path / "v.jsonl", TEXT_SETTINGS).path)
     assert [row["text"] for row in rows] == LINES
@@ -93,7 +94,7 @@ def test_json_lines_hold_exact_vectors(embedder: Embedder, tmp_path: Path) -> No
 
 
 def test_nan_is_written_as_null(tmp_path: Path) -> None:
-    """JSON has no NaN; other numbers of the vector are preserved."""
+    """NaN becomes null, because JSON has no NaN; the other numbers remain."""
     writer = JsonlWriter(tmp_path / "v.jsonl", 0)
     writer.append(["a"], np.array([[np.nan, 0.1]], np.float32))
     writer.commit()
@@ -103,7 +104,7 @@ def test_nan_is_written_as_null(tmp_path: Path) -> None:
 
 
 def test_parquet_output_equals_other_formats(embedder: Embedder, tmp_path: Path) -> None:
-    """A table has text and vector, or text, tokens, ids, offsets and vectors."""
+    """The Parquet columns equal .npy for text vectors, and JSON lines for token vectors."""
     npy_path = embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS).path
     table = pq.read_table(embed_lines(embedder, LINES, tmp_path / "v.parquet", TEXT_SETTINGS).path)
     assert table["text"].to_pylist() == LINES
@@ -118,7 +119,7 @@ def test_parquet_output_equals_other_formats(embedder: Embedder, tmp_path: Path)
 
 
 def test_table_rows_keep_their_columns(embedder: Embedder, tmp_path: Path) -> None:
-    """JSON lines and Parquet include the columns; .npy has the vectors alone."""
+    """JSON lines and Parquet include the columns of the input table; .npy has only vectors."""
     table = [
         TextRow(text, {"n": number, "text": text, "maybe": number or None})
         for number, text in enumerate(LINES)
@@ -137,7 +138,7 @@ def test_table_rows_keep_their_columns(embedder: Embedder, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.parquet"])
 def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, name: str) -> None:
-    """The same rows give the same file; a changed cell in a finished row is an error."""
+    """A resumed run ends with the same file; a changed cell in a written row is an error."""
     table = [TextRow(text, {"n": number, "text": text}) for number, text in enumerate(LINES)]
     columns = TableColumns(["n", "text"], {})
 
@@ -157,8 +158,9 @@ def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, na
     assert has_same_contents(out, uninterrupted)
 
 
-#: Script: for n = 1, 2, ..., a forked child embeds lines and kills itself at its n-th fsync, and a
-#: second child resumes; ends when n exceeds the number of fsyncs. Prints the last n.
+#: For n = 1, 2, ..., a forked child embeds lines and kills itself at its n-th fsync, and a second
+#: child resumes the run. The script ends at the first n that is larger than the number of fsyncs,
+#: and prints this n.
 KILL_SCRIPT = """
 import os, signal, sys
 from pathlib import Path
@@ -172,8 +174,9 @@ suffix, pooling = sys.argv[3:5]
 settings = build_vector_settings(pooling=pooling)
 lines = [f"{number} hammers and a smith" for number in range(19)]
 
-def embed(out, kill_at=None):
-    if child := os.fork():
+def embed_in_child(out, kill_at=None):
+    child = os.fork()
+    if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     num_fsyncs, original_fsync = 0, os.fsync
     def counting_fsync(file):
@@ -186,13 +189,13 @@ def embed(out, kill_at=None):
     embed_lines_module.embed_lines(embedder, lines, out, settings, resume=True)
     os._exit(0)
 
-assert embed(folder / f"uninterrupted{suffix}") == 0
+assert embed_in_child(folder / f"uninterrupted{suffix}") == 0
 for kill_at in range(1, 99):
     out = folder / f"{kill_at}{suffix}"
-    if embed(out, kill_at) == 0:
+    if embed_in_child(out, kill_at) == 0:
         break
     if not out.exists():
-        assert embed(out) == 0
+        assert embed_in_child(out) == 0
 print(kill_at)
 """
 
@@ -200,7 +203,7 @@ print(kill_at)
 def has_same_contents(a: Path, b: Path) -> bool:
     """Whether two files or index directories have the same contents."""
     if a.is_dir():
-        # The graph depends on the timing of threads.
+        # The graph is not compared, because it depends on the timing of threads.
         names = sorted(path.name for path in a.iterdir() if path.suffix != ".usearch")
         return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)
     if a.suffix == ".parquet":
@@ -215,7 +218,7 @@ def has_same_contents(a: Path, b: Path) -> bool:
 def test_killed_run_can_be_resumed(
     model_dir: Path, tmp_path: Path, suffix: str, pooling: str, min_fsyncs: int
 ) -> None:
-    """A run killed at any fsync and resumed ends with the same bytes."""
+    """A run that is killed at any fsync and resumed ends with the bytes of an unkilled run."""
     process = subprocess.run(
         [sys.executable, "-c", KILL_SCRIPT, model_dir, tmp_path, suffix, pooling],
         capture_output=True, text=True, check=False, timeout=300,
@@ -279,7 +282,7 @@ def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> No
 def test_resume_requires_the_same_input(
     embedder: Embedder, model_dir_without_nsp: Path, tmp_path: Path
 ) -> None:
-    """Different lines, settings or models are errors; the same input resumes if requested."""
+    """A run resumes with the same lines, settings and model; others are errors."""
     out = tmp_path / "v.npy"
     start_and_interrupt_run(embedder, out)
     with pytest.raises(InputError, match="continue it with --resume, or remove it"):
@@ -298,7 +301,7 @@ def test_resume_requires_the_same_input(
     (tmp_path / "data").rename(out.with_name("v.npy.partial") / "data")
     summary = embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=True)
     assert summary.num_lines == len(LINES)
-    uninterrupted = embed_lines(embedder, LINES, tmp_path / "whole.npy", TEXT_SETTINGS).path
+    uninterrupted = embed_lines(embedder, LINES, tmp_path / "uninterrupted.npy", TEXT_SETTINGS).path
     assert uninterrupted.read_bytes() == out.read_bytes()
 
 
@@ -352,43 +355,43 @@ def test_concurrent_runs_are_rejected(embedder: Embedder, tmp_path: Path) -> Non
 def test_unsuitable_formats_are_errors(
     embedder: Embedder, tmp_path: Path, name: str, settings: object, message: str
 ) -> None:
-    """The message names the supported formats, and nothing is written."""
+    """An unknown suffix, or token vectors in .npy, are errors before anything is written."""
     with pytest.raises(InputError, match=message):
         embed_lines(embedder, LINES, tmp_path / name, settings)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_empty_input_is_an_error(embedder: Embedder, tmp_path: Path) -> None:
-    """Nothing is written for empty input."""
+    """Input without lines is an error, and no file is left."""
     with pytest.raises(InputError, match="no line to embed"):
         embed_lines(embedder, [], tmp_path / "v.npy", TEXT_SETTINGS)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_long_lines_end_a_window_early(
+def test_long_lines_end_a_chunk_early(
     embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A window contains few long lines, which limits memory; all lines are embedded."""
+    """With a limit of 500 characters, a chunk ends at the line that exceeds it."""
     monkeypatch.setattr(embed_lines_module, "_MAX_CHARACTERS", 500)
-    window_sizes: list[int] = []
+    chunk_sizes: list[int] = []
     original_tokenize = Embedder.tokenize
 
     def recording_tokenize(self: Embedder, texts: list[str]) -> object:
-        window_sizes.append(len(texts))
+        chunk_sizes.append(len(texts))
         return original_tokenize(self, texts)
 
     monkeypatch.setattr(Embedder, "tokenize", recording_tokenize)
     lines = ["a smith", "the smith " * 40_000, *["the smith " * 26] * 4]
     summary = embed_lines(embedder, lines, tmp_path / "v.npy", TEXT_SETTINGS)
     assert (summary.num_lines, summary.num_truncated) == (6, 1)
-    assert window_sizes == [2, 2, 2]
+    assert chunk_sizes == [2, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.index"])
 def test_run_can_be_resumed_after_a_full_disk(
     embedder: Embedder, tmp_path: Path, name: str
 ) -> None:
-    """A write error is reported, and the run resumes when there is space again."""
+    """A file size limit is an error, and the run resumes when the limit is removed."""
     lines = LINES * 30
     previous_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, previous_limit[1]))
@@ -405,7 +408,7 @@ def test_run_can_be_resumed_after_a_full_disk(
     assert has_same_contents(tmp_path / name, uninterrupted)
 
 
-#: Script: prints by how many MiB peak memory grows from 10,000 to 50,000 lines.
+#: Prints by how many MiB peak memory grows from embedding 10,000 lines to embedding 50,000.
 PEAK_MEMORY_SCRIPT = """
 import sys
 from dataclasses import replace
@@ -440,7 +443,7 @@ print(peaks[1] - peaks[0])
 def test_memory_does_not_grow_with_the_input(
     model_dir: Path, tmp_path: Path, name: str, pooling: str, repetitions: str
 ) -> None:
-    """40,000 more lines, whose vectors take over 157 MiB, need at most 80 MiB more memory."""
+    """40,000 additional lines, whose vectors take 157 MiB, need less than 80 MiB of memory."""
     process = subprocess.run(
         [sys.executable, "-c", PEAK_MEMORY_SCRIPT, model_dir, tmp_path / name, pooling,
          repetitions],
@@ -452,13 +455,13 @@ def test_memory_does_not_grow_with_the_input(
              "ARROW_DEFAULT_MEMORY_POOL": "system"},
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    # Keeping all windows would need at least 157 MiB. The heap itself grows by 20 to 45 MiB, which
-    # varies from run to run.
+    # Keeping all vectors would need at least 157 MiB. The heap grows by 20 to 45 MiB, depending on
+    # the run.
     assert float(process.stdout) < 80
 
 
 def test_all_settings_are_used(embedder: Embedder, tmp_path: Path) -> None:
-    """Layers, pooling, normalization and special tokens have the same effect as in ``encode``."""
+    """Each of the vector settings has the same effect as in ``encode``."""
     settings = {
         "pooling": "mean-max",
         "normalize": True,

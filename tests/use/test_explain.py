@@ -1,4 +1,4 @@
-"""Attention probabilities agree with transformers."""
+"""Attention probabilities equal those of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.use.test_choose import save_choice_model
 
 
 def compute_hf_attention(directory: Path, texts: list[str], max_length: int) -> Any:
-    """Compute with transformers (tokens, segments, probabilities [L, N, S, S])."""
+    """Compute tokens, segments and probabilities [L, N, S, S] with transformers."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
     inputs = tokenizer(*texts, truncation=True, max_length=max_length, return_tensors="pt")
@@ -32,7 +32,7 @@ def compute_hf_attention(directory: Path, texts: list[str], max_length: int) -> 
 
 
 def assert_same_attention(maps: AttentionMaps, expected: Any) -> None:
-    """Assert equal tokens and segments, and equal probabilities to 1e-5."""
+    """Assert that tokens and segments are equal, and that probabilities are equal to 1e-5."""
     assert (maps.tokens, maps.segments) == expected[:2]
     assert maps.probabilities.dtype == np.float32
     np.testing.assert_allclose(maps.probabilities, expected[2], atol=1e-5)
@@ -40,7 +40,7 @@ def assert_same_attention(maps: AttentionMaps, expected: Any) -> None:
 
 @pytest.mark.parametrize("texts", [SENTENCES[:1], SENTENCES[1:3], [SENTENCES[2] * 4]])
 def test_attention_equals_that_of_transformers(model_dir: Path, texts: list[str]) -> None:
-    """A text, a pair and a truncated text give transformers' output_attentions to 1e-5."""
+    """The probabilities of a text, a pair and a truncated text equal ``output_attentions``."""
     maps = attention(bundle.load(model_dir), *texts)
     assert_same_attention(maps, compute_hf_attention(model_dir, texts, 61))
 
@@ -48,7 +48,7 @@ def test_attention_equals_that_of_transformers(model_dir: Path, texts: list[str]
 def test_all_kinds_of_models_are_accepted(
     model_dir: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """Fine-tuned models, bare encoders and paths agree with transformers."""
+    """Attention of a fine-tuned model, a bare encoder and a path equals that of transformers."""
     fine_tuned = save_choice_model(tmp_path / "tuned", tokenizer)
     maps = attention(bundle.load_fine_tuned(fine_tuned), SENTENCES[3])
     assert_same_attention(maps, compute_hf_attention(fine_tuned, [SENTENCES[3]], 41))
@@ -58,7 +58,7 @@ def test_all_kinds_of_models_are_accepted(
 
 
 def test_causal_attention_does_not_see_later_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """No token attends to later ones, rows sum to 1, and the last layer's values are correct."""
+    """Probabilities of later tokens are 0, rows sum to 1, and the last layer equals the formula."""
     torch.manual_seed(5)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, layers=3, width=26, heads=2, feed_forward=37,
@@ -80,15 +80,16 @@ def test_causal_attention_does_not_see_later_tokens(tmp_path: Path, tokenizer: T
     # Tensors created in inference mode cannot be used by autograd.
     with torch.no_grad():
         query_key_value = last_layer.attention.query_key_value(normalized_inputs[0])
-        query, key, _ = query_key_value.view(-1, 3, 2, 13).unbind(1)
-    scores = torch.einsum("qnh,knh->nqk", query, key) / 13**0.5
+        head_width = config.width // config.heads
+        query, key, _ = query_key_value.view(-1, 3, config.heads, head_width).unbind(1)
+    scores = torch.einsum("qnh,knh->nqk", query, key) / head_width**0.5
     is_future = torch.ones_like(scores, dtype=torch.bool).triu(1)
     expected = scores.masked_fill(is_future, -torch.inf).softmax(-1).detach().numpy()
     np.testing.assert_allclose(probabilities[2], expected, atol=1e-5)
 
 
 def test_long_texts_are_truncated(pretrained: bundle.PretrainedBundle) -> None:
-    """A text keeps its beginning, a pair its boundary; removed tokens are counted."""
+    """A long text loses tokens at its end, and a long pair at its start and end."""
     full = attention(pretrained, SENTENCES[0])
     assert full.num_removed_tokens == 0
     truncated = attention(pretrained, SENTENCES[0], max_seqlen=9)
@@ -100,7 +101,7 @@ def test_long_texts_are_truncated(pretrained: bundle.PretrainedBundle) -> None:
 
 
 def test_empty_texts_and_small_lengths_are_errors(pretrained: bundle.PretrainedBundle) -> None:
-    """Each text needs at least one token."""
+    """An empty text is an error, and so is a length without room for a token of each text."""
     with pytest.raises(InputError, match="the text is empty"):
         attention(pretrained, " \t")
     with pytest.raises(InputError, match="the second text is empty"):

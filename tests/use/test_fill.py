@@ -1,4 +1,4 @@
-"""Mask filling agrees with transformers; segments, batches and errors."""
+"""Predictions for [MASK] tokens equal those of transformers; segments, batches and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,20 @@ TEXTS = [
 def compute_hf_mask_probabilities(
     hf_tokenizer_and_model: tuple[Any, Any], text: str
 ) -> torch.Tensor:
-    """Compute the probabilities at the masks with transformers, [masks, V]."""
+    """Compute the probabilities at the [MASK] tokens with transformers, [masks, V]."""
     tokenizer, model = hf_tokenizer_and_model
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).prediction_logits[0]
-    probabilities: torch.Tensor = logits.softmax(-1)[inputs["input_ids"][0] == 4]
+    is_mask = inputs["input_ids"][0] == tokenizer.mask_token_id
+    probabilities: torch.Tensor = logits.softmax(-1)[is_mask]
     return probabilities
 
 
 def test_probabilities_equal_those_of_transformers(
     pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
-    """The probability of every word at every mask agrees to 1e-5, in decreasing order."""
+    """The probability of each token at each mask agrees to 1e-5; they are in decreasing order."""
     vocab_size = pretrained.config.vocab_size
     fillings_by_text = iter_fillings(pretrained, TEXTS, top=vocab_size)
     for text, fillings in zip(TEXTS, fillings_by_text, strict=True):
@@ -48,12 +49,12 @@ def test_probabilities_equal_those_of_transformers(
 
 
 def test_batching_does_not_change_fillings(pretrained: PretrainedBundle) -> None:
-    """Texts of different lengths in one batch give the same fillings as alone, in order."""
+    """360 texts of different lengths get the same predictions together as one by one."""
     batched = list(iter_fillings(pretrained, TEXTS * 90, top=3))
     single = [fill(pretrained, text, top=3) for text in TEXTS]
     assert len(batched) == 360
     for index, fillings in enumerate(batched):
-        for filling, expected in zip(fillings, single[index % 4], strict=True):
+        for filling, expected in zip(fillings, single[index % len(TEXTS)], strict=True):
             assert [word for word, _ in filling.predictions] == [
                 word for word, _ in expected.predictions
             ]
@@ -88,7 +89,8 @@ def test_text_after_sep_is_segment_b(
     inputs = tokenizer("the smith", "the [MASK] met", return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).prediction_logits[0]
-    max_probability = logits[inputs["input_ids"][0] == 4].softmax(-1).max()
+    is_mask = inputs["input_ids"][0] == tokenizer.mask_token_id
+    max_probability = logits[is_mask].softmax(-1).max()
     (filling,) = fill(pretrained, "the smith [SEP] the [MASK] met", top=1)
     assert filling.predictions[0][1] == pytest.approx(float(max_probability), abs=1e-5)
 
@@ -104,7 +106,7 @@ def test_models_without_nsp_use_segment_a_only(model_dir_without_nsp: Path) -> N
 
 
 def test_rows_beyond_the_vocabulary_are_ignored(model_dir: Path) -> None:
-    """Decoder rows without a word in the tokenizer get no probability."""
+    """Outputs of the decoder beyond the tokenizer's vocabulary get no probability."""
     bundle = bertsmith.load(model_dir)
     with torch.no_grad():
         bundle.model.mlm.decoder.bias[-40:] += 100.0
@@ -134,7 +136,7 @@ def test_errors_name_the_text(pretrained: PretrainedBundle, text: str, message: 
 
 
 def test_text_of_maximum_length_is_accepted(pretrained: PretrainedBundle) -> None:
-    """A text may have as many tokens as the model has positions, minus [CLS] and [SEP]."""
+    """A text may have 2 tokens fewer than the model has positions, for [CLS] and [SEP]."""
     max_tokens = pretrained.config.max_positions - 2
     assert len(fill(pretrained, "[MASK]" * max_tokens, top=1)) == max_tokens
     with pytest.raises(InputError, match="shorten it"):
@@ -142,6 +144,6 @@ def test_text_of_maximum_length_is_accepted(pretrained: PretrainedBundle) -> Non
 
 
 def test_fewer_than_one_prediction_is_an_error(pretrained: PretrainedBundle) -> None:
-    """``top=0`` is an error."""
+    """``top=0`` is an error, because at least one prediction is needed."""
     with pytest.raises(InputError, match="at least one word"):
         fill(pretrained, "[MASK]", top=0)

@@ -1,4 +1,4 @@
-"""Batching by length, and splitting iterables into chunks."""
+"""``batch_by_length`` and ``chunked``."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from bertsmith.use.masked_lm import chunked
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 200))
 def test_batches_contain_every_sequence_once(lengths: list[int], max_tokens: int) -> None:
-    """Every index is in one batch; size times longest length is within the maximum."""
+    """Each sequence is in one batch; a padded batch has at most ``max_tokens`` tokens."""
     batches = list(batch_by_length(lengths, max_tokens))
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
@@ -23,14 +23,14 @@ def test_batches_contain_every_sequence_once(lengths: list[int], max_tokens: int
 
 @given(st.lists(st.integers(1, 50), min_size=1), st.integers(50, 200))
 def test_batches_are_full(lengths: list[int], max_tokens: int) -> None:
-    """No batch has room for one more sequence of its longest length."""
+    """No batch except the last has room for another sequence of its maximum length."""
     batches = list(batch_by_length(lengths, max_tokens))
     for batch in batches[:-1]:
         assert (len(batch) + 1) * max(lengths[index] for index in batch) > max_tokens
 
 
 def test_chunks_read_no_further_than_needed() -> None:
-    """A chunk is yielded as soon as it is full, so endless input can be processed."""
+    """A chunk is yielded before the next item is read, so endless input can be processed."""
     numbers_read: list[int] = []
 
     def endless() -> Iterator[int]:
@@ -49,7 +49,7 @@ def test_chunks_read_no_further_than_needed() -> None:
 
 
 def test_items_before_an_error_are_yielded() -> None:
-    """An error of the iterable is raised after the chunk of the items before it."""
+    """If the iterable raises an error, the items before it are yielded first."""
 
     def items() -> Iterator[int]:
         yield from range(5)

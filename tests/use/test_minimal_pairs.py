@@ -1,4 +1,4 @@
-"""Accuracy on minimal pairs: counting, files, and invalid pairs."""
+"""Accuracy on minimal pairs: results, files, and invalid pairs."""
 
 import csv
 import json
@@ -15,6 +15,7 @@ from bertsmith.use.minimal_pairs import MinimalPairResults, evaluate_minimal_pai
 from bertsmith.use.pseudo_log_likelihood import PLL_VARIANTS, PllVariant
 from bertsmith.use.score import score
 
+#: Three pairs of sentences.
 SENTENCES = [
     "The smith worked there until dark.",
     "The smiths working there until dark.",
@@ -45,7 +46,7 @@ def sort_by_score(
 
 @pytest.fixture
 def evaluate_files(pretrained: PretrainedBundle) -> Callable[..., MinimalPairResults]:
-    """Return ``evaluate_minimal_pairs`` of the random model."""
+    """A function that calls ``evaluate_minimal_pairs`` with the random model."""
 
     def evaluate_pretrained(*files: Path, **options: object) -> MinimalPairResults:
         return evaluate_minimal_pairs(pretrained, files, **options)  # type: ignore[arg-type]
@@ -60,7 +61,7 @@ def test_pair_is_correct_if_its_acceptable_sentence_scores_higher(
     tmp_path: Path,
     variant: PllVariant,
 ) -> None:
-    """A pair is correct if its first sentence has the higher PLL of ``score``; a tie is not."""
+    """The accuracy is the fraction of pairs whose good sentence has the higher score."""
     pairs = [
         sort_by_score(pretrained, pair, variant)
         for pair in zip(SENTENCES[::2], SENTENCES[1::2], strict=True)
@@ -100,7 +101,7 @@ def test_out_contains_the_scores_of_each_pair(
 def test_one_variant_and_other_formats(
     evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
 ) -> None:
-    """CSV works like JSON lines; only the requested variant is computed and returned."""
+    """CSV gives the same results as JSON lines; only the requested variant is computed."""
     pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
     expected = evaluate_files(write_pairs(tmp_path / "pairs.jsonl", pairs))
     table = tmp_path / "pairs.csv"
@@ -143,7 +144,7 @@ def test_folders_contain_tables(
 def test_invalid_pairs_are_errors_or_skipped(
     evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path, line: str, message: str
 ) -> None:
-    """An invalid pair stops with its file and line before anything is scored, or is skipped."""
+    """An invalid pair is an error with file and line before any output, or it is skipped."""
     file = write_pairs(tmp_path / "pairs.jsonl", [(SENTENCES[0], SENTENCES[1])])
     file.write_text(file.read_text() + line + "\n")
     out = tmp_path / "scores.jsonl"
@@ -160,7 +161,7 @@ def test_invalid_pairs_are_errors_or_skipped(
 def test_files_without_pairs_are_errors(
     evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
 ) -> None:
-    """Missing files, empty files and tables without the columns are named."""
+    """A missing file, an empty file, and a table without the columns are errors."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     with pytest.raises(InputError, match=r"empty\.jsonl: no minimal pairs in this file"):

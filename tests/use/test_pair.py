@@ -1,4 +1,4 @@
-"""Next-sentence probabilities agree with transformers; truncation and errors."""
+"""Next-sentence probabilities equal those of transformers; truncation and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def compute_hf_probability(
 def test_probabilities_equal_those_of_transformers(
     pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
-    """The probability of label 0 agrees to 1e-5, for single pairs and in batches."""
+    """The probability of label 0 agrees to 1e-5, for one pair and for 300 pairs together."""
     tokenizer, model = hf_tokenizer_and_model
     batched = [
         prediction.next_sentence_probability
@@ -54,7 +54,7 @@ def test_probabilities_equal_those_of_transformers(
 def test_swapped_texts_have_another_probability(
     pretrained: PretrainedBundle, model_dir: Path
 ) -> None:
-    """(A, B) and (B, A) have different probabilities; ``bertsmith.pair`` accepts a path."""
+    """(A, B) and (B, A) have different probabilities. ``bertsmith.pair`` accepts a path."""
     a, b = PAIRS[0]
     assert bertsmith.pair(model_dir, a, b) == pair(pretrained, a, b)
     assert abs(pair(pretrained, a, b) - pair(pretrained, b, a)) > 1e-4
@@ -63,7 +63,7 @@ def test_swapped_texts_have_another_probability(
 def test_long_pairs_keep_the_tokens_around_the_boundary(
     pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
-    """A long pair loses the start of A and the end of B, and the removed tokens are counted."""
+    """A long pair loses tokens at the start of A and at the end of B; their number is reported."""
     tokenizer = pretrained.tokenizer
     text_a, text_b = "the smith worked " * 30, "every hammer on the wall " * 30
     a, b = tokenizer.encode(text_a), tokenizer.encode(text_b)
@@ -78,7 +78,7 @@ def test_long_pairs_keep_the_tokens_around_the_boundary(
 
 
 def truncate_one_by_one(a: list[int], b: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
-    """Remove tokens one by one from the longer list, or from B if the lengths are equal."""
+    """Remove tokens one by one from the longer list, or from B if both are equally long."""
     a, b = list(a), list(b)
     while len(a) + len(b) > max_tokens:
         if len(a) > len(b):
@@ -90,7 +90,7 @@ def truncate_one_by_one(a: list[int], b: list[int], max_tokens: int) -> tuple[li
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 40))
 def test_truncate_pair_equals_token_by_token(length_a: int, length_b: int, max_tokens: int) -> None:
-    """``truncate_pair`` gives the same result as removing tokens one by one."""
+    """``truncate_pair`` has the same result as removing tokens one by one."""
     a, b = list(range(length_a)), list(range(100, 100 + length_b))
     assert truncate_pair(a, b, max_tokens) == truncate_one_by_one(a, b, max_tokens)
 
@@ -98,7 +98,7 @@ def test_truncate_pair_equals_token_by_token(length_a: int, length_b: int, max_t
 def test_special_tokens_in_texts_are_plain_text(
     pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
-    """A literal "[SEP]" is tokenized as characters and does not separate segments."""
+    """A text that contains "[SEP]" is one segment, because this is not read as a special token."""
     tokenizer = pretrained.tokenizer
     a, b = "the [SEP] smith", "[MASK] worked"
     ids_a, ids_b = tokenizer.encode(a), tokenizer.encode(b)
@@ -109,13 +109,13 @@ def test_special_tokens_in_texts_are_plain_text(
 
 
 def test_model_without_nsp_head_is_an_error(model_dir_without_nsp: Path) -> None:
-    """The message says that the model has no next-sentence head."""
+    """``pair`` with a model that has no next-sentence head is an error."""
     with pytest.raises(ModelError, match="no next-sentence head"):
         pair(model_dir_without_nsp, *PAIRS[0])
 
 
 @pytest.mark.parametrize(("a", "b", "name"), [("", "x", "A"), ("x", "  ", "B")])
 def test_empty_text_is_an_error(pretrained: PretrainedBundle, a: str, b: str, name: str) -> None:
-    """The message names the pair and the text."""
+    """The error for an empty text contains the number of the pair and A or B."""
     with pytest.raises(InputError, match=f"pair 2: text {name} is empty"):
         list(iter_pair_predictions(pretrained, [PAIRS[0], (a, b)]))

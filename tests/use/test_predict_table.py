@@ -1,4 +1,4 @@
-"""Tables with added predictions: columns, formats, invalid rows, and errors."""
+"""Tables with predictions as added columns: formats, invalid rows, and errors."""
 
 import csv
 import gzip
@@ -38,7 +38,7 @@ def load_task_model(
     labels: tuple[str, ...] = LABELS,
     **task: Any,
 ) -> FineTunedBundle:
-    """Return a random model whose directory records the columns of its training table."""
+    """Return a random model whose metadata contains the task settings of its fine-tuning."""
     directory = save_task_model(folder / "m", tokenizer, HeadConfig(kind, labels))
     info = json.loads((directory / "bertsmith.json").read_text())
     (directory / "bertsmith.json").write_text(json.dumps({**info, "provenance": {"task": task}}))
@@ -51,7 +51,7 @@ def predict_labels(bundle: FineTunedBundle, texts: list[str]) -> list[tuple[str,
 
 
 def test_csv_output_has_added_columns(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """All rows are preserved in order, with columns for the label and its probability."""
+    """The output has the rows of the input in order, and columns for label and probability."""
     texts = [f"{SENTENCES[number % 5]}, {number}" for number in range(40)]
     table = [
         {"id": f"0{number}", "review": text, "note": 'a "b"\nc'}
@@ -75,7 +75,7 @@ def test_csv_output_has_added_columns(bundle: FineTunedBundle, tmp_path: Path) -
 def test_all_formats_have_the_same_contents(
     bundle: FineTunedBundle, tmp_path: Path, chunk_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compressed or not, all formats agree; JSON and Parquet preserve types and nulls."""
+    """All output formats have the same rows; JSON and Parquet preserve types and nulls."""
     monkeypatch.setattr(predict_table_module, "_CHUNK_SIZE", chunk_size)
     table = [
         {"review": text, "n": number, "maybe": None if number < 4 else [number]}
@@ -100,19 +100,19 @@ def test_all_formats_have_the_same_contents(
 
 
 def test_added_columns_do_not_collide(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """If a column name exists, the added column gets another name and a note reports it."""
+    """If a column name exists already, the added column gets another name, with a note."""
     (tmp_path / "in.csv").write_text("review,label,predicted_label\niron,x,y\n")
     counts = predict_table(bundle, TableSource(tmp_path / "in.csv"), tmp_path / "out.csv")
     assert counts.added_columns == ["predicted_label_2", "probability"]
     assert "the column 'label' exists already; adding 'predicted_label_2'" in counts.notes[0]
-    # Only the last row has the key "label".
+    # The existing key "label" is found although only the last row has it.
     (tmp_path / "in.jsonl").write_text('{"review": "a"}\n{"review": "b", "label": 1}\n')
     counts = predict_table(bundle, TableSource(tmp_path / "in.jsonl"), tmp_path / "out.jsonl")
     assert counts.added_columns == ["predicted_label", "probability"]
 
 
 def test_output_keeps_the_format_details(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """CSV keeps its delimiter, line ends, encoding and BOM; Parquet keeps its types."""
+    """CSV output has the delimiter, line ends, encoding and BOM of the input, Parquet its types."""
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_bytes("글;review\r\n좋다;iron\r\n".encode("cp949"))
     predict_table(bundle, TableSource(source, encoding="cp949"), out)
@@ -137,7 +137,7 @@ def test_output_keeps_the_format_details(bundle: FineTunedBundle, tmp_path: Path
 
 
 def test_table_without_header_stays_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """Columns are named by number, and the output has no header either."""
+    """Columns are given by number, and the output has no header either."""
     (tmp_path / "in.tsv").write_text('1\tiron "\n2\twater\n')
     source = TableSource(tmp_path / "in.tsv", has_header=False)
     predict_table(bundle, source, tmp_path / "out.tsv", columns={"text_column": "1"})
@@ -148,7 +148,7 @@ def test_table_without_header_stays_without_header(bundle: FineTunedBundle, tmp_
 
 
 def test_invalid_rows_can_be_skipped(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """With ``skip_invalid``, rows without text get no prediction, unreadable rows are dropped."""
+    """With ``skip_invalid``, a row without text gets no prediction; a malformed row is dropped."""
     (tmp_path / "in.csv").write_text("id,review\n1,iron\n2, \n3,a,b\n4,water\n")
     source, out = TableSource(tmp_path / "in.csv"), tmp_path / "out.csv"
     with pytest.raises(TaskError, match=r"in\.csv, line 3: .*--skip-invalid"):
@@ -166,7 +166,7 @@ def test_invalid_rows_can_be_skipped(bundle: FineTunedBundle, tmp_path: Path) ->
 
 
 def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """Missing columns, existing output, unknown formats, and options the model does not use."""
+    """Invalid columns and output files are errors, and no file is written."""
     (tmp_path / "in.csv").write_text("id,words\n1,iron\n")
     source = TableSource(tmp_path / "in.csv")
     cases: list[tuple[str, dict[str, str], str]] = [
@@ -194,7 +194,7 @@ def test_invalid_arguments_are_errors(bundle: FineTunedBundle, tmp_path: Path) -
 def test_values_that_a_format_cannot_hold_are_errors(
     bundle: FineTunedBundle, tmp_path: Path
 ) -> None:
-    """A tab in TSV, a character outside the encoding, and mixed types in a Parquet column."""
+    """A tab in a TSV cell, a label outside the encoding, and mixed types in Parquet are errors."""
     (tmp_path / "a.csv").write_text('review,x\niron,"a\tb"\n')
     with pytest.raises(InputError, match="TSV cannot hold a tab"):
         predict_table(bundle, TableSource(tmp_path / "a.csv"), tmp_path / "out.tsv")
@@ -216,7 +216,7 @@ def test_values_that_a_format_cannot_hold_are_errors(
 
 
 def test_stream_is_written_to_a_function(bundle: FineTunedBundle) -> None:
-    """A compressed stream can be read; keys that first occur in a late row are errors."""
+    """A compressed stream can be read; a new key after 1,024 rows is an error."""
     output: list[str] = []
     stream = io.BytesIO(gzip.compress(b'{"review": "iron"}\n{"review": "water"}\n'))
     source = TableSource(Path("standard input"), "jsonl", stream=stream)
@@ -248,7 +248,7 @@ def test_stream_is_written_to_a_function(bundle: FineTunedBundle) -> None:
 def test_each_kind_of_model_adds_its_columns(
     tmp_path: Path, tokenizer: Tokenizer, kind: TaskKind, task: Any, table: Any, columns: Any
 ) -> None:
-    """In CSV, several labels share a cell and entities are JSON; JSON lines contain lists."""
+    """Each kind of model adds its columns; in CSV, lists are joined or JSON in one cell."""
     labels: dict[str, tuple[str, ...]] = {
         "multi": LABELS, "entities": ("O", "B-X", "I-X"), "tags": ("N", "V"),
     }  # fmt: skip
@@ -272,7 +272,7 @@ def test_each_kind_of_model_adds_its_columns(
 
 
 def test_squad_file_is_a_table_of_questions(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The columns are id, question and context."""
+    """The output for a SQuAD file has a row with the answer for each question."""
     bundle = load_task_model(tmp_path, tokenizer, "span", ())
     questions: list[dict[str, Any]]
     questions = [{"id": name, "question": "Who?", "answers": []} for name in ("q1", "q2")]

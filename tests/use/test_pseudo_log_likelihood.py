@@ -1,4 +1,4 @@
-"""Batched pseudo-log-likelihoods agree with one forward pass of transformers per token."""
+"""Log-probabilities of masked tokens equal those of transformers, one forward pass per token."""
 
 import math
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def load_hf_model(model_dir: Path) -> tuple[Any, Any]:
 def compute_hf_log_probabilities(
     hf_tokenizer_and_model: tuple[Any, Any], line: str, variant: PllVariant
 ) -> list[float]:
-    """Compute each token's log-probability with one forward pass per token."""
+    """Compute each token's log-probability while it is masked, with one forward pass per token."""
     tokenizer, model = hf_tokenizer_and_model
     encoding = tokenizer(line)
     ids, words = encoding["input_ids"], encoding.word_ids()
@@ -62,9 +62,9 @@ def compute_hf_log_probabilities(
         masked_ids = list(ids)
         masked_ids[position] = tokenizer.mask_token_id
         if variant == "within-word":
-            for following in range(position + 1, len(ids)):
-                if words[following] == words[position]:
-                    masked_ids[following] = tokenizer.mask_token_id
+            for later_position in range(position + 1, len(ids)):
+                if words[later_position] == words[position]:
+                    masked_ids[later_position] = tokenizer.mask_token_id
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([masked_ids])).logits[0, position]
         log_probabilities.append(float(logits.log_softmax(-1)[ids[position]]))
@@ -125,7 +125,7 @@ RANDOM_SENTENCES = st.lists(
 def test_random_sentences_equal_a_loop_over_transformers(
     pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any], sentences: list[str]
 ) -> None:
-    """Sentences of random words agree to 1e-5 for both variants, whatever else is in the batch."""
+    """Log-probabilities of random sentences, computed together, agree to 1e-5."""
     max_tokens = pretrained.config.max_positions - 2
     sentences = [
         sentence for sentence in sentences
@@ -154,7 +154,7 @@ def test_batch_and_chunk_sizes_do_not_change_results(
 def test_repeated_sequences_and_masks_are_computed_once(
     pretrained: PretrainedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A repeated line adds no copies; variants share the copies in which they mask the same."""
+    """A repeated line adds no copies; variants share copies with the same masked tokens."""
     lengths: list[int] = []
 
     def record_lengths(copy_lengths: Sequence[int], max_tokens: int) -> Any:
@@ -177,7 +177,7 @@ def test_repeated_sequences_and_masks_are_computed_once(
 def test_probabilities_sum_to_one_over_the_vocabulary_of_the_tokenizer(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """Decoder rows without a token get no probability."""
+    """Outputs of the decoder beyond the tokenizer's vocabulary get no probability."""
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size + 11, layers=1, width=6, heads=2, feed_forward=7,
         max_positions=5, init_range=1.0,
@@ -193,6 +193,6 @@ def test_probabilities_sum_to_one_over_the_vocabulary_of_the_tokenizer(
 
 
 def test_unknown_variants_are_errors(pretrained: PretrainedBundle) -> None:
-    """An unknown variant is named with the valid ones."""
+    """The error for an unknown variant contains the valid variants."""
     with pytest.raises(InputError, match=r"'within_word'; expected 'original' or 'within-word'"):
         compute_log_probabilities(pretrained, [[7]], ["within_word"], NullProgress())  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihoods agree with a simple loop over transformers."""
+"""Scores equal pseudo-log-likelihoods computed with transformers; progress and errors."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ LINES = [
 
 
 def compute_hf_log_probabilities(hf_tokenizer_and_model: tuple[Any, Any], line: str) -> list[float]:
-    """Mask one token at a time, with one forward pass each."""
+    """Compute each token's log-probability while it is masked, with one forward pass per token."""
     tokenizer, model = hf_tokenizer_and_model
     ids = tokenizer(line)["input_ids"]
     log_probabilities = []
@@ -40,7 +40,7 @@ def compute_hf_log_probabilities(hf_tokenizer_and_model: tuple[Any, Any], line: 
 def test_scores_equal_a_loop_over_transformers(
     pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
-    """Log-probabilities agree to 1e-5, and so do their sum, mean and perplexity."""
+    """Log-probabilities, their sum and mean, and the perplexity agree."""
     for line, line_score in zip(LINES, iter_scores(pretrained, LINES), strict=True):
         assert line_score.text == line
         if line_score.problem:
@@ -54,7 +54,7 @@ def test_scores_equal_a_loop_over_transformers(
 
 
 def test_every_line_has_a_score_or_a_problem(pretrained: PretrainedBundle) -> None:
-    """Empty and too long lines are reported in place, also across chunks."""
+    """In 180 lines, empty and too long lines have a problem, and all others have a score."""
     lines = LINES * 30
     scores = list(iter_scores(pretrained, lines))
     assert [line_score.text for line_score in scores] == lines
@@ -94,7 +94,7 @@ def test_lists_and_variants(pretrained: PretrainedBundle) -> None:
 
 
 def test_special_tokens_in_a_line_are_plain_text(pretrained: PretrainedBundle) -> None:
-    """A literal "[MASK]" is tokenized as characters."""
+    """The characters "[MASK]" in a line are not read as the special token."""
     line_score = score(pretrained, "the [MASK] met")
     assert "[MASK]" not in line_score.tokens
     tokenizer = pretrained.tokenizer
@@ -103,7 +103,7 @@ def test_special_tokens_in_a_line_are_plain_text(pretrained: PretrainedBundle) -
 
 
 def test_score_raises_for_invalid_lines(pretrained: PretrainedBundle, model_dir: Path) -> None:
-    """``score`` raises where ``iter_scores`` reports a problem; it accepts paths."""
+    """``score`` raises an error for empty and too long lines. It accepts paths."""
     with pytest.raises(InputError, match="cannot be scored: empty"):
         score(pretrained, " ")
     with pytest.raises(InputError, match="too long"):
@@ -112,7 +112,7 @@ def test_score_raises_for_invalid_lines(pretrained: PretrainedBundle, model_dir:
 
 
 def test_progress_counts_tokens(pretrained: PretrainedBundle) -> None:
-    """The reported amounts add up to the number of scored tokens, and progress is finished."""
+    """The progress advances by the number of scored tokens and is finished at the end."""
     events: list[Any] = []
 
     class RecordingProgress:
@@ -123,7 +123,7 @@ def test_progress_counts_tokens(pretrained: PretrainedBundle) -> None:
             events.append(amount)
 
         def log(self, text: str) -> None:
-            raise AssertionError(text)
+            raise AssertionError(f"unexpected message: {text}")
 
         def finish(self) -> None:
             events.append("finish")

@@ -1,4 +1,4 @@
-"""Search in embedded lines: exact and approximate results, and errors."""
+"""Search in embedded lines: exact and approximate results; changed and damaged files."""
 
 import json
 import shutil
@@ -27,13 +27,13 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the random model, which tests may move."""
+    """A copy of the random model, which tests may move or change."""
     return shutil.copytree(model_dir, tmp_path_factory.mktemp("search") / "model")
 
 
 @pytest.fixture(scope="module")
 def index(model: Path) -> Path:
-    """An index of the lines, with vectors of layer 1."""
+    """An index of the lines, with the pooling "mean-max" over layer 1."""
     out = model.parent / "lines.index"
     settings = build_vector_settings(1, pooling="mean-max")
     return embed_lines(Embedder.load(model), LINES, out, settings).path
@@ -41,7 +41,7 @@ def index(model: Path) -> Path:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_line_finds_itself(index: Path, exact: bool) -> None:
-    """The nearest line to a line is itself, with its number and its exact text."""
+    """The first result for each of 8 lines is this line, with cosine similarity 1."""
     results = Searcher(index).search(LINES[:8], 1, exact=exact)
     for number, [hit] in enumerate(results, 1):
         assert (hit.line, hit.text) == (number, LINES[number - 1])
@@ -49,7 +49,7 @@ def test_line_finds_itself(index: Path, exact: bool) -> None:
 
 
 def test_queries_are_embedded_like_the_lines(index: Path, model: Path) -> None:
-    """Queries use the layer and pooling of the index; hits are ordered by cosine similarity."""
+    """Results equal a brute-force search with the layer and pooling of the index."""
     query = "who carried the hammer"
     encode = Embedder.load(model).encode
     query_vectors, line_vectors = (
@@ -64,11 +64,11 @@ def test_queries_are_embedded_like_the_lines(index: Path, model: Path) -> None:
 
 
 def test_graph_recall_is_at_least_95_percent(tmp_path: Path) -> None:
-    """The graph finds 95 % of the 10 nearest of 20,000 vectors in 16 clusters; exact finds all."""
+    """The graph search finds 95 % of the 10 nearest of 20,000 vectors, the exact search all."""
     rng = np.random.default_rng(5)
     centers = rng.normal(size=(16, 64))
     vectors = centers[rng.integers(0, 16, 20_100)] + rng.normal(size=(20_100, 64))
-    # Different lengths must not affect cosine similarities.
+    # The lengths of the vectors differ, and must not affect the cosine similarities.
     vectors = (vectors * rng.uniform(0.1, 9, (20_100, 1))).astype(np.float32)
     np.save(tmp_path / VECTORS_FILE, vectors[100:])
     build_graph(tmp_path, NullProgress())
@@ -88,10 +88,11 @@ def test_graph_recall_is_at_least_95_percent(tmp_path: Path) -> None:
 
 
 def test_search_is_exact_if_all_vectors_are_candidates(tmp_path: Path) -> None:
-    """A graph with half of the vectors limits 4 of 20 results, but not 5: 4 candidates for each."""
+    """The graph is not used if 4 candidates per result are at least as many as all vectors."""
     vectors = np.random.default_rng(5).standard_normal((20, 13), np.float32)
     np.save(tmp_path / VECTORS_FILE, vectors[:10])
     build_graph(tmp_path, NullProgress())
+    # The graph contains only half of the vectors, so its results show that it was used.
     np.save(tmp_path / VECTORS_FILE, vectors)
     index, query = VectorIndex(tmp_path), vectors[15]
     for top in (5, 20, 99):
@@ -101,7 +102,7 @@ def test_search_is_exact_if_all_vectors_are_candidates(tmp_path: Path) -> None:
 
 
 def test_top_larger_than_the_index_returns_all_lines(index: Path) -> None:
-    """All lines are returned; ``top`` below 1 is an error."""
+    """``top=999`` returns each line once; ``top=0`` is an error."""
     for exact in (False, True):
         [hits] = search(index, ["a smith"], 999, exact=exact)
         assert sorted(hit.line for hit in hits) == list(range(1, len(LINES) + 1))
@@ -111,7 +112,7 @@ def test_top_larger_than_the_index_returns_all_lines(index: Path) -> None:
 
 
 def test_model_must_be_unchanged(index: Path, model: Path) -> None:
-    """A moved model is accepted with its new path; a missing or changed model is an error."""
+    """A moved model is accepted with its new path. A missing or changed model is an error."""
     moved = model.with_name("moved")
     model.rename(moved)
     with pytest.raises(ModelError, match="no longer exists; restore it, or give its current path"):
@@ -129,7 +130,7 @@ def test_model_must_be_unchanged(index: Path, model: Path) -> None:
 
 
 def test_missing_or_invalid_index_is_an_error(index: Path, tmp_path: Path) -> None:
-    """The message says how to create an index, or which file is damaged."""
+    """A path without an index, and an index with a damaged manifest, are errors."""
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(InputError, match=r"bertsmith embed MODEL FILE --out"):
             search(path, ["a"])
@@ -145,7 +146,7 @@ def test_missing_or_invalid_index_is_an_error(index: Path, tmp_path: Path) -> No
 def test_truncated_index_file_is_an_error(
     index: Path, tmp_path: Path, name: str, size: int
 ) -> None:
-    """The message names the file and how to recreate the index."""
+    """A truncated or empty file of an index is an error that contains its name."""
     damaged = shutil.copytree(index, tmp_path / "damaged.index")
     with (damaged / name).open("r+b") as file:
         file.truncate(size)

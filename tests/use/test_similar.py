@@ -11,6 +11,8 @@ from bertsmith.use import fonts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances, plot_distances, similar
 
+#: Texts with "hammer" and with special characters: a dollar sign starts a formula in matplotlib, a
+#: tab would break a table, and no font contains the last character of Unicode.
 TEXTS = [
     "a hammer and another hammer",
     "$5 for the hammer, and $6",
@@ -20,7 +22,7 @@ TEXTS = [
 
 
 def test_distances_are_one_minus_cosine(model_dir: Path) -> None:
-    """Distances equal those computed pair by pair; the diagonal is 0."""
+    """Distances equal 1 - cosine similarity of each pair of vectors, and 0 on the diagonal."""
     embedder = Embedder.load(model_dir)
     result = similar(embedder, TEXTS, "hammer", layer=1)
     vectors = [word.vector for word in embedder.encode_word(TEXTS, "hammer", layer=1)]
@@ -36,7 +38,7 @@ def test_distances_are_one_minus_cosine(model_dir: Path) -> None:
 
 
 def test_context_shows_the_word_in_brackets(model_dir: Path) -> None:
-    """The context has some characters on both sides and is on one line."""
+    """A context is one line with the word in brackets and the text around it."""
     result = similar(model_dir, TEXTS, "hammer")
     assert result.contexts[:4] == [
         "a [hammer] and another hammer", "a hammer and another [hammer]",
@@ -48,7 +50,7 @@ def test_context_shows_the_word_in_brackets(model_dir: Path) -> None:
 
 
 def test_texts_without_the_word_can_be_skipped(model_dir: Path) -> None:
-    """Without ``skip`` they are errors; no occurrence or too many are always errors."""
+    """A text without the word is an error or skipped; no or too many occurrences are errors."""
     with pytest.raises(InputError, match="text 1: the word 'hammer' is not in 'a smith'"):
         similar(model_dir, ["a smith", *TEXTS], "hammer")
     result = similar(model_dir, ["a smith", *TEXTS], "hammer", skip=True)
@@ -61,7 +63,7 @@ def test_texts_without_the_word_can_be_skipped(model_dir: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_plot_is_written_without_warnings(model_dir: Path, tmp_path: Path, count: int) -> None:
-    """Dollar signs, Hangul and characters without a font do not cause warnings."""
+    """Dollar signs, Hangul and characters that no font contains do not cause warnings."""
     result = similar(model_dir, (TEXTS * 9)[: max(count - 4, 1)], "hammer")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -70,7 +72,7 @@ def test_plot_is_written_without_warnings(model_dir: Path, tmp_path: Path, count
 
 
 def test_fonts_cover_every_character() -> None:
-    """Characters without a font become question marks; the fonts contain all others."""
+    """The chosen fonts contain all characters; a character that no font contains becomes "?"."""
     from matplotlib import font_manager
 
     names, [word] = fonts.choose_fonts(["대장간 hammer \U0010ffff\x07"])
@@ -82,7 +84,7 @@ def test_fonts_cover_every_character() -> None:
 
 
 def test_invalid_plots_are_errors(model_dir: Path, tmp_path: Path) -> None:
-    """Too many occurrences, unknown formats, missing directories, and existing files."""
+    """Too many occurrences and invalid paths are errors, and no file is written."""
     result = similar(model_dir, TEXTS, "hammer")
     for name, message in (("p.doc", "unknown image format"), ("none/p.png", "no such directory")):
         with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""Tagging of files (CoNLL, CoNLL-U, JSON), and how plain text is split into words."""
+"""Tagging of CoNLL, CoNLL-U and JSON files, and the words of plain text."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.use.conftest import SENTENCES
 from tests.use.test_predict import save_task_model
 
 LABELS = ("O", "B-X", "I-X")
+#: A file with three sentences in two documents, and a comment.
 CONLL = """-DOCSTART- -X- O
 
 The DT O
@@ -39,7 +40,7 @@ def load_tagger(
     folder: Path, tokenizer: Tokenizer, kind: TaskKind = "entities",
     labels: tuple[str, ...] = LABELS, **task: str,
 ) -> FineTunedBundle:  # fmt: skip
-    """Return a random tagger whose directory records how its training files were read."""
+    """Return a random tagger whose metadata contains the task settings of its fine-tuning."""
     directory = save_task_model(folder / "m", tokenizer, HeadConfig(kind, labels))
     info = json.loads((directory / "bertsmith.json").read_text())
     task = {"text_column": "0", "label_column": "2", **task}
@@ -56,7 +57,7 @@ def test_conll_output_has_an_added_column(
     chunk_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All lines are preserved, and the tags are those that ``evaluate`` scores."""
+    """CoNLL output has all lines of the input, with the tags that ``evaluate`` scores."""
     monkeypatch.setattr(tag_module, "_CHUNK_SIZE", chunk_size)
     bundle = load_tagger(tmp_path, tokenizer, context=context)
     (tmp_path / "in.txt").write_text(CONLL)
@@ -75,7 +76,7 @@ def test_conll_output_has_an_added_column(
 
 
 def test_conllu_output_has_the_tag_in_misc(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The tag is added to the last column; multiword tokens and comments get none."""
+    """CoNLL-U output has the tag of each word in its last column; other lines are unchanged."""
     bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
     text = ("# sent_id = 1\n1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tDo\t_\tAUX\t_\t_\t_\t_\t_\t_\n"
             "2\tnot\t_\tPART\t_\t_\t_\t_\t_\tA=b|Predicted=X\n\n# end\n")  # fmt: skip
@@ -83,14 +84,15 @@ def test_conllu_output_has_the_tag_in_misc(tmp_path: Path, tokenizer: Tokenizer)
     tag_file(bundle, TableSource(tmp_path / "in.conllu"), tmp_path / "out.conllu")
     lines = (tmp_path / "out.conllu").read_text().splitlines()
     input_lines = text.splitlines()
-    untagged = (0, 1, 4, 5)
-    assert [lines[index] for index in untagged] == [input_lines[index] for index in untagged]
+    # Comments, the multiword token "Don't" and the blank line.
+    for index in (0, 1, 4, 5):
+        assert lines[index] == input_lines[index]
     assert lines[2].split("\t")[9] in ("Predicted=N", "Predicted=V")
     assert lines[3].split("\t")[9] in ("A=b|Predicted=N", "A=b|Predicted=V")
 
 
 def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Rows keep their columns, including gold tags; CoNLL can be written as JSON."""
+    """Rows keep their columns, also the gold tags. CoNLL written as JSON has the same tags."""
     bundle = load_tagger(tmp_path, tokenizer)
     table = [
         {"id": number, "tokens": text.split(), "tags": ["O"] * len(text.split())}
@@ -113,7 +115,7 @@ def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> 
 
 
 def test_invalid_sentences_can_be_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """With ``skip_invalid`` they are written without tags; otherwise nothing is written."""
+    """With ``skip_invalid``, an invalid sentence is written without tags; else it is an error."""
     bundle = load_tagger(tmp_path, tokenizer)
     (tmp_path / "in.txt").write_text("iron X O\nwas X\n\nwhite X O\n")
     source, out = TableSource(tmp_path / "in.txt"), tmp_path / "out.txt"
@@ -149,12 +151,12 @@ def test_invalid_sentences_can_be_skipped(tmp_path: Path, tokenizer: Tokenizer) 
     ],
 )
 def test_conll_is_detected(text: str, *, is_conll: bool) -> None:
-    """CoNLL has a column of labels and equal columns, or blocks of single words."""
+    """Lines are CoNLL if they have equal columns with a label, or blocks of single words."""
     assert looks_like_conll(text, LABELS) == is_conll
 
 
 def test_names_and_addresses_are_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """@names, #topics, URLs and email addresses are single words; punctuation is separate."""
+    """@names, #topics, URLs and email addresses are single words, without punctuation around."""
     bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
     text = "ask @the_smith, me@x.org (https://x.org/a?b=1,2): #iron #1 don't U.S www.x.org."
     (tagged,) = tag(bundle, [text])

@@ -85,6 +85,7 @@ def _describe_artifacts() -> str:
 
 
 def _identify_directory(path: Path) -> ArtifactKind | None:
+    """Return the kind of a directory; None if it is not a known artifact."""
     for kind, groups in _DIRECTORY_FILES.items():
         if any(all((path / name).exists() for name in group) for group in groups):
             return kind
@@ -92,6 +93,7 @@ def _identify_directory(path: Path) -> ArtifactKind | None:
 
 
 def _identify_file(path: Path) -> ArtifactKind | None:
+    """Return the kind of a file; None if it is not a known artifact."""
     if path.name == TOKENIZER_FILE:
         return "tokenizer"
     if path.suffix == ".toml":

@@ -249,6 +249,7 @@ def _find_differing_values(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tu
 
 
 def _compare_vocabularies(a: ComparedModel, b: ComparedModel) -> VocabularyComparison:
+    """Compare the vocabularies and the settings of the tokenizers."""
     settings = [
         {name: value for name, value in vars(model.tokenizer.spec).items() if name != "vocab"}
         for model in (a, b)
@@ -268,6 +269,7 @@ def _compare_vocabularies(a: ComparedModel, b: ComparedModel) -> VocabularyCompa
 
 
 def _compare_tensors(a: ComparedModel, b: ComparedModel) -> dict[str, Difference]:
+    """Return the difference of each weight by its Hugging Face name."""
     tensors_a, tensors_b = a.get_tensors(), b.get_tensors()
     names = dict.fromkeys([*tensors_a, *tensors_b])
     return {name: measure_difference(tensors_a.get(name), tensors_b.get(name)) for name in names}

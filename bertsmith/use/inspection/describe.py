@@ -71,6 +71,7 @@ def _summarize_stored(stored: Mapping[str, bundle.StoredTensor]) -> list[TensorS
 
 
 def _summarize_tensor(name: str, tensor: torch.Tensor) -> TensorSummary:
+    """Compute the statistics of a tensor."""
     values = tensor.float().flatten()
     finite = values[values.isfinite()]
     mean, std = 0.0, 0.0

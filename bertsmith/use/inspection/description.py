@@ -62,9 +62,14 @@ def format_aligned(pairs: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def draw_sparkline(values: list[float], name: str) -> list[str]:
-    """Draw values as a line of block characters, and label it with the name and the range.
+    """Draw a series of values as a line of block characters, labeled with its name and range.
 
-    If there are more values than characters, each character is the mean of consecutive values.
+    Args:
+        values: The values. If they do not fit in the line, each character is the mean of several.
+        name: Name of the values.
+
+    Returns:
+        The line, or no line if there are fewer than two values.
     """
     if len(values) < 2:
         return []

@@ -1,4 +1,4 @@
-"""Comparison of two models: every kind of difference is reported, and none for equal models."""
+"""Comparison of two models: all kinds of differences are found, and none in equal models."""
 
 import math
 import shutil
@@ -18,6 +18,7 @@ from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.inspection.compare import DEFAULT_TEXTS, Comparison, compare, measure_difference
 
+#: Names of the hidden states of the random model among the outputs.
 HIDDEN_STATES = ["embeddings", "layer 1", "layer 2"]
 
 
@@ -43,7 +44,7 @@ def different_tensors(comparison: Comparison) -> list[str]:
 
 
 def test_model_equals_its_copy(model_dir: Path, tmp_path: Path) -> None:
-    """Config, vocabulary, weights and outputs are equal; truncated texts are counted."""
+    """A copy has no differences; truncated texts are counted."""
     shutil.copytree(model_dir, tmp_path / "copy")
     comparison = compare(model_dir, tmp_path / "copy", tolerance=0)
     assert comparison.is_equal
@@ -64,7 +65,7 @@ def test_model_equals_its_copy(model_dir: Path, tmp_path: Path) -> None:
 def test_one_changed_element_is_found(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
-    """Only its weight is reported, and outputs differ from its layer on."""
+    """If an element of layer 2 is changed, its weight and the outputs from layer 2 on differ."""
     our_name = "bert.encoder.layers.1.up.weight"
     changed_dir = save_changed_copy(pretrained, tmp_path / "m", our_name, 0.5, (3, 4))
     comparison = compare(model_dir, changed_dir)
@@ -86,7 +87,7 @@ def test_one_changed_element_is_found(
 def test_output_difference_is_the_maximum_over_texts(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
-    """A changed word embedding is found in any batch, but only if a text contains the word."""
+    """A changed word embedding is found if the first or the last of 101 texts has the word."""
     token_id = pretrained.tokenizer.token_to_id("hammer")
     assert token_id is not None
     changed_dir = save_changed_copy(
@@ -103,7 +104,7 @@ def test_output_difference_is_the_maximum_over_texts(
 def test_extended_vocabulary_is_reported(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
-    """Sizes and new ids differ, and outputs are equal on the shared vocabulary."""
+    """Added words are differences; outputs are compared on the words that both models have."""
     words = ["blacksmiths", "대장장이"]
     extended = extend_model(pretrained, extend_vocabulary(pretrained.tokenizer, words))
     bundle.save_model(tmp_path / "m", extended)
@@ -129,7 +130,7 @@ def test_extended_vocabulary_is_reported(
 def test_reordered_ids_do_not_change_outputs(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
-    """If two words swap their ids and rows, ids and weights differ but outputs are equal."""
+    """If two words swap their ids and embeddings, the ids differ and the outputs are equal."""
     vocab = list(pretrained.tokenizer.vocab)
     first, second = vocab.index("hammer"), vocab.index("smith")
     vocab[first], vocab[second] = vocab[second], vocab[first]
@@ -153,7 +154,7 @@ def test_reordered_ids_do_not_change_outputs(
 def test_tokenizer_settings_are_compared(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
-    """Different lowercasing is reported even if the given texts are tokenized equally."""
+    """Different lowercasing is reported even if it does not affect the texts."""
     cased = Tokenizer(TokenizerSpec(vocab=pretrained.tokenizer.vocab, lowercase=False))
     bundle.save(tmp_path / "m", pretrained.model, cased, {})
     comparison = compare(model_dir, tmp_path / "m", ["the smith"])
@@ -165,7 +166,7 @@ def test_tokenizer_settings_are_compared(
 def test_different_shapes_and_heads_are_reported(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
-    """Models with different width, depth, length and heads can be compared."""
+    """Models with different width, number of layers, maximum length and heads are compared."""
     config = pretrained.config.model_copy(
         update={"width": 22, "layers": 1, "max_positions": 17, "segments": 1, "nsp": False}
     )
@@ -193,7 +194,7 @@ def test_different_shapes_and_heads_are_reported(
 def test_fine_tuned_heads_are_compared(
     model_dir: Path, tmp_path: Path, head: HeadConfig, output: str
 ) -> None:
-    """Task outputs are compared; against a pre-trained model, head and labels differ."""
+    """Outputs of task heads are compared; a pre-trained model has a different head."""
     fine_tuned = bundle.load_for_fine_tuning(model_dir, head)
     bias_name = "spans.bias" if head.kind == "span" else "output.bias"
     for name in ("first", "second"):
@@ -217,7 +218,7 @@ def test_fine_tuned_heads_are_compared(
 def test_bare_encoder_is_compared_without_heads(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
-    """A model saved by transformers' BertModel has hidden states and a pooler but no heads."""
+    """Hidden states and pooler output of transformers' BertModel are compared, without heads."""
     hf_encoder = BertModel.from_pretrained(model_dir)
     hf_encoder.save_pretrained(tmp_path / "m")
     pretrained.tokenizer.save(tmp_path / "m")
@@ -238,7 +239,7 @@ def test_bare_encoder_is_compared_without_heads(
 
 
 def test_nan_equals_only_nan_and_infinity_only_infinity() -> None:
-    """NaN equals only NaN, infinity equals infinity, and an empty tensor has no difference."""
+    """NaN equals only NaN, and infinity only infinity; empty tensors are equal."""
     with_nan, with_infinity = torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.inf])
     assert measure_difference(with_nan, with_nan.clone()).max_abs_difference == 0
     assert measure_difference(with_infinity, with_infinity.clone()).max_abs_difference == 0
@@ -252,7 +253,7 @@ def test_nan_equals_only_nan_and_infinity_only_infinity() -> None:
 
 
 def test_missing_model_and_empty_texts_are_errors(model_dir: Path, tmp_path: Path) -> None:
-    """A path without a model raises ModelError, texts without words raise InputError."""
+    """A path without a model, and texts without words, are errors."""
     with pytest.raises(ModelError, match="no such file"):
         compare(model_dir, tmp_path / "nothing")
     with pytest.raises(InputError, match="no text"):

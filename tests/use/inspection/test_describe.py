@@ -32,7 +32,7 @@ from bertsmith.use.inspection.describe import (
 
 @pytest.fixture
 def unfinished_run(tmp_path: Path, model_dir: Path) -> Path:
-    """A run that stopped after step 40 of 100, as the training loop leaves it."""
+    """A run directory as training leaves it if it is interrupted after step 40 of 100."""
     run = tmp_path / "run"
     run.mkdir()
     (run / run_directory.SETTINGS_FILE).write_text(
@@ -55,7 +55,7 @@ def unfinished_run(tmp_path: Path, model_dir: Path) -> Path:
 
 
 def test_statistics_ignore_nonfinite_values(tmp_path: Path) -> None:
-    """Mean and standard deviation are over the finite values; the others are counted."""
+    """Mean and standard deviation are those of the finite values; the others are counted."""
     values = torch.tensor([[1.0, 2.0, 3.0], [6.0, float("nan"), float("inf")]])
     file = tmp_path / "some.safetensors"
     save_file({"nonfinite": values, "bf16": torch.ones(5, dtype=torch.bfloat16)}, file)
@@ -69,7 +69,7 @@ def test_statistics_ignore_nonfinite_values(tmp_path: Path) -> None:
 
 
 def test_damaged_file_is_an_error(tmp_path: Path) -> None:
-    """The message names a file that is not a safetensors file."""
+    """The error for a file that is not a safetensors file contains its name."""
     file = tmp_path / "broken.safetensors"
     file.write_bytes(b"not a safetensors file")
     with pytest.raises(ModelError, match=r"broken\.safetensors: not a readable safetensors file"):
@@ -79,7 +79,7 @@ def test_damaged_file_is_an_error(tmp_path: Path) -> None:
 def test_description_of_a_model_has_config_and_tensors(
     pretrained: PretrainedBundle, model_dir: Path
 ) -> None:
-    """Config, number of parameters and all stored tensors are reported as JSON values."""
+    """The description has the config, the number of parameters, and all stored tensors."""
     description = describe_model(model_dir)
     num_parameters = count_parameters(pretrained.model)
     assert description.facts["num_parameters"] == num_parameters
@@ -93,14 +93,14 @@ def test_description_of_a_model_has_config_and_tensors(
 
 
 def test_missing_head_is_not_described(model_dir_without_nsp: Path) -> None:
-    """A missing head is not listed."""
+    """The heads of a model without a next-sentence head do not include it."""
     assert "next sentence" not in describe_model(model_dir_without_nsp).lines[1]
 
 
 def test_description_of_a_run_has_metrics_and_checkpoints(
     unfinished_run: Path, model_dir: Path
 ) -> None:
-    """Progress, last metrics, checkpoints and settings; a run with a model is finished."""
+    """The description has the step, the last metrics, the checkpoints, and the run's state."""
     description = describe_run(unfinished_run)
     facts = description.facts
     assert (facts["step"], facts["steps"], facts["finished"]) == (40, 100, False)
@@ -123,7 +123,7 @@ def test_description_of_a_run_has_metrics_and_checkpoints(
 
 
 def test_run_without_metrics_is_described(tmp_path: Path) -> None:
-    """A run directory with only settings can be described."""
+    """A run directory that contains only settings is at step 0."""
     (tmp_path / run_directory.SETTINGS_FILE).write_text("[data]\nlength = 128\n")
     description = describe_run(tmp_path)
     assert description.facts["step"] == 0
@@ -134,7 +134,7 @@ def test_run_without_metrics_is_described(tmp_path: Path) -> None:
 def test_description_of_a_checkpoint_has_weights_and_moments(
     unfinished_run: Path, pretrained: PretrainedBundle
 ) -> None:
-    """Training state, weights under their parameter names, and two moments per weight."""
+    """The description has the training state, all weights, and two moments for each weight."""
     facts = describe_checkpoint(unfinished_run / "checkpoints" / "step-40").facts
     assert facts["state"] == {"step": 40, "seconds": 1.5, "best_step": 40, "best_loss": 6.5}
     names = {name for name, _ in pretrained.model.named_parameters()}
@@ -146,7 +146,7 @@ def test_description_of_a_checkpoint_has_weights_and_moments(
 
 
 def test_checkpoint_of_a_finished_run_has_no_moments(unfinished_run: Path) -> None:
-    """Without optimizer state, the weights are described and the checkpoint is smaller."""
+    """After the optimizer state is removed, only weights are described; the size is reported."""
     size_before = describe_run(unfinished_run).facts["checkpoints"][1]["bytes"]
     checkpoint.remove_optimizer_state(unfinished_run, NullProgress())
     description = describe_checkpoint(unfinished_run / "checkpoints" / "step-40")
@@ -158,7 +158,7 @@ def test_checkpoint_of_a_finished_run_has_no_moments(unfinished_run: Path) -> No
 
 
 def test_damaged_state_is_an_error(unfinished_run: Path) -> None:
-    """The message names a truncated state.json."""
+    """The error for a truncated state.json contains its name."""
     folder = unfinished_run / "checkpoints" / "step-40"
     (folder / checkpoint.STATE_FILE).write_text('{"step": 4')
     with pytest.raises(RunError, match=r"state\.json: not a readable JSON object"):
@@ -166,14 +166,14 @@ def test_damaged_state_is_an_error(unfinished_run: Path) -> None:
 
 
 def test_settings_are_described_by_dotted_names(tmp_path: Path) -> None:
-    """Each setting is on its own line under its dotted name."""
+    """Each setting is a line with its dotted name and its value."""
     file = tmp_path / "mine.toml"
     file.write_text("[optim]\nlr = 2e-4\n[a]\nb = [1, 2]\n")
     assert describe_settings(file).lines[1:] == ["  optim.lr  0.0002", "  a.b       1, 2"]
 
 
 def test_artifacts_are_identified(unfinished_run: Path, model_dir: Path, tmp_path: Path) -> None:
-    """Every kind is identified by its file names; some files stand for their directory."""
+    """Each kind of artifact is identified by its file names, or by a file in its directory."""
     step = unfinished_run / checkpoint.CHECKPOINTS_DIR / "step-20"
     vocab_file = model_dir / tokenizer_files.VOCAB_FILE
     (tmp_path / "words.txt").write_bytes(vocab_file.read_bytes())
@@ -207,7 +207,7 @@ def test_artifacts_are_identified(unfinished_run: Path, model_dir: Path, tmp_pat
 
 
 def test_unknown_paths_are_errors(tmp_path: Path) -> None:
-    """A missing path, an empty directory and an unrelated file are errors that list all kinds."""
+    """A missing path, an unknown directory and an unknown file are errors that list all kinds."""
     (tmp_path / "unrelated.txt").write_text("a text without a mask\n")
     for path in (tmp_path, tmp_path / "unrelated.txt", tmp_path / "nothing"):
         with pytest.raises(InputError, match=r"expected one of: .*a RUN"):
