@@ -89,7 +89,7 @@ INVALID_COMMANDS = [
     ("prepare T --tokenizer nowhere --out x", "nowhere"),
     ("inspect nowhere", "nowhere: no such file or directory"),
     ("lab nothing", "nothing"),
-    ("corpus stats ''", "empty name"),
+    ("corpus stats ''", "an argument is empty"),
     ("demo --out M", "M: this folder has other files"),
     ("demo --out T", "T: this is a file"),
     ("corpus stats T --language xx", "language 'xx': not a language code"),
