@@ -97,14 +97,14 @@ def serve(
         )
     named_models = _name_models(models)
     try:
-        from bertsmith.serve.hosts import allowed_hosts
+        from bertsmith.serve.hosts import get_allowed_hosts
         from bertsmith.serve.server import bind_socket, serve_until_signal, start_listening
         from bertsmith.serve.settings import ServeSettings
 
         settings = ServeSettings.parse(overrides.get("serve", {}), "--set serve")
         server_socket = bind_socket(host, port)
         bound_host, bound_port = server_socket.getsockname()[:2]
-        hosts = allowed_hosts(host, bound_host, allow_host or ())
+        hosts = get_allowed_hosts(host, bound_host, allow_host or ())
         paths = [find_model(Path(model)) for _, model in named_models]
         from bertsmith.serve.app import create_app
         from bertsmith.serve.models import load_served_model

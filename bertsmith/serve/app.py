@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from bertsmith.serve.auth import ApiKey
 from bertsmith.serve.docs_page import render_docs
 from bertsmith.serve.embeddings import EmbeddingRoutes
-from bertsmith.serve.errors import add_error_handlers, error_response
+from bertsmith.serve.errors import add_error_handlers, create_error_response
 from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.hosts import HostCheck
 from bertsmith.serve.metrics import Metrics
@@ -48,8 +48,8 @@ def create_app(
         mount_page: adds a web page at "/" to the app.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
-    service = Service(models, settings, metrics.count_batch, metrics.token_counter)
-    metrics.watch_queue(lambda: float(service.batcher.queued_tokens))
+    service = Service(models, settings, metrics.count_batch, metrics.get_token_counter)
+    metrics.set_queue_gauge(lambda: float(service.batcher.queued_tokens))
     executor = RequestExecutor(service)
 
     @asynccontextmanager
@@ -109,7 +109,7 @@ def _add_server_endpoints(app: FastAPI, service: Service, metrics: Metrics) -> N
         """Readiness probe: 200 while the server accepts requests, else 503."""
         if service.batcher.is_alive:
             return to_json_response({"status": "ready"})
-        return error_response(503, "the server is shutting down, or a model thread has died")
+        return create_error_response(503, "the server is shutting down, or a model thread has died")
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_page() -> Response:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.errors import error_response
+from bertsmith.serve.errors import create_error_response
 
 
 class ApiKey:
@@ -39,13 +39,13 @@ class ApiKey:
             return hmac.compare_digest(password, self._key) and _is_same_origin(method, headers)
         return scheme == b"bearer" and hmac.compare_digest(credentials, self._key)
 
-    def unauthorized_response(self, headers: Mapping[bytes, bytes]) -> Response:
+    def create_unauthorized_response(self, headers: Mapping[bytes, bytes]) -> Response:
         """Return the 401 response; for HTML requests it makes a browser ask for the password."""
         if self._has_page and b"text/html" in headers.get(b"accept", b""):
             challenge = 'Basic realm="Bertsmith: any name, the key as password", charset="UTF-8"'
         else:
             challenge = "Bearer"
-        return error_response(
+        return create_error_response(
             401, "the API key is missing or wrong; send the header Authorization: Bearer KEY",
             {"WWW-Authenticate": challenge},
         )  # fmt: skip

@@ -62,7 +62,7 @@ class Deadline:
         self.token_counts = TokenCounts()
         self._future: Future[Any] | None = None
 
-    def remaining(self) -> float:
+    def get_remaining_seconds(self) -> float:
         """Return the seconds until the deadline; negative after it."""
         return self.expires_at - time.monotonic()
 
@@ -70,8 +70,8 @@ class Deadline:
         """Raise DisconnectedError or DeadlineExceededError if the request is cancelled or late."""
         if self.is_cancelled:
             raise DisconnectedError("the client disconnected")
-        if self.remaining() < 0:
-            raise deadline_exceeded()
+        if self.get_remaining_seconds() < 0:
+            raise create_deadline_error()
 
     def cancel_on_disconnect(self, future: Future[Any]) -> None:
         """Cancel the future when this deadline is cancelled."""
@@ -97,12 +97,12 @@ def wait_for_result(future: Future[list[Any]], deadline: Deadline) -> list[Any]:
         return future.result(max(deadline.expires_at - time.monotonic(), 0.0))
     except TimeoutError:
         future.cancel()
-        raise deadline_exceeded() from None
+        raise create_deadline_error() from None
     except CancelledError:
         raise DisconnectedError("the client disconnected") from None
 
 
-def deadline_exceeded() -> DeadlineExceededError:
+def create_deadline_error() -> DeadlineExceededError:
     """Return the error of a request that was not answered in time."""
     return DeadlineExceededError(
         "the request was not answered in time; send fewer texts per request, or retry later"

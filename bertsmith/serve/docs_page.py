@@ -18,7 +18,7 @@ td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}
 :root{color-scheme:light dark}
 """
 #: Example request body of each endpoint.
-EXAMPLES: dict[str, Any] = {
+EXAMPLE_BODIES: dict[str, Any] = {
     "/v1/embeddings": {"model": "NAME", "input": ["a sentence", "another one"]},
     "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},
     "/embed_all": {"inputs": "a sentence"},
@@ -49,8 +49,8 @@ def render_docs(schema: dict[str, Any]) -> str:
         for method, operation in methods.items():
             parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
             parts.append(f"<p>{escape(operation.get('description', ''))}</p>")
-            if path in EXAMPLES:
-                body = json.dumps(EXAMPLES[path], ensure_ascii=False)
+            if path in EXAMPLE_BODIES:
+                body = json.dumps(EXAMPLE_BODIES[path], ensure_ascii=False)
                 command = f"curl -s localhost:8080{path} -H 'Content-Type: application/json' \\\n"
                 parts.append(f"<pre>{escape(command)}  -d '{escape(body)}'</pre>")
             parts.append(_render_fields(operation, schema))

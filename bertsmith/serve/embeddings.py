@@ -14,8 +14,8 @@ from bertsmith.errors import InputError
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError
 from bertsmith.serve.execution import (
     RequestExecutor,
-    list_json,
-    numbers_json,
+    join_json_items,
+    serialize_array,
     to_json_response,
 )
 from bertsmith.serve.routes import as_list
@@ -40,8 +40,8 @@ class EmbeddingRoutes:
         self._executor, self._service = executor, executor.service
         self._started_at = int(time.time())
         self.router = executor.create_router()
-        self.router.post("/v1/embeddings")(self.openai)
-        self.router.get("/v1/models")(self.models)
+        self.router.post("/v1/embeddings")(self.create_openai_embeddings)
+        self.router.get("/v1/models")(self.list_models)
         for path in ("embed", "embed_all", "similarity"):
             self.router.post(f"/{path}")(getattr(self, path))
 
@@ -63,7 +63,7 @@ class EmbeddingRoutes:
         vectors = await self._executor.await_future(request, submit, in_thread=is_large)
         return submitted[0], vectors
 
-    async def openai(self, request: Request, body: OpenAiBody) -> Response:
+    async def create_openai_embeddings(self, request: Request, body: OpenAiBody) -> Response:
         """Embed texts (OpenAI's API): vectors as lists of floats, or float32 bytes in base64."""
         if body.dimensions is not None:
             raise InputError(
@@ -78,14 +78,14 @@ class EmbeddingRoutes:
                 for index, vector in enumerate(_encode_vectors(vectors, body.encoding_format))
             )
             usage = {"prompt_tokens": pending.num_tokens, "total_tokens": pending.num_tokens}
-            data = orjson.Fragment(list_json(items))
+            data = orjson.Fragment(join_json_items(items))
             return orjson.dumps(
                 {"object": "list", "data": data, "model": pending.model, "usage": usage}
             )
 
-        return await self._executor.encode_response(encode, _count_numbers(vectors))
+        return await self._executor.encode_response(encode, _count_elements(vectors))
 
-    async def models(self) -> Response:
+    async def list_models(self) -> Response:
         """List the models (OpenAI's API)."""
         models = [{"id": name, "object": "model", "created": self._started_at,
                    "owned_by": "bertsmith"} for name in self._service.models]  # fmt: skip
@@ -124,11 +124,11 @@ class EmbeddingRoutes:
     async def _vectors_response(self, vectors: Sequence[Floats]) -> Response:
         """Return a JSON list of vectors, or of matrices."""
         return await self._executor.encode_response(
-            lambda: list_json(map(numbers_json, vectors)), _count_numbers(vectors)
+            lambda: join_json_items(map(serialize_array, vectors)), _count_elements(vectors)
         )
 
 
-def _count_numbers(vectors: Sequence[Floats]) -> int:
+def _count_elements(vectors: Sequence[Floats]) -> int:
     """Return the total number of elements of several arrays."""
     return sum(vector.size for vector in vectors)
 
@@ -137,6 +137,6 @@ def _encode_vectors(vectors: Sequence[Floats], encoding_format: str) -> Iterator
     """Yield each vector as JSON numbers ("float"), or as little-endian float32 in base64."""
     for vector in vectors:
         if encoding_format == "float":
-            yield orjson.Fragment(numbers_json(vector))
+            yield orjson.Fragment(serialize_array(vector))
         else:
             yield base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -27,36 +27,38 @@ _STATUS_BY_ERROR: Final[dict[type[BertsmithError], int]] = {
     DisconnectedError: _CLIENT_CLOSED_REQUEST, ModelError: 404, NotFiniteError: 500,
 }  # fmt: skip
 #: Maximum characters of a message; messages can quote names that the client chose.
-_MAX_MESSAGE: Final = 2000
-_TYPES: Final = {
+_MAX_MESSAGE_CHARACTERS: Final = 2000
+_ERROR_TYPE_BY_STATUS: Final = {
     400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "method_not_allowed",
     408: "timeout", 413: "too_large", 422: "invalid_request", 429: "busy", 431: "too_large",
     499: "client_gone", 500: "internal", 503: "stopping", 504: "timeout",
 }  # fmt: skip
 
 
-def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+def create_error_response(
+    status: int, message: str, headers: dict[str, str] | None = None
+) -> Response:
     """Return {"error": {"message", "type", "code", "param"}}.
 
     ``code`` is the HTTP status, ``type`` a name for it; ``param`` is always null.
     """
-    if len(message) > _MAX_MESSAGE:
-        message = message[: _MAX_MESSAGE - 1] + "…"
+    if len(message) > _MAX_MESSAGE_CHARACTERS:
+        message = message[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
     error = {
-        "message": message, "type": _TYPES.get(status, "error"), "code": status, "param": None,
+        "message": message, "type": _ERROR_TYPE_BY_STATUS.get(status, "error"), "code": status, "param": None,
     }  # fmt: skip
     return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Return every error of an app with ``error_response``."""
+    """Return every error of an app with ``create_error_response``."""
     app.add_exception_handler(BertsmithError, _handle_bertsmith_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(Exception, _handle_unexpected_error)
 
 
 def add_page_error_handlers(app: FastAPI) -> None:
-    """Return the HTTP errors of Gradio's app with ``error_response``, except those of its API."""
+    """Return the HTTP errors of Gradio's app with ``create_error_response``, except those of its API."""
     app.add_exception_handler(HTTPException, _handle_page_exception)
 
 
@@ -70,7 +72,7 @@ async def _handle_bertsmith_error(_: Request, error: Exception) -> Response:
         logging.getLogger("bertsmith.serve").error(str(error))
     if isinstance(error, BusyError):
         headers = {"Retry-After": str(max(1, round(error.retry_after)))}
-    return error_response(status, str(error), headers)
+    return create_error_response(status, str(error), headers)
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
@@ -80,7 +82,7 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
         message = f"there is no endpoint {request.url.path}; see /docs"
     elif error.status_code == 405:
         message = f"{request.url.path} does not accept {request.method}; see /docs"
-    return error_response(error.status_code, str(message), dict(error.headers or {}))
+    return create_error_response(error.status_code, str(message), dict(error.headers or {}))
 
 
 async def _handle_page_exception(request: Request, error: Exception) -> Response:
@@ -93,7 +95,7 @@ async def _handle_page_exception(request: Request, error: Exception) -> Response
 
 async def _handle_unexpected_error(_: Request, error: Exception) -> Response:
     log_failure("an endpoint", error)
-    return error_response(500, "internal server error; see the server's log")
+    return create_error_response(500, "internal server error; see the server's log")
 
 
 def log_failure(subject: str, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from bertsmith.serve.deadline import Deadline, DisconnectedError, deadline_exceeded
+from bertsmith.serve.deadline import Deadline, DisconnectedError, create_deadline_error
 from bertsmith.serve.parsing import BodyParser
 from bertsmith.serve.service import Service
 
@@ -35,7 +35,7 @@ class RequestExecutor:
 
     def create_router(self) -> APIRouter:
         """Return a router whose POST endpoints take ``(request, parsed body)``."""
-        return APIRouter(route_class=self._parser.route_class())
+        return APIRouter(route_class=self._parser.create_route_class())
 
     async def run_in_thread(
         self, request: Request, function: Callable[[Deadline], Result]
@@ -49,7 +49,7 @@ class RequestExecutor:
         deadline: Deadline = request.state.deadline
         with _cancel_on_disconnect(request, deadline):
             loop = asyncio.get_running_loop()
-            return await _await_until(
+            return await _await_future(
                 deadline, loop.run_in_executor(self._threads, function, deadline)
             )
 
@@ -75,13 +75,13 @@ class RequestExecutor:
         with _cancel_on_disconnect(request, deadline):
             if in_thread:
                 loop = asyncio.get_running_loop()
-                future = await _await_until(
+                future = await _await_future(
                     deadline, loop.run_in_executor(self._threads, submit, deadline)
                 )
             else:
                 future = submit(deadline)
             try:
-                return await _await_until(deadline, asyncio.wrap_future(future))
+                return await _await_future(deadline, asyncio.wrap_future(future))
             except (asyncio.CancelledError, CancelledError):
                 if deadline.is_cancelled:
                     raise DisconnectedError("the client disconnected") from None
@@ -90,9 +90,9 @@ class RequestExecutor:
     async def encode_response(self, encode: Callable[[], bytes], num_numbers: int) -> Response:
         """Return the JSON of ``encode``; it runs in a thread if the response has many numbers."""
         if num_numbers <= MAX_INLINE_NUMBERS:
-            return json_response(encode())
+            return create_json_response(encode())
         loop = asyncio.get_running_loop()
-        return json_response(await loop.run_in_executor(self._encoder, encode))
+        return create_json_response(await loop.run_in_executor(self._encoder, encode))
 
     def close(self) -> None:
         """Shut down the threads without waiting for running requests."""
@@ -101,13 +101,13 @@ class RequestExecutor:
         self._parser.close()
 
 
-async def _await_until(deadline: Deadline, future: asyncio.Future[Result]) -> Result:
+async def _await_future(deadline: Deadline, future: asyncio.Future[Result]) -> Result:
     """Return the result of a future; cancel the request and raise if it is not done in time."""
     try:
-        return await asyncio.wait_for(future, max(deadline.remaining(), 0.0))
+        return await asyncio.wait_for(future, max(deadline.get_remaining_seconds(), 0.0))
     except TimeoutError:
         deadline.cancel()
-        raise deadline_exceeded() from None
+        raise create_deadline_error() from None
 
 
 @contextlib.contextmanager
@@ -129,15 +129,15 @@ async def _watch_for_disconnect(request: Request, deadline: Deadline) -> None:
 
 def to_json_response(value: Any) -> Response:
     """Return a value as a JSON response; NumPy arrays become lists of numbers."""
-    return json_response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+    return create_json_response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def json_response(body: bytes) -> Response:
+def create_json_response(body: bytes) -> Response:
     """Return a response with serialized JSON as its body."""
     return Response(body, media_type="application/json")
 
 
-def list_json(items: Iterable[bytes]) -> bytes:
+def join_json_items(items: Iterable[bytes]) -> bytes:
     """Return a JSON list of serialized items.
 
     Serializing item by item releases the GIL in between. For one large value, orjson would block
@@ -146,8 +146,8 @@ def list_json(items: Iterable[bytes]) -> bytes:
     return b"[" + b",".join(items) + b"]"
 
 
-def numbers_json(array: NDArray[Any]) -> bytes:
+def serialize_array(array: NDArray[Any]) -> bytes:
     """Return an array of numbers as JSON, serialized row by row."""
     if array.ndim > 1:
-        return list_json(map(numbers_json, array))
+        return join_json_items(map(serialize_array, array))
     return orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -8,15 +8,15 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.errors import error_response
+from bertsmith.serve.errors import create_error_response
 
 #: Health probes use the IP address of a pod or container as the host.
 _HEALTH_PATHS: Final = ("/health", "/ready")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-def allowed_hosts(host: str, address: str, names: Sequence[str]) -> tuple[str, ...] | None:
+def get_allowed_hosts(host: str, address: str, names: Sequence[str]) -> tuple[str, ...] | None:
     """Return the host names that a server accepts; None for all.
 
     By default, a server on a loopback address accepts loopback names only. A server on another
@@ -30,7 +30,7 @@ def allowed_hosts(host: str, address: str, names: Sequence[str]) -> tuple[str, .
     Raises:
         SettingsError: a name is not a host name.
     """
-    normalized = [_normalize(name) for name in names]
+    normalized = [_normalize_host(name) for name in names]
     if "*" in normalized or (not names and not ipaddress.ip_address(address).is_loopback):
         return None
     return (*_LOOPBACK, _parse_host(host), address, *normalized)
@@ -53,7 +53,7 @@ class HostCheck:
             await self._app(scope, receive, send)
             return
         headers = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(headers) == 1 and self._allows(headers[0]):
+        if len(headers) == 1 and self._is_allowed(headers[0]):
             await self._app(scope, receive, send)
             return
         name = ", ".join(headers)[:200] or "none"
@@ -61,9 +61,9 @@ class HostCheck:
             f"the Host header is not an allowed name: {name}; use the server's own address, or "
             "start the server with --allow-host NAME"
         )
-        await error_response(400, message)(scope, receive, send)
+        await create_error_response(400, message)(scope, receive, send)
 
-    def _allows(self, header: str) -> bool:
+    def _is_allowed(self, header: str) -> bool:
         host = _parse_host(header)
         return any(
             host.endswith(allowed[1:]) if allowed.startswith("*.") else host == allowed
@@ -81,9 +81,9 @@ def _parse_host(header: str) -> str:
     return host.removesuffix(".")
 
 
-def _normalize(name: str) -> str:
+def _normalize_host(name: str) -> str:
     lowered = name.strip().lower().removesuffix(".")
-    if lowered == "*" or _NAME.fullmatch(lowered):
+    if lowered == "*" or _HOST_NAME.fullmatch(lowered):
         return lowered
     try:
         return str(ipaddress.ip_address(lowered.removeprefix("[").removesuffix("]")))

@@ -25,7 +25,7 @@ def check_top(top: int) -> None:
         raise InputError(f"top is {top}; expected 1 to {MAX_TOP:,}")
 
 
-def check_surrogates(texts: Sequence[Any]) -> None:
+def check_no_surrogates(texts: Sequence[Any]) -> None:
     r"""Raise InputError for a text with a lone surrogate.
 
     JSON can express one ("\ud800"), but it has no UTF-8 encoding and tokenizers reject it.
@@ -34,16 +34,16 @@ def check_surrogates(texts: Sequence[Any]) -> None:
         texts: texts, or nested sequences of texts such as pairs.
     """
     for number, text in enumerate(texts, 1):
-        if any(map(has_surrogates, _flatten(text))):
+        if any(map(has_surrogates, _iter_strings(text))):
             raise InputError(
                 f"text {number} has a lone surrogate (half of a character); send valid Unicode"
             )
 
 
-def _flatten(text: Any) -> Iterator[str]:
+def _iter_strings(text: Any) -> Iterator[str]:
     """Yield the strings of a string or of nested sequences of strings."""
     if isinstance(text, str):
         yield text
     else:
         for part in text:
-            yield from _flatten(part)
+            yield from _iter_strings(part)

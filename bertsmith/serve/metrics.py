@@ -13,7 +13,7 @@ _SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 _TOKENS_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 
 
-class _ModelTokens(NamedTuple):
+class _ModelTokenCounter(NamedTuple):
     """Thread-safe token counters of one model."""
 
     tokens: Counter
@@ -61,7 +61,7 @@ class Metrics:
             ["model"], registry=registry,
         )  # fmt: skip
 
-    def watch_queue(self, queued_tokens: Callable[[], float]) -> None:
+    def set_queue_gauge(self, queued_tokens: Callable[[], float]) -> None:
         """Set the function that returns the number of queued tokens."""
         self._queued_tokens.set_function(queued_tokens)
 
@@ -77,9 +77,11 @@ class Metrics:
         self._batch_tokens.observe(num_tokens)
         self._model_seconds.inc(seconds)
 
-    def token_counter(self, model: str) -> TokenCounter:
+    def get_token_counter(self, model: str) -> TokenCounter:
         """Return a counter for the tokens of the texts sent to a model."""
-        return _ModelTokens(self._text_tokens.labels(model), self._unknown_tokens.labels(model))
+        return _ModelTokenCounter(
+            self._text_tokens.labels(model), self._unknown_tokens.labels(model)
+        )
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

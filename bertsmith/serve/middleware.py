@@ -16,11 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from bertsmith.serve.auth import ApiKey
-from bertsmith.serve.errors import error_response
+from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
-from bertsmith.serve.receiving import Body, BodyError, BodyReceiver, Message, Receive
-from bertsmith.serve.sending import Sender
+from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody, Message, Receive
+from bertsmith.serve.sending import ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
 
 Send = Callable[[Message], Awaitable[None]]
@@ -68,7 +68,7 @@ class RequestMiddleware:
             )  # fmt: skip
         #: Number of running requests, and of open event streams, which may last for hours.
         self._active = {"requests": 0, "pages": 0}
-        self._receiver, self._sender = BodyReceiver(settings), Sender(settings)
+        self._receiver, self._response_monitor = BodyReceiver(settings), ResponseMonitor(settings)
         self.shutdown_started = asyncio.Event()
 
     def cors_headers(self, origin: str) -> dict[str, str]:
@@ -84,7 +84,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
-        request = _Request(scope, headers, send, self._sender, self._metrics)
+        request = _Request(scope, headers, send, self._response_monitor, self._metrics)
         scope[_REQUEST_KEY] = request
         try:
             await self._handle(scope, receive, request.send)
@@ -108,7 +108,9 @@ class RequestMiddleware:
             try:
                 content = await self._receiver.receive(request.body, receive)
             except BodyError as error:
-                rejection = error_response(error.status, str(error), _retry_after(error.status))
+                rejection = create_error_response(
+                    error.status, str(error), _create_retry_headers(error.status)
+                )
             else:
                 receive = _replay(content, receive)
                 del content
@@ -154,13 +156,13 @@ class RequestMiddleware:
         """Return the response that rejects a request by its header, None to admit it."""
         settings, headers = self._settings, request.headers
         if self._key is not None and not self._is_authorized(self._key, scope, headers):
-            return self._key.unauthorized_response(headers)
+            return self._key.create_unauthorized_response(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            return error_response(400, "the header Content-Length is not a number")
+            return create_error_response(400, "the header Content-Length is not a number")
         limit = settings.max_body_bytes
         if int(length) > limit:
-            return error_response(
+            return create_error_response(
                 413, f"the body is larger than {limit:,} bytes; send fewer texts per request"
             )
         return self._check_concurrency(scope, request)
@@ -177,8 +179,10 @@ class RequestMiddleware:
         if self._active[request.kind] < limit or _is_health_check(scope):
             return None
         active = "pages are open" if request.kind == "pages" else "requests are running"
-        return error_response(
-            429, f"the server is busy: {limit:,} {active}; retry in a second", _retry_after(429)
+        return create_error_response(
+            429,
+            f"the server is busy: {limit:,} {active}; retry in a second",
+            _create_retry_headers(429),
         )
 
     def _is_authorized(
@@ -201,14 +205,19 @@ class _Request:
 
     def __init__(
         self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], send: Send,
-        sender: Sender, metrics: Metrics,
+        response_monitor: ResponseMonitor, metrics: Metrics,
     ) -> None:  # fmt: skip
-        self._scope, self._send, self._sender, self._metrics = scope, send, sender, metrics
-        self._id, self.headers = _request_id(headers), headers
+        self._scope, self._send, self._response_monitor, self._metrics = (
+            scope,
+            send,
+            response_monitor,
+            metrics,
+        )
+        self._id, self.headers = _choose_request_id(headers), headers
         self._started_at = time.perf_counter()
         self.status = 0
         self.body_size = 0
-        self.body = Body()
+        self.body = IncomingBody()
         is_page_stream = scope["method"] == "GET" and scope["path"].startswith(_EVENT_STREAM_PATHS)
         self.kind = "pages" if is_page_stream else "requests"
         self.is_event_stream = False
@@ -227,7 +236,7 @@ class _Request:
         # Absent on other ASGI servers, such as test clients.
         connection = self._scope.get("extensions", {}).get(CONNECTION_KEY)
         if message["type"] == "http.response.body" and connection is not None:
-            self._is_aborted |= not await self._sender.drain(connection)
+            self._is_aborted |= not await self._response_monitor.drain(connection)
 
     def log(self) -> None:
         """Write the access log line and count the request."""
@@ -258,7 +267,7 @@ def _replay(content: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _retry_after(status: int) -> dict[str, str]:
+def _create_retry_headers(status: int) -> dict[str, str]:
     """Return the response headers that belong to a status."""
     return {"Retry-After": "1"} if status == 429 else {}
 
@@ -268,7 +277,7 @@ def _is_health_check(scope: MutableMapping[str, Any]) -> bool:
     return scope["path"] in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
 
 
-def _request_id(headers: dict[bytes, bytes]) -> str:
+def _choose_request_id(headers: dict[bytes, bytes]) -> str:
     """Return the client's request id if it is printable ASCII, else a new one."""
     client_id = headers.get(b"x-request-id", b"").decode("latin-1")
     if 0 < len(client_id) <= 128 and client_id.isascii() and client_id.isprintable():

@@ -12,8 +12,8 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
-from bertsmith.serve.deadline import Deadline, deadline_exceeded
-from bertsmith.serve.schemas import TAGS
+from bertsmith.serve.deadline import Deadline, create_deadline_error
+from bertsmith.serve.schemas import BRANCH_TAGS
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
@@ -22,8 +22,8 @@ MAX_INLINE_BYTES: Final = 16_384
 #: Response header with the share of [UNK] tokens, sent if it exceeds MAX_UNKNOWN_SHARE.
 UNKNOWN_SHARE_HEADER: Final = "X-Bertsmith-Unknown-Share"
 #: Maximum characters of a field name in an error message; clients choose the names.
-_MAX_FIELD_NAME: Final = 100
-_EXAMPLE: Final = 'send an object such as {"inputs": ["a text"]}'
+_MAX_FIELD_CHARACTERS: Final = 100
+_EXAMPLE_ADVICE: Final = 'send an object such as {"inputs": ["a text"]}'
 
 
 def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> BaseModel:
@@ -47,7 +47,7 @@ def _describe_syntax_error(reason: str) -> str:
     # JSON can escape a lone UTF-16 surrogate, which is not a character.
     if "surrogate" in reason or "hex escape" in reason:
         return f"a text has a lone surrogate (half of a character): {reason}; send valid Unicode"
-    return f"the body is not valid JSON in UTF-8: {reason}; {_EXAMPLE}"
+    return f"the body is not valid JSON in UTF-8: {reason}; {_EXAMPLE_ADVICE}"
 
 
 def _describe_errors(error: ValidationError) -> str:
@@ -55,8 +55,8 @@ def _describe_errors(error: ValidationError) -> str:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     messages = []
     for item in errors[:5]:
-        field = ".".join(str(part) for part in item["loc"] if part not in TAGS)
-        messages.append(f"{field[:_MAX_FIELD_NAME] or 'the body'}: {item['msg']}")
+        field = ".".join(str(part) for part in item["loc"] if part not in BRANCH_TAGS)
+        messages.append(f"{field[:_MAX_FIELD_CHARACTERS] or 'the body'}: {item['msg']}")
     return "; ".join(messages)
 
 
@@ -93,9 +93,9 @@ class BodyParser:
         try:
             return await asyncio.wait_for(parsing, self._settings.request_timeout_seconds)
         except TimeoutError:
-            raise deadline_exceeded() from None
+            raise create_deadline_error() from None
 
-    def route_class(self) -> type[APIRoute]:
+    def create_route_class(self) -> type[APIRoute]:
         """Return the class of routes whose endpoint takes ``(request, parsed body)``."""
         parse = self.parse
 

@@ -28,7 +28,7 @@ class BodyError(Exception):
 
 
 @dataclass(eq=False)
-class Body:
+class IncomingBody:
     """A request body.
 
     Attributes:
@@ -55,10 +55,10 @@ class BodyReceiver:
         self._settings = settings
         self._max_bytes = max(settings.max_total_body_bytes, settings.max_body_bytes)
         #: Bodies being received, oldest first.
-        self._unfinished: dict[Body, None] = {}
+        self._unfinished: dict[IncomingBody, None] = {}
         self.num_bytes = 0
 
-    async def receive(self, body: Body, receive: Receive) -> bytes:
+    async def receive(self, body: IncomingBody, receive: Receive) -> bytes:
         """Return the bytes of a request's body. Call ``release`` afterwards, also after an error.
 
         Raises:
@@ -73,23 +73,23 @@ class BodyReceiver:
                 while await self._receive_chunk(body, receive):
                     pass
         except TimeoutError:
-            raise self._timeout_error(body) from None
+            raise self._create_timeout_error(body) from None
         finally:
             self._unfinished.pop(body, None)
             body.timeout = None
         content, body.chunks = b"".join(body.chunks), []
         return content
 
-    def release(self, body: Body) -> None:
+    def release(self, body: IncomingBody) -> None:
         """Stop counting the bytes of a body, because its request has ended."""
         self.num_bytes -= body.num_bytes
         body.num_bytes, body.chunks = 0, []
 
-    async def _receive_chunk(self, body: Body, receive: Receive) -> bool:
+    async def _receive_chunk(self, body: IncomingBody, receive: Receive) -> bool:
         """Receive one chunk; return whether more follow."""
         message = await receive()
         if body.is_dropped:
-            raise self._timeout_error(body)
+            raise self._create_timeout_error(body)
         if message["type"] != "http.request":
             raise BodyError(400, "the body is incomplete: the client disconnected")
         chunk = message.get("body", b"")
@@ -119,7 +119,7 @@ class BodyReceiver:
             body.timeout.reschedule(asyncio.get_running_loop().time())
         return True
 
-    def _timeout_error(self, body: Body) -> BodyError:
+    def _create_timeout_error(self, body: IncomingBody) -> BodyError:
         if body.is_dropped:
             return BodyError(
                 408, "the body was incomplete when the server needed memory for others; send it "

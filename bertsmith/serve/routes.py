@@ -12,8 +12,8 @@ from bertsmith.bundle import FineTunedBundle
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import (
     RequestExecutor,
-    json_response,
-    list_json,
+    create_json_response,
+    join_json_items,
     to_json_response,
 )
 from bertsmith.serve.models import ServedModel
@@ -42,13 +42,13 @@ class TaskRoutes:
     def __init__(self, executor: RequestExecutor) -> None:
         self._executor, self._service = executor, executor.service
         self.router = executor.create_router()
-        self.router.get("/models")(self.models)
+        self.router.get("/models")(self.list_models)
         for path in ("tokenize", "fill", "pair", "classify", "tag", "answer", "choose"):
             self.router.post(f"/{path}")(getattr(self, path))
 
-    async def models(self) -> Response:
+    async def list_models(self) -> Response:
         """List the models and their tasks."""
-        return to_json_response([_describe(model) for model in self._service.models.values()])
+        return to_json_response([_describe_model(model) for model in self._service.models.values()])
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Split texts into tokens: ids, token texts and character offsets [start, stop)."""
@@ -56,8 +56,8 @@ class TaskRoutes:
 
         def run(deadline: Deadline) -> Response:
             model, encoded = self._service.tokenize(body.model, texts, deadline)
-            tokens = _tokens_json(model, encoded, special=special, deadline=deadline)
-            return json_response(list_json(tokens))
+            tokens = _iter_token_lists(model, encoded, special=special, deadline=deadline)
+            return create_json_response(join_json_items(tokens))
 
         return await self._executor.run_in_thread(request, run)
 
@@ -88,7 +88,7 @@ class TaskRoutes:
 
         def run(deadline: Deadline) -> Response:
             predictions = self._service.classify(body.model, texts, deadline)
-            return _item_or_list_response(body.inputs, map(_prediction_fields, predictions))
+            return _item_or_list_response(body.inputs, map(_format_prediction, predictions))
 
         return await self._executor.run_in_thread(request, run)
 
@@ -123,7 +123,7 @@ class TaskRoutes:
 
         def run(deadline: Deadline) -> Response:
             choices = self._service.choose(body.model, questions, deadline)
-            return _item_or_list_response(body.inputs, map(_choice_fields, choices))
+            return _item_or_list_response(body.inputs, map(_format_choice, choices))
 
         return await self._executor.run_in_thread(request, run)
 
@@ -136,11 +136,11 @@ def as_list(inputs: Item | list[Item]) -> list[Item]:
 def _item_or_list_response(inputs: object, items: Iterable[Any]) -> Response:
     """Return a list of items if the request's inputs are a list, else the only item."""
     if isinstance(inputs, list):
-        return json_response(list_json(map(orjson.dumps, items)))
+        return create_json_response(join_json_items(map(orjson.dumps, items)))
     return to_json_response(next(iter(items)))
 
 
-def _describe(model: ServedModel) -> dict[str, Any]:
+def _describe_model(model: ServedModel) -> dict[str, Any]:
     """Return the entry of a model in /models."""
     config = model.bundle.config
     fields = {"name": model.name, "tasks": sorted(model.tasks), "num_layers": config.layers,
@@ -151,7 +151,7 @@ def _describe(model: ServedModel) -> dict[str, Any]:
     return fields
 
 
-def _tokens_json(
+def _iter_token_lists(
     model: ServedModel,
     encoded: Sequence[tuple[list[int], list[tuple[int, int]]]],
     *,
@@ -178,13 +178,13 @@ def _tokens_json(
         yield orjson.dumps([cls, *tokens, sep] if special else tokens)
 
 
-def _choice_fields(choice: Choice) -> dict[str, Any]:
+def _format_choice(choice: Choice) -> dict[str, Any]:
     """Return the fields of a choice in /choose."""
     return {"probabilities": choice.probabilities, "best_index": choice.best_index,
             "truncated": choice.is_truncated}  # fmt: skip
 
 
-def _prediction_fields(prediction: Prediction) -> dict[str, Any]:
+def _format_prediction(prediction: Prediction) -> dict[str, Any]:
     """Return the fields of a prediction in /classify."""
     if prediction.score is not None:
         return {"score": prediction.score, "truncated": prediction.is_truncated}

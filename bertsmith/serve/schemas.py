@@ -26,7 +26,7 @@ from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 #: Maximum number of layers, and of layer weights, per request; far more than any model has.
 MAX_LAYERS: Final = 1024
 #: Tags of union branches; pydantic reports them in error locations, but they are no field names.
-TAGS: Final = frozenset({"<one>", "<list>"})
+BRANCH_TAGS: Final = frozenset({"<one>", "<list>"})
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class FailFastList:
         return value
 
 
-def _branch(value: Any) -> str:
+def _select_branch(value: Any) -> str:
     """Return the tag of the union branch that validates a value."""
     return "<list>" if isinstance(value, list) else "<one>"
 
 
-def _pair_branch(value: Any) -> str:
+def _select_pair_branch(value: Any) -> str:
     """Return the tag of the union branch for [A, B] or [[A, B], ...]."""
     is_list = isinstance(value, list) and (not value or isinstance(value[0], list))
     return "<list>" if is_list else "<one>"
@@ -70,7 +70,7 @@ def _pair_branch(value: Any) -> str:
 Texts = Annotated[list[str], FailFastList("texts"), Field(min_length=1)]
 #: A text or a list of texts.
 Inputs = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(_branch)
+    Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(_select_branch)
 ]
 TextPair = tuple[str, str]
 #: Weight of a layer. Larger values would overflow float32 in the weighted sum.
@@ -99,13 +99,13 @@ class StrictModel(BaseModel):
         return fields
 
 
-class Body(StrictModel):
+class BaseBody(StrictModel):
     """Fields of all request bodies."""
 
     model: ModelName = None
 
 
-class VectorsBody(Body):
+class VectorsBody(BaseBody):
     """POST /embed_all, and common fields of other bodies; see ``VectorSettings``."""
 
     inputs: Inputs
@@ -118,7 +118,7 @@ class VectorsBody(Body):
                 Field(min_length=1, max_length=MAX_LAYERS),
                 Tag("<list>"),
             ],
-            Discriminator(_branch),
+            Discriminator(_select_branch),
         ]
         | None
     ) = None
@@ -180,37 +180,37 @@ class SimilarityInputs(StrictModel):
     sentences: Texts
 
 
-class SimilarityBody(Body):
+class SimilarityBody(BaseBody):
     """POST /similarity."""
 
     inputs: SimilarityInputs
 
 
-class TokenizeBody(Body):
+class TokenizeBody(BaseBody):
     """POST /tokenize."""
 
     inputs: Inputs
     add_special_tokens: bool = True
 
 
-class FillBody(Body):
+class FillBody(BaseBody):
     """POST /fill."""
 
     inputs: Inputs
     top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 5
 
 
-class PairBody(Body):
+class PairBody(BaseBody):
     """POST /pair: a pair [A, B], or a list of pairs."""
 
     inputs: Annotated[
         Annotated[TextPair, Tag("<one>")]
         | Annotated[list[TextPair], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(_pair_branch),
+        Discriminator(_select_pair_branch),
     ]
 
 
-class ClassifyBody(Body):
+class ClassifyBody(BaseBody):
     """POST /classify: a text, or a list of texts and pairs [A, B]."""
 
     inputs: Annotated[
@@ -219,18 +219,18 @@ class ClassifyBody(Body):
             list[
                 Annotated[
                     Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
-                    Discriminator(_branch),
+                    Discriminator(_select_branch),
                 ]
             ],
             FailFastList("texts"),
             Field(min_length=1),
             Tag("<list>"),
         ],
-        Discriminator(_branch),
+        Discriminator(_select_branch),
     ]
 
 
-class TagBody(Body):
+class TagBody(BaseBody):
     """POST /tag."""
 
     inputs: Inputs
@@ -243,13 +243,13 @@ class QuestionInput(StrictModel):
     context: str
 
 
-class AnswerBody(Body):
+class AnswerBody(BaseBody):
     """POST /answer."""
 
     inputs: Annotated[
         Annotated[QuestionInput, Tag("<one>")]
         | Annotated[list[QuestionInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(_branch),
+        Discriminator(_select_branch),
     ]
 
 
@@ -260,11 +260,11 @@ class PromptInput(StrictModel):
     endings: Annotated[list[str], FailFastList("texts"), Field(min_length=2)]
 
 
-class ChooseBody(Body):
+class ChooseBody(BaseBody):
     """POST /choose."""
 
     inputs: Annotated[
         Annotated[PromptInput, Tag("<one>")]
         | Annotated[list[PromptInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(_branch),
+        Discriminator(_select_branch),
     ]

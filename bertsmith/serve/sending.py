@@ -12,15 +12,15 @@ from typing import Final, Protocol
 from bertsmith.serve.settings import ServeSettings
 
 #: Bytes that a client must read in every ``send_timeout_seconds``.
-MIN_PROGRESS: Final = 2**20
+MIN_PROGRESS_BYTES: Final = 2**20
 #: Seconds between two checks of a client's progress.
-_INTERVAL: Final = 1.0
+_CHECK_INTERVAL_SECONDS: Final = 1.0
 
 
 class Connection(Protocol):
     """A client connection, as the server's protocol implements it."""
 
-    def num_unsent_bytes(self) -> int:
+    def count_unsent_bytes(self) -> int:
         """Return the number of bytes that the operating system has not accepted yet."""
 
     def is_write_buffer_full(self) -> bool:
@@ -41,7 +41,7 @@ class _Response:
         connection: the client's connection.
         num_unsent_bytes: unsent bytes at the last check.
         read_at: time at which the client last read anything, in seconds.
-        progress_at: time at which the client had last read ``MIN_PROGRESS`` bytes, in seconds.
+        progress_at: time at which the client had last read ``MIN_PROGRESS_BYTES`` bytes, in seconds.
         progress_unsent: unsent bytes at that time.
     """
 
@@ -52,12 +52,12 @@ class _Response:
     progress_unsent: int
 
 
-class Sender:
+class ResponseMonitor:
     """Watches the responses to all requests of a server; not thread-safe."""
 
     def __init__(
         self, settings: ServeSettings, clock: Callable[[], float] | None = None,
-        interval: float = _INTERVAL,
+        interval: float = _CHECK_INTERVAL_SECONDS,
     ) -> None:  # fmt: skip
         self._settings, self._clock, self._interval = settings, clock, interval
         self._responses: dict[_Response, None] = {}
@@ -67,7 +67,7 @@ class Sender:
         """Wait until a response is sent; return False if its connection was aborted."""
         if not connection.is_write_buffer_full():
             return True
-        now, size = self._now(), connection.num_unsent_bytes()
+        now, size = self._now(), connection.count_unsent_bytes()
         response = _Response(connection, size, now, now, size)
         self._responses[response] = None
         try:
@@ -103,11 +103,11 @@ class Sender:
             self._abort(response)
 
     def _update(self, response: _Response, now: float) -> None:
-        num_unsent_bytes = response.connection.num_unsent_bytes()
+        num_unsent_bytes = response.connection.count_unsent_bytes()
         if num_unsent_bytes < response.num_unsent_bytes:
             response.read_at = now
         response.num_unsent_bytes = num_unsent_bytes
-        if response.progress_unsent - num_unsent_bytes >= MIN_PROGRESS:
+        if response.progress_unsent - num_unsent_bytes >= MIN_PROGRESS_BYTES:
             response.progress_at, response.progress_unsent = now, num_unsent_bytes
 
     def _abort(self, response: _Response) -> None:

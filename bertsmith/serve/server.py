@@ -17,13 +17,13 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.errors import error_response
+from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.middleware import CONNECTION_KEY, RequestMiddleware
 from bertsmith.serve.settings import ServeSettings
 
 #: Seconds after which a thread must release the GIL on request. With Python's default of 0.005, a
 #: model thread waits longer for the GIL than a matrix multiplication takes.
-_SWITCH_INTERVAL = 0.0005
+_SWITCH_INTERVAL_SECONDS = 0.0005
 #: Connections that the operating system queues until they are accepted.
 _BACKLOG = 2048
 _MAX_OPEN_FILES = 65_536
@@ -50,7 +50,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise _cannot_listen_error(host, port, error) from None
+        raise _create_listen_error(host, port, error) from None
     return sock
 
 
@@ -65,10 +65,10 @@ def start_listening(sock: socket.socket) -> None:
     except OSError as error:
         host, port = sock.getsockname()[:2]
         sock.close()
-        raise _cannot_listen_error(host, port, error) from None
+        raise _create_listen_error(host, port, error) from None
 
 
-def _cannot_listen_error(host: str, port: int, error: OSError) -> SettingsError:
+def _create_listen_error(host: str, port: int, error: OSError) -> SettingsError:
     return SettingsError(
         f"cannot listen at {host}, port {port}: {error.strerror or error}; give another --port "
         "or --host, or stop the process that listens there"
@@ -81,7 +81,7 @@ def serve_until_signal(
     """Serve an app on a bound socket until SIGTERM, SIGHUP or Ctrl-C."""
     start_listening(sock)
     _raise_file_limit()
-    with _low_latency():
+    with _reduce_latency():
         create_server(app, create_config(settings)).run([sock])
 
 
@@ -94,7 +94,7 @@ def _raise_file_limit() -> None:
 
 
 @contextmanager
-def _low_latency() -> Iterator[None]:
+def _reduce_latency() -> Iterator[None]:
     """Freeze existing objects for the garbage collector, and switch threads more often.
 
     Models and libraries have hundreds of thousands of objects; a full collection visits them all.
@@ -102,7 +102,7 @@ def _low_latency() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     previous_interval = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_INTERVAL)
+    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     try:
         yield
     finally:
@@ -215,7 +215,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         is_too_large = self._parsed_bytes > self.max_header_bytes or msg == _HEADER_TOO_LARGE
         status = 431 if is_too_large else 400
         message = _HEADER_TOO_LARGE.format(self.max_header_bytes) if is_too_large else msg
-        response = error_response(status, message)
+        response = create_error_response(status, message)
         phrase = HTTPStatus(status).phrase
         # Without CORS headers a browser hides the response from the script.
         cors = [f"{name}: {value}" for name, value in self._cors_headers().items()]
@@ -247,7 +247,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._has_parsed = True
         super().on_message_complete()
 
-    def num_unsent_bytes(self) -> int:
+    def count_unsent_bytes(self) -> int:
         """Return the number of bytes in the transport's write buffer."""
         return self.transport.get_write_buffer_size()
 
@@ -276,13 +276,13 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _start_header_timer(self) -> None:
         self._stop_header_timer()
-        self._header_timer = self.loop.call_later(self.header_seconds, self._close)
+        self._header_timer = self.loop.call_later(self.header_seconds, self._close_connection)
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _close(self) -> None:
+    def _close_connection(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()

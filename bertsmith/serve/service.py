@@ -18,7 +18,7 @@ from bertsmith.model.task_models import TaskModel
 from bertsmith.runtime.thread_pool import choose_num_workers
 from bertsmith.serve.batching import Batcher
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError, wait_for_result
-from bertsmith.serve.limits import check_limit, check_surrogates, check_top
+from bertsmith.serve.limits import check_limit, check_no_surrogates, check_top
 from bertsmith.serve.models import (
     ServedModel,
     compute_attentions,
@@ -77,7 +77,7 @@ class Service:
         models: Iterable[ServedModel],
         settings: ServeSettings | None = None,
         on_batch: Callable[[int, int, float], None] | None = None,
-        token_counter: Callable[[str], TokenCounter] | None = None,
+        get_token_counter: Callable[[str], TokenCounter] | None = None,
     ) -> None:
         """Start the batcher's threads.
 
@@ -85,21 +85,23 @@ class Service:
             models: the loaded models.
             settings: the limits of the server.
             on_batch: called with the sequences, tokens and seconds of each computed batch.
-            token_counter: returns the token counter of a model, by its name; the counter is
+            get_token_counter: returns the token counter of a model, by its name; the counter is
                 called from several threads.
         """
         self.models = {
             model.name: (
-                model.with_token_counter(token_counter(model.name)) if token_counter else model
+                model.with_token_counter(get_token_counter(model.name))
+                if get_token_counter
+                else model
             )
             for model in models
         }
         self.settings = settings or ServeSettings()
         self.batcher = Batcher(
-            batch_tokens=self.settings.max_batch_tokens,
-            queue_tokens=self.settings.max_queue_tokens,
-            call_tokens=self.settings.max_tokens,
-            max_wait=self.settings.max_wait_ms / 1000,
+            max_batch_tokens=self.settings.max_batch_tokens,
+            max_queue_tokens=self.settings.max_queue_tokens,
+            max_call_tokens=self.settings.max_tokens,
+            max_wait_seconds=self.settings.max_wait_ms / 1000,
             num_threads=min(
                 (choose_num_workers(model.embedder.device) for model in self.models.values()),
                 default=1,
@@ -107,7 +109,7 @@ class Service:
             on_batch=on_batch,
         )
 
-    def models_with(self, task: str) -> list[str]:
+    def get_model_names(self, task: str) -> list[str]:
         """Return the names of the models that support a task."""
         return [name for name, model in self.models.items() if task in model.tasks]
 
@@ -117,7 +119,7 @@ class Service:
         Raises:
             ModelError: there is no such model, or it does not support the task.
         """
-        names = self.models_with(task)
+        names = self.get_model_names(task)
         if name is not None and name not in self.models:
             raise ModelError(f"unknown model {name!r}; expected one of {', '.join(self.models)}")
         if not names or (name is not None and name not in names):
@@ -134,7 +136,7 @@ class Service:
         assert isinstance(model.bundle, PretrainedBundle)
         check_top(top)
         check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.max_masks)
-        predictor = self._mask_predictor(model, self._deadline_or_default(deadline))
+        predictor = self._create_mask_predictor(model, self._resolve_deadline(deadline))
         return list(iter_fillings(model.bundle, texts, top, predictor))
 
     def pair(
@@ -145,13 +147,15 @@ class Service:
     ) -> list[NextSentencePrediction]:
         """Return the probability that text B follows text A, for each pair."""
         model = self.check_request(name, "pair", pairs, deadline)
-        deadline = self._deadline_or_default(deadline)
+        deadline = self._resolve_deadline(deadline)
         assert isinstance(model.bundle, PretrainedBundle)
 
         def compute(bundle: PretrainedBundle, sequences: Sequence[EncodedPair]) -> list[float]:
             units = [(len(ids), (ids, segments)) for ids, segments in sequences]
             compute_batch = require_finite(model.name, partial(compute_batch_probabilities, bundle))
-            return self.batcher.run((model.name, "pair"), compute_batch, units, deadline)
+            return self.batcher.submit_and_wait(
+                (model.name, "pair"), compute_batch, units, deadline
+            )
 
         return list(iter_pair_predictions(model.bundle, pairs, compute))
 
@@ -163,14 +167,22 @@ class Service:
     ) -> list[Prediction]:
         """Return the labels, or the regression score, of each text or pair."""
         model = self.check_request(name, "classify", texts, deadline)
-        return list(iter_predictions(_task_bundle(model), texts, self._outputs(model, deadline)))
+        return list(
+            iter_predictions(
+                _get_fine_tuned_bundle(model), texts, self._create_output_function(model, deadline)
+            )
+        )
 
     def tag(
         self, name: str | None, texts: Sequence[str], deadline: Deadline | None = None
     ) -> list[TaggedText]:
         """Return the entities, or the tags of the words, of each text."""
         model = self.check_request(name, "tag", texts, deadline)
-        return list(iter_tagged_texts(_task_bundle(model), texts, self._outputs(model, deadline)))
+        return list(
+            iter_tagged_texts(
+                _get_fine_tuned_bundle(model), texts, self._create_output_function(model, deadline)
+            )
+        )
 
     def answer(
         self,
@@ -180,7 +192,13 @@ class Service:
     ) -> list[Answer]:
         """Return the answer to each (question, context)."""
         model = self.check_request(name, "answer", questions, deadline)
-        return list(iter_answers(_task_bundle(model), questions, self._outputs(model, deadline)))
+        return list(
+            iter_answers(
+                _get_fine_tuned_bundle(model),
+                questions,
+                self._create_output_function(model, deadline),
+            )
+        )
 
     def choose(
         self,
@@ -190,7 +208,13 @@ class Service:
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
         model = self.check_request(name, "choose", questions, deadline)
-        return list(iter_choices(_task_bundle(model), questions, self._outputs(model, deadline)))
+        return list(
+            iter_choices(
+                _get_fine_tuned_bundle(model),
+                questions,
+                self._create_output_function(model, deadline),
+            )
+        )
 
     def embed(
         self,
@@ -200,7 +224,7 @@ class Service:
         deadline: Deadline | None = None,
     ) -> Floats:
         """Return a vector for each text, float32 [number of texts, W]."""
-        deadline = self._deadline_or_default(deadline)
+        deadline = self._resolve_deadline(deadline)
         pending = self.submit_embeddings(name, texts, settings, deadline)
         vectors = wait_for_result(pending.future, deadline)
         return np.stack(vectors) if vectors else np.empty((0, pending.width), np.float32)
@@ -261,7 +285,7 @@ class Service:
                 limit.
         """
         model = self.check_request(name, "embed", texts, deadline)
-        deadline = self._deadline_or_default(deadline)
+        deadline = self._resolve_deadline(deadline)
         settings = settings.model_copy(update={"pooling": "none"})
         key = (model.name, "embed", settings)
 
@@ -275,7 +299,7 @@ class Service:
             compute_batch = require_finite(
                 model.name, partial(model.embedder.encode_batch, spec=spec)
             )
-            vectors = self.batcher.run(key, compute_batch, units, deadline)
+            vectors = self.batcher.submit_and_wait(key, compute_batch, units, deadline)
             yield list(range(len(units))), vectors
 
         spec = model.embedder.resolve_settings(settings)
@@ -294,8 +318,10 @@ class Service:
         model = self.check_request(name, "embed", [text])
         units = [(max_seqlen or model.embedder.max_seqlen, (text, pair, max_seqlen))]
         compute_batch = require_finite(model.name, partial(compute_attentions, model))
-        deadline = self._deadline_or_default(deadline)
-        [maps] = self.batcher.run((model.name, "attention"), compute_batch, units, deadline)
+        deadline = self._resolve_deadline(deadline)
+        [maps] = self.batcher.submit_and_wait(
+            (model.name, "attention"), compute_batch, units, deadline
+        )
         result: AttentionMaps = maps
         return result
 
@@ -320,7 +346,7 @@ class Service:
             ModelError: there is no such model, or it does not support the task.
         """
         check_limit("texts", len(texts), self.settings.max_texts)
-        check_surrogates(texts)
+        check_no_surrogates(texts)
         model = self.find_model(name, task)
         return model if deadline is None else model.with_token_counter(deadline.token_counts)
 
@@ -335,7 +361,7 @@ class Service:
             DisconnectedError: the client disconnected.
         """
         model = self.check_request(name, "embed", texts, deadline)
-        deadline = self._deadline_or_default(deadline)
+        deadline = self._resolve_deadline(deadline)
         encoded: list[tuple[list[int], list[tuple[int, int]]]] = []
         num_tokens = 0
         for group in _group_texts(texts, _GROUP_CHARACTERS):
@@ -345,12 +371,14 @@ class Service:
             check_limit("tokens", num_tokens, self.settings.max_tokens)
         return model, encoded
 
-    def _deadline_or_default(self, deadline: Deadline | None) -> Deadline:
+    def _resolve_deadline(self, deadline: Deadline | None) -> Deadline:
         return deadline or Deadline(self.settings.request_timeout_seconds)
 
-    def _outputs(self, model: ServedModel, deadline: Deadline | None) -> ComputeOutputs:
+    def _create_output_function(
+        self, model: ServedModel, deadline: Deadline | None
+    ) -> ComputeOutputs:
         """Return a function that computes a fine-tuned model's outputs through the batcher."""
-        deadline = self._deadline_or_default(deadline)
+        deadline = self._resolve_deadline(deadline)
 
         def compute(task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
             units: list[tuple[int, Any]] = []
@@ -361,7 +389,7 @@ class Service:
                 units += [(len(sequence[0]), (sequence, token_indices)) for sequence in sequences]
             compute_batch = require_finite(model.name, partial(compute_task_outputs, task_model))
             key = (model.name, "outputs")
-            outputs = iter(self.batcher.run(key, compute_batch, units, deadline))
+            outputs = iter(self.batcher.submit_and_wait(key, compute_batch, units, deadline))
             return [
                 np.concatenate(list(itertools.islice(outputs, len(sequences))))
                 for sequences in inputs.sequences
@@ -369,7 +397,9 @@ class Service:
 
         return compute
 
-    def _mask_predictor(self, model: ServedModel, deadline: Deadline) -> MaskedTokenPredictor:
+    def _create_mask_predictor(
+        self, model: ServedModel, deadline: Deadline
+    ) -> MaskedTokenPredictor:
         """Return a function that predicts masked tokens through the batcher."""
 
         def predict(
@@ -379,7 +409,9 @@ class Service:
         ) -> Iterator[MaskedPredictions]:
             units = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
             compute_batch = require_finite(model.name, partial(compute_mask_predictions, bundle))
-            results = self.batcher.run((model.name, "fill"), compute_batch, units, deadline)
+            results = self.batcher.submit_and_wait(
+                (model.name, "fill"), compute_batch, units, deadline
+            )
             for index, log_probabilities in enumerate(results):
                 rows = [(index, mask) for mask in range(len(log_probabilities))]
                 yield MaskedPredictions(rows, log_probabilities)
@@ -387,7 +419,7 @@ class Service:
         return predict
 
 
-def _task_bundle(model: ServedModel) -> FineTunedBundle:
+def _get_fine_tuned_bundle(model: ServedModel) -> FineTunedBundle:
     assert isinstance(model.bundle, FineTunedBundle)
     return model.bundle
 

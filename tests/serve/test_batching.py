@@ -79,7 +79,7 @@ def occupy(batcher: Batcher, model: FakeModel) -> None:
 
 def set_rate(batcher: Batcher, tokens_per_second: float) -> None:
     """Set the measured rate, with enough measurements to reject calls by it."""
-    batcher._rate, batcher._measured_batches = tokens_per_second, 10.0
+    batcher._tokens_per_second, batcher._measured_batches = tokens_per_second, 10.0
 
 
 def deadline_at(expires_at: float) -> Deadline:
@@ -115,7 +115,7 @@ def test_short_units_count_like_the_longest_of_their_batch(create_batcher: Batch
 
 def test_long_unit_does_not_join_a_batch_of_short_units(create_batcher: BatcherFactory) -> None:
     """Three units of 20 tokens and one of 60 are 140 tokens, but 240 with padding."""
-    batcher, model = create_batcher(batch_tokens=150), FakeModel()
+    batcher, model = create_batcher(max_batch_tokens=150), FakeModel()
     occupy(batcher, model)
     lengths = (20, 20, 20, 60)
     futures = [batcher.submit("key", model, [(n, n)], Deadline(60)) for n in lengths]
@@ -141,7 +141,7 @@ def test_short_call_overtakes_later_units_of_long_call(create_batcher: BatcherFa
     clock = FakeClock()
     batcher, model = create_batcher(clock=clock), FakeModel()
     occupy(batcher, model)
-    batcher._rate = 1000.0  # 100 tokens take 0.1 seconds
+    batcher._tokens_per_second = 1000.0  # 100 tokens take 0.1 seconds
     long = batcher.submit("key", model, [(100, n) for n in range(4)], Deadline(60))
     clock.now += 0.15
     short = batcher.submit("key", model, [(10, "short")], Deadline(60))
@@ -165,8 +165,8 @@ def test_sequence_longer_than_the_budget_gets_its_own_batch(
 
 
 def test_lone_call_waits_for_others_to_share_its_batch(create_batcher: BatcherFactory) -> None:
-    """Two calls within ``max_wait`` share a batch."""
-    batcher, model = create_batcher(max_wait=60.0), FakeModel()
+    """Two calls within ``max_wait_seconds`` share a batch."""
+    batcher, model = create_batcher(max_wait_seconds=60.0), FakeModel()
     model.resume.set()
     future = batcher.submit("key", model, [(50, 1)], Deadline(60))
     batcher.submit("key", model, [(50, 2)], Deadline(60))
@@ -176,7 +176,7 @@ def test_lone_call_waits_for_others_to_share_its_batch(create_batcher: BatcherFa
 
 def test_full_queue_rejects_calls(create_batcher: BatcherFactory) -> None:
     """BusyError says when to retry; queued calls are still answered."""
-    batcher, model = create_batcher(queue_tokens=400), FakeModel()
+    batcher, model = create_batcher(max_queue_tokens=400), FakeModel()
     occupy(batcher, model)
     accepted = batcher.submit("key", model, [(350, 1)], Deadline(60))
     with pytest.raises(BusyError, match="350 tokens are waiting; retry in") as caught:
@@ -194,9 +194,9 @@ def test_call_fails_at_its_deadline(create_batcher: BatcherFactory) -> None:
     batcher, model = create_batcher(), FakeModel()
     occupy(batcher, model)
     with pytest.raises(DeadlineExceededError, match="not answered in time"):
-        batcher.run("key", model, [(1, "late")], Deadline(0.1))
+        batcher.submit_and_wait("key", model, [(1, "late")], Deadline(0.1))
     model.resume.set()
-    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
     assert ["late"] not in model.batches
     assert [1] in model.batches
 
@@ -209,7 +209,7 @@ def test_disconnect_cancels_a_queued_call(create_batcher: BatcherFactory) -> Non
 
     def run() -> None:
         with pytest.raises(DisconnectedError):
-            batcher.run("key", model, [(1, "cancelled")], deadline)
+            batcher.submit_and_wait("key", model, [(1, "cancelled")], deadline)
         ended.set()
 
     threading.Thread(target=run, daemon=True).start()
@@ -218,7 +218,7 @@ def test_disconnect_cancels_a_queued_call(create_batcher: BatcherFactory) -> Non
     deadline.cancel()
     assert ended.wait(60)
     model.resume.set()
-    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
     assert not any("cancelled" in batch for batch in model.batches)
 
 
@@ -267,7 +267,7 @@ def test_two_threads_compute_two_batches_concurrently(create_batcher: BatcherFac
 
 def test_batches_of_one_call_run_on_all_threads(create_batcher: BatcherFactory) -> None:
     """A call of three batches uses three threads at the same time."""
-    batcher, barrier = create_batcher(num_threads=3, max_wait=60.0), threading.Barrier(3)
+    batcher, barrier = create_batcher(num_threads=3, max_wait_seconds=60.0), threading.Barrier(3)
 
     def compute(payloads: list[Any]) -> list[Any]:
         # Fails unless three batches are computed concurrently.
@@ -291,7 +291,7 @@ def test_call_that_fails_on_two_threads_fails_once(create_batcher: BatcherFactor
         failing.result(60)
     model = FakeModel()
     model.resume.set()
-    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
     assert batcher.is_alive
 
 
@@ -308,12 +308,12 @@ def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> N
 
         occupy(batcher, model_1)
         model_2.resume.set()
-        batcher.run("other", compute, [(1, 1)], Deadline(60))
+        batcher.submit_and_wait("other", compute, [(1, 1)], Deadline(60))
         model_1.resume.set()
         end = time.monotonic() + 60
         while batcher._running_batches and time.monotonic() < end:
             time.sleep(0.01)
-        batcher.run("other", compute, [(1, 1)], Deadline(60))
+        batcher.submit_and_wait("other", compute, [(1, 1)], Deadline(60))
     finally:
         torch.set_num_threads(previous_threads)
     assert used_threads == [2, 4]
@@ -321,7 +321,7 @@ def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> N
 
 def test_empty_call_returns_an_empty_list(create_batcher: BatcherFactory) -> None:
     """A call without units does not reach the model."""
-    assert create_batcher().run("key", FakeModel(), [], Deadline(1)) == []
+    assert create_batcher().submit_and_wait("key", FakeModel(), [], Deadline(1)) == []
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -329,14 +329,14 @@ def test_concurrent_callers_get_their_own_results(
     create_batcher: BatcherFactory, num_threads: int
 ) -> None:
     """30 threads make 20 calls each, and every result belongs to its call."""
-    batcher, model = create_batcher(queue_tokens=10**6, num_threads=num_threads), FakeModel()
+    batcher, model = create_batcher(max_queue_tokens=10**6, num_threads=num_threads), FakeModel()
     model.resume.set()
     failures: list[Any] = []
 
     def run_calls(caller: int) -> None:
         for number in range(20):
             units = [(7, (caller, number, n)) for n in range(3)]
-            results = batcher.run("key", model, units, Deadline(60))
+            results = batcher.submit_and_wait("key", model, units, Deadline(60))
             if results != [payload * 2 for _, payload in units]:
                 failures.append((caller, number))
 
@@ -352,7 +352,7 @@ def test_concurrent_callers_get_their_own_results(
 def test_call_that_would_be_late_is_rejected_on_arrival(create_batcher: BatcherFactory) -> None:
     """The estimate includes the tokens ahead; BusyError says when to retry."""
     clock = FakeClock()
-    batcher = create_batcher(clock=clock, queue_tokens=10**6, call_tokens=10**6)
+    batcher = create_batcher(clock=clock, max_queue_tokens=10**6, max_call_tokens=10**6)
     model = FakeModel()
     set_rate(batcher, 100.0)
     deadline = deadline_at(clock.now + 30)
@@ -373,7 +373,7 @@ def test_call_that_would_be_late_is_rejected_on_arrival(create_batcher: BatcherF
 def test_estimate_includes_running_batches(create_batcher: BatcherFactory) -> None:
     """With an empty queue, a call is rejected because of the batch being computed."""
     clock = FakeClock()
-    batcher = create_batcher(clock=clock, queue_tokens=10**6, call_tokens=10**6)
+    batcher = create_batcher(clock=clock, max_queue_tokens=10**6, max_call_tokens=10**6)
     model = FakeModel()
     set_rate(batcher, 100.0)
     deadline = deadline_at(clock.now + 30)
@@ -390,7 +390,7 @@ def test_idle_server_accepts_any_call(create_batcher: BatcherFactory) -> None:
     batcher, model = create_batcher(), FakeModel()
     model.resume.set()
     set_rate(batcher, 0.001)
-    results = batcher.run("key", model, [(100, n) for n in range(5)], Deadline(60))
+    results = batcher.submit_and_wait("key", model, [(100, n) for n in range(5)], Deadline(60))
     assert results == [0, 2, 4, 6, 8]
 
 
@@ -403,18 +403,18 @@ def test_small_batches_hardly_change_the_rate(create_batcher: BatcherFactory) ->
         clock.now += 1.0
         return payloads
 
-    batcher._rate = 1000.0
+    batcher._tokens_per_second = 1000.0
     for _ in range(5):
-        batcher.run("key", compute, [(1, 1)], Deadline(60))
-    assert batcher._rate > 900
-    batcher.run("key", compute, [(100, 1)], Deadline(60))
-    assert batcher._rate == pytest.approx(100, abs=50)
+        batcher.submit_and_wait("key", compute, [(1, 1)], Deadline(60))
+    assert batcher._tokens_per_second > 900
+    batcher.submit_and_wait("key", compute, [(100, 1)], Deadline(60))
+    assert batcher._tokens_per_second == pytest.approx(100, abs=50)
 
 
 def test_newest_large_calls_are_shed_when_the_rate_drops(create_batcher: BatcherFactory) -> None:
     """Once the measured rate is too low for all queued calls, the oldest are answered in time."""
     clock = FakeClock()
-    batcher, batches = create_batcher(clock=clock, queue_tokens=10**6), []
+    batcher, batches = create_batcher(clock=clock, max_queue_tokens=10**6), []
     resume = threading.Event()
 
     def compute(payloads: list[Any]) -> list[Any]:
@@ -451,5 +451,5 @@ def test_disconnect_removes_queued_tokens_at_once(create_batcher: BatcherFactory
     deadline.cancel()
     assert batcher.queued_tokens == 0
     model.resume.set()
-    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
     assert model.batches == [["first"], [1]]

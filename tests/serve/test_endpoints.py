@@ -290,9 +290,9 @@ def test_information_endpoints(server: RunningServer) -> None:
 
 def test_examples_of_the_docs_page_work(server: RunningServer) -> None:
     """Each example body of /docs gets a 200 response."""
-    from bertsmith.serve.docs_page import EXAMPLES
+    from bertsmith.serve.docs_page import EXAMPLE_BODIES
 
-    for path, example in EXAMPLES.items():
+    for path, example in EXAMPLE_BODIES.items():
         body = {**example, "model": "plain"} if "model" in example else example
         assert server.post(path, body).status_code == 200, path
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.hosts import allowed_hosts
+from bertsmith.serve.hosts import get_allowed_hosts
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.server import create_config
 from bertsmith.serve.settings import ServeSettings
@@ -16,7 +16,7 @@ from tests.serve.model_server import RunningServer, run_server
 @pytest.fixture(scope="module")
 def loopback(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server on 127.0.0.1 that also accepts a host name and all names of a domain."""
-    names = allowed_hosts("127.0.0.1", "127.0.0.1", ["Bert.example.", "*.lab.example"])
+    names = get_allowed_hosts("127.0.0.1", "127.0.0.1", ["Bert.example.", "*.lab.example"])
     with run_server(models[:1], hosts=names) as server:
         yield server
 
@@ -76,7 +76,7 @@ def test_allowed_hosts_by_address_and_option(
     host: str, address: str, names: Sequence[str], allowed: list[str] | None
 ) -> None:
     """Loopback servers accept loopback names, others all names, unless names are given."""
-    result = allowed_hosts(host, address, names)
+    result = get_allowed_hosts(host, address, names)
     assert (result if result is None else set(result)) == (allowed and set(allowed))
 
 
@@ -84,7 +84,7 @@ def test_allowed_hosts_by_address_and_option(
 def test_invalid_host_name_is_an_error(name: str) -> None:
     """URLs, ports and wildcards within a name are rejected, and the error gives an example."""
     with pytest.raises(SettingsError, match=r"--allow-host is not a host name: .*without scheme"):
-        allowed_hosts("127.0.0.1", "127.0.0.1", [name])
+        get_allowed_hosts("127.0.0.1", "127.0.0.1", [name])
 
 
 def test_forwarded_headers_are_ignored() -> None:

@@ -144,7 +144,9 @@ def test_output_that_is_not_finite_fails_alone() -> None:
     def compute(payloads: list[float]) -> list[np.ndarray]:
         return [np.array([payload]) for payload in payloads]
 
-    batcher = Batcher(batch_tokens=10, queue_tokens=10, call_tokens=10, max_wait=60.0)
+    batcher = Batcher(
+        max_batch_tokens=10, max_queue_tokens=10, max_call_tokens=10, max_wait_seconds=60.0
+    )
     compute_finite = require_finite("m", compute)
     finite = batcher.submit("key", compute_finite, [(1, 1.0)], Deadline(60))
     infinite = batcher.submit("key", compute_finite, [(9, float("inf"))], Deadline(60))

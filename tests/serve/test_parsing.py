@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from bertsmith.errors import BertsmithError, InputError
 from bertsmith.serve import embeddings, parsing, schemas
 from bertsmith.serve.deadline import RequestTooLargeError
-from bertsmith.serve.execution import list_json
+from bertsmith.serve.execution import join_json_items
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import parse_body
 from bertsmith.serve.settings import ServeSettings
@@ -178,7 +178,7 @@ def test_requests_are_answered_while_a_large_response_is_serialized(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Large responses are serialized in a thread."""
-    paused, started, resume = _pause_if_large(list_json, lambda items: len(items) > 10)
+    paused, started, resume = _pause_if_large(join_json_items, lambda items: len(items) > 10)
     monkeypatch.setattr(embeddings, "list_json", lambda items: paused(list(items)))
     field = "input" if path.startswith("/v1") else "inputs"
     with run_server(models[:1]) as server:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bertsmith.serve.models import ServedModel
-from bertsmith.serve.receiving import Body, BodyError, BodyReceiver
+from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_pause import TIMEOUT
 from tests.serve.model_server import run_server
@@ -23,7 +23,7 @@ class Client:
 
     def __init__(self, receiver: BodyReceiver) -> None:
         self._chunks: asyncio.Queue[Any] = asyncio.Queue()
-        self.body = Body()
+        self.body = IncomingBody()
         self.task = asyncio.ensure_future(receiver.receive(self.body, self._chunks.get))
 
     async def send(self, content: bytes, *, more_body: bool = True) -> None:
@@ -93,7 +93,7 @@ def test_bytes_of_failed_bodies_can_be_released(message: Any, status: int) -> No
     async def run() -> None:
         receiver, body = (
             BodyReceiver(ServeSettings(max_body_bytes=10, body_timeout_seconds=0.01)),
-            Body(),
+            IncomingBody(),
         )
 
         async def receive() -> Any:

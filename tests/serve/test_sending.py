@@ -5,7 +5,7 @@ import json
 import socket
 
 from bertsmith.serve.models import ServedModel
-from bertsmith.serve.sending import MIN_PROGRESS, Sender
+from bertsmith.serve.sending import MIN_PROGRESS_BYTES, ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_pause import TIMEOUT, wait_until
 from tests.serve.model_server import RunningServer, run_server
@@ -17,11 +17,11 @@ _MIN_RESPONSE_BYTES = 10 * 2**20
 class FakeConnection:
     """A connection whose client reads when the test calls ``read``."""
 
-    def __init__(self, num_unsent_bytes: int) -> None:
-        self.unsent, self.is_aborted = num_unsent_bytes, False
+    def __init__(self, count_unsent_bytes: int) -> None:
+        self.unsent, self.is_aborted = count_unsent_bytes, False
         self._is_sent = asyncio.Event()
 
-    def num_unsent_bytes(self) -> int:
+    def count_unsent_bytes(self) -> int:
         """Return the number of unsent bytes."""
         return self.unsent
 
@@ -61,21 +61,21 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
 
     async def run() -> None:
         clock = FakeClock()
-        sender = Sender(ServeSettings(send_timeout_seconds=10.0), clock, interval=1000.0)
-        size = 10 * MIN_PROGRESS
+        monitor = ResponseMonitor(ServeSettings(send_timeout_seconds=10.0), clock, interval=1000.0)
+        size = 10 * MIN_PROGRESS_BYTES
         stalled, trickling, steady = (FakeConnection(size) for _ in range(3))
         tasks = [
-            asyncio.ensure_future(sender.drain(connection))
+            asyncio.ensure_future(monitor.drain(connection))
             for connection in (stalled, trickling, steady)
         ]
         await asyncio.sleep(0)
         for _ in range(10):
             assert not steady.is_aborted
             trickling.read(1)
-            steady.read(MIN_PROGRESS)
+            steady.read(MIN_PROGRESS_BYTES)
             clock.now += 1000.0 if steady.unsent == 0 else 6.0
-            sender._checked_at = float("-inf")
-            sender.check()
+            monitor._checked_at = float("-inf")
+            monitor.check()
         assert await asyncio.gather(*tasks) == [False, False, True]
         assert stalled.is_aborted
         assert trickling.is_aborted
@@ -89,15 +89,15 @@ def test_unread_responses_have_a_memory_limit() -> None:
 
     async def run() -> None:
         clock = FakeClock()
-        sender = Sender(ServeSettings(max_unsent_bytes=100), clock, interval=2.0)
+        monitor = ResponseMonitor(ServeSettings(max_unsent_bytes=100), clock, interval=2.0)
         first, second, third = (FakeConnection(60) for _ in range(3))
         tasks = []
         for connection in (first, second, third):
-            tasks.append(asyncio.ensure_future(sender.drain(connection)))
+            tasks.append(asyncio.ensure_future(monitor.drain(connection)))
             await asyncio.sleep(0)
             clock.now += 2.0
         first.read(10)
-        sender.check()
+        monitor.check()
         # 50, 60 and 60 bytes are unsent; the first client has just read.
         assert (first.is_aborted, second.is_aborted, third.is_aborted) == (False, True, True)
         first.read(50)

@@ -32,7 +32,7 @@ def page(service: Service) -> Any:
             gr.HTML(notice("No model is loaded; start `bertsmith serve` with a model."))
         with gr.Tabs():
             for form in FORMS:
-                if service.models_with(form.ability):
+                if service.get_model_names(form.ability):
                     form_tab(service, form)
             if service.models:
                 word_tab(service, inspector)

@@ -46,7 +46,7 @@ def add_endpoints(service: Service, inspector: ModelInspector) -> None:
     """
     functions = _pretrained_functions(service) | _fine_tuned_functions(service)
     for ability, function in functions.items():
-        if service.models_with(ability):
+        if service.get_model_names(ability):
             gr.api(report_errors(function), api_name=ability)
     if service.models:
         for name, function in _inspection_functions(inspector).items():

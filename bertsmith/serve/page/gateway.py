@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertsmith.serve.errors import error_response
+from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.page.calls import API
 
 #: Paths whose responses are cached; they are the same for all visitors.
@@ -46,10 +46,12 @@ class Gateway:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in {*_CACHED, *_FILES} and not path.startswith(_FOLDERS):
             message = f"there is no endpoint {path}; see /docs"
-            await error_response(404, message)(scope, receive, send)
+            await create_error_response(404, message)(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
             allow = {"Allow": "GET, HEAD"}
-            await error_response(405, f"{path} accepts GET only", allow)(scope, receive, send)
+            await create_error_response(405, f"{path} accepts GET only", allow)(
+                scope, receive, send
+            )
         elif path in _CACHED:
             if path not in self._cached:
                 self._cached[path] = await self._build(path)

@@ -166,7 +166,7 @@ def _description(text: str) -> None:
 
 def _model_dropdown(service: Service, ability: str) -> Any:
     """Return a dropdown of the models with an ability; hidden if there is only one."""
-    names = service.models_with(ability)
+    names = service.get_model_names(ability)
     return gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1)
 
 
