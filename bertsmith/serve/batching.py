@@ -26,17 +26,19 @@ from bertsmith.serve.deadline import (
     wait_for_result,
 )
 
-#: Returns the result of each payload of a batch, in order.
+#: Takes the payloads of a batch and returns the result of each payload, in order.
 BatchFunction = Callable[[list[Any]], Sequence[Any]]
-#: Assumed tokens per second before the first measurement.
+#: Called after each batch with its number of sequences, number of tokens and seconds.
+BatchCallback = Callable[[int, int, float], None]
+#: Assumed speed of the model before the first measurement.
 _INITIAL_TOKENS_PER_SECOND = 4000.0
-#: Smoothing factor of the rate's exponential moving average, for a full batch.
-_RATE_SMOOTHING = 0.2
-#: Full batches needed before calls are rejected by the measured rate: the first batch of a server
-#: is slower than later ones.
+#: Weight of a full batch in the exponential moving average of tokens per second.
+_SPEED_SMOOTHING = 0.2
+#: Number of full batches to measure before calls are rejected because of the measured speed. The
+#: first batch of a server is slower than later ones.
 _MIN_MEASURED_BATCHES = 2.0
-#: Share of its remaining time that a call of several batches may need at the measured rate. The
-#: rest is reserved for short calls, which overtake the last sequences of such a call.
+#: Share of the time until its deadline that a call of several batches may need to be accepted. The
+#: remaining time is reserved for short calls that overtake its last sequences.
 _LARGE_CALL_SHARE = 0.8
 
 
@@ -45,53 +47,54 @@ class _Call:
     """One call of ``submit``.
 
     Attributes:
-        compute: computes a batch.
+        compute_batch: computes the results of a batch.
         expires_at: deadline, in seconds of the monotonic clock.
-        results: result of each unit, None until it is computed.
-        units_left: units that are not computed yet.
-        tokens: tokens of all units.
-        tokens_left: tokens of the units that are not computed yet.
-        tokens_queued: tokens of the units in the queue.
+        results: result of each sequence, None until it is computed.
+        num_sequences_left: number of sequences that are not computed yet.
+        num_tokens: tokens of all sequences.
+        num_tokens_left: tokens of the sequences that are not computed yet.
+        num_tokens_queued: tokens of the sequences in the queue.
         future: resolves to ``results``.
     """
 
-    compute: BatchFunction
+    compute_batch: BatchFunction
     expires_at: float
     results: list[Any]
-    units_left: int
-    tokens: int
-    tokens_left: int
-    tokens_queued: int
+    num_sequences_left: int
+    num_tokens: int
+    num_tokens_left: int
+    num_tokens_queued: int
     future: Future[list[Any]] = field(default_factory=Future)
 
 
 @dataclass(order=True)
-class _Unit:
-    """One queued sequence, ordered by scheduled time.
+class _QueuedSequence:
+    """A sequence in the queue, ordered by its scheduled time.
 
     Attributes:
-        scheduled_at: seconds of the monotonic clock.
-        number: breaks ties in the order of arrival.
-        tokens: length of the sequence.
-        payload: argument for ``call.compute``.
-        call: the call it belongs to.
-        index: index in ``call.results``.
+        scheduled_at: time in seconds of the monotonic clock.
+        arrival_number: orders sequences with the same scheduled time.
+        num_tokens: length of the sequence.
+        payload: item for ``call.compute_batch``.
+        call: the call that submitted the sequence.
+        index: index of the sequence's result in ``call.results``.
     """
 
     scheduled_at: float
-    number: int
-    tokens: int = field(compare=False)
+    arrival_number: int
+    num_tokens: int = field(compare=False)
     payload: Any = field(compare=False)
     call: _Call = field(compare=False)
     index: int = field(compare=False)
 
 
 class Batcher:
-    """Computes the units (sequences) of concurrent calls in batches, on one or more threads.
+    """Computes the sequences of concurrent calls in batches, on one or more threads.
 
-    Scheduling is fair: a unit's scheduled time is its call's arrival time plus the estimated time
-    of the units before it in the same call. A call with one text can therefore overtake most of an
-    earlier call with thousands of texts, but cannot delay the units scheduled before it.
+    Scheduling is fair: a sequence's scheduled time is the arrival time of its call plus the
+    estimated time for the sequences before it in the same call. A call with one text can therefore
+    overtake most of an earlier call with thousands of texts, but cannot delay the sequences
+    scheduled before it.
     """
 
     def __init__(
@@ -102,39 +105,38 @@ class Batcher:
         max_call_tokens: int,
         max_wait_seconds: float,
         num_threads: int = 1,
-        on_batch: Callable[[int, int, float], None] | None = None,
+        on_batch: BatchCallback | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the threads.
 
         Args:
-            max_batch_tokens: maximum tokens per batch, counting each unit at the longest one's length;
-                a longer unit gets a batch of its own.
+            max_batch_tokens: maximum tokens per batch; every sequence counts as many tokens as the
+                longest one of the batch. A sequence that exceeds the maximum is computed alone.
             max_queue_tokens: maximum tokens in the queue.
             max_call_tokens: maximum tokens per call.
-            max_wait_seconds: seconds to wait for a batch to fill.
+            max_wait_seconds: time to wait for other calls to fill a batch.
             num_threads: number of batches computed concurrently; they share the CPU cores.
-            on_batch: called with the units, tokens and seconds of each computed batch.
+            on_batch: called after each batch, for metrics.
             clock: returns the time in seconds; deadlines use the same clock.
         """
         self._clock = clock
         self._max_batch_tokens, self._max_queue_tokens = max_batch_tokens, max_queue_tokens
-        self._max_call_tokens, self._max_wait_seconds, self._on_batch = (
-            max_call_tokens,
-            max_wait_seconds,
-            on_batch,
-        )
-        self._queues: dict[Hashable, list[_Unit]] = {}
-        self._unit_numbers = itertools.count()
+        self._max_call_tokens, self._max_wait_seconds = max_call_tokens, max_wait_seconds
+        self._on_batch = on_batch
+        #: Queue of each key of ``submit``, a heap; empty queues are removed.
+        self._queues: dict[Hashable, list[_QueuedSequence]] = {}
+        self._arrival_numbers = itertools.count()
+        #: Guards all fields; notified when sequences are queued and when the batcher is closed.
         self._condition = threading.Condition()
         self._is_open = True
-        #: Moving average of tokens per second, over all threads.
+        #: Moving average of the speed of all threads together.
         self._tokens_per_second = _INITIAL_TOKENS_PER_SECOND
         #: Number of full batches measured so far; smaller batches count as fractions.
         self._measured_batches = 0.0
         #: Tokens in the queue, and tokens of the batches being computed.
         self.queued_tokens, self._running_tokens = 0, 0
-        #: Unanswered calls, oldest first.
+        #: Unanswered calls, oldest first; the values are unused.
         self._calls: dict[_Call, None] = {}
         self._num_cores, self._running_batches = torch.get_num_threads(), 0
         self._threads = [
@@ -146,57 +148,55 @@ class Batcher:
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls are accepted and all threads run."""
+        """Whether the batcher accepts calls and all of its threads run."""
         return self._is_open and all(thread.is_alive() for thread in self._threads)
 
     def submit(
         self,
         key: Hashable,
-        compute: BatchFunction,
-        units: Sequence[tuple[int, Any]],
+        compute_batch: BatchFunction,
+        payloads: Sequence[tuple[int, Any]],
         deadline: Deadline,
     ) -> Future[list[Any]]:
         """Queue a call and return the future of its results.
 
         Args:
-            key: units of different calls share a batch only if their keys are equal.
-            compute: computes a batch of payloads; equivalent for all calls with the same key.
-            units: (number of tokens, payload) of each sequence.
-            deadline: the call's deadline. The future raises DeadlineExceededError after it.
+            key: sequences of different calls share a batch only if the keys of the calls are equal.
+            compute_batch: computes the results of a batch; calls with equal keys must pass
+                equivalent functions.
+            payloads: (number of tokens, payload) of each sequence.
+            deadline: the call's deadline, after which the future raises DeadlineExceededError.
 
         Raises:
             RequestTooLargeError: the call has too many tokens.
             BusyError: the queue is full, or the call would not be answered in time.
             ShuttingDownError: the batcher is closed.
         """
-        total = sum(tokens for tokens, _ in units)
-        if total > self._max_call_tokens:
+        num_tokens = sum(length for length, _ in payloads)
+        if num_tokens > self._max_call_tokens:
             raise RequestTooLargeError(
-                f"the limit is {self._max_call_tokens:,} tokens per request, got {total:,}; split the "
-                "request"
+                f"the limit is {self._max_call_tokens:,} tokens per request, got {num_tokens:,}; "
+                "split the request"
             )
         call = _Call(
-            compute, deadline.expires_at, [None] * len(units), len(units), total, total, total
+            compute_batch,
+            deadline.expires_at,
+            results=[None] * len(payloads),
+            num_sequences_left=len(payloads),
+            num_tokens=num_tokens,
+            num_tokens_left=num_tokens,
+            num_tokens_queued=num_tokens,
         )
         deadline.cancel_on_disconnect(call.future)
-        if not units:
+        if not payloads:
             call.future.set_result([])
             return call.future
         with self._condition:
             if not self._is_open:
                 raise ShuttingDownError("the server is shutting down; use another server")
-            self._reject_if_overloaded(total, deadline.expires_at - self._clock())
-            scheduled_at = self._clock()
-            queue = self._queues.setdefault(key, [])
-            # Longest first: units of similar length share batches, which limits padding.
-            for index in sorted(range(len(units)), key=lambda index: -units[index][0]):
-                tokens, payload = units[index]
-                number = next(self._unit_numbers)
-                heapq.heappush(queue, _Unit(scheduled_at, number, tokens, payload, call, index))
-                scheduled_at += tokens / self._tokens_per_second
-            self.queued_tokens += total
-            self._calls[call] = None
-            # Runs immediately if the client has disconnected in the meantime.
+            self._reject_if_overloaded(num_tokens, deadline.expires_at - self._clock())
+            self._queue_call(key, call, payloads)
+            # If the client has already disconnected, this calls ``_remove_call`` at once.
             call.future.add_done_callback(lambda _: self._remove_call(call))
             self._condition.notify()
         return call.future
@@ -204,107 +204,130 @@ class Batcher:
     def submit_and_wait(
         self,
         key: Hashable,
-        compute: BatchFunction,
-        units: Sequence[tuple[int, Any]],
+        compute_batch: BatchFunction,
+        payloads: Sequence[tuple[int, Any]],
         deadline: Deadline,
     ) -> list[Any]:
         """Submit a call and wait for its results.
 
         Raises:
-            DeadlineExceededError: there are no results at the deadline.
+            DeadlineExceededError: the deadline passed before all results were computed.
             DisconnectedError: the client disconnected.
-            BertsmithError: as for ``submit``.
+            BertsmithError: an error of ``submit``.
         """
-        return wait_for_result(self.submit(key, compute, units, deadline), deadline)
+        return wait_for_result(self.submit(key, compute_batch, payloads, deadline), deadline)
 
-    def close(self, timeout: float) -> None:
-        """Reject new calls, finish queued ones, and join the threads for ``timeout`` seconds."""
+    def close(self, timeout_seconds: float) -> None:
+        """Reject new calls, and wait until queued calls are computed or the time is over."""
         with self._condition:
             self._is_open = False
             self._condition.notify_all()
-        end = time.monotonic() + timeout
+        end = time.monotonic() + timeout_seconds
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0.0))
 
-    def _reject_if_overloaded(self, total: int, seconds_left: float) -> None:
-        """Raise BusyError if a call of ``total`` tokens does not fit or would be late."""
-        pending = self.queued_tokens + self._running_tokens
-        if self.queued_tokens and self.queued_tokens + total > self._max_queue_tokens:
-            seconds = self.queued_tokens / self._tokens_per_second
+    def _queue_call(self, key: Hashable, call: _Call, payloads: Sequence[tuple[int, Any]]) -> None:
+        """Add the sequences of a call to the queue of its key."""
+        scheduled_at = self._clock()
+        queue = self._queues.setdefault(key, [])
+        # Longest first: sequences of similar length share batches, which limits padding.
+        for index in sorted(range(len(payloads)), key=lambda index: -payloads[index][0]):
+            num_tokens, payload = payloads[index]
+            arrival_number = next(self._arrival_numbers)
+            heapq.heappush(
+                queue,
+                _QueuedSequence(scheduled_at, arrival_number, num_tokens, payload, call, index),
+            )
+            scheduled_at += num_tokens / self._tokens_per_second
+        self.queued_tokens += call.num_tokens
+        self._calls[call] = None
+
+    def _reject_if_overloaded(self, num_tokens: int, seconds_left: float) -> None:
+        """Raise BusyError if the queue has no room for a call, or if the call would be late.
+
+        Args:
+            num_tokens: tokens of the call.
+            seconds_left: time until the call's deadline.
+        """
+        pending_tokens = self.queued_tokens + self._running_tokens
+        if self.queued_tokens and self.queued_tokens + num_tokens > self._max_queue_tokens:
+            retry_seconds = self.queued_tokens / self._tokens_per_second
             raise BusyError(
                 f"the queue is full: {self.queued_tokens:,} tokens are waiting; retry in "
-                f"{seconds:.0f} seconds",
-                seconds,
+                f"{retry_seconds:.0f} seconds",
+                retry_seconds,
             )
-        if not pending or self._measured_batches < _MIN_MEASURED_BATCHES:
-            # A call without competition is always accepted: the estimated rate may be wrong.
+        if not pending_tokens or self._measured_batches < _MIN_MEASURED_BATCHES:
+            # An idle server accepts every call, because the estimated speed may be wrong.
             return
-        if total > self._max_batch_tokens:
+        if num_tokens > self._max_batch_tokens:
             seconds_left *= _LARGE_CALL_SHARE
-        needed = (pending + total) / self._tokens_per_second
-        if needed > seconds_left:
-            raise self._create_busy_error(
-                min(needed - seconds_left, pending / self._tokens_per_second)
-            )
+        needed_seconds = (pending_tokens + num_tokens) / self._tokens_per_second
+        if needed_seconds > seconds_left:
+            pending_seconds = pending_tokens / self._tokens_per_second
+            raise self._create_busy_error(min(needed_seconds - seconds_left, pending_seconds))
 
-    def _create_busy_error(self, seconds: float) -> BusyError:
-        pending = self.queued_tokens + self._running_tokens
+    def _create_busy_error(self, retry_seconds: float) -> BusyError:
+        """Return the error of a call that would be late."""
+        pending_tokens = self.queued_tokens + self._running_tokens
         return BusyError(
-            f"the server is busy: {pending:,} tokens are waiting or being computed, at "
-            f"{self._tokens_per_second:,.0f} tokens per second; retry in {max(seconds, 1.0):.0f} seconds",
-            seconds,
+            f"the server is busy: {pending_tokens:,} tokens are waiting or being computed, at "
+            f"{self._tokens_per_second:,.0f} tokens per second; retry in "
+            f"{max(retry_seconds, 1.0):.0f} seconds",
+            retry_seconds,
         )
 
     def _shed_load(self) -> None:
-        """Reject large calls that will be late at the current rate, newest first.
+        """Reject large calls that will be late at the measured speed, newest first.
 
-        They were accepted when the rate was unknown or higher. Computing them would make other
+        They were accepted when the speed was unknown or higher. Computing them would make other
         calls late as well.
         """
-        now, pending = self._clock(), self.queued_tokens + self._running_tokens
-        oldest = next(iter(self._calls), None)
+        now, pending_tokens = self._clock(), self.queued_tokens + self._running_tokens
+        oldest_call = next(iter(self._calls), None)
         if (
-            oldest is None
+            oldest_call is None
             or self._measured_batches < _MIN_MEASURED_BATCHES
-            or now + pending / self._tokens_per_second <= oldest.expires_at
+            or now + pending_tokens / self._tokens_per_second <= oldest_call.expires_at
         ):
             return
         tokens_ahead = 0
         for call in list(self._calls):
-            is_late = (
-                now + (tokens_ahead + call.tokens_left) / self._tokens_per_second > call.expires_at
-            )
-            is_large = call.tokens > self._max_batch_tokens
-            if tokens_ahead and is_large and is_late and call.tokens_queued:
-                self._fail_call(
-                    call, self._create_busy_error(tokens_ahead / self._tokens_per_second)
-                )
+            needed_seconds = (tokens_ahead + call.num_tokens_left) / self._tokens_per_second
+            is_late = now + needed_seconds > call.expires_at
+            is_large = call.num_tokens > self._max_batch_tokens
+            if tokens_ahead and is_large and is_late and call.num_tokens_queued:
+                retry_seconds = tokens_ahead / self._tokens_per_second
+                self._fail_call(call, self._create_busy_error(retry_seconds))
             else:
-                tokens_ahead += call.tokens_left
+                tokens_ahead += call.num_tokens_left
 
     def _remove_call(self, call: _Call) -> None:
-        """Remove a call whose future is done: answered, failed or cancelled."""
+        """Stop counting a call that was answered, failed or cancelled."""
         with self._condition:
-            self.queued_tokens -= call.tokens_queued
-            call.tokens_queued = 0
+            self.queued_tokens -= call.num_tokens_queued
+            call.num_tokens_queued = 0
             self._calls.pop(call, None)
 
     def _run_thread(self) -> None:
         """Compute batches until the batcher is closed and the queue is empty."""
         with torch.inference_mode():
-            while (batch := self._wait_for_batch()) is not None:
-                tokens = sum(unit.tokens for unit in batch)
+            batch = self._wait_for_batch()
+            while batch is not None:
+                num_tokens = sum(sequence.num_tokens for sequence in batch)
                 try:
                     # Concurrent batches share the cores; a lone batch uses all of them.
                     set_local_num_threads(max(self._num_cores // self._running_batches, 1))
-                    if live := [unit for unit in batch if self._is_pending(unit)]:
-                        self._compute_batch(live)
+                    pending = [sequence for sequence in batch if self._is_pending(sequence)]
+                    if pending:
+                        self._compute_batch(pending)
                 finally:
                     with self._condition:
                         self._running_batches -= 1
-                        self._running_tokens -= tokens
+                        self._running_tokens -= num_tokens
+                batch = self._wait_for_batch()
 
-    def _wait_for_batch(self) -> list[_Unit] | None:
+    def _wait_for_batch(self) -> list[_QueuedSequence] | None:
         """Wait for a batch; return None once the batcher is closed and the queue is empty."""
         with self._condition:
             while True:
@@ -312,96 +335,107 @@ class Batcher:
                     self._condition.wait_for(lambda: self._queues or not self._is_open)
                     if not self._queues:
                         return None
-                    # The outer loop checks again: another thread may empty the queue meanwhile.
+                    # The loop checks the queues again: another thread may empty them meanwhile.
                     self._condition.wait_for(
                         lambda: self.queued_tokens >= self._max_batch_tokens or not self._is_open,
                         self._max_wait_seconds,
                     )
-                if batch := self._pop_batch():
+                batch = self._pop_batch()
+                if batch:
                     return batch
 
-    def _pop_batch(self) -> list[_Unit]:
-        """Pop the units with the earliest scheduled times; empty if all their calls are done."""
+    def _pop_batch(self) -> list[_QueuedSequence]:
+        """Remove the sequences with the earliest scheduled times from a queue, up to a full batch.
+
+        Sequences whose call has already ended are dropped, so the batch can be empty.
+        """
         key = min(self._queues, key=lambda key: self._queues[key][0])
-        queue, tokens, max_seqlen = self._queues[key], 0, 1
-        batch: list[_Unit] = []
+        queue, num_tokens, max_seqlen = self._queues[key], 0, 1
+        batch: list[_QueuedSequence] = []
         while queue:
-            unit = queue[0]
-            if not unit.call.future.done():
-                max_seqlen = max(max_seqlen, unit.tokens)
+            sequence = queue[0]
+            if not sequence.call.future.done():
+                max_seqlen = max(max_seqlen, sequence.num_tokens)
                 if len(batch) >= max_batch_size(max_seqlen, self._max_batch_tokens):
                     break
-                batch.append(unit)
-                tokens += unit.tokens
-                unit.call.tokens_queued -= unit.tokens
+                batch.append(sequence)
+                num_tokens += sequence.num_tokens
+                sequence.call.num_tokens_queued -= sequence.num_tokens
             heapq.heappop(queue)
         if not queue:
             del self._queues[key]
         if batch:
-            self.queued_tokens -= tokens
-            self._running_tokens += tokens
+            self.queued_tokens -= num_tokens
+            self._running_tokens += num_tokens
             self._running_batches += 1
         if self._queues:
             self._condition.notify()
         return batch
 
-    def _compute_batch(self, batch: list[_Unit]) -> None:
-        """Compute a batch and store its results. If it fails, retry unit by unit."""
-        # Calls with the same key have equivalent functions, so any of them will do.
-        compute, started_at = batch[0].call.compute, self._clock()
-        concurrent_at_start = self._running_batches
+    def _compute_batch(self, batch: list[_QueuedSequence]) -> None:
+        """Compute a batch and store its results. If it fails, retry its sequences one by one."""
+        # Calls with equal keys have equivalent functions, so the first one is used.
+        compute_batch, started_at = batch[0].call.compute_batch, self._clock()
+        concurrency_at_start = self._running_batches
         try:
-            results: Sequence[Any] = compute([unit.payload for unit in batch])
+            results: Sequence[Any] = compute_batch([sequence.payload for sequence in batch])
         except Exception as error:  # noqa: BLE001 - forwarded to the caller's future
             if len(batch) > 1:
-                # Only the calls of the failing units get the error.
-                for unit in batch:
-                    self._compute_batch([unit])
+                # Only the calls of the failing sequences get the error.
+                for sequence in batch:
+                    self._compute_batch([sequence])
                 return
             self._fail_call(batch[0].call, error)
             return
         seconds = self._clock() - started_at
-        tokens = sum(unit.tokens for unit in batch)
-        with self._condition:
-            # Scaled to all threads by the mean number of concurrent batches.
-            concurrency = (concurrent_at_start + self._running_batches) / 2
-            rate = tokens / max(seconds, 1e-6) * concurrency
-            # Small batches are slower per token, but a long queue produces full batches: weight
-            # the measurement by how full the batch is.
-            max_seqlen = max(unit.tokens for unit in batch)
-            fill = min(len(batch) * max_seqlen / self._max_batch_tokens, 1.0)
-            weight = fill * max(_RATE_SMOOTHING, 1 / (self._measured_batches + 1))
-            self._tokens_per_second += weight * (rate - self._tokens_per_second)
-            self._measured_batches += fill
+        self._measure_speed(batch, seconds, concurrency_at_start)
         self._store_results(batch, results)
         with self._condition:
             self._shed_load()
         if self._on_batch is not None:
-            self._on_batch(len(batch), tokens, seconds)
+            self._on_batch(len(batch), sum(sequence.num_tokens for sequence in batch), seconds)
 
-    def _store_results(self, batch: list[_Unit], results: Sequence[Any]) -> None:
+    def _measure_speed(
+        self, batch: list[_QueuedSequence], seconds: float, concurrency_at_start: int
+    ) -> None:
+        """Update the moving average of tokens per second with a computed batch."""
+        lengths = [sequence.num_tokens for sequence in batch]
+        with self._condition:
+            # Scaled to all threads by the mean number of concurrent batches.
+            concurrency = (concurrency_at_start + self._running_batches) / 2
+            tokens_per_second = sum(lengths) / max(seconds, 1e-6) * concurrency
+            # Small batches are slower per token, but a long queue produces full batches. The
+            # measurement is therefore weighted by how full the batch is.
+            fill_level = min(len(batch) * max(lengths) / self._max_batch_tokens, 1.0)
+            weight = fill_level * max(_SPEED_SMOOTHING, 1 / (self._measured_batches + 1))
+            self._tokens_per_second += weight * (tokens_per_second - self._tokens_per_second)
+            self._measured_batches += fill_level
+
+    def _store_results(self, batch: list[_QueuedSequence], results: Sequence[Any]) -> None:
+        """Store the results in the calls, and answer the calls that are complete."""
         # Under the lock: another thread may be storing results of the same call.
         with self._condition:
-            for unit, result in zip(batch, results, strict=True):
-                call = unit.call
-                call.results[unit.index] = result
-                call.units_left -= 1
-                call.tokens_left -= unit.tokens
-                if call.units_left or call.future.done():
+            for sequence, result in zip(batch, results, strict=True):
+                call = sequence.call
+                call.results[sequence.index] = result
+                call.num_sequences_left -= 1
+                call.num_tokens_left -= sequence.num_tokens
+                if call.num_sequences_left or call.future.done():
                     continue
                 if call.future.set_running_or_notify_cancel():
                     call.future.set_result(call.results)
 
-    def _is_pending(self, unit: _Unit) -> bool:
-        """Return whether a unit's call is pending; fail the call if it is past its deadline."""
-        if unit.call.future.done():
+    def _is_pending(self, sequence: _QueuedSequence) -> bool:
+        """Return whether a sequence must be computed; fail its call if the deadline has passed."""
+        if sequence.call.future.done():
             return False
-        if self._clock() > unit.call.expires_at:
-            self._fail_call(unit.call, create_deadline_error())
+        if self._clock() > sequence.call.expires_at:
+            self._fail_call(sequence.call, create_deadline_error())
             return False
         return True
 
     def _fail_call(self, call: _Call, error: Exception) -> None:
+        """Raise an error to the caller, unless the call has already ended."""
         with self._condition:
             if not call.future.done() and call.future.set_running_or_notify_cancel():
                 call.future.set_exception(error)

@@ -80,7 +80,7 @@ class EmbeddingRoutes:
             usage = {"prompt_tokens": pending.num_tokens, "total_tokens": pending.num_tokens}
             data = orjson.Fragment(join_json_items(items))
             return orjson.dumps(
-                {"object": "list", "data": data, "model": pending.model, "usage": usage}
+                {"object": "list", "data": data, "model": pending.model_name, "usage": usage}
             )
 
         return await self._executor.encode_response(encode, _count_elements(vectors))

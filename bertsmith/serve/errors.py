@@ -20,13 +20,13 @@ from bertsmith.serve.deadline import (
     ShuttingDownError,
 )
 
-#: nginx's "client closed request"; it appears in logs and metrics only.
+#: Status that nginx logs if the client closed the connection. It appears in logs and metrics only.
 _CLIENT_CLOSED_REQUEST: Final = 499
 _STATUS_BY_ERROR: Final[dict[type[BertsmithError], int]] = {
     BusyError: 429, DeadlineExceededError: 504, ShuttingDownError: 503, RequestTooLargeError: 422,
     DisconnectedError: _CLIENT_CLOSED_REQUEST, ModelError: 404, NotFiniteError: 500,
 }  # fmt: skip
-#: Maximum characters of a message; messages can quote names that the client chose.
+#: Maximum length of a message, which can quote names that the client chose.
 _MAX_MESSAGE_CHARACTERS: Final = 2000
 _ERROR_TYPE_BY_STATUS: Final = {
     400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "method_not_allowed",
@@ -38,27 +38,30 @@ _ERROR_TYPE_BY_STATUS: Final = {
 def create_error_response(
     status: int, message: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return {"error": {"message", "type", "code", "param"}}.
+    """Return a response with the body {"error": {"message", "type", "code", "param"}}.
 
-    ``code`` is the HTTP status, ``type`` a name for it; ``param`` is always null.
+    ``code`` is the HTTP status, ``type`` is a name for the status, and ``param`` is always null.
     """
     if len(message) > _MAX_MESSAGE_CHARACTERS:
         message = message[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
     error = {
-        "message": message, "type": _ERROR_TYPE_BY_STATUS.get(status, "error"), "code": status, "param": None,
-    }  # fmt: skip
+        "message": message,
+        "type": _ERROR_TYPE_BY_STATUS.get(status, "error"),
+        "code": status,
+        "param": None,
+    }
     return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Return every error of an app with ``create_error_response``."""
+    """Send the errors of an app with ``create_error_response``."""
     app.add_exception_handler(BertsmithError, _handle_bertsmith_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(Exception, _handle_unexpected_error)
 
 
 def add_page_error_handlers(app: FastAPI) -> None:
-    """Return the HTTP errors of Gradio's app with ``create_error_response``, except those of its API."""
+    """Send HTTP errors of Gradio's app with ``create_error_response``, except errors of its API."""
     app.add_exception_handler(HTTPException, _handle_page_exception)
 
 

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 
 from bertsmith.serve.settings import ServeSettings
 
-#: Bytes that a client must read in every ``send_timeout_seconds``.
+#: Bytes of a response that a client must read within ``send_timeout_seconds``.
 MIN_PROGRESS_BYTES: Final = 2**20
-#: Seconds between two checks of a client's progress.
+#: Time between two checks of how much the clients have read.
 _CHECK_INTERVAL_SECONDS: Final = 1.0
 
 
@@ -40,79 +40,91 @@ class _Response:
     Attributes:
         connection: the client's connection.
         num_unsent_bytes: unsent bytes at the last check.
-        read_at: time at which the client last read anything, in seconds.
-        progress_at: time at which the client had last read ``MIN_PROGRESS_BYTES`` bytes, in seconds.
-        progress_unsent: unsent bytes at that time.
+        last_read_at: last time at which the client had read any bytes, in seconds.
+        progress_at: last time at which the client had read another ``MIN_PROGRESS_BYTES``, in
+            seconds.
+        unsent_at_progress: unsent bytes at ``progress_at``.
     """
 
     connection: Connection
     num_unsent_bytes: int
-    read_at: float
+    last_read_at: float
     progress_at: float
-    progress_unsent: int
+    unsent_at_progress: int
 
 
 class ResponseMonitor:
-    """Watches the responses to all requests of a server; not thread-safe."""
+    """Waits for clients to read their responses and disconnects slow ones; not thread-safe."""
 
     def __init__(
         self, settings: ServeSettings, clock: Callable[[], float] | None = None,
-        interval: float = _CHECK_INTERVAL_SECONDS,
+        check_interval_seconds: float = _CHECK_INTERVAL_SECONDS,
     ) -> None:  # fmt: skip
-        self._settings, self._clock, self._interval = settings, clock, interval
+        self._settings, self._clock = settings, clock
+        self._check_interval_seconds = check_interval_seconds
         self._responses: dict[_Response, None] = {}
         self._checked_at = float("-inf")
 
     async def drain(self, connection: Connection) -> bool:
-        """Wait until a response is sent; return False if its connection was aborted."""
+        """Wait until the client has read most of a response; return False if it is disconnected."""
         if not connection.is_write_buffer_full():
             return True
-        now, size = self._now(), connection.count_unsent_bytes()
+        now, size = self._get_time(), connection.count_unsent_bytes()
         response = _Response(connection, size, now, now, size)
         self._responses[response] = None
         try:
             while connection.is_write_buffer_full():
                 try:
-                    async with asyncio.timeout(self._interval):
+                    async with asyncio.timeout(self._check_interval_seconds):
                         await connection.drain()
                 except TimeoutError:
-                    self.check()
+                    self.abort_slow_connections()
                 if response not in self._responses:
                     return False
         finally:
             self._responses.pop(response, None)
         return True
 
-    def check(self) -> None:
-        """Abort slow connections; and stalled ones, while unsent bytes exceed the limit."""
-        now = self._now()
-        if now - self._checked_at < self._interval / 2:
-            # Every pending response calls this; one check per interval is enough.
+    def abort_slow_connections(self) -> None:
+        """Abort the connections of clients that read too slowly.
+
+        If the unsent bytes of all responses exceed the limit, also abort the connections of clients
+        that have stopped reading, longest first, until the limit is met.
+        """
+        now = self._get_time()
+        if now - self._checked_at < self._check_interval_seconds / 2:
+            # Every pending response calls this method; one check per interval is enough.
             return
         self._checked_at = now
         for response in list(self._responses):
-            self._update(response, now)
+            self._record_progress(response, now)
             if now - response.progress_at > self._settings.send_timeout_seconds:
                 self._abort(response)
-        by_last_read = sorted(self._responses, key=lambda response: response.read_at)
+        by_last_read = sorted(self._responses, key=lambda response: response.last_read_at)
         unsent = sum(response.num_unsent_bytes for response in by_last_read)
         for response in by_last_read:
-            if unsent <= self._settings.max_unsent_bytes or now - response.read_at < self._interval:
+            if (
+                unsent <= self._settings.max_unsent_bytes
+                or now - response.last_read_at < self._check_interval_seconds
+            ):
                 break
             unsent -= response.num_unsent_bytes
             self._abort(response)
 
-    def _update(self, response: _Response, now: float) -> None:
+    def _record_progress(self, response: _Response, now: float) -> None:
+        """Update how much of a response the client has read."""
         num_unsent_bytes = response.connection.count_unsent_bytes()
         if num_unsent_bytes < response.num_unsent_bytes:
-            response.read_at = now
+            response.last_read_at = now
         response.num_unsent_bytes = num_unsent_bytes
-        if response.progress_unsent - num_unsent_bytes >= MIN_PROGRESS_BYTES:
-            response.progress_at, response.progress_unsent = now, num_unsent_bytes
+        if response.unsent_at_progress - num_unsent_bytes >= MIN_PROGRESS_BYTES:
+            response.progress_at, response.unsent_at_progress = now, num_unsent_bytes
 
     def _abort(self, response: _Response) -> None:
+        """Abort the connection of a response and stop waiting for the client."""
         del self._responses[response]
         response.connection.abort()
 
-    def _now(self) -> float:
+    def _get_time(self) -> float:
+        """Return the time in seconds, by default of the event loop's clock."""
         return asyncio.get_running_loop().time() if self._clock is None else self._clock()

@@ -1,6 +1,7 @@
-"""Answer requests with the loaded models, from any thread.
+"""Compute the results of requests with the loaded models.
 
-Each method blocks until its answer is computed. Concurrent requests share batches.
+Most methods block until the results are computed. They can be called from any thread, and
+concurrent calls share batches.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from bertsmith.bundle import FineTunedBundle, PretrainedBundle
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.model.task_models import TaskModel
 from bertsmith.runtime.thread_pool import choose_num_workers
-from bertsmith.serve.batching import Batcher
+from bertsmith.serve.batching import BatchCallback, Batcher
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError, wait_for_result
 from bertsmith.serve.limits import check_limit, check_no_surrogates, check_top
 from bertsmith.serve.models import (
@@ -48,35 +49,43 @@ from bertsmith.use.tag import TaggedText, iter_tagged_texts
 from bertsmith.use.vector_settings import VectorSettings
 from bertsmith.use.vectors import VectorSpec
 
-#: Characters that ``Service.tokenize`` encodes between two checks of the deadline.
-_GROUP_CHARACTERS: Final = 65_536
+#: Number of characters that ``Service.tokenize`` encodes between two checks of the deadline.
+_CHARACTERS_PER_DEADLINE_CHECK: Final = 65_536
+#: Token ids, and character offsets (start, end) of each token.
+EncodedText = tuple[list[int], list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """Submitted texts whose vectors are being computed.
+    """Texts whose vectors are being computed.
 
     Attributes:
-        model: name of the model.
-        future: resolves to one float32 [W] per text; W is the width of a vector.
-        width: W.
+        model_name: name of the model.
+        future: resolves to the vector of each text, float32 [W].
+        vector_width: number of elements of a vector, W.
         num_tokens: tokens of all texts.
     """
 
-    model: str
+    model_name: str
     future: Future[list[Any]]
-    width: int
+    vector_width: int
     num_tokens: int
 
 
 class Service:
-    """The loaded models, in the order of the command line, and their batcher."""
+    """Computes the results of requests.
+
+    Attributes:
+        models: the loaded models by name, in the order of the command line.
+        settings: the limits of the server.
+        batcher: batches the sequences of concurrent requests.
+    """
 
     def __init__(
         self,
         models: Iterable[ServedModel],
         settings: ServeSettings | None = None,
-        on_batch: Callable[[int, int, float], None] | None = None,
+        on_batch: BatchCallback | None = None,
         get_token_counter: Callable[[str], TokenCounter] | None = None,
     ) -> None:
         """Start the batcher's threads.
@@ -84,18 +93,13 @@ class Service:
         Args:
             models: the loaded models.
             settings: the limits of the server.
-            on_batch: called with the sequences, tokens and seconds of each computed batch.
-            get_token_counter: returns the token counter of a model, by its name; the counter is
-                called from several threads.
+            on_batch: called after each batch.
+            get_token_counter: takes a model's name and returns the counter of its tokens. The
+                counter is called from several threads.
         """
-        self.models = {
-            model.name: (
-                model.with_token_counter(get_token_counter(model.name))
-                if get_token_counter
-                else model
-            )
-            for model in models
-        }
+        if get_token_counter is not None:
+            models = [model.with_token_counter(get_token_counter(model.name)) for model in models]
+        self.models = {model.name: model for model in models}
         self.settings = settings or ServeSettings()
         self.batcher = Batcher(
             max_batch_tokens=self.settings.max_batch_tokens,
@@ -113,26 +117,34 @@ class Service:
         """Return the names of the models that support a task."""
         return [name for name, model in self.models.items() if task in model.tasks]
 
-    def find_model(self, name: str | None, task: str) -> ServedModel:
+    def find_model(self, model_name: str | None, task: str) -> ServedModel:
         """Return the named model, or the first one that supports the task.
 
         Raises:
             ModelError: there is no such model, or it does not support the task.
         """
+        if model_name is not None and model_name not in self.models:
+            raise ModelError(
+                f"unknown model {model_name!r}; expected one of {', '.join(self.models)}"
+            )
         names = self.get_model_names(task)
-        if name is not None and name not in self.models:
-            raise ModelError(f"unknown model {name!r}; expected one of {', '.join(self.models)}")
-        if not names or (name is not None and name not in names):
-            subject = f"the model {name!r} cannot" if name is not None else "no loaded model can"
-            expected = f"; expected one of {', '.join(names)}" if names else ""
-            raise ModelError(f"{subject} {task}{expected}")
-        return self.models[name or names[0]]
+        if not names:
+            raise ModelError(f"no loaded model can {task}; start the server with such a model")
+        if model_name is not None and model_name not in names:
+            raise ModelError(
+                f"the model {model_name!r} cannot {task}; expected one of {', '.join(names)}"
+            )
+        return self.models[model_name or names[0]]
 
     def fill(
-        self, name: str | None, texts: Sequence[str], top: int, deadline: Deadline | None = None
+        self,
+        model_name: str | None,
+        texts: Sequence[str],
+        top: int,
+        deadline: Deadline | None = None,
     ) -> list[list[Filling]]:
         """Return the ``top`` most probable tokens for each [MASK] of each text."""
-        model = self.check_request(name, "fill", texts, deadline)
+        model = self.check_request(model_name, "fill", texts, deadline)
         assert isinstance(model.bundle, PretrainedBundle)
         check_top(top)
         check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.max_masks)
@@ -141,97 +153,77 @@ class Service:
 
     def pair(
         self,
-        name: str | None,
+        model_name: str | None,
         pairs: Sequence[tuple[str, str]],
         deadline: Deadline | None = None,
     ) -> list[NextSentencePrediction]:
         """Return the probability that text B follows text A, for each pair."""
-        model = self.check_request(name, "pair", pairs, deadline)
+        model = self.check_request(model_name, "pair", pairs, deadline)
         deadline = self._resolve_deadline(deadline)
         assert isinstance(model.bundle, PretrainedBundle)
 
         def compute(bundle: PretrainedBundle, sequences: Sequence[EncodedPair]) -> list[float]:
-            units = [(len(ids), (ids, segments)) for ids, segments in sequences]
+            payloads = [(len(ids), (ids, segments)) for ids, segments in sequences]
             compute_batch = require_finite(model.name, partial(compute_batch_probabilities, bundle))
             return self.batcher.submit_and_wait(
-                (model.name, "pair"), compute_batch, units, deadline
+                (model.name, "pair"), compute_batch, payloads, deadline
             )
 
         return list(iter_pair_predictions(model.bundle, pairs, compute))
 
     def classify(
         self,
-        name: str | None,
+        model_name: str | None,
         texts: Sequence[str | tuple[str, str]],
         deadline: Deadline | None = None,
     ) -> list[Prediction]:
         """Return the labels, or the regression score, of each text or pair."""
-        model = self.check_request(name, "classify", texts, deadline)
-        return list(
-            iter_predictions(
-                _get_fine_tuned_bundle(model), texts, self._create_output_function(model, deadline)
-            )
-        )
+        bundle, compute_outputs = self._prepare_task(model_name, "classify", texts, deadline)
+        return list(iter_predictions(bundle, texts, compute_outputs))
 
     def tag(
-        self, name: str | None, texts: Sequence[str], deadline: Deadline | None = None
+        self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None
     ) -> list[TaggedText]:
         """Return the entities, or the tags of the words, of each text."""
-        model = self.check_request(name, "tag", texts, deadline)
-        return list(
-            iter_tagged_texts(
-                _get_fine_tuned_bundle(model), texts, self._create_output_function(model, deadline)
-            )
-        )
+        bundle, compute_outputs = self._prepare_task(model_name, "tag", texts, deadline)
+        return list(iter_tagged_texts(bundle, texts, compute_outputs))
 
     def answer(
         self,
-        name: str | None,
+        model_name: str | None,
         questions: Sequence[tuple[str, str]],
         deadline: Deadline | None = None,
     ) -> list[Answer]:
         """Return the answer to each (question, context)."""
-        model = self.check_request(name, "answer", questions, deadline)
-        return list(
-            iter_answers(
-                _get_fine_tuned_bundle(model),
-                questions,
-                self._create_output_function(model, deadline),
-            )
-        )
+        bundle, compute_outputs = self._prepare_task(model_name, "answer", questions, deadline)
+        return list(iter_answers(bundle, questions, compute_outputs))
 
     def choose(
         self,
-        name: str | None,
+        model_name: str | None,
         questions: Sequence[tuple[str, Sequence[str]]],
         deadline: Deadline | None = None,
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
-        model = self.check_request(name, "choose", questions, deadline)
-        return list(
-            iter_choices(
-                _get_fine_tuned_bundle(model),
-                questions,
-                self._create_output_function(model, deadline),
-            )
-        )
+        bundle, compute_outputs = self._prepare_task(model_name, "choose", questions, deadline)
+        return list(iter_choices(bundle, questions, compute_outputs))
 
     def embed(
         self,
-        name: str | None,
+        model_name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
         deadline: Deadline | None = None,
     ) -> Floats:
         """Return a vector for each text, float32 [number of texts, W]."""
         deadline = self._resolve_deadline(deadline)
-        pending = self.submit_embeddings(name, texts, settings, deadline)
+        pending = self.submit_embeddings(model_name, texts, settings, deadline)
         vectors = wait_for_result(pending.future, deadline)
-        return np.stack(vectors) if vectors else np.empty((0, pending.width), np.float32)
+        return np.stack(vectors) if vectors else np.empty((0, pending.vector_width), np.float32)
 
     def submit_embeddings(
         self,
-        name: str | None,
+        model_name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
         deadline: Deadline,
@@ -240,12 +232,19 @@ class Service:
     ) -> PendingEmbeddings:
         """Submit texts to the batcher without waiting for their vectors.
 
+        Args:
+            model_name: name of the model; None for the first one that supports the task.
+            texts: the texts.
+            settings: layers, pooling and normalization.
+            deadline: the request's deadline.
+            truncate: truncate texts that are too long, instead of rejecting them.
+
         Raises:
-            SettingsError: the settings ask for a vector per token.
+            SettingsError: the settings have no pooling, which gives a vector for each token.
             RequestTooLargeError: the texts exceed a limit of the server; or, without
                 ``truncate``, a text is longer than the model's maximum.
         """
-        model = self.check_request(name, "embed", texts, deadline)
+        model = self.check_request(model_name, "embed", texts, deadline)
         spec = model.embedder.resolve_settings(settings)
         if spec.pooling == "none":
             raise SettingsError(
@@ -258,33 +257,33 @@ class Service:
                 f"{model.embedder.max_seqlen} tokens; shorten them, or send truncate: true"
             )
         check_limit("vector elements", len(texts) * spec.width, self.settings.max_vector_elements)
-        units = [(len(ids), ids) for ids in tokenized.sequences]
+        payloads = [(len(ids), ids) for ids in tokenized.sequences]
         compute_batch = require_finite(model.name, partial(model.embedder.encode_batch, spec=spec))
         key = (model.name, "embed", settings)
-        future = self.batcher.submit(key, compute_batch, units, deadline)
-        num_tokens = sum(length for length, _ in units)
+        future = self.batcher.submit(key, compute_batch, payloads, deadline)
+        num_tokens = sum(length for length, _ in payloads)
         return PendingEmbeddings(model.name, future, spec.width, num_tokens)
 
     def embed_tokens(
         self,
-        name: str | None,
+        model_name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
         deadline: Deadline | None = None,
         *,
         max_vector_elements: int | None = None,
     ) -> list[TokenVectors]:
-        """Return the token vectors of each text; the pooling of ``settings`` is ignored.
+        """Return the vectors of the tokens of each text; the pooling of ``settings`` is ignored.
 
         Args:
-            name: name of the model.
+            model_name: name of the model; None for the first one that supports the task.
             texts: the texts.
             settings: layers, weights and special tokens.
             deadline: the request's deadline.
-            max_vector_elements: limit of the elements of all vectors; None for the server's
-                limit.
+            max_vector_elements: maximum number of elements of all vectors together; None for the
+                server's limit.
         """
-        model = self.check_request(name, "embed", texts, deadline)
+        model = self.check_request(model_name, "embed", texts, deadline)
         deadline = self._resolve_deadline(deadline)
         settings = settings.model_copy(update={"pooling": "none"})
         key = (model.name, "embed", settings)
@@ -292,53 +291,62 @@ class Service:
         def compute(
             sequences: Sequence[list[int]], spec: VectorSpec, _: int | None
         ) -> VectorBatches:
-            units = [(len(ids), ids) for ids in sequences]
-            num_elements = sum(length for length, _ in units) * spec.width
+            payloads = [(len(ids), ids) for ids in sequences]
+            num_elements = sum(length for length, _ in payloads) * spec.width
             limit = max_vector_elements or self.settings.max_vector_elements
             check_limit("vector elements", num_elements, limit)
             compute_batch = require_finite(
                 model.name, partial(model.embedder.encode_batch, spec=spec)
             )
-            vectors = self.batcher.submit_and_wait(key, compute_batch, units, deadline)
-            yield list(range(len(units))), vectors
+            vectors = self.batcher.submit_and_wait(key, compute_batch, payloads, deadline)
+            yield list(range(len(payloads))), vectors
 
         spec = model.embedder.resolve_settings(settings)
         return model.embedder.encode_tokens_with_spec(texts, spec, None, compute)
 
     def attention(
         self,
-        name: str | None,
+        model_name: str | None,
         text: str,
         pair: str | None = None,
         *,
         max_seqlen: int | None = None,
         deadline: Deadline | None = None,
     ) -> AttentionMaps:
-        """Return the attention probabilities of a text or pair, truncated to ``max_seqlen``."""
-        model = self.check_request(name, "embed", [text])
-        units = [(max_seqlen or model.embedder.max_seqlen, (text, pair, max_seqlen))]
+        """Return the attention probabilities of a text or pair.
+
+        Args:
+            model_name: name of the model; None for the first one that supports the task.
+            text: the text, or the first text of the pair.
+            pair: the second text, None for a single text.
+            max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
+            deadline: the request's deadline.
+        """
+        model = self.check_request(model_name, "embed", [text])
+        payloads = [(max_seqlen or model.embedder.max_seqlen, (text, pair, max_seqlen))]
         compute_batch = require_finite(model.name, partial(compute_attentions, model))
         deadline = self._resolve_deadline(deadline)
         [maps] = self.batcher.submit_and_wait(
-            (model.name, "attention"), compute_batch, units, deadline
+            (model.name, "attention"), compute_batch, payloads, deadline
         )
         result: AttentionMaps = maps
         return result
 
     def close(self) -> None:
-        """Finish queued requests before ``shutdown_timeout_seconds``, and stop the threads."""
+        """Finish queued requests within ``shutdown_timeout_seconds``, and stop the threads."""
         self.batcher.close(self.settings.shutdown_timeout_seconds)
 
     def check_request(
         self,
-        name: str | None,
+        model_name: str | None,
         task: str,
         texts: Sequence[Any],
         deadline: Deadline | None = None,
     ) -> ServedModel:
         """Check a request's texts and return its model.
 
-        With a deadline, the model's tokenizer counts tokens in ``deadline.token_counts``.
+        With a deadline, the tokenizer of the returned model also counts the tokens that it encodes
+        in ``deadline.token_counts``.
 
         Raises:
             RequestTooLargeError: there are too many texts.
@@ -347,24 +355,26 @@ class Service:
         """
         check_limit("texts", len(texts), self.settings.max_texts)
         check_no_surrogates(texts)
-        model = self.find_model(name, task)
+        model = self.find_model(model_name, task)
         return model if deadline is None else model.with_token_counter(deadline.token_counts)
 
     def tokenize(
-        self, name: str | None, texts: Sequence[str], deadline: Deadline | None = None
-    ) -> tuple[ServedModel, list[tuple[list[int], list[tuple[int, int]]]]]:
+        self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None
+    ) -> tuple[ServedModel, list[EncodedText]]:
         """Return the model, and the token ids and character offsets of each text.
+
+        The deadline is checked between groups of texts.
 
         Raises:
             RequestTooLargeError: the texts have too many tokens.
-            DeadlineExceededError: the deadline passed; it is checked between groups of texts.
+            DeadlineExceededError: the deadline passed.
             DisconnectedError: the client disconnected.
         """
-        model = self.check_request(name, "embed", texts, deadline)
+        model = self.check_request(model_name, "embed", texts, deadline)
         deadline = self._resolve_deadline(deadline)
-        encoded: list[tuple[list[int], list[tuple[int, int]]]] = []
+        encoded: list[EncodedText] = []
         num_tokens = 0
-        for group in _group_texts(texts, _GROUP_CHARACTERS):
+        for group in _group_texts(texts, _CHARACTERS_PER_DEADLINE_CHECK):
             deadline.check()
             encoded += model.bundle.tokenizer.encode_batch_with_offsets(group)
             num_tokens += sum(len(ids) for ids, _ in encoded[-len(group) :])
@@ -372,30 +382,40 @@ class Service:
         return model, encoded
 
     def _resolve_deadline(self, deadline: Deadline | None) -> Deadline:
+        """Return the deadline, or a new one with the default time limit for None."""
         return deadline or Deadline(self.settings.request_timeout_seconds)
 
-    def _create_output_function(
-        self, model: ServedModel, deadline: Deadline | None
-    ) -> ComputeOutputs:
-        """Return a function that computes a fine-tuned model's outputs through the batcher."""
-        deadline = self._resolve_deadline(deadline)
+    def _prepare_task(
+        self, model_name: str | None, task: str, texts: Sequence[Any], deadline: Deadline | None
+    ) -> tuple[FineTunedBundle, ComputeOutputs]:
+        """Check a request; return its fine-tuned model and a function that computes the outputs.
 
-        def compute(task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
-            units: list[tuple[int, Any]] = []
+        The function has the batcher compute the outputs.
+        """
+        model = self.check_request(model_name, task, texts, deadline)
+        deadline = self._resolve_deadline(deadline)
+        assert isinstance(model.bundle, FineTunedBundle)
+
+        def compute_outputs(task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
+            payloads: list[tuple[int, Any]] = []
             for example, sequences in enumerate(inputs.sequences):
                 token_indices = None
                 if inputs.token_indices is not None:
                     token_indices = inputs.token_indices[example]
-                units += [(len(sequence[0]), (sequence, token_indices)) for sequence in sequences]
+                payloads += [(len(ids), ((ids, segments), token_indices))
+                             for ids, segments in sequences]  # fmt: skip
             compute_batch = require_finite(model.name, partial(compute_task_outputs, task_model))
-            key = (model.name, "outputs")
-            outputs = iter(self.batcher.submit_and_wait(key, compute_batch, units, deadline))
+            sequence_outputs = iter(
+                self.batcher.submit_and_wait(
+                    (model.name, "outputs"), compute_batch, payloads, deadline
+                )
+            )
             return [
-                np.concatenate(list(itertools.islice(outputs, len(sequences))))
+                np.concatenate(list(itertools.islice(sequence_outputs, len(sequences))))
                 for sequences in inputs.sequences
             ]
 
-        return compute
+        return model.bundle, compute_outputs
 
     def _create_mask_predictor(
         self, model: ServedModel, deadline: Deadline
@@ -407,21 +427,16 @@ class Service:
             lengths: Sequence[int],
             sequence_at: Callable[[int], MaskedSequence],
         ) -> Iterator[MaskedPredictions]:
-            units = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
+            payloads = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
             compute_batch = require_finite(model.name, partial(compute_mask_predictions, bundle))
             results = self.batcher.submit_and_wait(
-                (model.name, "fill"), compute_batch, units, deadline
+                (model.name, "fill"), compute_batch, payloads, deadline
             )
             for index, log_probabilities in enumerate(results):
                 rows = [(index, mask) for mask in range(len(log_probabilities))]
                 yield MaskedPredictions(rows, log_probabilities)
 
         return predict
-
-
-def _get_fine_tuned_bundle(model: ServedModel) -> FineTunedBundle:
-    assert isinstance(model.bundle, FineTunedBundle)
-    return model.bundle
 
 
 def _group_texts(texts: Sequence[str], min_characters: int) -> Iterator[list[str]]:

@@ -53,7 +53,7 @@ class CountingService(Service):
 
     def embed_tokens(
         self,
-        name: str | None,
+        model_name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
         deadline: Deadline | None = None,
@@ -63,7 +63,7 @@ class CountingService(Service):
         """Count the call and return the token vectors."""
         self.num_calls += 1
         return super().embed_tokens(
-            name, texts, settings, deadline, max_vector_elements=max_vector_elements
+            model_name, texts, settings, deadline, max_vector_elements=max_vector_elements
         )
 
 

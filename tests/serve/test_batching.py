@@ -1,4 +1,4 @@
-"""Batcher: packing, scheduling, admission control and errors."""
+"""The batcher: grouping of sequences, scheduling, admission control and errors."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ from bertsmith.serve.deadline import (
 
 
 class FakeClock:
-    """A clock that tests advance; it starts at the real time, because deadlines use that."""
+    """A clock that tests advance. It starts at the real time, which deadlines are computed from."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -31,12 +31,12 @@ class FakeClock:
 
 
 class FakeModel:
-    """Doubles payloads once ``resume`` is set, and records its batches.
+    """Batch function that doubles payloads, pauses until ``resume`` is set and records batches.
 
     Attributes:
         batches: payloads of each batch.
         started: set when a batch starts.
-        resume: batches wait until it is set.
+        resume: computation continues when it is set.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class FakeModel:
         self.started, self.resume = threading.Event(), threading.Event()
 
     def __call__(self, payloads: list[Any]) -> Sequence[Any]:
-        """Return each payload times two; fail for a payload "bad"."""
+        """Return each payload times two; raise ValueError for the payload "bad"."""
         self.batches.append(payloads)
         self.started.set()
         assert self.resume.wait(60)
@@ -58,11 +58,16 @@ BatcherFactory = Callable[..., Batcher]
 
 @pytest.fixture
 def create_batcher() -> Iterator[BatcherFactory]:
-    """Factory of batchers with 100 tokens per batch by default; closes them after the test."""
+    """A function that creates batchers with 100 tokens per batch; closes them after the test."""
     batchers: list[Batcher] = []
 
     def create(**overrides: Any) -> Batcher:
-        options = {"batch_tokens": 100, "queue_tokens": 1000, "call_tokens": 500, "max_wait": 0.0}
+        options = {
+            "max_batch_tokens": 100,
+            "max_queue_tokens": 1000,
+            "max_call_tokens": 500,
+            "max_wait_seconds": 0.0,
+        }
         batchers.append(Batcher(**{**options, **overrides}))
         return batchers[-1]
 
@@ -71,64 +76,64 @@ def create_batcher() -> Iterator[BatcherFactory]:
         batcher.close(60)
 
 
-def occupy(batcher: Batcher, model: FakeModel) -> None:
-    """Occupy the model thread with a batch, so that later calls are queued."""
+def start_first_batch(batcher: Batcher, model: FakeModel) -> None:
+    """Let the model thread start a batch, so that later calls wait in the queue."""
     batcher.submit("key", model, [(1, "first")], Deadline(60))
     assert model.started.wait(60)
 
 
-def set_rate(batcher: Batcher, tokens_per_second: float) -> None:
-    """Set the measured rate, with enough measurements to reject calls by it."""
+def set_measured_speed(batcher: Batcher, tokens_per_second: float) -> None:
+    """Set the measured speed, with enough batches that the batcher rejects calls because of it."""
     batcher._tokens_per_second, batcher._measured_batches = tokens_per_second, 10.0
 
 
-def deadline_at(expires_at: float) -> Deadline:
-    """Return a deadline at a time of the clock."""
+def create_deadline(expires_at: float) -> Deadline:
+    """Return a deadline that expires at a time of ``FakeClock``."""
     deadline = Deadline(60)
     deadline.expires_at = expires_at
     return deadline
 
 
 def test_queued_calls_share_batches_up_to_the_token_budget(create_batcher: BatcherFactory) -> None:
-    """Ten calls of 25 tokens run at most four per batch of 100, and each gets its own result."""
+    """Four calls of 25 tokens share a batch of 100 tokens, and each call gets its own result."""
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
-    futures = [batcher.submit("key", model, [(25, n)], Deadline(60)) for n in range(10)]
+    start_first_batch(batcher, model)
+    futures = [batcher.submit("key", model, [(25, number)], Deadline(60)) for number in range(10)]
     model.resume.set()
-    assert [future.result(60) for future in futures] == [[n * 2] for n in range(10)]
+    assert [future.result(60) for future in futures] == [[number * 2] for number in range(10)]
     assert model.batches[1:] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_short_units_count_like_the_longest_of_their_batch(create_batcher: BatcherFactory) -> None:
-    """With 40 tokens in the longest unit, a batch of 100 has two units, however short the other.
+def test_short_sequences_count_as_the_longest_one(create_batcher: BatcherFactory) -> None:
+    """A sequence of 10 tokens counts as 40 in a batch whose longest sequence has 40 tokens.
 
-    The longest unit of a call is computed first, and results keep the order of the call.
+    The longest sequence of a call is computed first, and results keep the order of the call.
     """
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
-    units = [(10, 0), (40, 1), (10, 2), (10, 3)]
-    future = batcher.submit("key", model, units, Deadline(60))
+    start_first_batch(batcher, model)
+    payloads = [(10, 0), (40, 1), (10, 2), (10, 3)]
+    future = batcher.submit("key", model, payloads, Deadline(60))
     model.resume.set()
     assert future.result(60) == [0, 2, 4, 6]
     assert model.batches[1:] == [[1, 0], [2, 3]]
 
 
-def test_long_unit_does_not_join_a_batch_of_short_units(create_batcher: BatcherFactory) -> None:
-    """Three units of 20 tokens and one of 60 are 140 tokens, but 240 with padding."""
+def test_long_sequence_does_not_join_a_batch_of_short_ones(create_batcher: BatcherFactory) -> None:
+    """Three sequences of 20 tokens and one of 60 are 140 tokens, but 240 with padding."""
     batcher, model = create_batcher(max_batch_tokens=150), FakeModel()
-    occupy(batcher, model)
+    start_first_batch(batcher, model)
     lengths = (20, 20, 20, 60)
-    futures = [batcher.submit("key", model, [(n, n)], Deadline(60)) for n in lengths]
+    futures = [batcher.submit("key", model, [(length, length)], Deadline(60)) for length in lengths]
     model.resume.set()
     assert [future.result(60) for future in futures] == [[40], [40], [40], [120]]
     assert model.batches[1:] == [[20, 20, 20], [60]]
 
 
 def test_calls_with_different_keys_do_not_share_batches(create_batcher: BatcherFactory) -> None:
-    """Calls of two models are computed in separate batches."""
+    """Calls of two models, which have different keys, are computed in separate batches."""
     batcher, model_1, model_2 = create_batcher(), FakeModel(), FakeModel()
     model_2.resume.set()
-    occupy(batcher, model_1)
+    start_first_batch(batcher, model_1)
     future_1 = batcher.submit("key", model_1, [(1, 1)], Deadline(60))
     future_2 = batcher.submit("other", model_2, [(1, 2)], Deadline(60))
     model_1.resume.set()
@@ -136,13 +141,16 @@ def test_calls_with_different_keys_do_not_share_batches(create_batcher: BatcherF
     assert (model_1.batches, model_2.batches) == ([["first"], [1]], [[2]])
 
 
-def test_short_call_overtakes_later_units_of_long_call(create_batcher: BatcherFactory) -> None:
-    """A short call waits only for the units of a long call that are scheduled before it."""
+def test_short_call_overtakes_later_sequences_of_a_long_call(
+    create_batcher: BatcherFactory,
+) -> None:
+    """A short call waits only for the sequences of a long call that are scheduled before it."""
     clock = FakeClock()
     batcher, model = create_batcher(clock=clock), FakeModel()
-    occupy(batcher, model)
-    batcher._tokens_per_second = 1000.0  # 100 tokens take 0.1 seconds
-    long = batcher.submit("key", model, [(100, n) for n in range(4)], Deadline(60))
+    start_first_batch(batcher, model)
+    # At this speed, each sequence of the long call takes 0.1 seconds.
+    batcher._tokens_per_second = 1000.0
+    long = batcher.submit("key", model, [(100, index) for index in range(4)], Deadline(60))
     clock.now += 0.15
     short = batcher.submit("key", model, [(10, "short")], Deadline(60))
     model.resume.set()
@@ -155,9 +163,9 @@ def test_short_call_overtakes_later_units_of_long_call(create_batcher: BatcherFa
 def test_sequence_longer_than_the_budget_gets_its_own_batch(
     create_batcher: BatcherFactory,
 ) -> None:
-    """A unit of 300 tokens is computed alone although a batch has 100."""
+    """A sequence of 300 tokens is computed alone although the maximum of a batch is 100."""
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
+    start_first_batch(batcher, model)
     future = batcher.submit("key", model, [(300, "x"), (10, "y")], Deadline(60))
     model.resume.set()
     assert future.result(60) == ["xx", "yy"]
@@ -165,7 +173,7 @@ def test_sequence_longer_than_the_budget_gets_its_own_batch(
 
 
 def test_lone_call_waits_for_others_to_share_its_batch(create_batcher: BatcherFactory) -> None:
-    """Two calls within ``max_wait_seconds`` share a batch."""
+    """Two calls that arrive within ``max_wait_seconds`` share a batch."""
     batcher, model = create_batcher(max_wait_seconds=60.0), FakeModel()
     model.resume.set()
     future = batcher.submit("key", model, [(50, 1)], Deadline(60))
@@ -177,7 +185,7 @@ def test_lone_call_waits_for_others_to_share_its_batch(create_batcher: BatcherFa
 def test_full_queue_rejects_calls(create_batcher: BatcherFactory) -> None:
     """BusyError says when to retry; queued calls are still answered."""
     batcher, model = create_batcher(max_queue_tokens=400), FakeModel()
-    occupy(batcher, model)
+    start_first_batch(batcher, model)
     accepted = batcher.submit("key", model, [(350, 1)], Deadline(60))
     with pytest.raises(BusyError, match="350 tokens are waiting; retry in") as caught:
         batcher.submit("key", model, [(100, 2)], Deadline(60))
@@ -190,9 +198,9 @@ def test_full_queue_rejects_calls(create_batcher: BatcherFactory) -> None:
 
 
 def test_call_fails_at_its_deadline(create_batcher: BatcherFactory) -> None:
-    """The caller gets DeadlineExceededError while the model is busy; the unit is not computed."""
+    """The caller gets DeadlineExceededError while the model is busy, and the call is dropped."""
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
+    start_first_batch(batcher, model)
     with pytest.raises(DeadlineExceededError, match="not answered in time"):
         batcher.submit_and_wait("key", model, [(1, "late")], Deadline(0.1))
     model.resume.set()
@@ -202,30 +210,30 @@ def test_call_fails_at_its_deadline(create_batcher: BatcherFactory) -> None:
 
 
 def test_disconnect_cancels_a_queued_call(create_batcher: BatcherFactory) -> None:
-    """The waiting thread gets DisconnectedError, and the unit is not computed."""
+    """The waiting thread gets DisconnectedError, and the model does not compute the call."""
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
-    deadline, ended = Deadline(60), threading.Event()
+    start_first_batch(batcher, model)
+    deadline, is_disconnected = Deadline(60), threading.Event()
 
-    def run() -> None:
+    def submit_cancelled_call() -> None:
         with pytest.raises(DisconnectedError):
             batcher.submit_and_wait("key", model, [(1, "cancelled")], deadline)
-        ended.set()
+        is_disconnected.set()
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=submit_cancelled_call, daemon=True).start()
     while not batcher.queued_tokens:
         time.sleep(0.01)
     deadline.cancel()
-    assert ended.wait(60)
+    assert is_disconnected.wait(60)
     model.resume.set()
     assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
     assert not any("cancelled" in batch for batch in model.batches)
 
 
-def test_failing_unit_does_not_fail_its_batch(create_batcher: BatcherFactory) -> None:
-    """Other calls of the batch get their results, and the thread survives."""
+def test_failing_sequence_does_not_fail_its_batch(create_batcher: BatcherFactory) -> None:
+    """The other calls of the batch get their results, and the model thread keeps running."""
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
+    start_first_batch(batcher, model)
     before = batcher.submit("key", model, [(1, 1)], Deadline(60))
     failing = batcher.submit("key", model, [(1, "bad")], Deadline(60))
     after = batcher.submit("key", model, [(1, 3)], Deadline(60))
@@ -237,9 +245,9 @@ def test_failing_unit_does_not_fail_its_batch(create_batcher: BatcherFactory) ->
 
 
 def test_close_finishes_queued_calls_and_rejects_new_ones(create_batcher: BatcherFactory) -> None:
-    """New calls get ShuttingDownError; the thread ends after the queued call."""
+    """New calls get ShuttingDownError; the model thread ends after the queued call."""
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
+    start_first_batch(batcher, model)
     queued = batcher.submit("key", model, [(1, 1)], Deadline(60))
     closing = threading.Thread(target=batcher.close, args=(60,))
     closing.start()
@@ -254,9 +262,9 @@ def test_close_finishes_queued_calls_and_rejects_new_ones(create_batcher: Batche
 
 
 def test_two_threads_compute_two_batches_concurrently(create_batcher: BatcherFactory) -> None:
-    """With ``num_threads=2``, a second batch starts while the first is computed."""
+    """With two threads, a second batch starts while the first one is computed."""
     batcher, model_1, model_2 = create_batcher(num_threads=2), FakeModel(), FakeModel()
-    occupy(batcher, model_1)
+    start_first_batch(batcher, model_1)
     future_2 = batcher.submit("other", model_2, [(1, 2)], Deadline(60))
     assert model_2.started.wait(60)
     future_3 = batcher.submit("other", model_2, [(1, 3)], Deadline(60))
@@ -274,12 +282,12 @@ def test_batches_of_one_call_run_on_all_threads(create_batcher: BatcherFactory) 
         barrier.wait(60)
         return payloads
 
-    future = batcher.submit("key", compute, [(100, n) for n in range(3)], Deadline(60))
+    future = batcher.submit("key", compute, [(100, index) for index in range(3)], Deadline(60))
     assert future.result(60) == [0, 1, 2]
 
 
 def test_call_that_fails_on_two_threads_fails_once(create_batcher: BatcherFactory) -> None:
-    """The call gets the first error, and the second error does not end a thread."""
+    """The call gets the first error, and the second error does not end its thread."""
     batcher, barrier = create_batcher(num_threads=2), threading.Barrier(2)
 
     def compute(payloads: list[Any]) -> list[Any]:
@@ -296,7 +304,7 @@ def test_call_that_fails_on_two_threads_fails_once(create_batcher: BatcherFactor
 
 
 def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> None:
-    """With 4 cores, the second of two batches gets 2 PyTorch threads, and a lone batch gets 4."""
+    """On 4 cores, a second concurrent batch gets 2 PyTorch threads, and a lone batch gets 4."""
     previous_threads, used_threads = torch.get_num_threads(), []
     torch.set_num_threads(4)
     try:
@@ -306,7 +314,7 @@ def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> N
             used_threads.append(torch.get_num_threads())
             return model_2(payloads)
 
-        occupy(batcher, model_1)
+        start_first_batch(batcher, model_1)
         model_2.resume.set()
         batcher.submit_and_wait("other", compute, [(1, 1)], Deadline(60))
         model_1.resume.set()
@@ -319,8 +327,8 @@ def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> N
     assert used_threads == [2, 4]
 
 
-def test_empty_call_returns_an_empty_list(create_batcher: BatcherFactory) -> None:
-    """A call without units does not reach the model."""
+def test_call_without_sequences_returns_an_empty_list(create_batcher: BatcherFactory) -> None:
+    """A call without sequences does not reach the model."""
     assert create_batcher().submit_and_wait("key", FakeModel(), [], Deadline(1)) == []
 
 
@@ -335,9 +343,9 @@ def test_concurrent_callers_get_their_own_results(
 
     def run_calls(caller: int) -> None:
         for number in range(20):
-            units = [(7, (caller, number, n)) for n in range(3)]
-            results = batcher.submit_and_wait("key", model, units, Deadline(60))
-            if results != [payload * 2 for _, payload in units]:
+            payloads = [(7, (caller, number, index)) for index in range(3)]
+            results = batcher.submit_and_wait("key", model, payloads, Deadline(60))
+            if results != [payload * 2 for _, payload in payloads]:
                 failures.append((caller, number))
 
     threads = [threading.Thread(target=run_calls, args=(caller,)) for caller in range(30)]
@@ -350,16 +358,16 @@ def test_concurrent_callers_get_their_own_results(
 
 
 def test_call_that_would_be_late_is_rejected_on_arrival(create_batcher: BatcherFactory) -> None:
-    """The estimate includes the tokens ahead; BusyError says when to retry."""
+    """The estimated time includes the tokens that are queued; BusyError says when to retry."""
     clock = FakeClock()
     batcher = create_batcher(clock=clock, max_queue_tokens=10**6, max_call_tokens=10**6)
     model = FakeModel()
-    set_rate(batcher, 100.0)
-    deadline = deadline_at(clock.now + 30)
-    occupy(batcher, model)
-    batcher.submit("key", model, [(100, n) for n in range(16)], deadline)
+    set_measured_speed(batcher, 100.0)
+    deadline = create_deadline(clock.now + 30)
+    start_first_batch(batcher, model)
+    batcher.submit("key", model, [(100, index) for index in range(16)], deadline)
     with pytest.raises(BusyError, match="1,601 tokens are waiting or being computed") as caught:
-        batcher.submit("key", model, [(100, n) for n in range(16)], deadline)
+        batcher.submit("key", model, [(100, index) for index in range(16)], deadline)
     # 3,201 tokens take 32 seconds; a large call may need 80 % of its 30 seconds.
     assert caught.value.retry_after == pytest.approx(8.01)
     # Short calls may use all of their time, because they overtake large calls.
@@ -370,13 +378,13 @@ def test_call_that_would_be_late_is_rejected_on_arrival(create_batcher: BatcherF
     model.resume.set()
 
 
-def test_estimate_includes_running_batches(create_batcher: BatcherFactory) -> None:
-    """With an empty queue, a call is rejected because of the batch being computed."""
+def test_estimated_time_includes_running_batches(create_batcher: BatcherFactory) -> None:
+    """With an empty queue, a call can be rejected because of the batch being computed."""
     clock = FakeClock()
     batcher = create_batcher(clock=clock, max_queue_tokens=10**6, max_call_tokens=10**6)
     model = FakeModel()
-    set_rate(batcher, 100.0)
-    deadline = deadline_at(clock.now + 30)
+    set_measured_speed(batcher, 100.0)
+    deadline = create_deadline(clock.now + 30)
     batcher.submit("key", model, [(2000, "large")], deadline)
     assert model.started.wait(60)
     assert batcher.queued_tokens == 0
@@ -386,16 +394,18 @@ def test_estimate_includes_running_batches(create_batcher: BatcherFactory) -> No
 
 
 def test_idle_server_accepts_any_call(create_batcher: BatcherFactory) -> None:
-    """A call that seems too slow is accepted if nothing else is pending: the rate may be wrong."""
+    """A call that seems too slow is accepted if no other is pending: the speed may be wrong."""
     batcher, model = create_batcher(), FakeModel()
     model.resume.set()
-    set_rate(batcher, 0.001)
-    results = batcher.submit_and_wait("key", model, [(100, n) for n in range(5)], Deadline(60))
+    set_measured_speed(batcher, 0.001)
+    results = batcher.submit_and_wait(
+        "key", model, [(100, index) for index in range(5)], Deadline(60)
+    )
     assert results == [0, 2, 4, 6, 8]
 
 
-def test_small_batches_hardly_change_the_rate(create_batcher: BatcherFactory) -> None:
-    """Five batches of one token leave the rate nearly unchanged; a full batch determines it."""
+def test_small_batches_hardly_change_the_measured_speed(create_batcher: BatcherFactory) -> None:
+    """Five batches of one token hardly change the measured speed; the first full batch sets it."""
     clock = FakeClock()
     batcher = create_batcher(clock=clock, num_threads=1)
 
@@ -411,8 +421,10 @@ def test_small_batches_hardly_change_the_rate(create_batcher: BatcherFactory) ->
     assert batcher._tokens_per_second == pytest.approx(100, abs=50)
 
 
-def test_newest_large_calls_are_shed_when_the_rate_drops(create_batcher: BatcherFactory) -> None:
-    """Once the measured rate is too low for all queued calls, the oldest are answered in time."""
+def test_newest_large_calls_are_rejected_when_the_speed_drops(
+    create_batcher: BatcherFactory,
+) -> None:
+    """At a measured speed too low for all queued calls, only the oldest ones are answered."""
     clock = FakeClock()
     batcher, batches = create_batcher(clock=clock, max_queue_tokens=10**6), []
     resume = threading.Event()
@@ -426,13 +438,16 @@ def test_newest_large_calls_are_shed_when_the_rate_drops(create_batcher: Batcher
 
     calls = [
         batcher.submit(
-            "call", compute, [(100, (number, n)) for n in range(4)], deadline_at(clock.now + 100)
+            "call",
+            compute,
+            [(100, (number, index)) for index in range(4)],
+            create_deadline(clock.now + 100),
         )
         for number in range(4)
     ]
     resume.set()
     for number in (0, 1):
-        assert calls[number].result(60) == [(number, n) for n in range(4)]
+        assert calls[number].result(60) == [(number, index) for index in range(4)]
     for call in calls[2:]:
         with pytest.raises(BusyError, match="the server is busy"):
             call.result(60)
@@ -442,11 +457,11 @@ def test_newest_large_calls_are_shed_when_the_rate_drops(create_batcher: Batcher
 
 
 def test_disconnect_removes_queued_tokens_at_once(create_batcher: BatcherFactory) -> None:
-    """Tokens of a cancelled call stop counting while the model is still busy."""
+    """Tokens of a cancelled call no longer count, although the model is still busy."""
     batcher, model = create_batcher(), FakeModel()
-    occupy(batcher, model)
+    start_first_batch(batcher, model)
     deadline = Deadline(60)
-    batcher.submit("key", model, [(100, n) for n in range(5)], deadline)
+    batcher.submit("key", model, [(100, index) for index in range(5)], deadline)
     assert batcher.queued_tokens == 500
     deadline.cancel()
     assert batcher.queued_tokens == 0

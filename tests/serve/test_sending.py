@@ -61,7 +61,9 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
 
     async def run() -> None:
         clock = FakeClock()
-        monitor = ResponseMonitor(ServeSettings(send_timeout_seconds=10.0), clock, interval=1000.0)
+        monitor = ResponseMonitor(
+            ServeSettings(send_timeout_seconds=10.0), clock, check_interval_seconds=1000.0
+        )
         size = 10 * MIN_PROGRESS_BYTES
         stalled, trickling, steady = (FakeConnection(size) for _ in range(3))
         tasks = [
@@ -75,7 +77,7 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
             steady.read(MIN_PROGRESS_BYTES)
             clock.now += 1000.0 if steady.unsent == 0 else 6.0
             monitor._checked_at = float("-inf")
-            monitor.check()
+            monitor.abort_slow_connections()
         assert await asyncio.gather(*tasks) == [False, False, True]
         assert stalled.is_aborted
         assert trickling.is_aborted
@@ -89,7 +91,9 @@ def test_unread_responses_have_a_memory_limit() -> None:
 
     async def run() -> None:
         clock = FakeClock()
-        monitor = ResponseMonitor(ServeSettings(max_unsent_bytes=100), clock, interval=2.0)
+        monitor = ResponseMonitor(
+            ServeSettings(max_unsent_bytes=100), clock, check_interval_seconds=2.0
+        )
         first, second, third = (FakeConnection(60) for _ in range(3))
         tasks = []
         for connection in (first, second, third):
@@ -97,7 +101,7 @@ def test_unread_responses_have_a_memory_limit() -> None:
             await asyncio.sleep(0)
             clock.now += 2.0
         first.read(10)
-        monitor.check()
+        monitor.abort_slow_connections()
         # 50, 60 and 60 bytes are unsent; the first client has just read.
         assert (first.is_aborted, second.is_aborted, third.is_aborted) == (False, True, True)
         first.read(50)
