@@ -179,7 +179,7 @@ def test_requests_are_answered_while_a_large_response_is_serialized(
 ) -> None:
     """Large responses are serialized in a thread."""
     paused, started, resume = _pause_if_large(join_json_items, lambda items: len(items) > 10)
-    monkeypatch.setattr(embeddings, "list_json", lambda items: paused(list(items)))
+    monkeypatch.setattr(embeddings, "join_json_items", lambda items: paused(list(items)))
     field = "input" if path.startswith("/v1") else "inputs"
     with run_server(models[:1]) as server:
         _check_others_are_answered(server, path, {field: ["a"] * 1000}, started, resume)
