@@ -28,7 +28,14 @@ def make_split() -> Callable[..., Split]:
     def make_random_split(
         documents: int, sentences: int = 12, tokens: int = 25, seed: int = 0
     ) -> Split:
-        """``sentences`` and ``tokens`` are mean numbers per document and per sentence."""
+        """Create a split of random documents.
+
+        Args:
+            documents: Number of documents.
+            sentences: Mean number of sentences per document.
+            tokens: Mean number of tokens per sentence.
+            seed: Random seed.
+        """
         rng = np.random.default_rng(seed)
         return Split.from_documents(
             [

@@ -21,7 +21,7 @@ SETTINGS = DataSettings(nsp=False, objective="left-to-right")
 def test_every_token_is_predicted_at_the_previous_position(
     split: Split, vocabulary: VocabularyInfo
 ) -> None:
-    """Each ordinary token is a label once, at the position before it, and no id is replaced."""
+    """Each token that is not special is the label of the position before it; no id is replaced."""
     batch = ExampleStream(split, vocabulary, SETTINGS, 48, 0, 0).batch(0, 40)
     assert not (batch.ids == vocabulary.mask_id).any()
     expected = [
@@ -53,7 +53,7 @@ def test_token_counts_do_not_depend_on_the_objective(
 def test_prediction_does_not_depend_on_later_tokens(
     split: Split, vocabulary: VocabularyInfo
 ) -> None:
-    """With causal attention, changing a token and those after it keeps the hidden state before."""
+    """With causal attention, changing tokens does not change the hidden state before them."""
     config = make_prime_size_config(attention="causal", nsp=False, max_positions=48)
     torch.manual_seed(0)
     model = BertForPreTraining(config).eval()
@@ -80,6 +80,6 @@ def test_prediction_does_not_depend_on_later_tokens(
 
 
 def test_left_to_right_with_nsp_is_rejected() -> None:
-    """Combining it with next-sentence prediction is an error that says what to set."""
+    """The left-to-right objective with NSP is an error that says which setting to change."""
     with pytest.raises(SettingsError, match=r"set data\.nsp to false"):
         DataSettings.parse({"objective": "left-to-right"}, "the test")

@@ -16,7 +16,10 @@ TOKENIZER = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, ".", "one", "two", "
 
 def make_store(path: Path, num_documents: int) -> Store:
     """Prepare a store of documents with 1, 2, 3, ... equal sentences."""
-    lines = [json.dumps({"text": "Ones twos. " * n}) for n in range(1, num_documents + 1)]
+    lines = [
+        json.dumps({"text": "Ones twos. " * num_sentences})
+        for num_sentences in range(1, num_documents + 1)
+    ]
     (path / "text.jsonl").write_text("\n".join(lines))
     prepare(find_sources([str(path / "text.jsonl")]), TOKENIZER, path / "store", workers=1)
     return Store.open(path / "store")

@@ -1,4 +1,4 @@
-"""The held-out split: which documents are held out, and what share of the tokens."""
+"""The held-out split: which documents are held out, and what share of the tokens they have."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,12 @@ from bertsmith.data.held_out_split import DocumentSizes, HeldOutRule, choose_hel
 def make_sizes(
     documents: Sequence[Sequence[int]], hashes: Iterable[int] | None = None
 ) -> DocumentSizes:
-    """Return the sizes of documents, each a list of tokens per sentence, with random hashes."""
+    """Return the sizes and hashes of documents.
+
+    Args:
+        documents: For each document, the number of tokens in each sentence.
+        hashes: Hash of each document; None for random hashes.
+    """
     if hashes is None:
         hashes = np.random.default_rng(len(documents)).integers(0, 1 << 63, len(documents)) * 2
     return DocumentSizes(
@@ -24,7 +29,7 @@ def make_sizes(
 
 
 def choose_rule(sizes: DocumentSizes, share: float | None) -> HeldOutRule:
-    """Choose the rule for documents in one shard."""
+    """Choose the held-out rule for a corpus with a single shard."""
     return choose_held_out(lambda: [sizes], share)
 
 
@@ -42,7 +47,7 @@ def draw_sentence_sizes(tokens: int, max_tokens: int = 40, seed: int = 0) -> lis
 
 
 def test_short_documents_are_held_out_whole() -> None:
-    """Of many short documents, those with the smallest hashes are held out and none is cut."""
+    """If all documents are short, those with the smallest hashes are held out and none is cut."""
     rng = np.random.default_rng(0)
     sizes = make_sizes([draw_sentence_sizes(int(size)) for size in rng.integers(20, 2000, 2000)])
     rule = choose_rule(sizes, 0.05)
@@ -53,10 +58,11 @@ def test_short_documents_are_held_out_whole() -> None:
 
 
 def test_default_share_depends_on_the_size_of_the_corpus() -> None:
-    """By default 1 % is held out; in small corpora up to 131,072 tokens or 5 %."""
+    """By default 1 % is held out, or 131,072 tokens if that is more, but at most 5 %."""
     rng = np.random.default_rng(0)
     for num_documents, tokens in ((10_000, 2000), (4000, 2000), (300, 500)):
-        sizes = make_sizes([[int(n)] * 20 for n in rng.integers(1, tokens // 10, num_documents)])
+        sentence_sizes = rng.integers(1, tokens // 10, num_documents)
+        sizes = make_sizes([[int(size)] * 20 for size in sentence_sizes])
         total = int(sizes.sentence_sizes.sum())
         expected = max(0.01, min(0.05, (1 << 17) / total))
         assert compute_held_out_share(sizes, None) == pytest.approx(expected, rel=0.03)
@@ -81,7 +87,7 @@ def test_few_long_documents_are_cut(documents: list[list[int]], share: float | N
     total = int(sizes.sentence_sizes.sum())
     assignment = choose_rule(sizes, share).assign(sizes)
     requested = share or max(0.01, min(0.05, (1 << 17) / total))
-    # For a request of a few hundred tokens, the minimum of two parts can be more.
+    # If a few hundred tokens are requested, the minimum of two parts can be more than the request.
     upper = max(1.2 * requested, 300 / total)
     assert 0.8 * requested <= compute_held_out_share(sizes, share) <= upper
     assert len(assignment.train_document_sizes) >= 2
@@ -101,9 +107,9 @@ DOCUMENTS = st.lists(
 def test_held_out_share_is_near_the_request(
     documents: list[tuple[int, int, int]], share: float, seed: int
 ) -> None:
-    """The held-out share is 0.8 to 1.2 times the request if that is at least 256 tokens.
+    """The held-out share is 0.8 to 1.2 times a request of at least 256 tokens.
 
-    The lower bound holds if no sentence, with its copies, is longer than a sixteenth of it.
+    The lower bound holds if no sentence, with its copies, has over a sixteenth of the request.
     """
     rng = np.random.default_rng(seed)
     random_documents = [
@@ -117,7 +123,7 @@ def test_held_out_share_is_near_the_request(
     sizes = make_sizes(
         [document for document, _ in random_documents], [value for _, value in random_documents]
     )
-    # Copies get the hash of the first of them.
+    # All copies of a document get the hash of the first copy.
     numbers = np.concatenate([[number] * copies for number, (_, _, copies) in enumerate(documents)])
     sizes = sizes._replace(hashes=sizes.hashes[np.searchsorted(numbers, numbers)])
     total = int(sizes.sentence_sizes.sum())
@@ -146,7 +152,7 @@ def test_held_out_share_is_near_the_request(
 
 
 def divide_into_two_shards(sizes: DocumentSizes, number: int) -> list[DocumentSizes]:
-    """Return the documents before ``number`` and those from it on, as two shards."""
+    """Return the first ``number`` documents and the remaining documents, as two shards."""
     sentence = int(sizes.document_sizes[:number].sum())
     hashes, document_sizes, sentence_sizes = sizes
     return [
@@ -201,7 +207,7 @@ def test_nothing_is_held_out_of_a_tiny_corpus(documents: list[list[int]]) -> Non
 
 
 def test_document_with_many_copies_is_cut_more_finely() -> None:
-    """A document with 50 copies is cut more finely, so that the copies together fit the request."""
+    """A document with 50 copies is cut into smaller parts, to hold out 1 % with all copies."""
     copies = 50
     sizes = make_sizes([draw_sentence_sizes(10_000)] * copies, [1 << 40] * copies)
     assert compute_held_out_share(sizes, 0.01) == pytest.approx(0.01, rel=0.2)

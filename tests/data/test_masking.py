@@ -16,7 +16,7 @@ PackedRow = tuple[IntArray, CuSeqlens, UInt64Array]
 
 
 def draw_sequences(vocabulary: VocabularyInfo, sizes: list[int], seed: int = 0) -> PackedRow:
-    """Return random sequences "[CLS] words [SEP]" of the given sizes, with some [UNK]."""
+    """Return random sequences [CLS] ... [SEP] of the given sizes, with 2 % [UNK] tokens."""
     rng = np.random.default_rng(seed)
     cu_seqlens = np.cumsum([0, *sizes]).astype(np.int32)
     ids = rng.integers(5, vocabulary.vocab_size, cu_seqlens[-1])
@@ -82,7 +82,7 @@ def test_replacements_have_the_configured_shares(
     )
     masked_ids, positions, labels = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
     new_ids = masked_ids[positions]
-    # One random token in 92 is the original one.
+    # One in 92 random tokens is the original token, because 92 tokens are not special.
     changed_share = random_replace_prob * 91 / 92
     shares = {
         mask_replace_prob: np.mean(new_ids == vocabulary.mask_id),
@@ -96,7 +96,8 @@ def test_replacements_have_the_configured_shares(
 def test_all_positions_are_equally_likely(vocabulary: VocabularyInfo) -> None:
     """Every position between [CLS] and [SEP] is chosen equally often (5 sigma)."""
     ids, cu_seqlens, states = draw_sequences(vocabulary, [42] * 20_000)
-    ids[ids == 1] = 5
+    # [UNK] is never chosen, so it is replaced by another token.
+    ids[ids == vocabulary.unk_id] = 5
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, DataSettings())
     counts = np.bincount(positions % 42, minlength=42)
     expected = len(positions) / 40
@@ -143,15 +144,16 @@ def test_whole_words_are_masked(vocabulary: VocabularyInfo) -> None:
     for word in find_words(ids, cu_seqlens, vocabulary):
         assert len(masked & set(word)) in {0, len(word)}
     counts = np.histogram(positions, cu_seqlens)[0]
+    # 15 % of 128 tokens are 19 predictions, and 15 % of 12 tokens are 2.
     assert (counts[:100] <= 19).all()
     assert (counts[100:] <= 2).all()
-    # There are enough words of one piece that the number is nearly always reached.
+    # Many words have a single piece, so 19 predictions are nearly always reached.
     assert np.mean(counts[:100] == 19) > 0.95
 
 
 def test_too_long_words_are_skipped(vocabulary: VocabularyInfo) -> None:
-    """A word with more pieces than predictions are left is skipped, as in the original code."""
-    # Two predictions for twelve tokens: a word of 5 pieces, one of 4, and one of 1.
+    """A word with more pieces than remaining predictions is skipped, as in the original code."""
+    # Twelve tokens have two predictions. The words have 5 pieces, 4 pieces and 1 piece.
     ids = np.array([2, 10, 60, 61, 62, 63, 11, 60, 61, 62, 12, 3])
     cu_seqlens = np.array([0, 12], np.int32)
     settings = DataSettings(whole_word_masking=True)
@@ -168,7 +170,7 @@ def test_shares_above_one_are_rejected() -> None:
 
 
 def test_all_ordinary_tokens_can_be_chosen(vocabulary: VocabularyInfo) -> None:
-    """With a share of 1 all ordinary tokens are chosen, even a piece right after a special one."""
+    """With a share of 1 all ordinary tokens are chosen, even a "##" piece after a special token."""
     ids = np.array([2, 60, 61, 10, 62, 3, 63, 64, 1, 65, 11, 3])
     cu_seqlens = np.array([0, 12], np.int32)
     states = init_states(0, np.arange(1))

@@ -87,7 +87,7 @@ def expected_store(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_store_contains_the_corpus(corpus: Path, expected_store: Path) -> None:
-    """Every document is in the split that its hash implies, in order, sentence by sentence."""
+    """Each split has the documents whose hashes belong to it, in order, with all sentences."""
     store = Store.open(expected_store)
     hash_limit = store.manifest.held_out_below * 2.0**64
     expected: dict[str, list[list[list[int]]]] = {"train": [], "heldout": []}
@@ -107,8 +107,10 @@ def test_store_contains_the_corpus(corpus: Path, expected_store: Path) -> None:
     assert not (expected_store / "parts").exists()
 
 
-def test_manifest(corpus: Path, expected_store: Path) -> None:
-    """The manifest holds sources with size and SHA-256, vocabulary, case, language and counts."""
+def test_manifest_describes_sources_vocabulary_and_counts(
+    corpus: Path, expected_store: Path
+) -> None:
+    """The manifest has the size and SHA-256 of sources, the vocabulary, language and counts."""
     manifest = Store.open(expected_store).manifest
     (source,) = manifest.plan.sources
     assert source.size == corpus.stat().st_size
@@ -128,8 +130,8 @@ def test_store_does_not_depend_on_the_number_of_workers(
     assert read_files(tmp_path / "store") == read_files(expected_store)
 
 
-#: Prepares a store and sends a signal to itself after some shards. Arguments: source, store,
-#: signal, number of shards, stage.
+#: Script that prepares a store and sends a signal to its own process after some shards. Arguments:
+#: source, store, signal, number of shards, stage.
 INTERRUPTED_PREPARE = f"""
 import os, sys
 from pathlib import Path
@@ -158,7 +160,7 @@ prepare(find_sources([sys.argv[1]]), tokenizer, Path(sys.argv[2]), progress=Sign
 def run_interrupted_prepare(
     corpus: Path, out: Path, signal_number: signal.Signals, num_shards: int, stage: str
 ) -> None:
-    """Run ``prepare`` in a process that stops itself after some shards of a stage."""
+    """Run ``prepare`` in a process that sends itself a signal after some shards of a stage."""
     arguments = [str(corpus), str(out), str(int(signal_number)), str(num_shards), stage]
     process = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_PREPARE, *arguments],
@@ -254,7 +256,7 @@ def test_invalid_language_is_rejected(corpus: Path, tmp_path: Path) -> None:
 def test_existing_folders_are_not_changed(
     corpus: Path, expected_store: Path, tmp_path: Path
 ) -> None:
-    """A finished store is kept; other options for it, and other folders or files, are errors."""
+    """A finished store is not written again; other options, folders or files are errors."""
     times = {path: path.stat().st_mtime_ns for path in expected_store.rglob("*")}
     manifest = prepare_store(corpus, expected_store)
     assert manifest == Store.open(expected_store).manifest

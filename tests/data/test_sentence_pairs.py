@@ -36,7 +36,7 @@ class Example:
 
 
 class ExampleRng:
-    """The random numbers of the example that starts at one sentence, one at a time."""
+    """Random numbers of the example that starts at a sentence, computed one at a time."""
 
     def __init__(self, seed: int, epoch: int, sentence: int) -> None:
         self.states = init_states(derive_key(seed, epoch), np.array([sentence]))
@@ -54,7 +54,7 @@ class ExampleRng:
         return (self.bits(index) >> 11) / 2**53
 
     def coin_flip(self, first_index: int, number: int) -> bool:
-        """Return one of the coin flips that start at the value with index ``first_index``."""
+        """Return coin flip ``number`` of the series that starts at index ``first_index``."""
         return bool(self.bits(first_index + 2 * (number // 64)) >> (number % 64) & 1)
 
 
@@ -185,7 +185,7 @@ def test_every_sentence_is_consumed_once(split: Split) -> None:
 
 
 def test_half_of_the_pairs_are_consecutive(make_split: Callable[..., Split]) -> None:
-    """If an example has two sentences or more, B follows A with probability 0.5 (5 sigma)."""
+    """B follows A in half of the examples that have two sentences or more (5 sigma)."""
     split = make_split(500, sentences=30)
     examples = [
         example
@@ -207,11 +207,11 @@ def test_random_segments_are_from_other_documents(split: Split) -> None:
     for seed in range(5):
         pairs = sample_epoch(PairSampler(split, DataSettings(), 64, seed, 0), split)
         document_starts = split.sentence_offsets[split.document_offsets]
-        a = np.searchsorted(document_starts, pairs.a_first, "right")
-        b = np.searchsorted(document_starts, pairs.b_first, "right")
-        b_last = np.searchsorted(document_starts, pairs.b_first + pairs.b_size - 1, "right")
-        assert ((a == b) == (pairs.nsp_labels == 0)).all()
-        assert (b == b_last).all()
+        a_documents = np.searchsorted(document_starts, pairs.a_first, "right")
+        b_documents = np.searchsorted(document_starts, pairs.b_first, "right")
+        b_last_tokens = pairs.b_first + pairs.b_size - 1
+        assert ((a_documents == b_documents) == (pairs.nsp_labels == 0)).all()
+        assert (b_documents == np.searchsorted(document_starts, b_last_tokens, "right")).all()
 
 
 def test_all_other_documents_are_equally_likely() -> None:
@@ -220,34 +220,35 @@ def test_all_other_documents_are_equally_likely() -> None:
     pairs = sample_epoch(PairSampler(split, DataSettings(), 8, 0, 0), split)
     is_random = pairs.nsp_labels == 1
     document_starts = split.sentence_offsets[split.document_offsets]
-    a = np.searchsorted(document_starts, pairs.a_first[is_random], "right") - 1
-    b = np.searchsorted(document_starts, pairs.b_first[is_random], "right") - 1
+    a_documents = np.searchsorted(document_starts, pairs.a_first[is_random], "right") - 1
+    b_documents = np.searchsorted(document_starts, pairs.b_first[is_random], "right") - 1
     for document in range(3):
-        others = b[a == document]
+        others = b_documents[a_documents == document]
         share = np.mean(others == (document + 1) % 3)
         assert abs(share - 0.5) < 5 * 0.5 / len(others) ** 0.5
 
 
 def test_a_tenth_of_the_examples_is_short() -> None:
-    """A tenth of the target lengths is short (5 sigma), uniformly from 2 tokens on."""
+    """A tenth of the target lengths is drawn uniformly from 2 tokens to the maximum (5 sigma)."""
     split = Split.from_documents([[[5]] * 200_000, [[5]]])
     pairs = sample_epoch(PairSampler(split, DataSettings(nsp=False), 52, 0, 0), split)
+    # The last example of each of the two documents ends with the document.
     sizes = pairs.a_size[:-2]
-    # One short target in 49 is the maximum of 50 tokens.
+    # One in 49 short targets has the maximum of 50 tokens.
     share, expected = np.mean(sizes < 50), 0.1 * 48 / 49
     assert abs(share - expected) < 5 * (expected / len(sizes)) ** 0.5
     assert set(sizes[sizes < 50].tolist()) == set(range(2, 50))
 
 
 def test_pairs_fit_the_length(split: Split) -> None:
-    """A and B have at least one token each, and at most length - 3 together."""
+    """A and B have at least one token each; together with [CLS] and two [SEP] they fit."""
     pairs = sample_epoch(PairSampler(split, DataSettings(), 40, 0, 0), split)
     assert min(pairs.a_size.min(), pairs.b_size.min()) >= 1
     assert (pairs.a_size + pairs.b_size).max() == 37
 
 
 def test_too_few_documents_are_rejected() -> None:
-    """No document is an error, and with NSP a single document is too."""
+    """A split without documents is an error; with NSP, a split with one document is an error."""
     with pytest.raises(StoreError, match=r"no document.*--held-out share above 0"):
         PairSampler(Split.from_documents([]), DataSettings(), 128, 0, 0)
     single = Split.from_documents([[[5, 6]]])

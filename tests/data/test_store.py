@@ -103,7 +103,7 @@ def test_store_without_held_out_documents_opens(
 
 
 def test_writer_rejects_inconsistent_sizes(tmp_path: Path) -> None:
-    """Sizes that do not add up, and empty sentences or documents, are errors."""
+    """Sizes that do not add up, empty sentences and empty documents are errors."""
     writer = SplitWriter(tmp_path, "train", 16)
     for sentence_sizes, document_sizes in (([3], [1]), ([2], [2]), ([2, 0], [2]), ([2], [1, 0])):
         with pytest.raises(ValueError, match=r"add up|empty"):
@@ -112,7 +112,7 @@ def test_writer_rejects_inconsistent_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["ids", "sentences", "documents"])
 def test_truncated_or_missing_file_is_rejected(store: Store, part: str) -> None:
-    """The error names the file, and the actual and expected size if it is too short."""
+    """The error names the file and, for a truncated file, its actual and expected size."""
     file = store.path / f"train.{part}"
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-2])
@@ -133,7 +133,7 @@ def flip_byte(file: Path, position: int) -> None:
 
 
 def remove_checksums(store: Store) -> None:
-    """Turn the manifest into one of version 0.1."""
+    """Remove the checksums from the manifest, which a store of version 0.1 does not have."""
     file = store.path / "manifest.json"
     values = json.loads(file.read_text())
     assert len(values.pop("checksums")) == 6
@@ -237,7 +237,7 @@ def test_invalid_manifest_is_rejected(store: Store, changes: dict[str, Any], mes
 
 
 def test_folders_without_a_valid_store_are_rejected(tmp_path: Path, store: Store) -> None:
-    """Different errors: no folder, a folder without store, an unfinished store, invalid JSON."""
+    """Missing folders, folders without a store, unfinished stores and invalid JSON are errors."""
     with pytest.raises(StoreError, match="no such store"):
         Store.open(tmp_path / "nothing")
     with pytest.raises(StoreError, match="not a store"):
@@ -251,7 +251,7 @@ def test_folders_without_a_valid_store_are_rejected(tmp_path: Path, store: Store
 
 
 def test_other_tokenizer_is_rejected(store: Store) -> None:
-    """A tokenizer with another word or another option is not that of the store."""
+    """A tokenizer with another word or option than the tokenizer of the store is rejected."""
     assert store.load_tokenizer().hash == TOKENIZER.hash
     words = (*TOKENIZER.vocab[:-1], "other")
     other_words = TokenizerSpec(vocab=words)

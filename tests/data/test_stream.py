@@ -97,7 +97,7 @@ def test_epochs_and_seeds_give_different_examples(split: Split, vocabulary: Voca
 
 @pytest.mark.usefixtures("small_blocks")
 def test_block_mixes_documents(vocabulary: VocabularyInfo) -> None:
-    """The examples of a block come from four runs of the split, not from one contiguous part."""
+    """The 64 examples of a block come from four parts of the split, so from many documents."""
     documents = [[[5 + number % 90] * 20] * 6 for number in range(400)]
     stream = ExampleStream(
         Split.from_documents(documents),
@@ -213,7 +213,7 @@ def test_endless_stream_concatenates_epochs(split: Split, vocabulary: Vocabulary
 def test_prefetched_batches_equal_those_of_the_stream(
     split: Split, vocabulary: VocabularyInfo
 ) -> None:
-    """The thread gives the same batches in order, and ends when the iterator is closed early."""
+    """The batches come in the order of the stream; closing the iterator early ends the thread."""
     endless = EndlessStream(split, vocabulary, DataSettings(), length=64, seed=0)
     batches = list(prefetch_batches(endless, 32, 16, steps=5))
     for step, batch in enumerate(batches):
@@ -239,8 +239,11 @@ def test_error_in_the_prefetch_thread_is_raised() -> None:
 
 
 def test_examples_are_stable_across_versions(vocabulary: VocabularyInfo) -> None:
-    """These ids must not change: otherwise resumed runs would see other examples."""
-    documents = [[[5 + 7 * d + 3 * s + i for i in range(4)] for s in range(3)] for d in range(3)]
+    """Recorded examples do not change: otherwise resumed runs would see other examples."""
+    documents = [
+        [[5 + 7 * document + 3 * sentence + token for token in range(4)] for sentence in range(3)]
+        for document in range(3)
+    ]
     split = Split.from_documents(documents)
     batch = ExampleStream(split, vocabulary, DataSettings(), 16, 1, 0).batch(0, 2)
     first_sequence = [2, 5, 6, 7, 40, 3, 8, 4, 10, 11, 11, 12, 13, 14, 3]

@@ -21,9 +21,9 @@ SPECS = [
         vocab=VOCAB, strip_accents=True, keep_hangul_syllables=False, split_chinese=False
     ),
 ]
-#: Characters for which caching could go wrong: combining marks after punctuation or a space,
-#: letters with a context-dependent or two-character lower case, unusual spaces and control
-#: characters.
+#: Characters for which caching words could give wrong ids: combining marks after punctuation or a
+#: space, letters whose lower case depends on the context or has two characters, unusual spaces and
+#: control characters.
 DIFFICULT_CHARACTERS = st.sampled_from(
     "aB .,-[]=<Σ\u03c3İ\u0131ßée\u0301e\u0301\u0338\u0307\u00a0\u2028\t\x1c\x00\u200d가中ᆨ\ufeff"
 )
@@ -68,14 +68,14 @@ def test_clearing_the_cache_does_not_change_ids() -> None:
 
 
 def test_sentences_without_tokens_have_size_zero() -> None:
-    """Empty sentences, and those of which normalization leaves nothing, have size 0."""
+    """Empty sentences, and sentences that are empty after normalization, have size 0."""
     tokenizer = Tokenizer(SPECS[0])
     sentences = ["\x00", "the", "", " ", "end", "\u200d"]
     assert_same_ids(tokenizer, CachedTokenizer(tokenizer), sentences)
 
 
 def test_final_sigma_is_lowercased_as_by_the_tokenizer() -> None:
-    """A capital sigma at the end of a word is lowercased like in the tokenizer, not like Python."""
+    """A final capital sigma is lowercased as by the tokenizer, which differs from Python."""
     assert "BΣ".lower() == "b\u03c2"
     tokenizer = Tokenizer(SPECS[0])
     assert_same_ids(tokenizer, CachedTokenizer(tokenizer), ["BΣ end", "İ \u0131 aΣ Σ", "the"])

@@ -69,7 +69,7 @@ def test_error_in_a_worker_is_raised(tmp_path: Path) -> None:
 
 
 def test_shard_damage_is_detected(tmp_path: Path) -> None:
-    """A truncated or changed shard file is rejected, unless its arrays are still the same."""
+    """A truncated or changed shard file is rejected, unless the change affects no array."""
     task = ShardTask(tmp_path, ["the end. an end."] * 3, [False] * 3)
     shard = build_shard(task, CachedTokenizer(TOKENIZER), "en", 16)
     file = tmp_path / "shard.npz"

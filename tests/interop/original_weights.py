@@ -1,4 +1,4 @@
-"""Conversion of the original BERT's variables, without the package's tables of names."""
+"""Conversion of the original BERT's variables, independent of Bertsmith's tables of names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ def convert_from_original(values: Mapping[str, Any]) -> dict[str, Tensor]:
     while f"bert/encoder/layer_{layer}/output/dense/bias" in values:
         name, original_name = f"bert.encoder.layers.{layer}", f"bert/encoder/layer_{layer}"
         projections = [
-            f"{original_name}/attention/self/{name}" for name in ("query", "key", "value")
+            f"{original_name}/attention/self/{part}" for part in ("query", "key", "value")
         ]
         fused = f"{name}.attention.query_key_value"
         result[f"{fused}.weight"] = np.concatenate(

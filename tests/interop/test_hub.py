@@ -53,20 +53,20 @@ def write_model(directory: Path, seed: int = 0) -> RepoFiles:
 
 
 def test_model_is_downloaded_by_id(hub: FakeHub, tmp_path: Path) -> None:
-    """The default branch, a branch or a commit; only needed files are downloaded."""
-    first = write_model(tmp_path / "m")
-    other = write_model(tmp_path / "n", seed=1)
-    extra = {"tf_model.h5": b"0" * 100, "pytorch_model.bin": b"1" * 100, "picture.png": b"2"}
-    hub.repos[REPO_ID] = {"main": first | extra, "next/one": other}
+    """A model id may name a branch or a commit, and only the needed files are downloaded."""
+    main_files = write_model(tmp_path / "m")
+    branch_files = write_model(tmp_path / "n", seed=1)
+    extra_files = {"tf_model.h5": b"0" * 100, "pytorch_model.bin": b"1" * 100, "picture.png": b"2"}
+    hub.repos[REPO_ID] = {"main": main_files | extra_files, "next/one": branch_files}
     directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    assert read_files(directory) == first
-    assert directory.name == commit_hash(first | extra)
+    assert read_files(directory) == main_files
+    assert directory.name == commit_hash(main_files | extra_files)
     assert get_hub_id(directory) == REPO_ID
     assert not bundle.load(directory).new_weights
     by_branch = download_from_hub(
         f"{REPO_ID}@next/one", endpoint=hub.url, cache_dir=tmp_path / "cache"
     )
-    assert read_files(by_branch) == other
+    assert read_files(by_branch) == branch_files
     by_commit = download_from_hub(
         f"{REPO_ID}@{directory.name}", endpoint=hub.url, cache_dir=tmp_path / "cache"
     )
@@ -91,7 +91,7 @@ def test_interrupted_download_resumes(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a lost connection, only the missing bytes are requested."""
-    # The client resumes after complete chunks, and the default chunk size exceeds the model's size.
+    # The client resumes after complete chunks. The default chunk is larger than the model.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     files = write_model(tmp_path / "m")
     hub.repos[REPO_ID] = {"main": files}
@@ -134,7 +134,7 @@ def test_missing_models_are_reported(hub: FakeHub, tmp_path: Path) -> None:
 def test_mistyped_paths_are_not_sent_to_the_hub(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names whose parent folder exists, or without an owner, are local paths."""
+    """Names without an owner, or whose parent folder exists, are not looked up on the hub."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     (tmp_path / "runs").mkdir()
@@ -159,7 +159,7 @@ def test_mistyped_paths_are_not_sent_to_the_hub(
 
 
 def test_push_uploads_the_model_files(hub: FakeHub, tmp_path: Path) -> None:
-    """One commit has all files of the model; a branch and a private repository are supported."""
+    """Pushing uploads all files of the model in one commit, also to a branch."""
     files = write_model(tmp_path / "m")
     (tmp_path / "m" / "notes.txt").write_text("mine")
     uploaded = push_to_hub(tmp_path / "m", REPO_ID, private=True, endpoint=hub.url, token="secret")

@@ -86,7 +86,7 @@ def run_bertsmith(directory: Path, name: str) -> list[Tensor]:
 def test_all_classes_and_formats_give_the_same_outputs(
     name: str, weight_format: str, tmp_path: Path
 ) -> None:
-    """All model classes agree to 1e-5 in all weight formats and with old names."""
+    """The outputs of all model classes equal those of transformers, in all weight formats."""
     reference = make_transformers_model(name)
     write_model_directory(reference, tmp_path, weight_format)
     for actual, expected in zip(
@@ -125,7 +125,7 @@ def test_label_maps_are_read(name: str, head: HeadConfig, tmp_path: Path) -> Non
 def test_missing_heads_are_not_used(
     name: str, lacks_mlm: bool, has_nsp: bool, tmp_path: Path
 ) -> None:
-    """New weights are reported; fill, score and pair raise an error without their head."""
+    """Missing heads are reported; fill, score and pair raise an error without their head."""
     write_model_directory(make_transformers_model(name), tmp_path)
     loaded = bundle.load(tmp_path)
     heads = {name.partition(".")[0] for name in loaded.new_weights}
@@ -170,10 +170,13 @@ def test_unexpected_tensors_are_reported(tmp_path: Path) -> None:
 
 
 def test_bare_encoder_can_be_fine_tuned(tmp_path: Path) -> None:
-    """Without the prefix "bert." and a pooler, the pooler is initialized and reported."""
+    """An encoder without pooler, saved as BertModel, gets a new pooler, which is reported."""
     reference = make_transformers_model("BertModel")
     write_model_directory(reference, tmp_path)
-    change_tensors(tmp_path, lambda state: {k: v for k, v in state.items() if "pooler" not in k})
+    change_tensors(
+        tmp_path,
+        lambda state: {name: value for name, value in state.items() if "pooler" not in name},
+    )
     loaded = bundle.load_for_fine_tuning(tmp_path, HeadConfig("single", ("a", "b")))
     assert {name for name in loaded.info["newly_initialized"] if name.startswith("pooler")} == {
         "pooler.dense.weight",
@@ -185,7 +188,9 @@ def test_incomplete_head_is_an_error(tmp_path: Path) -> None:
     """A partially missing head is not initialized; the error names the missing tensor."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     missing = "cls.predictions.transform.dense.weight"
-    change_tensors(tmp_path, lambda state: {k: v for k, v in state.items() if k != missing})
+    change_tensors(
+        tmp_path, lambda state: {name: value for name, value in state.items() if name != missing}
+    )
     with pytest.raises(ModelError, match=rf"'{missing}' is missing"):
         bundle.load(tmp_path)
 
@@ -200,7 +205,7 @@ def test_untied_decoder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
-    """Unused embedding rows are a note; a config with the wrong size is an error."""
+    """More embeddings than words are reported; embeddings of another size than the config fail."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     words = make_tokenizer(97).vocab
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
@@ -228,7 +233,7 @@ def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
 def test_other_architectures_are_rejected_by_config(
     model_type: str, classes: list[str], tmp_path: Path
 ) -> None:
-    """The error names the model type or class."""
+    """A config of another architecture is rejected; the error names its model type or class."""
     write_model_directory(make_transformers_model("BertModel"), tmp_path)
     edit_config(tmp_path, model_type=model_type, architectures=classes)
     with pytest.raises(ModelError, match=rf"model_type is '{model_type}'|{classes[0]}") as error:
@@ -259,7 +264,9 @@ def test_config_without_model_type_is_read(tmp_path: Path) -> None:
     """A config.json without model_type and architectures is accepted with BERT weights."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
-    config = {k: v for k, v in raw.items() if k not in ("model_type", "architectures")}
+    config = {
+        key: value for key, value in raw.items() if key not in ("model_type", "architectures")
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert not bundle.load(tmp_path).new_weights
 
@@ -301,7 +308,8 @@ HEADS = {
     "BertForQuestionAnswering": HeadConfig("span"),
     "BertForMultipleChoice": HeadConfig("choice"),
 }
-#: Runs in a new process, because some warnings are shown only once per process.
+#: Script that loads models with transformers. It runs in a new process, because some warnings are
+#: shown only once per process.
 LOAD_SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
@@ -337,7 +345,7 @@ json.dump(outputs, sys.stdout)
 
 
 def test_transformers_loads_all_exported_classes(tmp_path: Path) -> None:
-    """In a new process: no warning, no missing or unexpected key, the same outputs to 1e-5."""
+    """All classes load in transformers without warnings, and their outputs agree to 1e-5."""
     for name, nsp in (("BertForPreTraining", True), ("BertForMaskedLM", False)):
         config = make_prime_size_config(nsp=nsp)
         bundle.save(
@@ -353,15 +361,16 @@ def test_transformers_loads_all_exported_classes(tmp_path: Path) -> None:
     assert process.stderr.rpartition("START")[2].strip() == ""
     results = json.loads(process.stdout)
     assert results.keys() == {"BertForPreTraining", "BertForMaskedLM", *HEADS}
-    for name, (problems, answers) in results.items():
+    for name, (problems, hf_outputs) in results.items():
         assert not problems, name
-        for actual, reference in zip(run_bertsmith(tmp_path / name, name), answers, strict=True):
-            torch.testing.assert_close(actual, torch.tensor(reference), rtol=1e-5, atol=1e-5)
+        outputs = run_bertsmith(tmp_path / name, name)
+        for output, hf_output in zip(outputs, hf_outputs, strict=True):
+            torch.testing.assert_close(output, torch.tensor(hf_output), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMaskedLM", *HEADS])
 def test_round_trip_through_transformers_is_exact(name: str, tmp_path: Path) -> None:
-    """Saved here, loaded and saved by transformers, loaded here: all weights are equal."""
+    """Loading and saving a model with transformers preserves all weights."""
     if name in HEADS:
         model: Any = HEADS[name].build_model(make_prime_size_config())
         bundle.save_fine_tuned(tmp_path / "bertsmith", model, make_tokenizer(101), HEADS[name], {})
@@ -383,7 +392,7 @@ def test_round_trip_through_transformers_is_exact(name: str, tmp_path: Path) -> 
 
 
 def test_model_card_has_the_provenance(tmp_path: Path) -> None:
-    """The hub's parser reads the metadata; local folders are not named."""
+    """The hub's parser reads the card's metadata, and the card does not contain local folders."""
     info = {
         "recipe": "fast",
         "heldout_metrics": {"mlm_loss": 2.5, "steps": 7},

@@ -1,6 +1,6 @@
-"""Real weights (all-MiniLM-L6-v2) on real sentences.
+"""Embedding and export of a real model (all-MiniLM-L6-v2) on real sentences.
 
-Unlike random weights, they have the outliers that make int8 quantization difficult.
+Unlike random weights, real weights have outliers, which make int8 quantization difficult.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ def sentences(shared_text: Path) -> list[str]:
 def test_vectors_equal_those_of_sentence_transformers(
     tmp_path: Path, minilm: Path, sentences: list[str]
 ) -> None:
-    """Both libraries agree to 1e-5, on the original directory and on the exported one."""
+    """Vectors equal those of sentence-transformers to 1e-5, for original and exported model."""
     expected = SentenceTransformer(str(minilm), device="cpu").encode(sentences)
     np.testing.assert_allclose(embed(minilm, sentences), expected, rtol=0, atol=1e-5)
     write_sentence_transformers(minilm, tmp_path / "exported")
@@ -60,7 +60,7 @@ def test_vectors_equal_those_of_sentence_transformers(
 def test_onnx_vectors_in_float32_and_int8(
     tmp_path: Path, minilm: Path, sentences: list[str]
 ) -> None:
-    """Mean hidden states agree to 1e-5 in float32, and with a cosine of 0.99 in int8."""
+    """ONNX vectors agree to 1e-5 in float32, and have a cosine of at least 0.99 in int8."""
     sample = sentences[::10]
     expected = embed(minilm, sample)
     write_onnx(minilm, tmp_path / "o")

@@ -1,4 +1,4 @@
-"""ONNX export: onnxruntime computes the outputs of the PyTorch model, for all kinds of models."""
+"""ONNX export: onnxruntime gives the outputs of the PyTorch model, for all kinds of models."""
 
 import json
 from itertools import pairwise
@@ -45,13 +45,14 @@ OPTION_COMBINATIONS: list[dict[str, Any]] = [
     {"activation": "elu", "norm": "pre", "attention": "causal", "positions": "sinusoidal"},
     {"positions": "sinusoidal", "nsp": False, "norm_eps": 0.1},
 ]
-#: Sequence lengths: ragged, a single token, a single sequence, and the maximum length.
+#: Sequence lengths of each batch: several lengths, a single token, a single sequence, and the
+#: maximum length.
 BATCHES = [(23, 5, 41, 1, 13), (1,), (7,), (43,), (43, 1, 42)]
 Feed = dict[str, NDArray[np.int64]]
 
 
 def make_feed(packed: PackedBatch, extra_padding: int = 0) -> Feed:
-    """Return a batch as the graph's inputs, int64 [B, S] padded with 0.
+    """Return the inputs of the ONNX graph for a batch, int64 [B, S], padded with 0.
 
     Args:
         packed: The batch.
@@ -77,7 +78,7 @@ def run_graph(file: Path, feed: Feed) -> dict[str, NDArray[np.float32]]:
 def assert_close(
     actual: NDArray[np.float32], expected: torch.Tensor, feed: Feed | None = None
 ) -> None:
-    """Compare to 1e-4; with ``feed``, only tokens and not padding."""
+    """Check that outputs agree to 1e-4; with ``feed``, only those of tokens, not of padding."""
     values = actual if feed is None else actual[feed["attention_mask"] == 1]
     np.testing.assert_allclose(values, expected.numpy(), rtol=0, atol=1e-4)
 
@@ -99,7 +100,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 @torch.no_grad()
 def test_pretrained_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelConfig) -> None:
-    """MLM and NSP logits agree to 1e-4 for batches of different shapes."""
+    """MLM and NSP logits of ONNX and PyTorch agree to 1e-4 for batches of different shapes."""
     model = save_pretrained(tmp_path / "m", config)
     assert write_onnx(tmp_path / "m", tmp_path / "o") == writing._build_notes(load(tmp_path / "m"))
     for lengths in BATCHES:
@@ -120,7 +121,7 @@ def test_pretrained_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelC
 def test_fine_tuned_logits_equal_those_of_pytorch(
     tmp_path: Path, head: HeadConfig, config: ModelConfig
 ) -> None:
-    """All kinds of heads agree to 1e-4; causal models are pooled at their last token."""
+    """The logits of all heads agree to 1e-4, also of causal models, which pool the last token."""
     model = randomize_weights(head.build_model(config)).eval()
     save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
     write_onnx(tmp_path / "m", tmp_path / "o")
@@ -157,7 +158,7 @@ def test_multiple_choice_logits_equal_those_of_pytorch(tmp_path: Path, config: M
 
 @torch.no_grad()
 def test_bare_encoder_returns_hidden_states(tmp_path: Path) -> None:
-    """Transformers' BertModel, whose weight names have no prefix, agrees to 1e-4."""
+    """The graph of a BertModel of transformers returns its hidden states, to 1e-4."""
     config = make_prime_size_config(activation="gelu")
     raw = bundle.to_hf_config(config) | {"architectures": None}
     torch.manual_seed(2)
@@ -172,17 +173,21 @@ def test_bare_encoder_returns_hidden_states(tmp_path: Path) -> None:
 
 
 def test_missing_heads_are_not_exported(tmp_path: Path) -> None:
-    """Without an MLM head only NSP logits are returned; without both it is an error."""
+    """Without MLM head, the graph returns only NSP logits; without both heads, export fails."""
     save_pretrained(tmp_path / "m", make_prime_size_config())
     weights = tmp_path / "m" / "model.safetensors"
-    state = {k: v for k, v in load_file(weights).items() if not k.startswith("cls.predictions")}
+    state = load_file(weights)
+    state = {
+        name: tensor for name, tensor in state.items() if not name.startswith("cls.predictions")
+    }
     save_file(state, weights)
     write_onnx(tmp_path / "m", tmp_path / "o")
     outputs = run_graph(
         tmp_path / "o" / "model.onnx", make_feed(draw_batch(make_prime_size_config()).packed)
     )
     assert list(outputs) == ["seq_relationship_logits"]
-    save_file({k: v for k, v in state.items() if not k.startswith("cls.")}, weights)
+    encoder_state = {name: tensor for name, tensor in state.items() if not name.startswith("cls.")}
+    save_file(encoder_state, weights)
     with pytest.raises(ModelError, match="has no masked-LM head"):
         write_onnx(tmp_path / "m", tmp_path / "p")
 
@@ -211,7 +216,7 @@ def test_graph_has_the_documented_inputs_outputs_and_opset(tmp_path: Path) -> No
 
 
 def test_opset_is_the_newest_supported(tmp_path: Path) -> None:
-    """Onnxruntime rejects the next opset; if this fails, increase ``OPSET``."""
+    """The next opset is rejected by onnxruntime. If this fails, increase ``writing.OPSET``."""
     save_pretrained(tmp_path / "m", make_prime_size_config())
     write_onnx(tmp_path / "m", tmp_path / "o")
     proto = onnx.load(tmp_path / "o" / "model.onnx")
@@ -233,7 +238,7 @@ def test_export_is_deterministic(tmp_path: Path) -> None:
 
 
 def test_metadata_and_tokenizer_are_exported(tmp_path: Path) -> None:
-    """The graph has its metadata, and the folder a tokenizer that transformers can load."""
+    """The graph has metadata of the model, and transformers can load the exported tokenizer."""
     head = HEADS[0]
     torch.manual_seed(1)
     save_fine_tuned(
@@ -261,7 +266,7 @@ def test_metadata_and_tokenizer_are_exported(tmp_path: Path) -> None:
 def test_large_weights_go_to_an_external_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a lower limit than 2 GB, weights are in a second file and outputs are equal."""
+    """Weights above the size limit are in a second file, and the outputs do not change."""
     save_pretrained(tmp_path / "m", make_prime_size_config())
     feed = make_feed(draw_batch(make_prime_size_config()).packed)
     for int8, name in ((False, "model.onnx"), (True, "model_quantized.onnx")):

@@ -1,6 +1,7 @@
 """Int8 ONNX models agree with float32 on real sentences.
 
-The test trains a small classifier, because outputs of random weights are too close to each other.
+The tests train a small classifier, because the outputs of random weights are too close to each
+other.
 """
 
 import csv
@@ -35,7 +36,7 @@ def read_sst2(path: Path, max_rows: int) -> list[tuple[str, int]]:
 
 
 def run_graph(file: Path, sequences: list[list[int]]) -> list[NDArray[np.float32]]:
-    """Return the first output for each sequence, run one by one."""
+    """Run the graph for one sequence at a time; return the first output for each sequence."""
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     outputs = []
     for ids in sequences:

@@ -53,9 +53,9 @@ def assert_same_weights(model: torch.nn.Module, expected: dict[str, torch.Tensor
 def test_all_formats_give_the_same_weights(
     checkpoint_dir: Path, checkpoint_format: str, config_dir: Path
 ) -> None:
-    """V1, V2 (also with two shards and a sliced tensor) and object-based checkpoints are exact.
+    """V1, V2 and object-based checkpoints give the exact weights, also with sharded tensors.
 
-    Optimizer state is not read, but counted.
+    Optimizer state is not read, but its tensors are counted.
     """
     imported = read_pretrained(checkpoint_dir / checkpoint_format, files_from=config_dir)
     assert_same_weights(imported.model, convert_from_original(checkpoints.make_variables()))
@@ -72,7 +72,7 @@ def test_all_formats_give_the_same_weights(
 
 
 def test_float_types_are_converted(checkpoint_dir: Path, config_dir: Path) -> None:
-    """float16, bfloat16 and float64 tensors become float32 without loss of their values."""
+    """Tensors in float16, bfloat16 and float64 are read as float32 with the same values."""
     dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
     values = {
         name: torch.tensor(array).to(dtypes[index % 4]).float().numpy()
@@ -85,17 +85,15 @@ def test_float_types_are_converted(checkpoint_dir: Path, config_dir: Path) -> No
 
 
 def test_official_tf2_encoder_is_read(checkpoint_dir: Path, config_dir: Path) -> None:
-    """Other names and kernels with a head axis give the same encoder; heads are initialized."""
+    """Encoders with the names and shapes of the official TF2 code are read."""
     imported = read_pretrained(checkpoint_dir / "official", files_from=config_dir)
-    state, expected = (
-        imported.model.state_dict(),
-        convert_from_original(checkpoints.make_variables()),
-    )
-    new = imported.info["imported"]["newly_initialized"]
-    assert set(new) == {name for name in expected if name.startswith(("mlm.", "nsp."))} - {
-        "mlm.decoder.weight"
-    }
-    for name in set(expected) - set(new):
+    state = imported.model.state_dict()
+    expected = convert_from_original(checkpoints.make_variables())
+    new_names = set(imported.info["imported"]["newly_initialized"])
+    head_names = {name for name in expected if name.startswith(("mlm.", "nsp."))}
+    # The decoder of the masked-LM head is tied to the word embeddings.
+    assert new_names == head_names - {"mlm.decoder.weight"}
+    for name in set(expected) - new_names:
         assert torch.equal(state[name], expected[name]), name
     # The initialization does not depend on the state of the global random generator.
     torch.rand(3)
@@ -155,7 +153,7 @@ def save_random_model(directory: Path, **changes: Any) -> BertForPreTraining:
     "changes", [{}, {"nsp": False}, {"activation": "relu"}, {"positions": "sinusoidal"}], ids=str
 )
 def test_round_trip_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """After export and import, config, tokenizer and all bits of the weights are the same."""
+    """Export and import preserve the config, the tokenizer and all bits of the weights."""
     model = save_random_model(tmp_path / "model", **changes)
     write_tensorflow(tmp_path / "model", tmp_path / "release")
     imported = read_pretrained(tmp_path / "release")
@@ -169,9 +167,9 @@ def test_round_trip_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
 
 
 def test_tensorflow_reads_exported_checkpoints(tmp_path: Path, run_tensorflow: RunScript) -> None:
-    """TensorFlow reads exactly the original's names, and all values bit by bit.
+    """TensorFlow reads the variables of the original BERT, with all bits of their values.
 
-    The model has enough layers for an index with several blocks.
+    The model has so many layers that the index of the checkpoint has several blocks.
     """
     save_random_model(tmp_path / "model", layers=11)
     write_tensorflow(tmp_path / "model", tmp_path / "release")
@@ -209,10 +207,10 @@ def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> Non
     with torch.no_grad():
         output = reference(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
         hidden = imported.model.bert(batch.packed)
-        words = imported.model.mlm(hidden)
-        pairs = imported.model.compute_nsp_logits(hidden, batch.packed)
-    torch.testing.assert_close(words, output.prediction_logits[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(pairs, output.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+        mlm_logits = imported.model.mlm(hidden)
+        nsp_logits = imported.model.compute_nsp_logits(hidden, batch.packed)
+    torch.testing.assert_close(mlm_logits, output.prediction_logits[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(nsp_logits, output.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +245,7 @@ def test_index_of_a_real_release_matches(chinese_release: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["single", "span"])
 def test_fine_tuned_round_trip_is_exact(tmp_path: Path, kind: str) -> None:
-    """A classifier with its labels and a span model keep all bits of their weights."""
+    """Export and import preserve the head and all bits of the weights of fine-tuned models."""
     labels = ("bad", "fine", "good") if kind == "single" else ()
     head = HeadConfig("single", labels) if kind == "single" else HeadConfig("span")
     torch.manual_seed(0)
@@ -316,9 +314,9 @@ def test_lowercasing_is_detected(
     lowercase: bool,
     note: str,
 ) -> None:
-    """The option, the folder's name and the vocabulary decide, in this order, and are reported.
+    """An option, the folder's name or the vocabulary, in this order, decides on lowercasing.
 
-    Accents are stripped with the case, as in the original's code.
+    If text is lowercased, accents are stripped, as in the original code.
     """
     folder = write_config_and_vocab(tmp_path / folder_name)
     write_checkpoint(folder / "bert_model.ckpt", checkpoints.make_variables().items())
@@ -346,7 +344,7 @@ UNSUPPORTED_CONFIGS: list[tuple[dict[str, Any], str]] = [
 def test_unsupported_models_are_not_exported(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    """Other norms, attention, epsilon or activations are an error, and nothing is written."""
+    """Models with options that the original BERT lacks are rejected, and nothing is written."""
     save_random_model(tmp_path / "model", **changes)
     with pytest.raises(ModelError, match=message):
         write_tensorflow(tmp_path / "model", tmp_path / "release")
@@ -396,14 +394,14 @@ def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_training_state_is_recognized() -> None:
-    """Moments, steps and slots are told apart from weights, in TensorFlow 1 and 2."""
+    """Optimizer moments and step counters are distinguished from weights."""
     for name in ("bert/pooler/dense/bias/adam_m", "global_step", "save_counter", "beta1_power"):
         assert is_training_state(name)
     assert not any(is_training_state(name) for name in checkpoints.variable_shapes())
 
 
 def test_imported_model_can_be_saved(tmp_path: Path, config_dir: Path) -> None:
-    """Saved as a model directory and loaded again, it gives the same logits."""
+    """An imported model gives the same logits after it is saved and loaded."""
     imported = read_pretrained(Path(__file__).parent / "data" / "v1", files_from=config_dir)
     bundle.save(tmp_path / "model", imported.model, imported.tokenizer, imported.info)
     reloaded = bundle.load(tmp_path / "model")

@@ -43,7 +43,7 @@ def hf_directory(tmp_path: Path) -> Path:
 
 
 def test_ids_equal_those_of_transformers(hf_directory: Path) -> None:
-    """Added tokens of every kind get the ids of ``transformers``, also after saving."""
+    """Added tokens have the ids of ``transformers``, before and after saving."""
     hf_tokenizer = AutoTokenizer.from_pretrained(hf_directory)
     expected = [hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     tokenizer = Tokenizer.load(hf_directory)
@@ -104,12 +104,12 @@ def test_cached_tokenizer_supports_added_tokens(hf_directory: Path) -> None:
 
 
 def test_hash_without_added_tokens_is_unchanged() -> None:
-    """Without added tokens, the hash is that of older releases, so that their stores match."""
+    """Without added tokens, the hash equals that of older releases, so their stores still match."""
     assert TokenizerSpec(vocab=WORDS).fingerprint() == OLD_HASH
 
 
 def test_vocabulary_with_added_tokens_cannot_be_extended(hf_directory: Path) -> None:
-    """The added tokens have the ids that new words would need."""
+    """A vocabulary with added tokens is rejected, because new words would need their ids."""
     with pytest.raises(TokenizerError, match=r"new york, covid19, \[E1\]"):
         extend_vocabulary(Tokenizer.load(hf_directory), ["cities"])
 

@@ -24,8 +24,9 @@ TEXTS = ["Anna has a cat. It sleeps.\nThe cat is grey.", "Bert reads a book.\nIt
 JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
 SENTENCES = "Anna has a cat.\nIt sleeps.\nThe cat is grey.\n\nBert reads a book.\nIt is good.\n"
 WIKI = "".join(
-    f'<doc id="{n}" url="x" title="Title &amp; {n}">\nTitle &amp; {n}\n\n{text}\n\n</doc>\n'
-    for n, text in enumerate(TEXTS)
+    f'<doc id="{index}" url="x" title="Title &amp; {index}">\n'
+    f"Title &amp; {index}\n\n{text}\n\n</doc>\n"
+    for index, text in enumerate(TEXTS)
 )
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -55,7 +56,7 @@ def write_file(path: Path, content: str | bytes) -> Path:
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("name", ["a.jsonl", "wiki_00", "b.dat"])
 def test_compressed_files_are_read(tmp_path: Path, name: str, suffix: str) -> None:
-    """JSON Lines and WikiExtractor output can be compressed, and detected by their content."""
+    """The format and compression of JSON Lines and WikiExtractor output are detected."""
     content = WIKI if name == "wiki_00" else JSON_LINES
     path = write_file(tmp_path / (name + suffix), COMPRESSORS[suffix](content.encode()))
     assert read_texts(path) == TEXTS
@@ -69,7 +70,7 @@ def test_concatenated_compressed_files_are_read_to_the_end(tmp_path: Path) -> No
 
 
 def test_presplit_format_is_detected(tmp_path: Path) -> None:
-    """One sentence per line and blank lines between documents is detected from the content."""
+    """Text with one sentence per line and blank lines between documents is detected."""
     report = CorpusReport()
     sources = find_sources([str(write_file(tmp_path / "a.txt", SENTENCES))])
     documents = list(read_documents(sources, CorpusOptions(), report))
@@ -109,7 +110,7 @@ def test_long_prose_file_is_divided_between_paragraphs(
 
 
 def test_markdown_becomes_plain_text(tmp_path: Path) -> None:
-    """Markup, code, tables and link targets are removed; headings and items are lines."""
+    """Markup, code, tables and link targets are removed; each heading or list item is a line."""
     content = (
         "---\ntitle: x\n---\n# The _Title_\n\n"
         "Some **bold** text _was _here with a [link](http://x.y) and\n"
@@ -130,7 +131,7 @@ def test_markdown_becomes_plain_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["[", "![", "[x](", "<http://", "\n<!--", "# a" + " " * 30])
 def test_unclosed_markup_takes_linear_time(mark: str) -> None:
-    """Many unclosed brackets are parsed in seconds; quadratic time would be minutes."""
+    """Many unclosed brackets are parsed in seconds; in quadratic time it would take minutes."""
     start = time.process_time()
     assert markdown_to_text(mark * 100_000)
     assert markdown_to_text("#" + " " * 100_000 + "x") == "x"
@@ -148,7 +149,7 @@ def test_embedded_images_and_heading_marks_are_removed() -> None:
 
 
 def test_text_after_many_blank_lines_is_read(tmp_path: Path) -> None:
-    """A file that starts with more blank lines than are examined for its format is read."""
+    """Text is found after more blank lines than are examined to detect the format."""
     path = write_file(tmp_path / "late.txt", "\n" * 200_000 + "The text begins late.\n")
     assert read_texts(path) == ["The text begins late."]
 
@@ -212,8 +213,8 @@ def test_argument_without_text_is_rejected(tmp_path: Path, missing: str) -> None
         find_sources([str(tmp_path / missing)])
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dash stands for standard input, which may be compressed, and can be named only once."""
+def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name "-" is standard input, which may be compressed and can be given only once."""
     compressed = io.BytesIO(gzip.compress(JSON_LINES.encode()))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(compressed)))
     (source,) = find_sources(["-"])
@@ -258,9 +259,11 @@ def test_errors_stop_or_are_counted(
 
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESSORS if suffix])
-def test_truncated_compressed_file(tmp_path: Path, suffix: str) -> None:
+def test_truncated_compressed_file_is_an_error(tmp_path: Path, suffix: str) -> None:
     """A truncated file is an error; if errors are skipped, the documents before it are read."""
-    lines = "".join(json.dumps({"text": f"Number {n} of all. " * 9}) + "\n" for n in range(20000))
+    lines = "".join(
+        json.dumps({"text": f"Number {number} of all. " * 9}) + "\n" for number in range(20000)
+    )
     # bzip2 has blocks of 900 kB, so the text must be larger to contain a complete block.
     content = COMPRESSORS[suffix](lines.encode())
     path = write_file(tmp_path / f"a.jsonl{suffix}", content[: len(content) * 3 // 4])
@@ -279,7 +282,7 @@ def test_only_the_invalid_line_is_skipped(tmp_path: Path) -> None:
     assert read_texts(path, on_error="skip") == TEXTS * 2
 
 
-def test_repeated_documents(tmp_path: Path) -> None:
+def test_repeated_documents_are_left_out_on_request(tmp_path: Path) -> None:
     """Exact repetitions in another file are removed and counted, but only on request."""
     paths = [write_file(tmp_path / name, JSON_LINES) for name in ("a.jsonl", "b.jsonl")]
     report = CorpusReport()
@@ -288,8 +291,8 @@ def test_repeated_documents(tmp_path: Path) -> None:
     assert read_texts(*paths) == TEXTS * 2
 
 
-def test_repeated_paragraphs(tmp_path: Path) -> None:
-    """Paragraphs of earlier documents are removed, and documents without any other text too."""
+def test_repeated_paragraphs_are_left_out(tmp_path: Path) -> None:
+    """Repeated paragraphs are removed, and documents that have no other paragraph are left out."""
     texts = ["Same.\nOne.", "Same.\nTwo.", "Two.\nSame."]
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     report = CorpusReport()
@@ -299,7 +302,7 @@ def test_repeated_paragraphs(tmp_path: Path) -> None:
     assert report.documents == 2
 
 
-def test_adding_reports() -> None:
+def test_counts_of_reports_are_added() -> None:
     """Counts and reasons are added; examples are concatenated up to the limit."""
     report = CorpusReport(documents=1, characters=5)
     other = CorpusReport(documents=2, formats={"jsonl": 1})
@@ -312,7 +315,7 @@ def test_adding_reports() -> None:
     assert len(report.examples) == 20
 
 
-def test_corpus_without_documents(tmp_path: Path) -> None:
+def test_corpus_without_documents_is_an_error(tmp_path: Path) -> None:
     """``require_documents`` raises an error that says what was left out."""
     report = CorpusReport()
     path = write_file(tmp_path / "a.jsonl", '{"text": ""}\n')
@@ -321,7 +324,7 @@ def test_corpus_without_documents(tmp_path: Path) -> None:
         report.require_documents()
 
 
-def test_source_pickling_and_fingerprint(tmp_path: Path) -> None:
+def test_source_can_be_pickled_and_has_a_fingerprint(tmp_path: Path) -> None:
     """A source can be pickled, and its fingerprint changes with a single byte."""
     path = write_file(tmp_path / "a.txt", "abc")
     (source,) = find_sources([str(path)])
@@ -338,7 +341,7 @@ def test_unknown_format_is_rejected() -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """Reading 30 MB in documents of 0.5 MB needs the memory of only a few documents."""
+    """Reading 60 documents of 0.5 MB takes only the memory of a few documents."""
     line = json.dumps({"text": "A line of text. " * 32_000}) + "\n"
     path = write_file(tmp_path / "a.jsonl.gz", gzip.compress(line.encode() * 60, 1))
     sources = find_sources([str(path)])

@@ -69,7 +69,7 @@ GOOGLE_DOCSTRING = """Make a tokenizer from a [`Config`] or a [link](http://x.y)
 
 
 def test_sentences_of_a_numpy_docstring_are_extracted() -> None:
-    """Sentences are extracted; names, types, doctests, code, tables and references are not."""
+    """Sentences are extracted, without names, types, doctests, code, tables and references."""
     assert extract_prose(NUMPY_DOCSTRING) == [
         ["Return the sum of the array elements over a given axis."],
         ["This is a note that should be read as any other sentence."],
@@ -80,7 +80,7 @@ def test_sentences_of_a_numpy_docstring_are_extracted() -> None:
 
 
 def test_sentences_of_a_google_docstring_are_extracted() -> None:
-    """Descriptions of arguments are extracted, also over several lines, without name and type."""
+    """Descriptions of arguments are extracted without names and types."""
     assert extract_prose(GOOGLE_DOCSTRING) == [
         ["Make a tokenizer from a Config or a link."],
         ["The configuration that is to be used.", "It goes on in the next line."],
@@ -148,7 +148,7 @@ def test_docstrings_are_read_in_source_order(tmp_path: Path) -> None:
 
 
 def test_each_module_is_a_document_without_repeated_sentences(tmp_path: Path) -> None:
-    """Tests, invalid files, repetitions and single sentences give no document."""
+    """Tests, invalid files, copies of modules and single sentences give no document."""
     write_package(tmp_path)
     documents = list(read_documentation([tmp_path]))
     assert [document.module for document in documents] == ["p"]

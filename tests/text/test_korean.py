@@ -97,7 +97,7 @@ def test_segmenter_is_saved_with_the_tokenizer(tmp_path: Path, kiwi: KiwiSegment
 
 
 def test_other_segmenter_or_version_is_rejected(kiwi: KiwiSegmenter) -> None:
-    """Another segmenter or version could give other ids than in training, so it is an error."""
+    """Loading an unknown segmenter or another version of Kiwi is an error."""
     with pytest.raises(TokenizerError, match=r"pip install kiwipiepy==0\.1\.0"):
         load_segmenter("kiwi", "0.1.0")
     with pytest.raises(TokenizerError, match="no segmenter is named 'mecab'"):

@@ -58,7 +58,7 @@ def test_sentences_end_at_punctuation_and_line_breaks() -> None:
 
 
 def test_presplit_text_is_split_only_at_line_breaks() -> None:
-    """If each line is a sentence, a line with two full stops is not split."""
+    """Presplit text is not split at a full stop inside a line."""
     assert split_sentences("One. Two.\n\n Three. \n", presplit=True) == ["One. Two.", "Three."]
 
 

@@ -37,7 +37,7 @@ def test_korean_text_with_an_english_vocabulary(tokenizer: Tokenizer) -> None:
 
 
 def test_all_encode_methods_are_counted(tokenizer: Tokenizer) -> None:
-    """With and without offsets, ids are the same as without a counter, and are counted."""
+    """Encoding with a counter gives the same ids and counts them, with and without offsets."""
     counts, expected = TokenCounts(), 0
     counting = tokenizer.with_counter(counts)
     for text in (*ENGLISH, *KOREAN):
@@ -58,7 +58,7 @@ def test_special_tokens_are_not_counted(tokenizer: Tokenizer) -> None:
 
 
 def test_only_the_copy_with_the_counter_counts(tokenizer: Tokenizer) -> None:
-    """Counters can be nested; the original and a pickled copy do not count; backends are shared."""
+    """A copy with a counter counts; the original and a pickled copy do not."""
     outer, inner = TokenCounts(), TokenCounts()
     counting = tokenizer.with_counter(outer)
     counting.with_counter(inner).encode("강")

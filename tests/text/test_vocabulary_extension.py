@@ -16,7 +16,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts
 
 PIECES = "im ##mun ##o ##glo ##bu ##lin 한 ##국 ##어 the im ##im anti ##body a 1 ##2"
-#: "im" is in two lines.
+#: A vocabulary in which "im" occurs twice.
 VOCAB = (*SPECIAL_TOKENS, *PIECES.split())
 
 
@@ -62,7 +62,7 @@ def test_words_are_normalized(line: str, word: str) -> None:
     ],
 )
 def test_words_that_never_occur_are_rejected(line: str, reason: str) -> None:
-    """A word that the pre-tokenizer splits would have an embedding that is never used."""
+    """A word that the tokenizer always splits is rejected: its embedding would never be used."""
     check = check_words(make_tokenizer(), [line])
     assert check.rejected[line].startswith(reason) or reason in check.rejected[line]
     assert not check.accepted
@@ -75,7 +75,7 @@ def test_cased_vocabulary_keeps_capitals() -> None:
 
 
 def test_existing_words_are_not_added() -> None:
-    """Words, special tokens and forms that normalize to an existing word are reported only."""
+    """Words that are in the vocabulary, before or after normalization, are reported, not added."""
     check = check_words(make_tokenizer(), ["the", "The", "[MASK]", "##glo", "한"])
     assert check.existing == ["the", "The", "[MASK]", "##glo", "한"]
     assert not check.accepted
@@ -94,7 +94,7 @@ class HalvingSegmenter:
 
 
 def test_segmented_words_are_rejected() -> None:
-    """A word that the segmenter splits never occurs as one word; a continuing piece may."""
+    """A word that the segmenter splits is rejected; a "##" piece is not segmented."""
     spec = TokenizerSpec(vocab=VOCAB, segmenter=("halves", "1.0"))
     tokenizer = Tokenizer(spec, HalvingSegmenter())
     check = check_words(tokenizer, ["학교에서", "학교", "##학교에서"])
@@ -119,7 +119,7 @@ def test_existing_ids_do_not_change() -> None:
 
 
 def test_new_words_have_the_pieces_of_the_old_vocabulary() -> None:
-    """The pieces are those of the old vocabulary, also for continuing pieces; else [UNK]."""
+    """New words and "##" pieces have pieces of the old vocabulary, or [UNK] if it has none."""
     old = make_tokenizer()
     words = ["immunoglobulin", "한국어", "zz", "antibodyo"]
     piece_ids = extend_vocabulary(old, [*words, "##globu", "##zz", "##imim"]).piece_ids
@@ -137,7 +137,7 @@ TEXTS = [
 
 
 def test_frequent_split_words_are_found() -> None:
-    """Only words with a letter that are split and occur twice count, the most frequent first."""
+    """Words are found if they have a letter, are split and occur twice; frequent words first."""
     tokenizer = make_tokenizer()
     word_counts = WordCounts.from_texts(tokenizer, TEXTS)
     assert word_counts.counts["imim"] == 1

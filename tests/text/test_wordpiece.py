@@ -29,6 +29,7 @@ def make_tokenizer(**options: Any) -> Tokenizer:
     return Tokenizer(TokenizerSpec(vocab=tuple(words), **options))
 
 
+# Options of the tokenizer; the default is to lowercase and keep accents.
 LOWER: dict[str, bool] = {}
 CASED = {"lowercase": False}
 STRIP = {"strip_accents": True}
@@ -130,7 +131,7 @@ def test_pickled_tokenizer_gives_the_same_ids() -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_loaded_tokenizer_has_the_saved_spec(tmp_path: Path, options: dict[str, bool]) -> None:
-    """A loaded tokenizer has the saved spec, and other entries of bertsmith.json are kept."""
+    """A loaded tokenizer has the saved spec; saving keeps other entries of bertsmith.json."""
     (tmp_path / "bertsmith.json").write_text('{"task": "x"}')
     tokenizer = make_tokenizer(**options)
     tokenizer.save(tmp_path, max_length=512)
@@ -161,7 +162,7 @@ def test_auto_tokenizer_gives_the_same_ids(tmp_path: Path, options: dict[str, bo
 
 
 def test_repeated_words_do_not_shift_ids(tmp_path: Path) -> None:
-    """Ids are line numbers even with repeated and empty lines; a repeated word has the last."""
+    """An id is a line number of vocab.txt; a repeated word has the id of its last line."""
     words = [*SPECIAL_TOKENS, "a", "b", "a", "", "c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     for _ in range(2):
@@ -191,8 +192,8 @@ def test_repeated_words_are_read_like_transformers(tmp_path: Path) -> None:
         assert hf_tokenizer("a b 한 cc", add_special_tokens=False)["input_ids"] == expected
 
 
-def test_case_of_a_bare_vocabulary_is_detected(tmp_path: Path) -> None:
-    """A capital letter in the vocabulary means that case is kept; arguments take precedence."""
+def test_lowercasing_is_detected_from_a_vocabulary(tmp_path: Path) -> None:
+    """Text is lowercased unless a word of vocab.txt has a capital; arguments take precedence."""
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join([*SPECIAL_TOKENS, "a", "é"]))
     assert Tokenizer.load(path).lowercase
@@ -203,8 +204,8 @@ def test_case_of_a_bare_vocabulary_is_detected(tmp_path: Path) -> None:
     assert Tokenizer.load(path, lowercase=True).lowercase
 
 
-def test_tokenizer_config_without_strip_accents(tmp_path: Path) -> None:
-    """If tokenizer_config.json does not say it, accents are stripped if text is lowercased."""
+def test_accents_are_stripped_with_lowercasing_by_default(tmp_path: Path) -> None:
+    """If tokenizer_config.json has no strip_accents, lowercased text loses its accents."""
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "é"]))
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     tokenizer = Tokenizer.load(tmp_path)
@@ -244,7 +245,7 @@ def change_tokenizer_json(folder: Path, keys: Sequence[str], value: Any) -> None
 def test_other_tokenizers_are_rejected(
     tmp_path: Path, keys: list[str], value: Any, message: str
 ) -> None:
-    """The error says in what way the tokenizer is not BERT's."""
+    """The error names the property in which the tokenizer differs from BERT's."""
     make_tokenizer().save(tmp_path)
     change_tokenizer_json(tmp_path, keys, value)
     with pytest.raises(TokenizerError, match=message):
@@ -252,7 +253,7 @@ def test_other_tokenizers_are_rejected(
 
 
 def test_missing_and_damaged_files_are_rejected(tmp_path: Path) -> None:
-    """Different errors: no path, an empty folder, another kind of tokenizer, damaged files."""
+    """A missing path, an empty folder, another kind of tokenizer and damaged files are errors."""
     with pytest.raises(TokenizerError, match="no such tokenizer"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(TokenizerError, match="found no tokenizer"):

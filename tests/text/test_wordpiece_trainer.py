@@ -63,7 +63,7 @@ def test_training_is_deterministic(tmp_path: Path) -> None:
 
 
 def test_entries_are_ordered_by_type() -> None:
-    """The order is special tokens, sorted characters, sorted "##" characters, then words."""
+    """The vocabulary has special tokens, sorted characters, sorted "##" characters, then words."""
     tokenizer = train_wordpiece(make_texts(), 500)
     assert tokenizer.vocab[:5] == SPECIAL_TOKENS
     assert tokenizer.vocab_size == 500
@@ -76,7 +76,7 @@ def test_entries_are_ordered_by_type() -> None:
 
 
 def test_iterators_and_lists_give_the_same_vocabulary() -> None:
-    """The result does not depend on whether texts can be read twice or how they are divided."""
+    """An iterator, a list, and a single long text give the same vocabulary."""
 
     def iterate_texts() -> Iterator[str]:
         yield from make_texts()
@@ -103,7 +103,8 @@ def test_rare_characters_leave_room_for_words() -> None:
     tokenizer = train_wordpiece(texts, 400)
     characters = [word for word in tokenizer.vocab if len(word.removeprefix("##")) == 1]
     beyond_ascii = [word for word in characters if not word.isascii()]
-    assert len(beyond_ascii) <= (400 - 109) // 2
+    # 5 special tokens and 104 pieces of ASCII characters come before the other characters.
+    assert len(beyond_ascii) <= (400 - (5 + 104)) // 2
     assert tokenizer.token_to_id("가") is not None
     assert tokenizer.token_to_id("##나") is not None
     assert tokenizer.vocab_size == 400
@@ -179,7 +180,7 @@ def test_large_vocabulary_can_be_learned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strip_accents", [False, True])
 def test_pieces_occur_in_the_text(*, strip_accents: bool) -> None:
-    """A word with a character outside the alphabet is ignored; the words next to it are not."""
+    """Words with a character outside the alphabet are ignored, but not the words next to them."""
     texts = ["the helmet must fuzz and wax by the river bank, yet the boats went"] * 400
     texts += ["river-ьhełmut,bank xyłzw"] * 4
     tokenizer = train_wordpiece(texts, 400, coverage=0.999, strip_accents=strip_accents)
@@ -199,7 +200,7 @@ def test_invalid_coverage_is_rejected(coverage: float) -> None:
 
 @pytest.mark.parametrize(("cased", "minimum"), [(False, 5 + 104), (True, 5 + 156)])
 def test_too_small_size_is_rejected(*, cased: bool, minimum: int) -> None:
-    """The error gives the entries for special tokens and ASCII characters, and the minimum."""
+    """The error has the numbers of special tokens and ASCII pieces, and the minimum size."""
     message = (
         rf"too small: {minimum}, .* 5 special tokens .* {minimum - 5} pieces .* take {minimum}"
     )
@@ -235,7 +236,7 @@ def test_numbers_out_of_range_are_rejected(size: int, min_frequency: int) -> Non
 
 
 def test_text_without_words_is_rejected() -> None:
-    """Whitespace gives no vocabulary."""
+    """Learning a vocabulary from whitespace is an error."""
     with pytest.raises(TokenizerError, match="no word"):
         train_wordpiece([" ", "\n"], 200)
 
@@ -245,7 +246,8 @@ def test_fit_counts_words_and_pieces() -> None:
     vocab = (*SPECIAL_TOKENS, "the", "cat", "sat", "##s", "c", "##a", "##t", ".")
     tokenizer = Tokenizer(TokenizerSpec(vocab=vocab))
     report = measure_fit(tokenizer, ["The cats sat.", "The dog. The ca"])
-    # the cats sat . the dog . the ca -> cats = cat ##s, ca = c ##a, dog = [UNK]
+    # The words are: the cats sat . the dog . the ca. The tokenizer splits cats into cat ##s and ca
+    # into c ##a, and replaces dog by [UNK].
     assert (report.words, report.pieces, report.unknown, report.single_piece) == (9, 11, 1, 6)
     assert report.unknown_share == 1 / 9
     assert report.pieces_per_word == 11 / 9
@@ -256,7 +258,7 @@ def test_fit_counts_words_and_pieces() -> None:
 
 
 def test_description_counts_all_entries_of_a_vocabulary() -> None:
-    """The counts by kind add up to the size, and the scripts of all words are listed."""
+    """The counts of all types of entries add up to the size; the scripts of words are listed."""
     tokenizer = train_wordpiece(make_texts(), 500)
     description = describe_vocabulary(tokenizer)
     num_entries = description.word_starts + description.continuations + len(SPECIAL_TOKENS)

@@ -1,4 +1,4 @@
-"""Initialization from word counts, and structured attention heads."""
+"""Initialization from word counts, and initialization of structured attention heads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ CONFIG = ModelConfig(
     vocab_size=V, layers=1, width=8, heads=2, feed_forward=16, max_positions=13, nsp=False
 )
 
-#: Wide enough that random weights average out as in a real model.
+#: A config with a large enough width for random weights to average out, as in a real model.
 WIDE_CONFIG = CONFIG.model_copy(
     update={
         "vocab_size": 997, "width": 128, "heads": 2, "feed_forward": 131, "max_positions": 512,
@@ -57,7 +57,7 @@ def test_learned_positions_start_as_scaled_sinusoids() -> None:
 
 
 def test_positions_use_dimensions_without_words() -> None:
-    """Positions use separate dimensions, with the words' RMS; a shift is the same rotation."""
+    """Positions use dimensions that words do not use; shifting all positions rotates them."""
     torch.manual_seed(0)
     config = CONFIG.model_copy(update={"max_positions": 512, "width": 32})
     model = BertForPreTraining(config)
@@ -87,7 +87,7 @@ def test_positions_use_dimensions_without_words() -> None:
 def test_neighbor_heads_attend_to_neighbors(
     attention: str, norm: str, shifts: tuple[int, int]
 ) -> None:
-    """Two heads attend to neighbors for all words, and their values contain only words."""
+    """Each of two heads attends to a neighbor of every word, and copies only word dimensions."""
     torch.manual_seed(3)
     config = WIDE_CONFIG.model_copy(update={"attention": attention, "norm": norm})
     model = BertForPreTraining(config).eval()
@@ -107,7 +107,7 @@ def test_neighbor_heads_attend_to_neighbors(
 
 
 def test_model_without_room_for_position_dimensions_is_not_changed() -> None:
-    """Models with a width of 7 or with fixed positions keep their random initialization."""
+    """Models with a width of 7 or with sinusoidal positions keep their random initialization."""
     for changes in ({"width": 7, "heads": 1}, {"positions": "sinusoidal"}):
         model = BertForPreTraining(CONFIG.model_copy(update=changes))
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -148,7 +148,7 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> N
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> None:
-    """Both neighbor heads are in the first layer; with two heads, one is in the second."""
+    """The two neighbor heads are in the first layer, or in the first and second with two heads."""
     torch.manual_seed(3)
     config = WIDE_CONFIG.model_copy(update={"layers": 2, "heads": heads})
     model = BertForPreTraining(config).eval()
@@ -167,7 +167,7 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
 
 @pytest.mark.parametrize("norm", ["post", "pre", "none"])
 def test_head_outputs_have_the_intended_size(norm: str) -> None:
-    """Neighbor heads add half of the input's RMS, and attending to [CLS] adds the same RMS."""
+    """Neighbor heads add half of the input's RMS; the cross-segment head adds the input's RMS."""
     torch.manual_seed(3)
     changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).eval()
@@ -183,7 +183,7 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
         values = _compute_head_values(model, batch, head)
         output_weight = layer.output.weight.detach()[:, head * 32 : head * 32 + 32]
         if head == 2:
-            # Only the first value dimension marks [CLS]; the others are random.
+            # Only the first value dimension marks [CLS]; the other dimensions are random.
             outputs = (probabilities @ values[:, :1] @ output_weight[:, :1].T)[
                 probabilities[:, 0] > 0.98
             ]
@@ -203,7 +203,7 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_count_head_reports_the_number_of_shared_words(changes: dict[str, Any]) -> None:
-    """The number of shared words explains most variance of the hidden state that tasks read."""
+    """The number of shared words explains most variance of the pooled hidden state."""
     torch.manual_seed(3)
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"nsp": True} | changes)).eval()
     init_cross_segment_heads(model, CLS)
@@ -216,7 +216,7 @@ def test_count_head_reports_the_number_of_shared_words(changes: dict[str, Any]) 
 
 
 def test_next_sentence_logits_start_at_zero() -> None:
-    """Next-sentence logits start at 0, so that random ones do not disturb the new heads."""
+    """The NSP logits are 0 at first, so that random logits do not disturb the new heads."""
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"layers": 2, "nsp": True}))
     init_cross_segment_heads(model, CLS)
     batch = pack_sequences([([CLS, *range(101, 120)], [0] * 10 + [1] * 10)])
@@ -230,7 +230,7 @@ def test_next_sentence_logits_start_at_zero() -> None:
     "initialize", [partial(init_cross_segment_heads, cls_id=CLS), init_neighbor_heads]
 )
 def test_initialization_works_on_cuda(initialize: Callable[[BertForPreTraining], None]) -> None:
-    """On CUDA all weights are finite, and those that are not random equal the CPU's."""
+    """On CUDA all weights are finite, and the positions, which are not random, equal the CPU's."""
     changes = {"layers": 2, "heads": 4, "nsp": True}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes))
     cuda_model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).cuda()
@@ -261,9 +261,13 @@ def test_models_too_small_for_cross_segment_heads_get_neighbor_heads(
 
 
 def _compute_pooled_state(model: BertForPreTraining, num_shared: int) -> torch.Tensor:
-    """Return the state of [CLS], or the last token if causal, for segments that share words.
+    """Return the hidden state that is pooled, for two segments of 49 words that share words.
 
-    Both segments have 49 words, of which ``num_shared`` are in both.
+    The pooled token is [CLS], or the last token with causal attention.
+
+    Args:
+        model: The model.
+        num_shared: Number of words that are in both segments.
     """
     words = torch.randperm(900)[: 98 - num_shared] + 50
     second = torch.cat([words[:num_shared], words[49:]])
@@ -277,7 +281,7 @@ def _compute_pooled_state(model: BertForPreTraining, num_shared: int) -> torch.T
 def _compute_attention_probabilities(
     model: BertForPreTraining, batch: PackedBatch, head: int, layer: int = 0
 ) -> torch.Tensor:
-    """Return a head's attention probabilities without any mask, [T, T]."""
+    """Return the attention probabilities of a head, without an attention mask, [T, T]."""
     query, key, _ = _compute_query_key_value(model, batch, head, layer)
     scores = query @ key.T / float(query.shape[1]) ** 0.5
     return torch.softmax(scores, -1)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from bertsmith.model.ops.activations import ACTIVATIONS, gelu_tanh
 
-#: Inputs around 0, in the saturated range, and where x cubed exceeds float32's exact range.
+#: Inputs around 0, in the saturated range, and so large that x cubed is not exact in float32.
 POINTS = torch.cat([torch.linspace(-12, 12, 4801), torch.logspace(1, 12, 45), torch.zeros(1)])
 
 
@@ -19,7 +19,7 @@ def pytorch_gelu_tanh(x: Tensor) -> Tensor:
 def test_gelu_tanh_equals_pytorch() -> None:
     """Values and gradients agree for inputs up to 10^12 in magnitude, and none is NaN."""
     results = []
-    # float64 for PyTorch, whose 1 + tanh(u) loses six digits in float32 if tanh(u) is near -1.
+    # PyTorch runs in float64: in float32, its 1 + tanh(u) loses six digits if tanh(u) is near -1.
     for function, dtype in ((gelu_tanh, torch.float32), (pytorch_gelu_tanh, torch.float64)):
         x = torch.cat([POINTS, -POINTS]).to(dtype).requires_grad_()
         value = function(x)
@@ -32,7 +32,7 @@ def test_gelu_tanh_equals_pytorch() -> None:
 
 
 def test_gelu_tanh_differs_from_the_erf_form() -> None:
-    """The two forms of GELU differ by more than rounding, so mixing them up is noticed."""
+    """The tanh and erf forms of GELU differ by more than rounding errors."""
     x = torch.linspace(-4, 4, 801)
     difference = (ACTIVATIONS["gelu_tanh"](x) - ACTIVATIONS["gelu"](x)).abs().max()
     assert 1e-4 < difference < 1e-3

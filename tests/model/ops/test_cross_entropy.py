@@ -25,7 +25,7 @@ def torch_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor)
     return F.cross_entropy(F.linear(x, weight, bias), labels, reduction="sum")
 
 
-# Chunks of one row, of sizes that do not divide P, of P - 1, P and more rows.
+# Chunks have one row, a number of rows that does not divide P, P - 1 rows, P rows, or more rows.
 @pytest.mark.parametrize("chunk_rows", [0, 1, 3, 10, 28, 29, 1000])
 @pytest.mark.parametrize("vocab_chunk", [1, 20, V, 2048])
 @pytest.mark.parametrize("grad_output", [1.0, -0.37])
@@ -36,7 +36,7 @@ def test_chunked_loss_equals_pytorch(
     inputs_and_labels: tuple[Tensor, Tensor, Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Value and gradients agree for all chunk sizes and any gradient of the loss."""
+    """Loss and gradients equal PyTorch's for all chunk sizes and gradients of the loss."""
     monkeypatch.setattr(cross_entropy, "MAX_CHUNK_LOGITS", max(1, chunk_rows * V))
     monkeypatch.setattr(cross_entropy, "VOCAB_CHUNK", vocab_chunk)
     *inputs, labels = inputs_and_labels
@@ -56,7 +56,7 @@ def test_chunked_loss_equals_pytorch(
 def test_frozen_inputs_get_no_gradient(
     trainable: tuple[int, ...], inputs_and_labels: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> None:
-    """Only inputs that require a gradient get one, and it is correct."""
+    """Only inputs with requires_grad get a gradient, and the gradient equals PyTorch's."""
     *inputs, labels = inputs_and_labels
     gradients = []
     for function in (linear_cross_entropy, torch_cross_entropy):
@@ -110,7 +110,7 @@ def test_onednn_gives_the_same_loss(
 def test_bf16_rows_are_padded(
     inputs_and_labels: tuple[Tensor, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bf16, rows are padded, and loss and gradients equal float32's up to rounding."""
+    """In bf16, rows are padded; loss and gradients equal those of float32 up to rounding."""
     *inputs, labels = inputs_and_labels
     shapes = set()
     original_linear = F.linear
@@ -132,7 +132,7 @@ def test_bf16_rows_are_padded(
 
 
 def test_bf16_loss_is_not_negative() -> None:
-    """Confident predictions have a loss of at least 0 in bf16, and their sum is near 0."""
+    """In bf16, the losses of confident predictions are not negative, and their sum is exact."""
     torch.manual_seed(1)
     weight, labels = torch.randn(400, 128), torch.arange(400)
     x = weight * 0.2
@@ -146,7 +146,7 @@ def test_bf16_loss_is_not_negative() -> None:
 
 
 def test_float64_ignores_autocast() -> None:
-    """Autocast does not apply to float64; mixed dtypes without autocast are PyTorch's error."""
+    """Autocast does not change float64; mixed dtypes without autocast raise PyTorch's error."""
     x, weight, bias = torch.randn(P, D).double(), torch.randn(V, D).double(), torch.randn(V)
     labels = torch.randint(V, (P,))
     with torch.autocast("cpu", torch.bfloat16):

@@ -11,11 +11,12 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed, random_bits
 from tests.model.examples import make_prime_size_config
 
+#: Number of elements for statistics: not a multiple of four, the elements per random number.
 COUNT = 400_003
 
 
 def drop_ones(seed: int, index: int, rate: float = 0.5, count: int = 64) -> Tensor:
-    """Apply dropout to ones."""
+    """Return the output of dropout for ``count`` ones."""
     output: Tensor = Dropout(rate, index).train()(
         torch.ones(count), DropoutSeed(torch.tensor(seed))
     )
@@ -23,7 +24,7 @@ def drop_ones(seed: int, index: int, rate: float = 0.5, count: int = 64) -> Tens
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
-def test_rate_and_mean(rate: float) -> None:
+def test_rate_is_met_and_mean_is_preserved(rate: float) -> None:
     """The number of zeros is binomial, and scaling preserves the mean."""
     output = drop_ones(7, 3, rate, COUNT)
     num_zeros = int((output == 0).sum())
@@ -63,7 +64,7 @@ def test_masks_of_different_indices_are_independent() -> None:
     masks = torch.stack([drop_ones(3, index, count=4096) > 0 for index in range(100)]).float()
     agreement = masks @ masks.T + (1 - masks) @ (1 - masks).T
     agreement.fill_diagonal_(2048)
-    # 4,950 pairs with a standard deviation of 32.
+    # There are 4,950 pairs, and the standard deviation of 4,096 coin flips is 32.
     assert (agreement - 2048).abs().max() < 5.5 * 32
 
 
@@ -100,7 +101,7 @@ def test_random_seed_uses_the_default_generator() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 1001])
 def test_random_bits_have_the_requested_size(count: int) -> None:
-    """Any number of elements is possible, although one random number serves four."""
+    """The number of elements need not be a multiple of four, the elements per random number."""
     bits = random_bits(torch.tensor(1), 0, count)
     assert bits.shape == (count,)
     assert bits.dtype == torch.int16

@@ -1,4 +1,4 @@
-"""Linear layers computed by oneDNN have correct outputs and gradients, and are used as intended."""
+"""Linear layers: outputs and gradients computed by oneDNN, and the conditions for using oneDNN."""
 
 from typing import Any
 
@@ -47,7 +47,8 @@ def test_outputs_and_gradients_equal_float64(
     layer = Linear(in_features, out_features)
     exact_layer = nn.Linear(in_features, out_features, dtype=torch.float64)
     exact_layer.load_state_dict(layer.state_dict())
-    # Neither the input (every second row) nor the output's gradient (expanded) is contiguous.
+    # The input has every second row of a tensor, and the gradient of the output is expanded. So
+    # neither tensor is contiguous.
     x = torch.randn(2 * num_rows, in_features)[::2].requires_grad_()
     exact_x = x.detach().double().requires_grad_()
     output, expected = layer(x), exact_layer(exact_x)
@@ -68,7 +69,7 @@ def test_outputs_and_gradients_equal_float64(
 
 
 def test_row_counts_are_bucketed(onednn_shapes: list[tuple[int, ...]]) -> None:
-    """Training and inference use eight row counts per power of two, since oneDNN caches each."""
+    """Rows are padded to eight sizes per power of two, because oneDNN caches code per size."""
     layer = Linear(9, 5)
     for num_rows in range(1, 1025):
         x = torch.randn(num_rows, 9)
@@ -161,7 +162,8 @@ def test_pre_training_step_is_the_same_with_both_libraries(
         return [mlm_loss.detach(), nsp_loss.detach(), *grads]
 
     onednn_values = compute_losses_and_gradients()
-    # Two layers with four linear layers each, and the MLM transform: three products each.
+    # The four linear layers of each of two encoder layers and the MLM transform have three matrix
+    # products each: the output and two gradients.
     assert len(onednn_shapes) == 3 * (2 * 4 + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "has_slow_mkl", lambda: False)
@@ -192,7 +194,7 @@ def test_only_eager_float32_uses_onednn(onednn_shapes: list[tuple[int, ...]]) ->
         assert layer(torch.randn(2, 6)).dtype == torch.bfloat16
     assert Linear(6, 4).double()(torch.randn(2, 6, dtype=torch.float64)).dtype == torch.float64
     with pytest.MonkeyPatch.context() as patch:
-        # The real function, which a compiled graph must not reach.
+        # Restore the original function, which a compiled graph must not call.
         patch.setattr(linear, "has_slow_mkl", has_slow_mkl)
         compiled: Any = torch.compile(layer, backend="eager", fullgraph=True)
         assert compiled(torch.randn(2, 6)).shape == (2, 4)
@@ -211,7 +213,7 @@ def test_only_eager_float32_uses_onednn(onednn_shapes: list[tuple[int, ...]]) ->
 def test_mkl_is_slow_on_amd_with_avx512(
     capabilities: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MKL counts as slow on AMD CPUs with AVX-512, and on no others."""
+    """``has_slow_mkl`` is true on AMD CPUs with AVX-512, and false on all other CPUs."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     has_slow_mkl.cache_clear()

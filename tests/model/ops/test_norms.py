@@ -73,7 +73,7 @@ def test_token_indices_do_not_change_the_outputs(norm: str) -> None:
 def test_saved_model_can_be_loaded_but_not_exported(
     norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loaded model has the same outputs; formats without this norm reject it."""
+    """A saved model has the same outputs when loaded; export to other formats is rejected."""
     config = make_prime_size_config(norm=norm)
     model = randomize_weights(BertForPreTraining(config))
     batch = draw_batch(config)
@@ -91,7 +91,7 @@ def test_saved_model_can_be_loaded_but_not_exported(
     assert "transformers cannot load this model" in warnings[0]
     with pytest.raises(ModelError, match="only models with LayerNorm can be exported to ONNX"):
         write_onnx(tmp_path / "model", tmp_path / "onnx")
-    # On CPUs with bf16 the fast form is bf16, which supports every norm.
+    # With bf16 support, ``fast`` would select bf16, which supports every norm.
     monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
     with pytest.raises(ModelError, match="needs LayerNorm"):
         Embedder.load(tmp_path / "model", fast=True)
