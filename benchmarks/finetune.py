@@ -230,8 +230,8 @@ def build_task_overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 def resolve_task(options: argparse.Namespace) -> TaskSettings:
     """Return the task settings, with the family's default length if none is set."""
-    user_settings = {"task": build_task_overrides(options)}
-    task = resolve_task_settings(options.task, options.model, options.data, user_settings).task
+    load_user_settings = {"task": build_task_overrides(options)}
+    task = resolve_task_settings(options.task, options.model, options.data, load_user_settings).task
     length = task.max_seqlen or get_family(task.kind).DEFAULT_MAX_SEQLEN
     return task.model_copy(update={"max_seqlen": length})
 

@@ -185,7 +185,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary_path, ignore_errors=True)
 
 
-def sha256_of_file(path: Path) -> str:
+def compute_file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -29,11 +29,11 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise SettingsError(_explain(cls, error, source)) from None
+            raise SettingsError(_format_validation_error(cls, error, source)) from None
 
     def to_toml(self) -> str:
         """Return the settings as TOML, without keys whose value is None."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+        return tomli_w.dumps(_remove_none(self.model_dump(mode="json")))
 
 
 class SettingsTable(Settings):
@@ -78,7 +78,7 @@ def merge_settings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
     return merged
 
 
-def user_settings(
+def load_user_settings(
     config: Path | Mapping[str, Any] | None,
     values: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
@@ -118,9 +118,9 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _without_none(value: Any) -> Any:
+def _remove_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        return {key: _remove_none(item) for key, item in value.items() if item is not None}
     return value
 
 
@@ -140,7 +140,7 @@ def _is_settings_class(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _valid_keys(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+def _list_valid_keys(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """Return the valid keys of the table that contains ``location``."""
     table: type[BaseModel] | None = cls
     for key in location[:-1]:
@@ -148,14 +148,14 @@ def _valid_keys(cls: type[BaseModel], location: Sequence[int | str]) -> list[str
     return list(table.model_fields) if table else []
 
 
-def _setting_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def _iter_setting_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all settings."""
     for key in cls.model_fields:
         table = _get_table(cls, key)
         if table is None:
             yield prefix + key
         else:
-            yield from _setting_names(table, f"{prefix}{key}.")
+            yield from _iter_setting_names(table, f"{prefix}{key}.")
 
 
 def _suggest_name(cls: type[BaseModel], key: str, valid_keys: Sequence[str]) -> str | None:
@@ -163,7 +163,7 @@ def _suggest_name(cls: type[BaseModel], key: str, valid_keys: Sequence[str]) -> 
 
     The key may also resemble the name of a setting in version 0.1.
     """
-    same_key = [name for name in _setting_names(cls) if name.rpartition(".")[2] == key]
+    same_key = [name for name in _iter_setting_names(cls) if name.rpartition(".")[2] == key]
     old_keys = {
         old: new
         for names in RENAMED_SETTINGS.values()
@@ -174,7 +174,7 @@ def _suggest_name(cls: type[BaseModel], key: str, valid_keys: Sequence[str]) -> 
     return old_keys.get(matches[0], matches[0]) if matches else None
 
 
-def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:
+def _format_validation_error(cls: type[BaseModel], error: ValidationError, source: str) -> str:
     """Return a line for each invalid setting."""
     lines = []
     for detail in error.errors():
@@ -187,7 +187,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:
             value = "" if is_table else f", found {detail['input']!r}"
             lines.append(f"{source}: {prefix}{message}{value}")
             continue
-        valid_keys = _valid_keys(cls, detail["loc"])
+        valid_keys = _list_valid_keys(cls, detail["loc"])
         suggestion = _suggest_name(cls, str(detail["loc"][-1]), valid_keys)
         hint = f"; did you mean {suggestion!r}?" if suggestion else ""
         lines.append(

@@ -44,7 +44,7 @@ def shared_text(root: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def labelled(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def labeled_data(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the shared labeled data, or skip the test."""
     archive = root.parent / "shared" / "data" / "labelled.tar.xz"
     if not archive.is_file():

@@ -23,7 +23,7 @@ from bertsmith.compatibility.lab import upgrade_lab_record
 from bertsmith.data.settings import DataSettings  # noqa: F401 (a subclass)
 from bertsmith.errors import SettingsError
 from bertsmith.serve.settings import ServeSettings
-from bertsmith.settings import SettingsTable, read_stored_settings, user_settings
+from bertsmith.settings import SettingsTable, load_user_settings, read_stored_settings
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.settings import TaskSettings  # noqa: F401 (a subclass)
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
@@ -50,7 +50,7 @@ def test_old_assignments_override_recipe_defaults(tmp_path: Path) -> None:
     config = tmp_path / "settings.toml"
     config.write_text("[run]\nmicro_tokens = 512\n")
     with pytest.warns(FutureWarning):
-        old = user_settings(config, {}, ["optim.clip=0.5"])
+        old = load_user_settings(config, {}, ["optim.clip=0.5"])
     assert old == {"run": {"micro_batch_tokens": 512}, "optim": {"max_grad_norm": 0.5}}
 
 
@@ -60,7 +60,7 @@ def test_old_key_in_a_file_can_be_overridden(tmp_path: Path) -> None:
     for key, assignment in (("batch", "task.batch_size=8"), ("batch_size", "task.batch=8")):
         config.write_text(f"[task]\n{key} = 16\n")
         with pytest.warns(FutureWarning, match=r"task\.batch is now task\.batch_size"):
-            assert user_settings(config, {}, [assignment]) == {"task": {"batch_size": 8}}
+            assert load_user_settings(config, {}, [assignment]) == {"task": {"batch_size": 8}}
 
 
 def test_stored_settings_are_read_without_warnings(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from bertsmith.files import sha256_of_file
+from bertsmith.files import compute_file_sha256
 
 #: Patterns for weights, configs and tokenizer files, also in the folders of sentence-transformers
 #: models. README.md has no influence on the hash.
@@ -19,5 +19,5 @@ def hash_model_files(directory: Path) -> str:
     files = {file for pattern in _PATTERNS for file in directory.glob(pattern)}
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(f"{file.relative_to(directory)} {sha256_of_file(file)}\n".encode())
+        digest.update(f"{file.relative_to(directory)} {compute_file_sha256(file)}\n".encode())
     return digest.hexdigest()

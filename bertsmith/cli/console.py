@@ -45,7 +45,7 @@ def print_json(value: Any) -> None:
     print_line(dump_json(value))
 
 
-def print_counts(counts: Mapping[str, Any], prefix: str = "") -> None:
+def print_example_counts(counts: Mapping[str, Any], prefix: str = "") -> None:
     """Print how many examples of a file were read, used, skipped and truncated.
 
     counts: a ``tasks.inputs.ExampleCounts`` as JSON values.

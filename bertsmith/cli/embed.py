@@ -31,7 +31,7 @@ from bertsmith.cli.model_options import (
     resolve_device,
 )
 from bertsmith.cli.signals import Terminated
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.compatibility import OLD_SPECIAL_TOKENS_FLAGS
 from bertsmith.errors import InputError, SettingsError
 
@@ -195,7 +195,7 @@ def embed(
     model = _check_model_and_output(model, out, settings)
     from bertsmith.use.embed import Embedder
 
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
     embedder = embedder.with_token_counter(unknown.counts)
     texts = _open_texts(
@@ -324,7 +324,7 @@ def parse_vector_settings(layer: str | None, **values: Any) -> "VectorSettings":
 
 def _print_vectors(
     embedder: "Embedder", texts: _Texts, settings: "VectorSettings", batch_tokens: int | None,
-    unknown: UnknownWarning,
+    unknown: UnknownTokenWarning,
 ) -> None:  # fmt: skip
     """Print the vectors as JSON lines."""
     from bertsmith.use.embed_lines import embed_chunks

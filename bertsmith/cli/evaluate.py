@@ -7,7 +7,7 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
-from bertsmith.cli.console import log, print_counts, print_json, print_line
+from bertsmith.cli.console import log, print_example_counts, print_json, print_line
 from bertsmith.cli.minimal_pairs import evaluate_minimal_pairs
 from bertsmith.cli.model_options import (
     Device,
@@ -18,9 +18,9 @@ from bertsmith.cli.model_options import (
     check_unused_options,
     load_fine_tuned_model,
 )
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError, SettingsError
-from bertsmith.settings import user_settings
+from bertsmith.settings import load_user_settings
 
 
 @app.command(
@@ -125,7 +125,7 @@ def evaluate(
         "delimiter": delimiter, "null_threshold": null_threshold, "metrics": metric or None,
     }  # fmt: skip
     task_options = {name: value for name, value in options.items() if value is not None}
-    overrides = user_settings(None, {"task": task_options}, assignments or [])
+    overrides = load_user_settings(None, {"task": task_options}, assignments or [])
     if len(overrides) > 1 or not isinstance(overrides["task"], dict):
         raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
     if not data.exists():
@@ -133,7 +133,7 @@ def evaluate(
     bundle = load_fine_tuned_model(model, device)
     from bertsmith.use import evaluate as evaluation
 
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     metrics = evaluation.evaluate(
         unknown.with_token_counter(bundle), data, changes=overrides["task"]
     )
@@ -146,7 +146,7 @@ def evaluate(
     print_line(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     for line in format_class_report(classes) + format_confusion_matrix(confusion):
         print_line(line)
-    print_counts(counts)
+    print_example_counts(counts)
     for reason, location in counts.get("first_skipped", {}).items():
         log(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {location})")
     for note in counts.get("notes", []):

@@ -15,15 +15,15 @@ from bertsmith.cli.console import print_json, print_line
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
-    InsistOnLines,
     Json,
+    LinesFormatOption,
     Model,
     check_device,
     find_model,
     load_model,
     open_texts,
 )
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 
 if TYPE_CHECKING:
     from bertsmith.use.fill import Filling
@@ -50,7 +50,7 @@ def fill(
         ),
     ],
     top: Annotated[int, typer.Option(help="Number of words per mask.", min=1)] = 5,
-    lines_format: InsistOnLines = None,
+    lines_format: LinesFormatOption = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -61,7 +61,7 @@ def fill(
     separates two segments.
     """
     model_texts, printed_texts = tee(open_texts(text, lines_format))
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     check_device(device)
     path = find_model(model)
     if text != [STDIN]:

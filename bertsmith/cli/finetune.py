@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from bertsmith.cli.app import app, format_examples
-from bertsmith.cli.console import TerminalProgress, log, print_counts, print_json, print_line
-from bertsmith.cli.hints import predict_command
+from bertsmith.cli.console import (
+    TerminalProgress,
+    log,
+    print_example_counts,
+    print_json,
+    print_line,
+)
+from bertsmith.cli.hints import format_predict_command
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.train.finetuning.finetune import FinetuneResult
 
 
-class KindName(StrEnum):
+class LabelKind(StrEnum):
     """Kinds of labels."""
 
     single = "single"
@@ -82,7 +88,7 @@ def finetune(
         typer.Option(help="choose: the columns of the endings, such as a,b,c,d."),
     ] = None,
     kind: Annotated[
-        KindName | None,
+        LabelKind | None,
         typer.Option(
             help="classify: one label per text, several (separated by |), or a number; tag: "
             "entities or plain tags."
@@ -243,7 +249,9 @@ def _log_next_command(run: Path, model: Path) -> None:
 
     task = read_stored_settings(run / SETTINGS_FILE)["task"]
     endings = len(task.get("ending_columns", ())) or 2
-    command = predict_command(model, task["kind"], pair="pair_column" in task, endings=endings)
+    command = format_predict_command(
+        model, task["kind"], pair="pair_column" in task, endings=endings
+    )
     log(f"next: {command}")
 
 
@@ -277,4 +285,4 @@ def _print_metrics(result: "FinetuneResult") -> None:
         f"loss {result.metrics['loss']:.4f}"
     )
     for name, counts in result.counts.items():
-        print_counts(counts, f"{name}: ")
+        print_example_counts(counts, f"{name}: ")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app, format_examples
-from bertsmith.cli.hints import predict_command, quote_path
+from bertsmith.cli.hints import format_predict_command, quote_path
 
 if TYPE_CHECKING:
     from bertsmith.use.inspection.artifacts import ArtifactKind
@@ -84,7 +84,7 @@ def inspect(
             if first_head.startswith(prefix)
         )
         if first_head.startswith("fine-tuned"):
-            next_command = predict_command("PATH", first_head.partition("(")[2].rstrip(")"))
+            next_command = format_predict_command("PATH", first_head.partition("(")[2].rstrip(")"))
     if next_command:
         log("next: " + next_command.replace("PATH", quote_path(artifact_path)))
 

@@ -8,7 +8,7 @@ from rich.cells import cell_len, set_cell_size
 
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import PllOption, check_readable, load_model
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.files import check_new_file
 from bertsmith.plurals import count_noun
 
@@ -37,7 +37,7 @@ def evaluate_minimal_pairs(
 
         get_output_format(out)
         check_new_file(out)
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(load_model(model, device, needs_mlm_head=True))
     from bertsmith.use import minimal_pairs
     from bertsmith.use.pseudo_log_likelihood import PLL_VARIANTS

@@ -73,7 +73,7 @@ class LinesFormat(StrEnum):
     lines = "lines"
 
 
-InsistOnLines = Annotated[
+LinesFormatOption = Annotated[
     LinesFormat | None,
     typer.Option(
         "--format",

@@ -10,7 +10,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_line
 from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, read_lines
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 
 
@@ -45,7 +45,7 @@ def pair(
     if b is None and a != STDIN:
         raise InputError("only one text: expected A and B, or - for standard input")
     model_pairs, printed_pairs = tee(_read_pairs(a, b))
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(load_model(model, device))
     from bertsmith.use.pair import iter_pair_predictions
 

@@ -28,7 +28,7 @@ from bertsmith.cli.model_options import (
     load_fine_tuned_model,
     open_input,
 )
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 from bertsmith.files import check_new_file
 from bertsmith.plurals import count_noun
@@ -170,7 +170,7 @@ def predict(
 
     if null_threshold is not None:
         bundle = with_null_threshold(bundle, null_threshold)
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     bundle, counts = unknown.with_token_counter(bundle), ExampleCounts()
     if source is not None:
         table_format, has_tokens = _detect_format(
@@ -337,7 +337,7 @@ def _predict_lines(
     source: Input | None,
     texts: list[str],
     counts: "ExampleCounts",
-    unknown: UnknownWarning,
+    unknown: UnknownTokenWarning,
     *,
     skip_invalid: bool,
     as_json: bool,

@@ -9,7 +9,7 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
-from bertsmith.cli.hints import fill_command, quote_path
+from bertsmith.cli.hints import format_fill_command, quote_path
 from bertsmith.plurals import count_noun
 
 
@@ -116,7 +116,7 @@ def pretrain(
     _print_metrics(result.heldout, as_json=as_json)
     log(f"wrote {result.model} (and {result.curve or 'no curve'})")
     if result.is_masked_lm:
-        log(f"next: {fill_command(result.model)}")
+        log(f"next: {format_fill_command(result.model)}")
     else:
         model = quote_path(result.model)
         log(f"next: bertsmith finetune TASK --model {model} --data DATA --out RUN")

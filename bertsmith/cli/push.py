@@ -8,7 +8,7 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_line
-from bertsmith.cli.hints import fill_command
+from bertsmith.cli.hints import format_fill_command
 from bertsmith.cli.model_options import Json
 from bertsmith.plurals import count_noun
 
@@ -59,4 +59,4 @@ def push(
         print_line(upload.url)
     branch = f"@{revision}" if revision else ""
     log(f"uploaded {count_noun(len(upload.files), 'file')} of {model}, commit {upload.commit[:12]}")
-    log(f"next: {fill_command(repo_id + branch)}")
+    log(f"next: {format_fill_command(repo_id + branch)}")

@@ -10,14 +10,14 @@ from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
-    InsistOnLines,
     Json,
+    LinesFormatOption,
     Model,
     PllOption,
     load_model,
     open_lines,
 )
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def score(
         typer.Option(help="A text to score instead of a file; may be repeated."),
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also print a score per token.")] = False,
-    lines_format: InsistOnLines = None,
+    lines_format: LinesFormatOption = None,
     pll: Annotated[
         PllOption,
         typer.Option(
@@ -69,7 +69,7 @@ def score(
     if text and file is not None:
         raise InputError("both a file and --text: use one of them")
     lines = iter(text) if text else open_lines(file or STDIN, lines_format)
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(load_model(model, device, needs_mlm_head=True))
     from bertsmith.use.score import iter_scores
 

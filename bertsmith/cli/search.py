@@ -14,14 +14,14 @@ from bertsmith.cli.console import print_json, print_line, print_table
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
-    InsistOnLines,
     Json,
+    LinesFormatOption,
     check_device,
     find_model,
     open_texts,
     resolve_device,
 )
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 
 _QUERIES_PER_BATCH = 256
@@ -59,7 +59,7 @@ def search(
         Path | None,
         typer.Option(help="The model of the index. Default: the path stored in the index."),
     ] = None,
-    lines_format: InsistOnLines = None,
+    lines_format: LinesFormatOption = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -80,7 +80,7 @@ def search(
     from bertsmith.use.search import Searcher
 
     searcher = Searcher(index, model=model, device=resolve_device(device))
-    unknown = UnknownWarning(searcher.token_counts)
+    unknown = UnknownTokenWarning(searcher.token_counts)
     unbuffered = queries == [STDIN] and sys.stdin.isatty()
     while batch := list(islice(remaining_queries, 1 if unbuffered else _QUERIES_PER_BATCH)):
         for query, hits in zip(batch, searcher.search(batch, top, exact=exact), strict=True):

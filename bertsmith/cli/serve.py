@@ -12,7 +12,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log
 from bertsmith.cli.model_options import Device, check_device, find_model, resolve_device
 from bertsmith.errors import MissingExtraError, SettingsError
-from bertsmith.settings import user_settings
+from bertsmith.settings import load_user_settings
 
 #: Environment variable of the API key; unlike an option, it is not visible in process lists.
 API_KEY_VARIABLE = "BERTSMITH_API_KEY"
@@ -89,7 +89,7 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_device(device)
     key = _resolve_api_key(api_key)
-    overrides = user_settings(None, {}, assignments or [])
+    overrides = load_user_settings(None, {}, assignments or [])
     if set(overrides) - {"serve"}:
         raise SettingsError(
             f"--set {next(iter(overrides))}: expected serve.…, such as "

@@ -11,14 +11,14 @@ from bertsmith.cli.embed import LayerOption, parse_vector_settings
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
-    InsistOnLines,
+    LinesFormatOption,
     Model,
     check_device,
     find_model,
     open_lines,
     resolve_device,
 )
-from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 from bertsmith.plurals import count_noun
 
@@ -56,7 +56,7 @@ def similar(
     plot: Annotated[
         Path | None, typer.Option(help="Plot the distances to this file, such as bank.png.")
     ] = None,
-    lines_format: InsistOnLines = None,
+    lines_format: LinesFormatOption = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -77,7 +77,7 @@ def similar(
 
     if plot is not None:
         similarity.check_plot_path(plot)
-    unknown = UnknownWarning()
+    unknown = UnknownTokenWarning()
     embedder = Embedder.load(model, device=resolve_device(device))
     embedder = embedder.with_token_counter(unknown.counts)
     lines = list(input_lines)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 AnyBundle = TypeVar("AnyBundle", "PretrainedBundle", "FineTunedBundle")
 
 
-class UnknownWarning:
+class UnknownTokenWarning:
     """Counts the tokens of a command and warns once if too many are [UNK].
 
     A command warns at its end. One that reads standard input also warns after each answer,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.compatibility.lab import downgrade_stage_key
-from bertsmith.files import sha256_of_file
+from bertsmith.files import compute_file_sha256
 
 #: Hexadecimal digits of a stage's key: 48 bits, so collisions of thousands of stages are unlikely.
 _KEY_LENGTH = 12
@@ -89,4 +89,4 @@ def _hash_file(path: Path) -> str:
 @cache
 def _hash_cached(path: Path, size_and_time: tuple[int, int]) -> str:  # noqa: ARG001 - cache key
     """Return the SHA-256 of a file; the second argument distinguishes versions in the cache."""
-    return sha256_of_file(path)
+    return compute_file_sha256(path)

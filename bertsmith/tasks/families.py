@@ -48,33 +48,33 @@ def get_family(kind: TaskKind) -> TaskFamily:
 
 def reject_unused_fields(
     kind: TaskKind,
-    user_settings: Mapping[str, Any],
+    load_user_settings: Mapping[str, Any],
     files: Iterable[Path],
 ) -> None:
     """Raise SettingsError if the user set a field that has no effect.
 
     Args:
         kind: The kind of task.
-        user_settings: The ``TaskSettings`` fields that the user set.
+        load_user_settings: The ``TaskSettings`` fields that the user set.
         files: The data files.
     """
     family = get_family_name(kind)
-    for name, value in user_settings.items():
+    for name, value in load_user_settings.items():
         families = _FAMILIES_USING_FIELD.get(name, (family,))
         if family not in families and value != TaskSettings.model_fields[name].default:
             raise SettingsError(
                 f"task.{name}: not used by {family}, only by {', '.join(families)}; remove it",
             )
     if (
-        user_settings.get("window_stride") is not None
-        and user_settings.get("window_overlap") is not None
+        load_user_settings.get("window_stride") is not None
+        and load_user_settings.get("window_overlap") is not None
     ):
         raise SettingsError(
             "task.window_stride and task.window_overlap both set the distance between "
             "windows of a context; give only one of them",
         )
     for file in files:
-        column_fields = sorted(user_settings.keys() & SQUAD_FIELDS.keys())
+        column_fields = sorted(load_user_settings.keys() & SQUAD_FIELDS.keys())
         if family == "answer" and column_fields and not has_question_rows(file):
             raise SettingsError(
                 f"task.{column_fields[0]}: field names are fixed in SQuAD's format, which {file} "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bertsmith.errors import CorpusError
-from bertsmith.files import sha256_of_file
+from bertsmith.files import compute_file_sha256
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
@@ -48,7 +48,7 @@ class Source:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the file in hexadecimal; "" for a stream."""
-        return "" if self.is_stream else sha256_of_file(Path(self.name))
+        return "" if self.is_stream else compute_file_sha256(Path(self.name))
 
 
 def detect_kind_from_name(path: Path) -> str:

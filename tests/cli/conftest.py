@@ -32,7 +32,7 @@ class CompletedCommand:
     err: str
 
 
-Run = Callable[..., CompletedCommand]
+RunCli = Callable[..., CompletedCommand]
 
 
 class _Terminal(io.TextIOWrapper):
@@ -44,7 +44,7 @@ class _Terminal(io.TextIOWrapper):
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCli:
     """Return a function that runs the program with arguments and the bytes of stdin."""
 
     def run_command(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCli
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v0.1"
 #: Fields of ``predict --json`` in version 0.1 -> the current fields.
@@ -54,28 +54,30 @@ def assert_contains(actual: Any, expected: Any) -> None:
     "case", EXPECTED, ids=[f"{case['model']}-{len(case['text'])}" for case in EXPECTED]
 )
 def test_fine_tuned_models_of_version_0_1(
-    case: dict[str, Any], path_type: str, run: Run, artifacts: Path
+    case: dict[str, Any], path_type: str, run_cli: RunCli, artifacts: Path
 ) -> None:
     """A run directory and its model directory give the predictions of version 0.1."""
     model = artifacts / case["model"]
     if path_type == "model":
         model /= "model"
-    completed = run("predict", model, case["text"], "--json", "--device", "cpu")
+    completed = run_cli("predict", model, case["text"], "--json", "--device", "cpu")
     assert completed.status == 0, completed.err
     assert_contains(json.loads(completed.out), case["prediction"])
 
 
-def test_index_of_version_0_1(run: Run, artifacts: Path) -> None:
+def test_index_of_version_0_1(run_cli: RunCli, artifacts: Path) -> None:
     """Searching an index of version 0.1 finds the same lines."""
     options = ("--top", 3, "--json", "--device", "cpu")
-    completed = run("search", artifacts / "lines.index", "ba be no fi", *options)
+    completed = run_cli("search", artifacts / "lines.index", "ba be no fi", *options)
     assert completed.status == 0, completed.err
     assert_contains(json.loads(completed.out), json.loads((FIXTURES / "search.json").read_text()))
 
 
 @pytest.mark.parametrize("name", ["base", "tag", "features", "seeds", "lines.index"])
-def test_inspect_describes_artifacts_of_version_0_1(name: str, run: Run, artifacts: Path) -> None:
+def test_inspect_describes_artifacts_of_version_0_1(
+    name: str, run_cli: RunCli, artifacts: Path
+) -> None:
     """``inspect`` describes each kind of artifact."""
-    completed = run("inspect", artifacts / name)
+    completed = run_cli("inspect", artifacts / name)
     assert completed.status == 0, completed.err
     assert completed.out

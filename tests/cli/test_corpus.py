@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCli
 
 JSON_LINES = (
     '{"text": "Anna has a cat. It sleeps."}\n{"text": ""}\n{"text": "Bert reads.\\nIt is good."}\n'
@@ -25,9 +25,9 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_show_prints_sentences_by_document(run: Run, corpus: Path) -> None:
+def test_show_prints_sentences_by_document(run_cli: RunCli, corpus: Path) -> None:
     """``show`` prints the first documents, one sentence per line."""
-    completed = run("corpus", "show", corpus, "--documents", 1)
+    completed = run_cli("corpus", "show", corpus, "--documents", 1)
     assert completed.status == 0
     assert completed.out.split("\n") == [
         f"== {corpus}, document 0",
@@ -38,53 +38,53 @@ def test_show_prints_sentences_by_document(run: Run, corpus: Path) -> None:
     ]
 
 
-def test_stats_prints_counts(run: Run, corpus: Path) -> None:
+def test_stats_prints_counts(run_cli: RunCli, corpus: Path) -> None:
     """``stats`` prints the counts as text or as JSON."""
-    completed = run("corpus", "stats", corpus)
+    completed = run_cli("corpus", "stats", corpus)
     assert "2 documents" in completed.out
     assert "4 sentences, 11 whitespace-separated words" in completed.out
     assert "1 document without text" in completed.out
-    counts = json.loads(run("corpus", "stats", corpus, "--json").out)
+    counts = json.loads(run_cli("corpus", "stats", corpus, "--json").out)
     assert (counts["documents"], counts["sentences"], counts["words"]) == (2, 4, 11)
     assert counts["formats"] == {"jsonl": 1}
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
 def test_converted_text_can_be_converted_back(
-    run: Run, corpus: Path, tmp_path: Path, suffix: str
+    run_cli: RunCli, corpus: Path, tmp_path: Path, suffix: str
 ) -> None:
     """JSON lines converted to sentences and back are unchanged, for every compression."""
     out = tmp_path / f"b.txt{suffix}"
-    completed = run("corpus", "convert", corpus, "--out", out)
+    completed = run_cli("corpus", "convert", corpus, "--out", out)
     assert completed.status == 0, completed.err
     assert f"wrote {out}" in completed.err
     assert "next: bertsmith vocab" in completed.err
     assert completed.out == ""
-    lines = run("corpus", "convert", out, "--format", "sentences").out.splitlines()
+    lines = run_cli("corpus", "convert", out, "--format", "sentences").out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == [
         "Anna has a cat.\nIt sleeps.",
         "Bert reads.\nIt is good.",
     ]
 
 
-def test_convert_reads_compressed_standard_input(run: Run) -> None:
+def test_convert_reads_compressed_standard_input(run_cli: RunCli) -> None:
     """Compressed text on standard input is converted to JSON lines on stdout."""
-    completed = run("corpus", "convert", "-", stdin=gzip.compress(JSON_LINES.encode()))
+    completed = run_cli("corpus", "convert", "-", stdin=gzip.compress(JSON_LINES.encode()))
     assert len(completed.out.splitlines()) == 2
     assert json.loads(completed.out.splitlines()[0])["id"] == "-:0"
 
 
 def test_existing_file_is_overwritten_only_with_force(
-    run: Run, corpus: Path, tmp_path: Path
+    run_cli: RunCli, corpus: Path, tmp_path: Path
 ) -> None:
     """Without --force, or if the conversion fails, an existing file is unchanged."""
     out = tmp_path / "b.jsonl"
     out.write_text("old")
-    completed = run("corpus", "convert", corpus, "--out", out)
+    completed = run_cli("corpus", "convert", corpus, "--out", out)
     assert (completed.status, out.read_text()) == (2, "old")
     assert "--force" in completed.err
     corpus.write_text("{broken\n")
-    assert run("corpus", "convert", corpus, "--out", out, "--force").status == 2
+    assert run_cli("corpus", "convert", corpus, "--out", out, "--force").status == 2
     assert out.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
 
@@ -101,7 +101,7 @@ def test_existing_file_is_overwritten_only_with_force(
     ],
 )
 def test_invalid_input_is_an_error(
-    run: Run,
+    run_cli: RunCli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
@@ -112,19 +112,19 @@ def test_invalid_input_is_an_error(
     if arguments[0] != ".":
         (tmp_path / "photo.txt").write_bytes(b"\x89PNG\x00\x01")
         (tmp_path / "empty.txt").touch()
-    completed = run("corpus", "stats", *arguments)
+    completed = run_cli("corpus", "stats", *arguments)
     assert completed.status == 2
     assert message in completed.err
     assert "Traceback" not in completed.err
     assert completed.out == ""
 
 
-def test_skipped_text_is_reported(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_skipped_text_is_reported(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
     """With --on-error skip, unreadable text is counted and its location printed."""
     corpus.write_text(JSON_LINES + "{broken\n")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "picture.png").touch()
-    completed = run("corpus", "stats", tmp_path, "--on-error", "skip")
+    completed = run_cli("corpus", "stats", tmp_path, "--on-error", "skip")
     assert completed.status == 0
     assert "broken JSON" in completed.out
     assert "empty file" in completed.out
@@ -132,9 +132,11 @@ def test_skipped_text_is_reported(run: Run, corpus: Path, tmp_path: Path) -> Non
     assert f"ignored {tmp_path / 'picture.png'}" in completed.err
 
 
-def test_output_with_unknown_suffix_is_an_error(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_output_with_unknown_suffix_is_an_error(
+    run_cli: RunCli, corpus: Path, tmp_path: Path
+) -> None:
     """The output format is chosen by the suffix, so an unknown suffix is rejected."""
-    completed = run("corpus", "convert", corpus, "--out", tmp_path / "b.csv")
+    completed = run_cli("corpus", "convert", corpus, "--out", tmp_path / "b.csv")
     assert completed.status == 2
     assert ".jsonl" in completed.err
 

@@ -19,9 +19,7 @@ import pytest
 from bertsmith.cli.embed import count_lines
 from bertsmith.use.embed import Embedder
 from bertsmith.use.search import search
-from tests.cli.conftest import SENTENCES
-
-Run = Callable[..., Any]
+from tests.cli.conftest import SENTENCES, RunCli
 
 
 @pytest.fixture
@@ -32,10 +30,12 @@ def lines_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_embed_without_out_prints_json_lines(run: Run, model: Path, lines_file: Path) -> None:
+def test_embed_without_out_prints_json_lines(
+    run_cli: RunCli, model: Path, lines_file: Path
+) -> None:
     """Each line gets a line of JSON, from a file, standard input or a compressed file."""
     options = ("--layer", -2, "--pooling", "max")
-    completed = run("embed", model, lines_file, *options)
+    completed = run_cli("embed", model, lines_file, *options)
     assert completed.status == 0, completed.err
     rows = [json.loads(line) for line in completed.out.splitlines()]
     texts = lines_file.read_text().split("\n")
@@ -43,24 +43,28 @@ def test_embed_without_out_prints_json_lines(run: Run, model: Path, lines_file: 
     expected = Embedder.load(model).encode(texts, layer=-2, pooling="max")
     np.testing.assert_allclose([row["vector"] for row in rows], expected, rtol=0, atol=1e-6)
     assert "lines truncated to the model's 43 tokens: 1" in completed.err
-    assert run("embed", model, "-", *options, stdin=lines_file.read_bytes()).out == completed.out
+    assert (
+        run_cli("embed", model, "-", *options, stdin=lines_file.read_bytes()).out == completed.out
+    )
     compressed = lines_file.with_name("lines.gz")
     compressed.write_bytes(gzip.compress(lines_file.read_bytes()))
-    assert run("embed", model, compressed, *options).out == completed.out
+    assert run_cli("embed", model, compressed, *options).out == completed.out
 
 
-def test_terminal_input_is_embedded_line_by_line(run: Run, model: Path) -> None:
+def test_terminal_input_is_embedded_line_by_line(run_cli: RunCli, model: Path) -> None:
     """A typed line is embedded at once, and a message tells the user to type."""
-    completed = run("embed", model, stdin=b"ferry\nriver\n", terminal=True)
+    completed = run_cli("embed", model, stdin=b"ferry\nriver\n", terminal=True)
     assert len(completed.out.splitlines()) == 2
     assert "Ctrl-D" in completed.err
 
 
 @pytest.mark.parametrize("suffix", ["npy", "jsonl", "parquet", "index"])
-def test_embed_writes_all_formats(run: Run, model: Path, lines_file: Path, suffix: str) -> None:
+def test_embed_writes_all_formats(
+    run_cli: RunCli, model: Path, lines_file: Path, suffix: str
+) -> None:
     """Each format contains the vectors, logs a next step, and is never overwritten."""
     out = lines_file.with_name(f"v.{suffix}")
-    completed = run("embed", model, lines_file, "--out", out, "--normalize", "--json")
+    completed = run_cli("embed", model, lines_file, "--out", out, "--normalize", "--json")
     assert completed.status == 0, completed.err
     summary = {
         "out": str(out),
@@ -80,15 +84,17 @@ def test_embed_writes_all_formats(run: Run, model: Path, lines_file: Path, suffi
         "index": lambda: np.load(out / "vectors.npy"),
     }
     np.testing.assert_allclose(readers[suffix](), expected, rtol=0, atol=1e-6)
-    repeated = run("embed", model, lines_file, "--out", out)
+    repeated = run_cli("embed", model, lines_file, "--out", out)
     assert repeated.status == 2
     assert "file exists; choose another name" in repeated.err
 
 
-def test_embed_options_equal_those_of_encode(run: Run, model: Path, lines_file: Path) -> None:
+def test_embed_options_equal_those_of_encode(
+    run_cli: RunCli, model: Path, lines_file: Path
+) -> None:
     """Layers, weights, special tokens and --fast have the same effect as in ``Embedder``."""
     out = lines_file.with_name("v.npy")
-    completed = run(
+    completed = run_cli(
         "embed", model, lines_file, "--out", out, "--layer", "-2,-1", "--combine", "weighted",
         "--weights", "0.25,2", "--no-special-tokens", "--no-normalize", "--batch-tokens", 30,
     )  # fmt: skip
@@ -98,16 +104,19 @@ def test_embed_options_equal_those_of_encode(run: Run, model: Path, lines_file: 
         include_special_tokens=False,
     )  # fmt: skip
     np.testing.assert_allclose(np.load(out), expected, rtol=0, atol=1e-5)
-    old_flag = run("embed", model, lines_file, "--no-special").out
-    assert old_flag == run("embed", model, lines_file, "--no-special-tokens").out
-    assert old_flag != run("embed", model, lines_file).out
-    tokens = run("embed", model, lines_file, "--pooling", "none")
+    old_flag = run_cli("embed", model, lines_file, "--no-special").out
+    assert old_flag == run_cli("embed", model, lines_file, "--no-special-tokens").out
+    assert old_flag != run_cli("embed", model, lines_file).out
+    tokens = run_cli("embed", model, lines_file, "--pooling", "none")
     first_row = json.loads(tokens.out.splitlines()[0])
     assert len(first_row["tokens"]) == len(first_row["ids"]) == len(first_row["offsets"])
     assert np.shape(first_row["vectors"]) == (len(first_row["ids"]), 22)
     fast, exact = (
         np.array([json.loads(line)["vector"] for line in command.out.splitlines()])
-        for command in (run("embed", model, lines_file, "--fast"), run("embed", model, lines_file))
+        for command in (
+            run_cli("embed", model, lines_file, "--fast"),
+            run_cli("embed", model, lines_file),
+        )
     )
     norms = np.linalg.norm(fast, axis=1) * np.linalg.norm(exact, axis=1)
     cosines = (fast * exact).sum(1) / norms
@@ -165,11 +174,11 @@ def test_count_lines(tmp_path: Path, lines_file: Path) -> None:
     assert count_lines(str(tmp_path / "nowhere")) is None
 
 
-def test_similar_prints_distances(run: Run, model: Path, tmp_path: Path) -> None:
+def test_similar_prints_distances(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """A row per occurrence with its distances, as text, JSON or a plot."""
     file, plot = tmp_path / "lines.txt", tmp_path / "ferry.png"
     file.write_text("\n".join([*SENTENCES[:2], "강의 ferry $5 $6"]))
-    completed = run("similar", model, file, "--word", "ferry", "--layer", -2, "--plot", plot)
+    completed = run_cli("similar", model, file, "--word", "ferry", "--layer", -2, "--plot", plot)
     assert completed.status == 0, completed.err
     assert f"wrote {plot}" in completed.err
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -180,44 +189,46 @@ def test_similar_prints_distances(run: Run, model: Path, tmp_path: Path) -> None
         ["3", "강의 [ferry] $5 $6"],
     ]
     options = ("--word", "ferry", "--layer", -2, "--json")
-    report = json.loads(run("similar", model, *options, stdin=file.read_bytes()).out)
+    report = json.loads(run_cli("similar", model, *options, stdin=file.read_bytes()).out)
     distances = [[float(cell) for cell in row[2:]] for row in rows]
     np.testing.assert_allclose(distances, report["distances"], rtol=0, atol=6e-5)
 
 
-def test_similar_with_missing_words_and_many_occurrences(run: Run, model: Path) -> None:
+def test_similar_with_missing_words_and_many_occurrences(run_cli: RunCli, model: Path) -> None:
     """Lines without the word are errors or skipped; above 12 occurrences only extremes follow."""
     similar = ("similar", model, "--word", "ferry")
-    completed = run(*similar, stdin=b"ferry\nriver\n")
+    completed = run_cli(*similar, stdin=b"ferry\nriver\n")
     assert completed.status == 2
     assert "text 2: the word 'ferry' is not in 'river'" in completed.err
-    completed = run(*similar, "--skip-invalid", stdin=b"ferry\nriver\nferry\n")
+    completed = run_cli(*similar, "--skip-invalid", stdin=b"ferry\nriver\nferry\n")
     assert "skipped 1 line without the word 'ferry'" in completed.err
-    completed = run(*similar, stdin=b"the ferry\na ferry\n" * 10)
+    completed = run_cli(*similar, stdin=b"the ferry\na ferry\n" * 10)
     assert re.fullmatch(
         r"  1\tthe \[ferry\]\t0\.0000 to 3\t0\.\d{4} to (2|4|20)", completed.out.splitlines()[0]
     )
     assert "20 occurrences; --json prints all distances" in completed.err
 
 
-def test_search_prints_the_most_similar_lines(run: Run, model: Path, lines_file: Path) -> None:
+def test_search_prints_the_most_similar_lines(
+    run_cli: RunCli, model: Path, lines_file: Path
+) -> None:
     """Cosine, line number and line are printed for each query; --json has the same."""
     index = lines_file.with_name("v.index")
-    assert run("embed", model, lines_file, "--out", index).status == 0
-    completed = run("search", index, SENTENCES[1], "--top", 2)
+    assert run_cli("embed", model, lines_file, "--out", index).status == 0
+    completed = run_cli("search", index, SENTENCES[1], "--top", 2)
     assert completed.status == 0, completed.err
     rows = [row.strip().split("\t") for row in completed.out.splitlines()]
     assert rows[0] == ["1.0000", "2", SENTENCES[1]]
     assert len(rows) == 2
-    inspected = run("inspect", index)
+    inspected = run_cli("inspect", index)
     assert f"index {index}: 5 lines, vectors of 22 numbers" in inspected.out
     assert f"next: bertsmith search {index}" in inspected.err
     queries = "\n".join(SENTENCES[:2]).encode()
-    completed = run("search", index, "-", "--top", 1, "--exact", stdin=queries)
+    completed = run_cli("search", index, "-", "--top", 1, "--exact", stdin=queries)
     assert [line.strip() for line in completed.out.splitlines()] == [
         SENTENCES[0], f"1.0000\t1\t{SENTENCES[0]}", SENTENCES[1], f"1.0000\t2\t{SENTENCES[1]}",
     ]  # fmt: skip
-    json_lines = run("search", index, *SENTENCES[:2], "--json").out.splitlines()
+    json_lines = run_cli("search", index, *SENTENCES[:2], "--json").out.splitlines()
     for line, hits in zip(json_lines, search(index, SENTENCES[:2]), strict=True):
         json_hits = json.loads(line)["hits"]
         assert [hit["line"] for hit in json_hits] == [hit.line for hit in hits]
@@ -249,7 +260,7 @@ def test_search_prints_the_most_similar_lines(run: Run, model: Path, lines_file:
     ],
 )
 def test_invalid_arguments_are_errors(
-    run: Run,
+    run_cli: RunCli,
     model: Path,
     model_without_nsp: Path,
     tmp_path: Path,
@@ -262,24 +273,24 @@ def test_invalid_arguments_are_errors(
     latin.write_bytes(b"ferry\ncaf\xe9\n")
     empty.touch()
     if "INDEX" in arguments:
-        run("embed", model, lines_file, "--out", index)
+        run_cli("embed", model, lines_file, "--out", index)
     paths = {"MODEL": model, "SINGLE": model_without_nsp, "LATIN": latin, "EMPTY": empty,
              "INDEX": index}  # fmt: skip
     files = sorted(tmp_path.iterdir())
     out = str(tmp_path / "out")
     words = [str(paths.get(word, word)).replace("OUT", out) for word in arguments]
-    completed = run(*words, stdin=b"x\n")
+    completed = run_cli(*words, stdin=b"x\n")
     assert completed.status == 2
     assert completed.err.count("error: ") == 1
     assert message in completed.err.partition("error: ")[2]
     assert sorted(tmp_path.iterdir()) == files
 
 
-def test_embed_reads_a_table_column(run: Run, model: Path, tmp_path: Path) -> None:
+def test_embed_reads_a_table_column(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """The text column of a table is embedded and the other columns are kept."""
     table, out = tmp_path / "t.csv", tmp_path / "v.jsonl"
     table.write_text("id;review\n1;the ferry, again\n2;\n")
-    completed = run("embed", model, table, "--text", "review", "--out", out)
+    completed = run_cli("embed", model, table, "--text", "review", "--out", out)
     assert completed.status == 0, completed.err
     assert f"wrote {out}: 2 rows, one vector of 22 numbers per row" in completed.err
     assert f"{table}: columns are separated by ';'" in completed.err
@@ -288,9 +299,9 @@ def test_embed_reads_a_table_column(run: Run, model: Path, tmp_path: Path) -> No
     expected = Embedder.load(model).encode(["the ferry, again", ""])
     np.testing.assert_allclose([row["vector"] for row in rows], expected, rtol=0, atol=1e-6)
     options = ("--text", "review", "--format", "csv")
-    completed = run("embed", model, *options, stdin=table.read_bytes())
+    completed = run_cli("embed", model, *options, stdin=table.read_bytes())
     assert [json.loads(line)["id"] for line in completed.out.splitlines()] == ["1", "2"]
-    completed = run("embed", model, table)
+    completed = run_cli("embed", model, table)
     assert completed.status == 2
     assert "no column 'text'; the columns are 'id', 'review'" in completed.err
 
@@ -305,27 +316,27 @@ def test_embed_reads_a_table_column(run: Run, model: Path, tmp_path: Path) -> No
     ],
 )
 def test_embed_reads_a_table_as_lines_only_if_requested(
-    run: Run, model: Path, tmp_path: Path, content: bytes, message: str
+    run_cli: RunCli, model: Path, tmp_path: Path, content: bytes, message: str
 ) -> None:
     """A table or a binary file is rejected as lines unless --format lines is given."""
     file = tmp_path / "a.dat"
     file.write_bytes(content)
-    for completed in (run("embed", model, file), run("embed", model, stdin=content)):
+    for completed in (run_cli("embed", model, file), run_cli("embed", model, stdin=content)):
         assert (completed.status, completed.out) == (2, "")
         assert message in completed.err
-    assert run("embed", model, file, "--format", "lines").status == 0
-    completed = run("embed", model, file, "--format", "lines", "--text", "x")
+    assert run_cli("embed", model, file, "--format", "lines").status == 0
+    completed = run_cli("embed", model, file, "--format", "lines", "--text", "x")
     assert completed.status == 2
     assert "read as one text per line, without columns" in completed.err
 
 
-def test_embed_reads_other_encodings(run: Run, model: Path, tmp_path: Path) -> None:
+def test_embed_reads_other_encodings(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """--encoding applies to lines and tables; without it, the error suggests CP949."""
     text = "강을 건너는 배"
     (tmp_path / "l.txt").write_bytes(f"{text}\n".encode("cp949"))
     (tmp_path / "t.csv").write_bytes(f"text\n{text}\n".encode("cp949"))
     for name in ("l.txt", "t.csv"):
-        completed = run("embed", model, tmp_path / name)
+        completed = run_cli("embed", model, tmp_path / name)
         assert (completed.status, "949" in completed.err) == (2, True)
-        completed = run("embed", model, tmp_path / name, "--encoding", "cp949")
+        completed = run_cli("embed", model, tmp_path / name, "--encoding", "cp949")
         assert json.loads(completed.out)["text"] == text

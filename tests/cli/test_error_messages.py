@@ -16,7 +16,7 @@ from bertsmith.cli import error_messages, streams
 from bertsmith.data.store import Store
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
-from tests.cli.conftest import SENTENCES, Run
+from tests.cli.conftest import SENTENCES, RunCli
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def test_explain_error_returns_one_line_and_a_status(
 
 
 def test_bug_is_one_line_without_debug(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An unexpected exception prints one line, and a traceback only with --debug."""
 
@@ -75,100 +75,100 @@ def test_bug_is_one_line_without_debug(
 
     (tmp_path / "a.txt").write_text("Text.\n")
     monkeypatch.setattr("bertsmith.text.corpus.read_documents", fail)
-    completed = run("corpus", "stats", tmp_path / "a.txt")
+    completed = run_cli("corpus", "stats", tmp_path / "a.txt")
     assert completed.status == 1
     assert completed.err.count("\n") == 1
     assert "KeyError: 'seqlen': this is a bug in bertsmith; rerun with --debug" in completed.err
     monkeypatch.setenv("BERTSMITH_DEBUG", "1")
     with pytest.raises(KeyError):
-        run("corpus", "stats", tmp_path / "a.txt")
+        run_cli("corpus", "stats", tmp_path / "a.txt")
 
 
 def test_prepare_continues_after_a_full_disk(
-    run: Run, tokenizer: Tokenizer, tmp_path: Path
+    run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """After a failed write, the same command completes the store with the same bytes."""
     tokenizer.save(tmp_path / "tokenizer", 43)
     corpus = tmp_path / "a.txt"
     corpus.write_text("\n\n".join(f"{SENTENCES[n % 3]} {n}" for n in range(400)))
     command = ("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out")
-    assert run(*command, tmp_path / "uninterrupted").status == 0
+    assert run_cli(*command, tmp_path / "uninterrupted").status == 0
     with limit_file_size(6000):
-        completed = run(*command, tmp_path / "store")
+        completed = run_cli(*command, tmp_path / "store")
     assert completed.status == 2, completed.err
     assert "file size limit reached" in completed.err
     assert f"while writing {tmp_path / 'store'}" in completed.err
-    assert run(*command, tmp_path / "store").status == 0
+    assert run_cli(*command, tmp_path / "store").status == 0
     for name in ("train.ids", "heldout.ids"):
         expected = (tmp_path / "uninterrupted" / name).read_bytes()
         assert (tmp_path / "store" / name).read_bytes() == expected
 
 
 def test_pretrain_continues_after_a_full_disk(
-    run: Run, tokenizer: Tokenizer, tmp_path: Path
+    run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """After a failed checkpoint, the same command ends with the weights of an uninterrupted run."""
     tokenizer.save(tmp_path / "tokenizer", 43)
     corpus = tmp_path / "a.txt"
     corpus.write_text("\n\n".join("\n".join(SENTENCES) + f"\nNumber {n}." for n in range(60)))
-    run("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out",
+    run_cli("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out",
         tmp_path / "store")  # fmt: skip
     assert Store.open(tmp_path / "store").manifest.splits["heldout"].documents
     command = ("pretrain", "--data", tmp_path / "store", "--steps", 2, "--set", "model.width=16",
                "--set", "model.heads=2", "--set", "model.layers=1", "--set", "data.max_seqlen=32",
                "--set", "data.batch_size=4", "--out")  # fmt: skip
-    assert run(*command, tmp_path / "uninterrupted").status == 0
+    assert run_cli(*command, tmp_path / "uninterrupted").status == 0
     with limit_file_size(8000):
-        completed = run(*command, tmp_path / "run")
+        completed = run_cli(*command, tmp_path / "run")
     assert completed.status == 2, completed.err
     assert f"while writing {tmp_path / 'run' / 'checkpoints'}" in completed.err
-    assert run(*command, tmp_path / "run").status == 0
+    assert run_cli(*command, tmp_path / "run").status == 0
     expected = load_file(tmp_path / "uninterrupted" / "model" / "model.safetensors")
     weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert all(weight.equal(expected[name]) for name, weight in weights.items())
 
 
-def test_failed_export_names_the_folder(run: Run, model: Path, tmp_path: Path) -> None:
+def test_failed_export_names_the_folder(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """A full disk during export is an error that names the folder; no file is left."""
     with limit_file_size(8000):
-        completed = run("export", model, "--to", "hf", "--out", tmp_path / "out")
+        completed = run_cli("export", model, "--to", "hf", "--out", tmp_path / "out")
     assert completed.status == 2
     assert f"while writing {tmp_path / 'out'};" in completed.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [("fill", "MODEL", "a\udcff"), ("corpus", "stats", "\udcff")])
-def test_argument_that_is_not_utf8_is_an_error(run: Run, arguments: tuple[str, ...]) -> None:
+def test_argument_that_is_not_utf8_is_an_error(run_cli: RunCli, arguments: tuple[str, ...]) -> None:
     """The error contains the number of the argument."""
-    completed = run(*arguments)
+    completed = run_cli(*arguments)
     assert completed.status == 2
     assert f"argument {len(arguments)} is not valid in the locale's encoding" in completed.err
 
 
-def test_file_name_that_is_not_utf8_is_an_error(run: Run, tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_is_an_error(run_cli: RunCli, tmp_path: Path) -> None:
     """The error asks the user to rename the file."""
     (tmp_path / "n\udcff.txt").write_text("Text.\n")
-    completed = run("corpus", "stats", tmp_path)
+    completed = run_cli("corpus", "stats", tmp_path)
     assert completed.status == 2
     assert "not valid UTF-8; rename it" in completed.err
 
 
-def test_deeply_nested_json_line_is_an_error_or_skipped(run: Run, tmp_path: Path) -> None:
+def test_deeply_nested_json_line_is_an_error_or_skipped(run_cli: RunCli, tmp_path: Path) -> None:
     """Too deeply nested JSON is an error, or one skipped line with --on-error skip."""
     nested = "[" * 100_000 + "]" * 100_000
     corpus = tmp_path / "a.jsonl"
     corpus.write_text(f'{{"text": "One.", "x": {nested}}}\n{{"text": "Two."}}\n')
-    completed = run("corpus", "stats", corpus)
+    completed = run_cli("corpus", "stats", corpus)
     assert completed.status == 2
     assert "nested too deeply" in completed.err
-    completed = run("corpus", "stats", corpus, "--on-error", "skip")
+    completed = run_cli("corpus", "stats", corpus, "--on-error", "skip")
     assert completed.status == 0
     assert "broken JSON" in completed.out
 
 
 @pytest.mark.parametrize("depth", [100, 100_000])
 def test_deeply_nested_bertsmith_json_is_an_error(
-    run: Run, model: Path, tmp_path: Path, depth: int
+    run_cli: RunCli, model: Path, tmp_path: Path, depth: int
 ) -> None:
     """A too deeply nested bertsmith.json is rejected when the model is read."""
     copy = tmp_path / "model"
@@ -176,7 +176,7 @@ def test_deeply_nested_bertsmith_json_is_an_error(
     for file in model.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     (copy / "bertsmith.json").write_text(f'{{"x": {"[" * depth}{"]" * depth}}}')
-    completed = run("export", copy, "--to", "hf", "--out", tmp_path / "out")
+    completed = run_cli("export", copy, "--to", "hf", "--out", tmp_path / "out")
     assert completed.status == 2
     assert "bertsmith.json: " in completed.err
     assert "nested" in completed.err
@@ -214,20 +214,20 @@ def test_closed_standard_streams(redirection: str, tmp_path: Path) -> None:
         assert b"closed" in completed.stderr or b"Bad file descriptor" in completed.stderr
 
 
-def test_inspect_without_examples(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_inspect_without_examples(run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """``inspect STORE --examples 0`` works for a store that is too small for examples."""
     tokenizer.save(tmp_path / "tokenizer", 43)
     corpus = tmp_path / "a.txt"
     corpus.write_text("\n\n".join(f"{sentence}\n{sentence}" for sentence in SENTENCES))
-    run("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out",
+    run_cli("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out",
         tmp_path / "store")  # fmt: skip
-    completed = run("inspect", tmp_path / "store", "--examples", 0)
+    completed = run_cli("inspect", tmp_path / "store", "--examples", 0)
     assert completed.status == 0, completed.err
     assert "token store" in completed.out
     assert "examples an epoch" in completed.out or "examples per epoch" in completed.out
 
 
-def test_version_option(run: Run) -> None:
+def test_version_option(run_cli: RunCli) -> None:
     """``bertsmith --version`` prints name and version."""
-    completed = run("--version")
+    completed = run_cli("--version")
     assert (completed.status, completed.out) == (0, f"bertsmith {__version__}\n")

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCli
 
 WORDS = "Ferrymen\nriverboat\n\nthe\nwinter-time\n나룻배\nzz zz\n"
 
 
-def test_words_of_a_file_are_added(run: Run, model: Path, tmp_path: Path) -> None:
+def test_words_of_a_file_are_added(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """Known, normalized, rejected and added words are logged; existing embeddings are kept."""
     (tmp_path / "words.txt").write_text(WORDS)
     out = tmp_path / "out"
-    completed = run("vocab", "extend", model, "--words", tmp_path / "words.txt", "--out", out)
+    completed = run_cli("vocab", "extend", model, "--words", tmp_path / "words.txt", "--out", out)
     assert completed.status == 0, completed.err
     assert completed.out == ""
     for message in (
@@ -39,14 +39,14 @@ def test_words_of_a_file_are_added(run: Run, model: Path, tmp_path: Path) -> Non
     assert torch.equal(embeddings[:vocab_size], original.model.bert.embeddings.words.weight)
 
 
-def test_frequent_words_of_a_corpus_are_added(run: Run, model: Path, tmp_path: Path) -> None:
+def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """The most frequent words that are split now are added, and reduce the pieces per word."""
     text = "Riverboats and ferrymen. " * 9 + "Riverboats, pilots and lanterns, pilots! " * 2
     (tmp_path / "a.txt").write_text(text)
     second_file = tmp_path / "b.jsonl"
     second_file.write_text(json.dumps({"text": "ferrymen ferrymen ferrymen winters"}) + "\n")
     options = ["--from-corpus", tmp_path / "a.txt", "--from-corpus", second_file, "--count", 2]
-    completed = run("vocab", "extend", model, *options, "--out", tmp_path / "out", "--json")
+    completed = run_cli("vocab", "extend", model, *options, "--out", tmp_path / "out", "--json")
     assert completed.status == 0, completed.err
     report = json.loads(completed.out)
     assert report["words"] == ["ferrymen", "riverboats"]
@@ -70,26 +70,26 @@ def test_frequent_words_of_a_corpus_are_added(run: Run, model: Path, tmp_path: P
     ],
 )
 def test_invalid_options_are_errors(
-    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    run_cli: RunCli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     options: list[object], message: str,
 ) -> None:  # fmt: skip
     """Invalid options, or no word to add, exit with 2 and create no folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "known.txt").write_text("the\nriver bank\n")
-    completed = run("vocab", "extend", model, *options, "--out", tmp_path / "out")
+    completed = run_cli("vocab", "extend", model, *options, "--out", tmp_path / "out")
     assert completed.status == 2
     assert message in completed.err
     assert not (tmp_path / "out").exists()
 
 
-def test_existing_folder_is_not_overwritten(run: Run, model: Path) -> None:
+def test_existing_folder_is_not_overwritten(run_cli: RunCli, model: Path) -> None:
     """A folder that is not empty is rejected as output."""
-    completed = run("vocab", "extend", model, "--words", "-", "--out", model, stdin=b"pilots\n")
+    completed = run_cli("vocab", "extend", model, "--words", "-", "--out", model, stdin=b"pilots\n")
     assert completed.status == 2
     assert "already exists" in completed.err
 
 
-def test_learn_is_the_default_command(run: Run, tmp_path: Path) -> None:
+def test_learn_is_the_default_command(run_cli: RunCli, tmp_path: Path) -> None:
     """``vocab FILE`` equals ``vocab learn FILE``, also with options first."""
     text = "The ferry crossed the river twice a day. " * 20
     (tmp_path / "a.txt").write_text(text)
@@ -100,11 +100,11 @@ def test_learn_is_the_default_command(run: Run, tmp_path: Path) -> None:
     )
     vocabularies = []
     for number, command in enumerate(commands):
-        completed = run(*command, "--out", tmp_path / str(number))
+        completed = run_cli(*command, "--out", tmp_path / str(number))
         assert completed.status == 0, completed.err
         vocabularies.append((tmp_path / str(number) / "vocab.txt").read_bytes())
     assert vocabularies[0] == vocabularies[1] == vocabularies[2]
     # A file with the name of a command, given with its folder.
     (tmp_path / "extend").write_text(text)
-    completed = run("vocab", f"{tmp_path}/extend", "--size", 120, "--out", tmp_path / "named")
+    completed = run_cli("vocab", f"{tmp_path}/extend", "--size", 120, "--out", tmp_path / "named")
     assert completed.status == 0, completed.err

@@ -3,9 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +11,13 @@ from bertsmith.bundle import load
 from bertsmith.use.fill import fill
 from bertsmith.use.pair import pair
 from bertsmith.use.score import score
+from tests.cli.conftest import RunCli
 
-Run = Callable[..., Any]
 
-
-def test_fill_prints_words_and_probabilities(run: Run, model: Path) -> None:
+def test_fill_prints_words_and_probabilities(run_cli: RunCli, model: Path) -> None:
     """The text is printed, then the probabilities and words of each mask."""
     text = "the [MASK] crossed the [MASK]"
-    completed = run("fill", model, text, "--top", 3, "--device", "cpu")
+    completed = run_cli("fill", model, text, "--top", 3, "--device", "cpu")
     assert completed.status == 0, completed.err
     lines = completed.out.splitlines()
     assert lines[0] == text
@@ -33,20 +30,20 @@ def test_fill_prints_words_and_probabilities(run: Run, model: Path) -> None:
 
 
 def test_fill_draws_bars_on_a_terminal(
-    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal each word has a bar of its probability."""
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
-    completed = run("fill", model, "the [MASK]")
+    completed = run_cli("fill", model, "the [MASK]")
     assert completed.status == 0, completed.err
     bars = [line for line in completed.out.splitlines() if set("█▉▊▋▌▍▎▏") & set(line)]
     assert len(bars) == 5
 
 
-def test_fill_json_equals_the_python_api(run: Run, model: Path) -> None:
+def test_fill_json_equals_the_python_api(run_cli: RunCli, model: Path) -> None:
     """--json prints an object per text with the positions, words and probabilities."""
     texts = ["a [MASK] ferry", "[MASK] river [MASK]"]
-    completed = run("fill", model, "-", "--json", "--top", 2, stdin="\n".join(texts).encode())
+    completed = run_cli("fill", model, "-", "--json", "--top", 2, stdin="\n".join(texts).encode())
     rows = [json.loads(line) for line in completed.out.splitlines()]
     assert [row["text"] for row in rows] == texts
     for row in rows:
@@ -61,15 +58,15 @@ def test_fill_json_equals_the_python_api(run: Run, model: Path) -> None:
             assert actual == pytest.approx(expected, abs=1e-6)
 
 
-def test_pair_prints_the_probability(run: Run, model: Path) -> None:
+def test_pair_prints_the_probability(run_cli: RunCli, model: Path) -> None:
     """Two arguments print a sentence, tab-separated lines a row each, --json the number."""
     a, b = "The ferry crossed the river.", "Nobody remembered a winter."
     probability = pair(model, a, b)
-    assert run("pair", model, a, b).out == f"B follows A with probability {probability:.4f}\n"
-    rows = run("pair", model, "-", stdin=f"{a}\t{b}\n{b}\t{a}\n".encode()).out.splitlines()
+    assert run_cli("pair", model, a, b).out == f"B follows A with probability {probability:.4f}\n"
+    rows = run_cli("pair", model, "-", stdin=f"{a}\t{b}\n{b}\t{a}\n".encode()).out.splitlines()
     assert rows[0].split("\t") == [f"{probability:.6f}", a, b]
     assert rows[1].split("\t")[1:] == [b, a]
-    row = json.loads(run("pair", model, a, b, "--json").out)
+    row = json.loads(run_cli("pair", model, a, b, "--json").out)
     assert row == {
         "a": a,
         "b": b,
@@ -78,20 +75,22 @@ def test_pair_prints_the_probability(run: Run, model: Path) -> None:
     }
 
 
-def test_pair_reports_truncation(run: Run, model: Path) -> None:
+def test_pair_reports_truncation(run_cli: RunCli, model: Path) -> None:
     """Truncated pairs are counted on stderr."""
-    completed = run("pair", model, "ferry " * 50, "river")
+    completed = run_cli("pair", model, "ferry " * 50, "river")
     assert completed.status == 0
     message = "pairs truncated to the model's length (A at its start, B at its end): 1"
     assert message in completed.err
 
 
-def test_score_prints_rows_totals_and_problems(run: Run, model: Path, tmp_path: Path) -> None:
+def test_score_prints_rows_totals_and_problems(
+    run_cli: RunCli, model: Path, tmp_path: Path
+) -> None:
     """Each line has a row; totals and lines without a score are reported on stderr."""
     lines = ["The ferry crossed.", "", "ferry " * 60, "river"]
     file = tmp_path / "lines.txt"
     file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
-    completed = run("score", model, file)
+    completed = run_cli("score", model, file)
     rows = [row.split("\t") for row in completed.out.splitlines()]
     assert len(rows) == 4
     bundle = load(model)
@@ -111,23 +110,23 @@ def test_score_prints_rows_totals_and_problems(run: Run, model: Path, tmp_path: 
 
 
 def test_score_reads_stdin_arguments_and_compressed_files(
-    run: Run, model: Path, tmp_path: Path
+    run_cli: RunCli, model: Path, tmp_path: Path
 ) -> None:
     """The same lines give the same rows from every kind of input."""
     text = "The ferry crossed.\nthe old pilot\n"
     compressed = tmp_path / "lines.gz"
     compressed.write_bytes(gzip.compress(text.encode()))
-    expected = run("score", model, compressed).out
+    expected = run_cli("score", model, compressed).out
     assert len(expected.splitlines()) == 2
-    assert run("score", model, stdin=text.encode()).out == expected
-    assert run("score", model, "-", stdin=text.encode()).out == expected
+    assert run_cli("score", model, stdin=text.encode()).out == expected
+    assert run_cli("score", model, "-", stdin=text.encode()).out == expected
     first, second = text.splitlines()
-    assert run("score", model, "--text", first, "--text", second).out == expected
+    assert run_cli("score", model, "--text", first, "--text", second).out == expected
 
 
-def test_score_json_with_tokens(run: Run, model: Path) -> None:
+def test_score_json_with_tokens(run_cli: RunCli, model: Path) -> None:
     """--json --tokens contains each token's log-probability, or the problem of a line."""
-    completed = run("score", model, "--json", "--tokens", stdin=b"the old pilot\n\n")
+    completed = run_cli("score", model, "--json", "--tokens", stdin=b"the old pilot\n\n")
     scored, empty = [json.loads(line) for line in completed.out.splitlines()]
     assert scored["num_tokens"] == len(scored["token_log_probabilities"])
     total = sum(log_probability for _, log_probability in scored["token_log_probabilities"])
@@ -153,7 +152,7 @@ def test_score_json_with_tokens(run: Run, model: Path) -> None:
     ],
 )
 def test_invalid_arguments_are_errors(
-    run: Run,
+    run_cli: RunCli,
     model: Path,
     model_without_nsp: Path,
     tmp_path: Path,
@@ -165,27 +164,29 @@ def test_invalid_arguments_are_errors(
     damaged.write_bytes(gzip.compress(b"The ferry crossed the river.\n" * 999)[:50])
     latin.write_bytes(b"ferry\ncaf\xe9\n")
     paths = {"MODEL": model, "SINGLE": model_without_nsp, "DAMAGED": damaged, "LATIN": latin}
-    completed = run(*[paths.get(word, word) for word in arguments], stdin=b"x\n")
+    completed = run_cli(*[paths.get(word, word) for word in arguments], stdin=b"x\n")
     assert completed.status == 2
     assert completed.err.count("error: ") == 1
     assert message in completed.err.partition("error: ")[2]
 
 
-def test_reading_from_a_terminal_is_announced(run: Run, model: Path) -> None:
+def test_reading_from_a_terminal_is_announced(run_cli: RunCli, model: Path) -> None:
     """A message tells the user to type if stdin is a terminal, but not if it is a pipe."""
-    assert "Ctrl-D" in run("score", model, stdin=b"ferry\n", terminal=True).err
-    assert "Ctrl-D" not in run("score", model, stdin=b"ferry\n").err
+    assert "Ctrl-D" in run_cli("score", model, stdin=b"ferry\n", terminal=True).err
+    assert "Ctrl-D" not in run_cli("score", model, stdin=b"ferry\n").err
 
 
 @pytest.mark.parametrize("command", ["fill", "score", "similar", "search"])
-def test_tables_are_not_read_as_lines(run: Run, model: Path, tmp_path: Path, command: str) -> None:
+def test_tables_are_not_read_as_lines(
+    run_cli: RunCli, model: Path, tmp_path: Path, command: str
+) -> None:
     """A table or a binary file is rejected as lines unless --format lines is given."""
     json_line = b'{"text": "the river [MASK]"}\n'
     plain = tmp_path / "plain.txt"
     plain.write_bytes(b"the river [MASK]\n" * 3)
     index = tmp_path / "lines.index"
     if command == "search":
-        assert run("embed", model, plain, "--out", index).status == 0
+        assert run_cli("embed", model, plain, "--out", index).status == 0
     arguments: list[object] = {"fill": [model, "-"], "score": [model, "-"], "search": [index, "-"],
                                "similar": [model, "-", "--word", "river"]}[command]  # fmt: skip
     for content, message in (
@@ -193,18 +194,18 @@ def test_tables_are_not_read_as_lines(run: Run, model: Path, tmp_path: Path, com
         (b"id,text\n1,the river [MASK]\n", "this looks like CSV"),
         (b"PK\x03\x04\0\0", "standard input: binary file; expected text"),
     ):
-        completed = run(command, *arguments, stdin=content)
+        completed = run_cli(command, *arguments, stdin=content)
         assert (completed.status, completed.out) == (2, ""), content
         assert message in completed.err
-    completed = run(command, *arguments, "--format", "lines", stdin=json_line * 2)
+    completed = run_cli(command, *arguments, "--format", "lines", stdin=json_line * 2)
     assert (completed.status, "river" in completed.out) == (0, True), completed.err
     if command in ("fill", "search"):
         return
     for name in ("a.csv", "a.tsv.gz", "a.jsonl", "a.json", "a.parquet"):
         table = tmp_path / name
         table.write_bytes(plain.read_bytes())
-        completed = run(command, model, table, *arguments[2:])
+        completed = run_cli(command, model, table, *arguments[2:])
         assert (completed.status, completed.out) == (2, "")
         assert re.search(rf"{name}: a table \([A-Z]+\), not .* use --format lines", completed.err)
-    completed = run(command, model, tmp_path / "a.csv", *arguments[2:], "--format", "lines")
+    completed = run_cli(command, model, tmp_path / "a.csv", *arguments[2:], "--format", "lines")
     assert (completed.status, "river" in completed.out) == (0, True), completed.err

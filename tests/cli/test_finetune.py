@@ -7,9 +7,8 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,8 +19,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
 from bertsmith.train.finetuning.sweep import SweepResult
-
-Run = Callable[..., Any]
+from tests.cli.conftest import RunCli
 
 
 @pytest.fixture(scope="module")
@@ -65,34 +63,36 @@ def small_config(tokenizer: Tokenizer) -> ModelConfig:
 
 
 def test_finetune_prints_metrics_and_counts(
-    run: Run, finetune_command: list[str | Path], tmp_path: Path
+    run_cli: RunCli, finetune_command: list[str | Path], tmp_path: Path
 ) -> None:
     """Validation metrics and row counts are printed, a next command is logged."""
     out = tmp_path / "run"
-    completed = run(*finetune_command, "--batch-size", 8, "--out", out)
+    completed = run_cli(*finetune_command, "--batch-size", 8, "--out", out)
     assert completed.status == 0, completed.err
     assert "train: 24 read, 24 used, 0 skipped, 0 truncated" in completed.out
     assert "held out (2 examples): accuracy" in completed.out
     assert f"next: bertsmith predict {out / 'model'}" in completed.err
 
 
-def test_inspect_shows_a_fine_tuning_run_and_its_model(run: Run, classifier: Path) -> None:
+def test_inspect_shows_a_fine_tuning_run_and_its_model(run_cli: RunCli, classifier: Path) -> None:
     """The run shows its metrics; the model shows its head and no masked-LM head."""
-    completed = run("inspect", classifier)
+    completed = run_cli("inspect", classifier)
     assert completed.status == 0, completed.err
     assert "held out" in completed.out
     assert "accuracy" in completed.out
-    completed = run("inspect", classifier / "model")
+    completed = run_cli("inspect", classifier / "model")
     assert "fine-tuned (single)" in completed.out
     assert "next: bertsmith predict" in completed.err
     assert "masked LM" not in completed.out.splitlines()[1]
 
 
-def test_multiple_choice_with_a_column_per_ending(run: Run, model: Path, tmp_path: Path) -> None:
+def test_multiple_choice_with_a_column_per_ending(
+    run_cli: RunCli, model: Path, tmp_path: Path
+) -> None:
     """``choose`` trains on a table with --endings and predicts a prompt with its endings."""
     rows = [f"the anvil {n},rings,sleeps,{n % 2}" for n in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["line,a,b,right", *rows]) + "\n")
-    completed = run(
+    completed = run_cli(
         "finetune", "choose", "--model", model, "--data", tmp_path / "t.csv", "--text", "line",
         "--endings", "a,b", "--label", "right", "--epochs", 1, "--batch-size", 8,
         "--set", "run.threads=1", "--out", tmp_path / "run",
@@ -100,75 +100,77 @@ def test_multiple_choice_with_a_column_per_ending(run: Run, model: Path, tmp_pat
     assert completed.status == 0, completed.err
     assert "train: 20 read, 20 used, 0 skipped, 0 truncated" in completed.out
     prompt = "the anvil\trings\tsleeps"
-    prediction = json.loads(run("predict", tmp_path / "run", prompt, "--json").out)
+    prediction = json.loads(run_cli("predict", tmp_path / "run", prompt, "--json").out)
     best, probabilities = prediction["best_index"], prediction["probabilities"]
     assert prediction["endings"] == ["rings", "sleeps"]
     assert sum(probabilities) == pytest.approx(1)
     assert probabilities[best] == max(probabilities)
     assert prediction["best_ending"] == ["rings", "sleeps"][best]
     assert prediction["best_column"] == ["a", "b"][best]
-    line = run("predict", tmp_path / "run", prompt).out
+    line = run_cli("predict", tmp_path / "run", prompt).out
     assert line == f"{best}\t{max(probabilities):.4f}\t{prediction['best_ending']}\t{prompt}\n"
 
 
-def test_predict_prints_labels(run: Run, classifier: Path) -> None:
+def test_predict_prints_labels(run_cli: RunCli, classifier: Path) -> None:
     """Label, probability and text are printed; --json has all labels; a tab is part of a text."""
-    completed = run("predict", classifier, "the anvil rings", "the river\tsleeps")
+    completed = run_cli("predict", classifier, "the anvil rings", "the river\tsleeps")
     label, probability, text = completed.out.splitlines()[0].split("\t")
     assert label in {"loud", "still"}
     assert 0.5 <= float(probability) <= 1.0
     assert text == "the anvil rings"
-    lines = run("predict", classifier, "--json", "a\tb").out.splitlines()
+    lines = run_cli("predict", classifier, "--json", "a\tb").out.splitlines()
     prediction = json.loads(lines[0])
     assert (prediction["text"], prediction.get("pair")) == ("a\tb", None)
     assert sum(prediction["labels"].values()) == pytest.approx(1)
 
 
-def test_predict_reads_lines_of_a_file(run: Run, classifier: Path, tmp_path: Path) -> None:
+def test_predict_reads_lines_of_a_file(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
     """An empty line is an error after the predictions before it, or skipped and counted."""
     file = tmp_path / "texts"
     file.write_text("the anvil\nthe river\n")
-    predictions = run("predict", classifier, "--input", file).out.splitlines()
+    predictions = run_cli("predict", classifier, "--input", file).out.splitlines()
     assert len(predictions) == 2
     file.write_text("the anvil\n\nthe river\n \n")
-    completed = run("predict", classifier, "--input", file)
+    completed = run_cli("predict", classifier, "--input", file)
     assert (completed.status, completed.out.splitlines()) == (2, predictions[:1])
     assert f"{file}, line 2 is empty" in completed.err
     assert "--skip-invalid" in completed.err
-    completed = run("predict", classifier, "--input", file, "--skip-invalid")
+    completed = run_cli("predict", classifier, "--input", file, "--skip-invalid")
     assert (completed.status, completed.out.splitlines()) == (0, predictions)
     assert f"skipped 2 lines; the first: {file}, line 2 is empty" in completed.err
 
 
-def test_predict_reads_a_table(run: Run, classifier: Path, tmp_path: Path) -> None:
+def test_predict_reads_a_table(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
     """The training table's column or another is read; the table goes to a file or to stdout."""
     table, out = tmp_path / "t.csv", tmp_path / "out.csv"
     table.write_text('id,line\n1,"the anvil, rings"\n2,the river\n')
-    completed = run("predict", classifier, "--input", table, "--out", out)
+    completed = run_cli("predict", classifier, "--input", table, "--out", out)
     assert (completed.status, completed.out) == (0, ""), completed.err
     assert f"wrote {out}: 2 rows, with label, probability" in completed.err
-    printed = run("predict", classifier, "--input", table)
+    printed = run_cli("predict", classifier, "--input", table)
     assert printed.out == out.read_text()
     assert printed.out.splitlines()[0] == "id,line,label,probability"
     assert printed.out.splitlines()[1].startswith('1,"the anvil, rings",')
-    completed = run(
+    completed = run_cli(
         "predict", classifier, "--input", "-", "--format", "csv", "--json",
         stdin=table.read_bytes(),
     )  # fmt: skip
     rows = [json.loads(line) for line in completed.out.splitlines()]
     assert [row["id"] for row in rows] == ["1", "2"]
     out = tmp_path / "o.jsonl"
-    summary = json.loads(run("predict", classifier, "--input", table, "--out", out, "--json").out)
+    summary = json.loads(
+        run_cli("predict", classifier, "--input", table, "--out", out, "--json").out
+    )
     assert summary["num_rows"] == 2
     assert summary["columns"] == ["label", "probability"]
     table.write_text("id,review\n1,the anvil\n")
-    completed = run("predict", classifier, "--input", table)
+    completed = run_cli("predict", classifier, "--input", table)
     assert (completed.status, "--text" in completed.err) == (2, True)
-    assert run("predict", classifier, "--input", table, "--text", "review").status == 0
+    assert run_cli("predict", classifier, "--input", table, "--text", "review").status == 0
 
 
 def test_predict_reads_a_table_as_lines_only_if_requested(
-    run: Run, classifier: Path, tmp_path: Path
+    run_cli: RunCli, classifier: Path, tmp_path: Path
 ) -> None:
     """A .txt file that looks like a table is rejected unless --format lines is given."""
     for name, content in (
@@ -177,61 +179,63 @@ def test_predict_reads_a_table_as_lines_only_if_requested(
     ):
         file = tmp_path / name
         file.write_text(content)
-        completed = run("predict", classifier, "--input", file)
+        completed = run_cli("predict", classifier, "--input", file)
         assert (completed.status, completed.out, "looks like" in completed.err) == (2, "", True)
-        completed = run("predict", classifier, "--input", "-", stdin=content.encode())
+        completed = run_cli("predict", classifier, "--input", "-", stdin=content.encode())
         assert (completed.status, completed.out, "looks like" in completed.err) == (2, "", True)
-        completed = run("predict", classifier, "--input", file, "--format", "lines")
+        completed = run_cli("predict", classifier, "--input", file, "--format", "lines")
         assert len(completed.out.splitlines()) == len(content.splitlines())
     # With a column name, a .txt file is a table, as in fine-tuning.
-    completed = run("predict", classifier, "--input", tmp_path / "a.txt", "--text", "line")
+    completed = run_cli("predict", classifier, "--input", tmp_path / "a.txt", "--text", "line")
     assert completed.out.splitlines()[0] == "id\tline\tlabel\tprobability"
 
 
-def test_options_without_effect_are_errors(run: Run, classifier: Path, tmp_path: Path) -> None:
+def test_options_without_effect_are_errors(
+    run_cli: RunCli, classifier: Path, tmp_path: Path
+) -> None:
     """Table options for texts or lines, and CoNLL for a classifier, are rejected."""
     file = tmp_path / "a.txt"
     file.write_text("the anvil\n")
     for options in (["--out", tmp_path / "o.csv"], ["--text", "a"], ["--delimiter", ";"]):
-        completed = run("predict", classifier, "the anvil", *options)
+        completed = run_cli("predict", classifier, "the anvil", *options)
         assert (completed.status, "only valid with --input FILE" in completed.err) == (2, True)
     for options in (["--out", tmp_path / "o.csv"], ["--pair", "a"], ["--no-header"]):
-        completed = run("predict", classifier, "--input", file, *options)
+        completed = run_cli("predict", classifier, "--input", file, *options)
         assert (completed.status, "read as one text per line" in completed.err) == (2, True)
-    completed = run("predict", classifier, "--input", file, "--format", "conll")
+    completed = run_cli("predict", classifier, "--input", file, "--format", "conll")
     assert (completed.status, "this model is not a tagger" in completed.err) == (2, True)
 
 
-def test_tagger_reads_all_formats(run: Run, model: Path, tmp_path: Path) -> None:
+def test_tagger_reads_all_formats(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """CoNLL is recognized or requested; token lists, a text column and plain lines work too."""
     conll, tagger = tmp_path / "c.txt", tmp_path / "run"
     conll.write_text("the DT O\nferry NN B-X\n\nriver NN O\n" * 12)
     values = {"task": {"label_column": "2"}, "schedule": {"steps": 1}, "run": {"threads": 1}}
     finetune("tag", model, tagger, data=conll, values=values)
-    completed = run("predict", tagger, "--input", conll)
+    completed = run_cli("predict", tagger, "--input", conll)
     assert completed.status == 0, completed.err
     assert [len(line.split()) for line in completed.out.splitlines()[:4]] == [4, 4, 0, 4]
     assert "read as CoNLL" in completed.err
-    from_stdin = run(
+    from_stdin = run_cli(
         "predict", tagger, "--input", "-", "--format", "conll", stdin=conll.read_bytes()
     )
     assert from_stdin.out == completed.out
-    first_line = run("predict", tagger, "--input", conll, "--json").out.splitlines()[0]
+    first_line = run_cli("predict", tagger, "--input", conll, "--json").out.splitlines()[0]
     sentence = json.loads(first_line)
     assert sentence["tokens"] == ["the", "ferry"]
     (tmp_path / "t.jsonl").write_text('{"tokens": ["the", "ferry"]}\n')
-    row = json.loads(run("predict", tagger, "--input", tmp_path / "t.jsonl").out)
+    row = json.loads(run_cli("predict", tagger, "--input", tmp_path / "t.jsonl").out)
     assert row["tags"] == sentence["tags"]
     (tmp_path / "t.csv").write_text("n,text\n1,the ferry\n")
-    completed = run("predict", tagger, "--input", tmp_path / "t.csv", "--text", "text")
+    completed = run_cli("predict", tagger, "--input", tmp_path / "t.csv", "--text", "text")
     assert completed.out.splitlines()[0] == "n,text,entities"
     (tmp_path / "p.txt").write_text("the ferry crossed\nnobody\n")
-    completed = run("predict", tagger, "--input", tmp_path / "p.txt")
+    completed = run_cli("predict", tagger, "--input", tmp_path / "p.txt")
     assert len(completed.out.splitlines()) == 2
 
 
 def test_typed_line_is_predicted_at_once(
-    run: Run, classifier: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal, the first prediction is printed before the second line is read."""
     stdout_after_first_line: list[str] = []
@@ -244,18 +248,18 @@ def test_typed_line_is_predicted_at_once(
 
     monkeypatch.setattr("bertsmith.cli.model_options.read_lines", read_typed_lines)
     monkeypatch.setattr(sys, "stdout", stdout)
-    assert run("predict", classifier, "--input", "-", terminal=True).status == 0
+    assert run_cli("predict", classifier, "--input", "-", terminal=True).status == 0
     assert stdout_after_first_line[0].endswith("\tthe anvil\n")
 
 
-def test_pair_classifier_needs_a_tab(run: Run, model: Path, tmp_path: Path) -> None:
+def test_pair_classifier_needs_a_tab(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """A model for text pairs rejects a line without a tab."""
     rows = [f"the anvil {n},rings,{n % 2}" for n in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
     task = {"text_column": "a", "pair_column": "b", "batch_size": 8}
     values = {"task": task, "schedule": {"steps": 1}, "run": {"threads": 1}}
     finetune("classify", model, tmp_path / "run", data=tmp_path / "t.csv", values=values)
-    completed = run("predict", tmp_path / "run", "the anvil\trings", "the anvil", "--json")
+    completed = run_cli("predict", tmp_path / "run", "the anvil\trings", "the anvil", "--json")
     assert completed.status == 2
     assert "text 2: " in completed.err
     assert "no tab" in completed.err
@@ -264,10 +268,10 @@ def test_pair_classifier_needs_a_tab(run: Run, model: Path, tmp_path: Path) -> N
 
 
 def test_evaluate_uses_the_columns_of_the_training_table(
-    run: Run, classifier: Path, table: Path
+    run_cli: RunCli, classifier: Path, table: Path
 ) -> None:
     """Metrics, counts, class report and confusion matrix are printed as JSON or as text."""
-    metrics = json.loads(run("evaluate", classifier, "--data", table, "--json").out)
+    metrics = json.loads(run_cli("evaluate", classifier, "--data", table, "--json").out)
     assert 0 <= metrics["accuracy"] <= 1
     counts = {
         "num_read": 24,
@@ -279,27 +283,31 @@ def test_evaluate_uses_the_columns_of_the_training_table(
     assert metrics["counts"] == counts
     assert sum(scores["support"] for scores in metrics["classes"].values()) == 24
     assert list(metrics["confusion"]) == list(metrics["classes"]) == ["loud", "still"]
-    lines = run("evaluate", classifier, "--data", table).out.splitlines()
+    lines = run_cli("evaluate", classifier, "--data", table).out.splitlines()
     assert lines[3].split() == ["label", "precision", "recall", "f1", "support"]
     assert "rows: true labels, columns: predicted labels" in lines
 
 
 def test_metric_option(
-    run: Run, classifier: Path, table: Path, finetune_command: list[str | Path], tmp_path: Path
+    run_cli: RunCli,
+    classifier: Path,
+    table: Path,
+    finetune_command: list[str | Path],
+    tmp_path: Path,
 ) -> None:
     """--metric may be repeated; metrics are printed in this order; unknown ones are errors."""
     options = ("--metric", "roc_auc", "--metric", "f1:loud")
-    completed = run("evaluate", classifier, "--data", table, *options)
+    completed = run_cli("evaluate", classifier, "--data", table, *options)
     assert re.match(r"roc_auc [01]\.\d{4}, f1:loud [01]\.\d{4}\n", completed.out)
     command = [*finetune_command, "--out", tmp_path / "run"]
-    completed = run(*command, "--metric", "nope")
+    completed = run_cli(*command, "--metric", "nope")
     assert (completed.status, "'nope'" in completed.err) == (2, True)
-    completed = run(*command, "--metric", "f1:still", "--metric", "matthews")
+    completed = run_cli(*command, "--metric", "f1:still", "--metric", "matthews")
     assert "held out (2 examples): f1:still " in completed.out
 
 
 def test_multi_label_predictions_are_sorted_by_probability(
-    run: Run, tokenizer: Tokenizer, tmp_path: Path
+    run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Labels with a probability above one half are printed, the most probable first."""
     head = HeadConfig("multi", ("a", "b", "c"))
@@ -308,11 +316,11 @@ def test_multi_label_predictions_are_sorted_by_probability(
         model.get_parameter("output.weight").zero_()
         model.get_parameter("output.bias").copy_(torch.tensor([1.0, -1.0, 2.0]))
     save_fine_tuned(tmp_path / "m", model, tokenizer, head, {})
-    assert run("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
+    assert run_cli("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
 
 
 def test_classifier_without_bertsmith_json_is_evaluated(
-    run: Run, tokenizer: Tokenizer, tmp_path: Path
+    run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """A model that does not store its columns needs them as options; other settings are errors."""
     model, table = tmp_path / "m", tmp_path / "t.csv"
@@ -321,16 +329,16 @@ def test_classifier_without_bertsmith_json_is_evaluated(
     (model / INFO_FILE).unlink()
     table.write_text("id,line,other,mood\n1,the anvil,rings,loud\n")
     evaluate = ("evaluate", model, "--data", table, "--json")
-    completed = run(*evaluate, "--text", "line", "--pair", "other", "--label", "mood")
+    completed = run_cli(*evaluate, "--text", "line", "--pair", "other", "--label", "mood")
     assert completed.status == 0, completed.err
     assert json.loads(completed.out)["counts"]["num_used"] == 1
-    assert "no column 'text'" in run(*evaluate).err
+    assert "no column 'text'" in run_cli(*evaluate).err
     table.write_text("the anvil,loud\n")
-    completed = run(*evaluate, "--text", "0", "--label", "1", "--set", "task.header=false")
+    completed = run_cli(*evaluate, "--text", "0", "--label", "1", "--set", "task.header=false")
     assert json.loads(completed.out)["counts"]["num_used"] == 1
-    completed = run(*evaluate, "--set", "optim.lr=1.0")
+    completed = run_cli(*evaluate, "--set", "optim.lr=1.0")
     assert (completed.status, "takes settings of the task" in completed.err) == (2, True)
-    completed = run(*evaluate, "--set", "task.batch_size=3")
+    completed = run_cli(*evaluate, "--set", "task.batch_size=3")
     assert (completed.status, "task.batch_size: " in completed.err) == (2, True)
 
 
@@ -340,17 +348,17 @@ def test_json_output_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == '{"spearman": null, "all": [1.5, null]}\n'
 
 
-def test_truncated_texts_are_counted(run: Run, classifier: Path, tmp_path: Path) -> None:
+def test_truncated_texts_are_counted(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
     """Truncated texts are predicted, and counted on stderr."""
     (tmp_path / "long.txt").write_text("the anvil rings\n" + "the river sleeps " * 200 + "\n")
-    completed = run("predict", classifier, "--input", tmp_path / "long.txt")
+    completed = run_cli("predict", classifier, "--input", tmp_path / "long.txt")
     assert len(completed.out.splitlines()) == 2
     assert "truncated to the model's maximum length: 1" in completed.err
-    assert "truncated" not in run("predict", classifier, "the anvil rings").err
+    assert "truncated" not in run_cli("predict", classifier, "the anvil rings").err
 
 
 def test_skipped_rows_and_sweeps_are_reported(
-    run: Run, classifier: Path, model: Path, tmp_path: Path
+    run_cli: RunCli, classifier: Path, model: Path, tmp_path: Path
 ) -> None:
     """The first skipped row is located; a sweep over seeds reports counts and metric ranges."""
     file, out = tmp_path / "a.csv", tmp_path / "runs"
@@ -358,11 +366,11 @@ def test_skipped_rows_and_sweeps_are_reported(
         f"the {'anvil' if n % 2 else 'river'} {n},{'loud' if n % 2 else 'still'}" for n in range(24)
     ]
     file.write_text("\n".join(["line,mood", "the anvil,", *rows]) + "\n")
-    completed = run("evaluate", classifier, "--data", file, "--skip-invalid")
+    completed = run_cli("evaluate", classifier, "--data", file, "--skip-invalid")
     skipped_row = f"{file}, line 2"
     assert "25 read, 24 used, 1 skipped" in completed.out
     assert skipped_row in completed.err
-    completed = run(
+    completed = run_cli(
         "finetune", "classify", "--model", model, "--data", file, "--text", "line", "--label",
         "mood", "--epochs", 1, "--set", "run.threads=1", "--skip-invalid", "--seeds", 2, "--json",
         "--out", out,
@@ -372,33 +380,33 @@ def test_skipped_rows_and_sweeps_are_reported(
     assert list(report["counts"]["train"]["skipped"].values()) == [1]
     [point] = report["points"]
     assert point["min"] <= point["median"] <= point["max"]
-    output = run("inspect", out).out
+    output = run_cli("inspect", out).out
     assert f"runs {out}: 2, all finished" in output
     assert f"by accuracy: {report['best']}" in output
     assert f"{point['median']:.4f}" in output
 
 
 def test_inspect_describes_incomplete_sweeps(
-    run: Run, finetune_command: list[str | Path], tmp_path: Path
+    run_cli: RunCli, finetune_command: list[str | Path], tmp_path: Path
 ) -> None:
     """NaN metrics, unfinished runs and a damaged results.json are reported."""
     out = tmp_path / "runs"
-    assert run(*finetune_command, "--seeds", 2, "--out", out).status == 0
+    assert run_cli(*finetune_command, "--seeds", 2, "--out", out).status == 0
     results = (out / "results.json").read_text()
     (out / "results.json").write_text(re.sub('"accuracy": [0-9.]+', '"accuracy": null', results))
-    assert "seed-1  nan" in run("inspect", out).out
+    assert "seed-1  nan" in run_cli("inspect", out).out
     shutil.copytree(out / "seed-1", out / "seed-2")
-    assert "3 of 3" in run("inspect", out).out
+    assert "3 of 3" in run_cli("inspect", out).out
     (out / "results.json").unlink()
     shutil.rmtree(out / "seed-1" / "model")
-    assert "2 of 3" in run("inspect", out).out
+    assert "2 of 3" in run_cli("inspect", out).out
     for content in ("{}", '{"metric": "f1", "best": "seed-0", "settings": [{"runs": {}}]}'):
         (out / "results.json").write_text(content)
-        assert "results.json: " in run("inspect", out).err
+        assert "results.json: " in run_cli("inspect", out).err
 
 
 def test_interrupted_sweep_reports_the_run_and_step(
-    run: Run, model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted sweep exits with the signal's status and reports the stopped run."""
     stopped_run = FinetuneResult(
@@ -406,7 +414,7 @@ def test_interrupted_sweep_reports_the_run_and_step(
     )
     sweep = SweepResult(tmp_path, [], None, None, stopped_run)
     monkeypatch.setattr("bertsmith.train.finetuning.sweep.run_sweep", lambda *_, **__: sweep)
-    completed = run("finetune", "classify", "--model", model, "--data", table, "--seeds", 2,
+    completed = run_cli("finetune", "classify", "--model", model, "--data", table, "--seeds", 2,
                     "--json", "--out", tmp_path / "runs")  # fmt: skip
     assert completed.status == 128 + signal.SIGTERM
     report = json.loads(completed.out)
@@ -415,51 +423,51 @@ def test_interrupted_sweep_reports_the_run_and_step(
 
 
 def test_deleted_model_is_restored_from_the_checkpoint(
-    run: Run, finetune_command: list[str | Path], tmp_path: Path
+    run_cli: RunCli, finetune_command: list[str | Path], tmp_path: Path
 ) -> None:
     """Repeating the command writes a deleted model again with the same bytes."""
     out = tmp_path / "run"
-    assert run(*finetune_command, "--out", out).status == 0
+    assert run_cli(*finetune_command, "--out", out).status == 0
     weights = out / "model" / WEIGHTS_FILE
     original_bytes = weights.read_bytes()
     shutil.rmtree(out / "model")
-    assert run(*finetune_command, "--out", out).status == 0
+    assert run_cli(*finetune_command, "--out", out).status == 0
     assert weights.read_bytes() == original_bytes
 
 
 def test_invalid_run_directory_is_an_error(
-    run: Run, finetune_command: list[str | Path], table: Path
+    run_cli: RunCli, finetune_command: list[str | Path], table: Path
 ) -> None:
     """A path inside a file, or one that cannot be created, is an error without a traceback."""
-    completed = run(*finetune_command, "--out", table / "run")
+    completed = run_cli(*finetune_command, "--out", table / "run")
     assert completed.status == 2
     assert f"{table / 'run'}: {table}: this is a file" in completed.err
-    completed = run(*finetune_command, "--out", "/proc/bertsmith")
+    completed = run_cli(*finetune_command, "--out", "/proc/bertsmith")
     assert completed.status == 2
     assert completed.err.splitlines()[-1].startswith("error: /proc/bertsmith")
 
 
 def test_invalid_columns_and_models_are_errors(
-    run: Run, model: Path, table: Path, tmp_path: Path
+    run_cli: RunCli, model: Path, table: Path, tmp_path: Path
 ) -> None:
     """A missing column, a column used twice and a model without a task exit with 2."""
     finetune = ("finetune", "classify", "--model", model, "--data", table, "--label", "mood",
                 "--out", tmp_path / "run")  # fmt: skip
-    completed = run(*finetune, "--text", "words")
+    completed = run_cli(*finetune, "--text", "words")
     assert completed.status == 2
     assert "no column 'words'; the columns are 'line', 'mood'" in completed.err
-    completed = run(*finetune, "--text", "mood")
+    completed = run_cli(*finetune, "--text", "mood")
     assert "the column 'mood' is both text and label" in completed.err
     assert not (tmp_path / "run").exists()
-    completed = run("predict", model, "a text")
+    completed = run_cli("predict", model, "a text")
     assert completed.status == 2
     assert "not fine-tuned on a task" in completed.err
-    assert run("predict", model).status == 2
+    assert run_cli("predict", model).status == 2
 
 
-def test_empty_standard_input_is_reported(run: Run, classifier: Path) -> None:
+def test_empty_standard_input_is_reported(run_cli: RunCli, classifier: Path) -> None:
     """Empty input is not an error, but a message says that there is nothing to do."""
-    completed = run("predict", classifier / "model", "--input", "-", stdin=b"")
+    completed = run_cli("predict", classifier / "model", "--input", "-", stdin=b"")
     assert (completed.status, completed.out) == (0, "")
     assert completed.err == "standard input: empty input; nothing to do\n"
 
@@ -475,26 +483,26 @@ def write_squad_file(path: Path, num_questions: int) -> None:
     path.write_text(json.dumps({"version": "1.1", "data": articles}))
 
 
-def test_squad_data_is_a_folder_or_a_file(run: Run, model: Path, tmp_path: Path) -> None:
+def test_squad_data_is_a_folder_or_a_file(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """``finetune squad`` and ``evaluate`` take a folder or a file, and name the expected files."""
     folder, out = tmp_path / "squad", tmp_path / "run"
     folder.mkdir()
     finetune = ("finetune", "squad", "--model", model, "--epochs", 1, "--batch-size", 8,
                 "--max-seqlen", 16, "--set", "run.threads=1", "--set", "task.max_question_length=4",
                 "--out", out)  # fmt: skip
-    rejected = run(*finetune, "--data", folder)
+    rejected = run_cli(*finetune, "--data", folder)
     assert rejected.status == 2
     expected = "squad expects a folder with train-v1.1.json and dev-v1.1.json, or its training file"
     assert expected in rejected.err
     write_squad_file(folder / "train-v1.1.json", 12)
-    completed = run(*finetune, "--data", folder / "train-v1.1.json")
+    completed = run_cli(*finetune, "--data", folder / "train-v1.1.json")
     assert completed.status == 0, completed.err
     assert r"$'QUESTION\tCONTEXT'" in completed.err
-    rejected = run("evaluate", out, "--data", folder)
+    rejected = run_cli("evaluate", out, "--data", folder)
     assert rejected.status == 2
     assert expected in rejected.err
     write_squad_file(folder / "dev-v1.1.json", 3)
-    from_folder = run("evaluate", out, "--data", folder)
+    from_folder = run_cli("evaluate", out, "--data", folder)
     assert from_folder.status == 0, from_folder.err
-    from_file = run("evaluate", out, "--data", folder / "dev-v1.1.json")
+    from_file = run_cli("evaluate", out, "--data", folder / "dev-v1.1.json")
     assert from_folder.out == from_file.out

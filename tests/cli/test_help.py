@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from bertsmith.cli import commands as registered_commands  # noqa: F401
 from bertsmith.cli.app import HELP_SECTIONS, app
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCli
 
 
 def iterate_command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -22,11 +22,11 @@ def iterate_command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tu
 COMMAND_PATHS = list(iterate_command_paths(get_command(app)))
 
 
-def test_every_command_is_in_one_section(run: Run) -> None:
+def test_every_command_is_in_one_section(run_cli: RunCli) -> None:
     """The help lists each command once, under the title of its section."""
     names = [name for section in HELP_SECTIONS.values() for name in section]
     assert sorted(names) == sorted(path[0] for path in COMMAND_PATHS if len(path) == 1)
-    lines = run("--help").out.splitlines()
+    lines = run_cli("--help").out.splitlines()
     for title, section in HELP_SECTIONS.items():
         start = lines.index(f"{title}:") + 1
         rows = lines[start : start + len(section)]
@@ -35,11 +35,11 @@ def test_every_command_is_in_one_section(run: Run) -> None:
 
 @pytest.mark.parametrize("path", COMMAND_PATHS, ids=" ".join)
 def test_help_fits_80_columns_and_ends_with_examples(
-    run: Run, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
 ) -> None:
     """Summaries are not truncated; each help ends with commands that exist."""
     monkeypatch.setenv("COLUMNS", "80")
-    help_text = run(*path, "--help").out.rstrip()
+    help_text = run_cli(*path, "--help").out.rstrip()
     _usage, *lines = help_text.splitlines()
     assert not any(line.endswith("...") for line in lines), "truncated summary"
     _, examples = help_text.split("\n  Examples:\n")

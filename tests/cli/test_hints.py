@@ -13,7 +13,7 @@ from bertsmith.errors import RunError
 from bertsmith.settings import Settings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine.run_directory import load_run_settings
-from tests.cli.conftest import SENTENCES, Run
+from tests.cli.conftest import SENTENCES, RunCli
 
 SPECIAL_CHARACTERS = "a $(b) 'c' \"d\" & e"
 
@@ -38,7 +38,7 @@ def test_quoted_paths_survive_a_shell(name: str) -> None:
 )
 def test_predict_command_has_the_texts_of_the_task(kind: str, pair: bool, texts: list[str]) -> None:
     """A pasted ``predict`` command gets the texts that the model needs, separated by tabs."""
-    command = hints.predict_command(SPECIAL_CHARACTERS, kind, pair=pair, endings=3)
+    command = hints.format_predict_command(SPECIAL_CHARACTERS, kind, pair=pair, endings=3)
     shell = ["bash", "-c", command.replace("bertsmith predict", "printf '%s\\n'")]
     output = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.splitlines() == [SPECIAL_CHARACTERS, "\t".join(texts)]
@@ -103,41 +103,43 @@ def _next_command(err: str) -> list[str]:
 
 
 def test_suggested_commands_run_and_unfinished_runs_are_usable(
-    run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each suggested command runs as printed; a run without a model uses its last checkpoint."""
     store, pretrained, tuned = corpus / "my store", corpus / "my run", corpus / "my 'tuned'"
     monkeypatch.chdir(corpus)
-    completed = run(
+    completed = run_cli(
         "prepare", corpus / "a.txt", "--tokenizer", corpus / "tokenizer", "--workers", 1,
         "--out", store,
     )  # fmt: skip
     assert _next_command(completed.err) == ["pretrain", "--data", str(store), "--out", "RUN"]
-    completed = run("pretrain", "--data", store, "--steps", 2, *SMALL_MODEL, "--out", pretrained)
+    completed = run_cli(
+        "pretrain", "--data", store, "--steps", 2, *SMALL_MODEL, "--out", pretrained
+    )
     assert completed.status == 0, completed.err
     assert f"bertsmith pretrain --from {hints.quote_path(pretrained)}" in completed.err
-    suggested = run(*_next_command(completed.err))
+    suggested = run_cli(*_next_command(completed.err))
     assert suggested.status == 0, suggested.err
     # Without its model, the run looks like one that stopped after its first checkpoint.
     shutil.move(pretrained / "model", corpus / "moved")
-    completed = run("fill", pretrained, "the [MASK]")
+    completed = run_cli("fill", pretrained, "the [MASK]")
     assert completed.status == 0, completed.err
     assert "this run is not finished; using its latest checkpoint, step 2 of 2" in completed.err
-    assert completed.out == run("fill", corpus / "moved", "the [MASK]").out
-    rejected = run("embed", pretrained, corpus / "a.txt", "--out", corpus / "v.npy")
+    assert completed.out == run_cli("fill", corpus / "moved", "the [MASK]").out
+    rejected = run_cli("embed", pretrained, corpus / "a.txt", "--out", corpus / "v.npy")
     assert rejected.status == 2
     assert "bertsmith export" in rejected.err
     shutil.move(corpus / "moved", pretrained / "model")
 
-    completed = run(
+    completed = run_cli(
         "finetune", "classify", "--model", pretrained, "--data", corpus / "t.tsv",
         "--epochs", 1, "--batch-size", 8, "--set", "run.threads=1", "--out", tuned,
     )  # fmt: skip
     assert completed.status == 0, completed.err
-    assert run(*_next_command(completed.err)).status == 0
-    expected = run("predict", tuned, "the river").out
+    assert run_cli(*_next_command(completed.err)).status == 0
+    expected = run_cli("predict", tuned, "the river").out
     shutil.rmtree(tuned / "model")
-    completed = run("predict", tuned, "the river")
+    completed = run_cli("predict", tuned, "the river")
     assert completed.out == expected
     assert "using its latest checkpoint" in completed.err
     for run_directory in (pretrained, tuned):

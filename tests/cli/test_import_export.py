@@ -1,9 +1,7 @@
 """The commands ``import`` and ``export``."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,20 +9,19 @@ import torch
 from bertsmith.bundle import HeadConfig, load, load_fine_tuned
 from bertsmith.interop.tensorflow.writing import write_checkpoint
 from bertsmith.model.packed import pack_sequences
+from tests.cli.conftest import RunCli
 from tests.interop.conftest import DATA, write_config_and_vocab
 from tests.interop.data import checkpoints
 
-Run = Callable[..., Any]
 
-
-def test_tensorflow_export_can_be_imported(run: Run, model: Path, tmp_path: Path) -> None:
+def test_tensorflow_export_can_be_imported(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """A model exported to TensorFlow and imported again has the same weights."""
-    completed = run("export", model, "--to", "tensorflow", "--out", tmp_path / "release")
+    completed = run_cli("export", model, "--to", "tensorflow", "--out", tmp_path / "release")
     assert completed.status == 0, completed.err
     assert completed.out == ""
     assert "note: " in completed.err
     assert f"next: bertsmith import {tmp_path / 'release'}" in completed.err
-    completed = run("import", tmp_path / "release", "--out", tmp_path / "imported", "--json")
+    completed = run_cli("import", tmp_path / "release", "--out", tmp_path / "imported", "--json")
     assert completed.status == 0, completed.err
     report = json.loads(completed.out)
     assert report["newly_initialized"] == report["unused"] == []
@@ -33,32 +30,32 @@ def test_tensorflow_export_can_be_imported(run: Run, model: Path, tmp_path: Path
     weights = load(model).model.state_dict()
     for name, weight in load(tmp_path / "imported").model.state_dict().items():
         assert torch.equal(weight, weights[name]), name
-    assert run("inspect", tmp_path / "imported").status == 0
+    assert run_cli("inspect", tmp_path / "imported").status == 0
     for command in (["import", tmp_path / "release"], ["export", model, "--to", "tensorflow"]):
-        rejected = run(*command, "--out", tmp_path / "imported")
+        rejected = run_cli(*command, "--out", tmp_path / "imported")
         assert rejected.status == 2
         assert "already exists" in rejected.err
 
 
-def test_import_reports_unused_weights_and_casing(run: Run, tmp_path: Path) -> None:
+def test_import_reports_unused_weights_and_casing(run_cli: RunCli, tmp_path: Path) -> None:
     """Unused and newly initialized weights and the casing are logged; options are applied."""
     files = write_config_and_vocab(tmp_path / "uncased")
     source = DATA / "v2" / "bert_model.ckpt"
-    completed = run("import", source, "--files-from", files, "--out", tmp_path / "a", "--cased")
+    completed = run_cli("import", source, "--files-from", files, "--out", tmp_path / "a", "--cased")
     assert completed.status == 0, completed.err
     assert "not used: 93 tensors of the optimizer and the training" in completed.err
     assert "(cased)" in completed.err
     assert not load(tmp_path / "a").tokenizer.lowercase
-    completed = run("import", DATA / "official", "--files-from", files, "--out", tmp_path / "b")
+    completed = run_cli("import", DATA / "official", "--files-from", files, "--out", tmp_path / "b")
     assert "newly initialized: mlm.transform.weight" in completed.err
     assert "'uncased'" in completed.err
-    completed = run("import", source, "--out", tmp_path / "c")
+    completed = run_cli("import", source, "--out", tmp_path / "c")
     assert completed.status == 2
     assert "--files-from" in completed.err
     assert not (tmp_path / "c").exists()
 
 
-def test_fine_tuned_checkpoint_keeps_its_output_layer(run: Run, tmp_path: Path) -> None:
+def test_fine_tuned_checkpoint_keeps_its_output_layer(run_cli: RunCli, tmp_path: Path) -> None:
     """A classifier of the original code is imported with its output layer."""
     values = {
         name: array for name, array in checkpoints.make_variables().items() if "cls/" not in name
@@ -67,7 +64,7 @@ def test_fine_tuned_checkpoint_keeps_its_output_layer(run: Run, tmp_path: Path) 
     values["output_bias"] = np.array([0, 5, 0], dtype=np.float32)
     folder = write_config_and_vocab(tmp_path / "uncased")
     write_checkpoint(folder / "model.ckpt-17", values.items())
-    completed = run("import", folder, "--out", tmp_path / "model")
+    completed = run_cli("import", folder, "--out", tmp_path / "model")
     assert completed.status == 0, completed.err
     bundle = load_fine_tuned(tmp_path / "model")
     assert bundle.head == HeadConfig("single", ("LABEL_0", "LABEL_1", "LABEL_2"))
@@ -76,16 +73,16 @@ def test_fine_tuned_checkpoint_keeps_its_output_layer(run: Run, tmp_path: Path) 
     assert logits.argmax(-1).tolist() == [1]
 
 
-def test_unknown_export_format_is_an_error(run: Run, model: Path, tmp_path: Path) -> None:
+def test_unknown_export_format_is_an_error(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """The error lists the valid formats."""
-    completed = run("export", model, "--to", "caffe", "--out", tmp_path / "out")
+    completed = run_cli("export", model, "--to", "caffe", "--out", tmp_path / "out")
     assert completed.status == 2
     assert (
         "--to caffe: expected one of hf, sentence-transformers, tensorflow, onnx" in completed.err
     )
 
 
-def test_export_formats_and_their_options(run: Run, model: Path, tmp_path: Path) -> None:
+def test_export_formats_and_their_options(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """Each format is written with its options; an option of another format is an error."""
     options_and_file = {
         "hf": ([], "model.safetensors"),
@@ -93,16 +90,16 @@ def test_export_formats_and_their_options(run: Run, model: Path, tmp_path: Path)
         "onnx": (["--int8"], "model_quantized.onnx"),
     }
     for name, (options, file) in options_and_file.items():
-        completed = run("export", model, "--to", name, "--out", tmp_path / name, *options)
+        completed = run_cli("export", model, "--to", name, "--out", tmp_path / name, *options)
         assert completed.status == 0, completed.err
         assert "next: " in completed.err
         assert (tmp_path / name / file).is_file(), list((tmp_path / name).iterdir())
     pooling = json.loads((tmp_path / "sentence-transformers/1_Pooling/config.json").read_text())
     assert pooling["pooling_mode_cls_token"] is True
-    assert run("compare", model, tmp_path / "hf").status == 0
-    completed = run("import", tmp_path / "hf", "--out", tmp_path / "imported")
+    assert run_cli("compare", model, tmp_path / "hf").status == 0
+    completed = run_cli("import", tmp_path / "hf", "--out", tmp_path / "imported")
     assert completed.status == 0, completed.err
-    assert run("compare", model, tmp_path / "imported").status == 0
-    completed = run("export", model, "--to", "hf", "--int8", "--out", tmp_path / "x")
+    assert run_cli("compare", model, tmp_path / "imported").status == 0
+    completed = run_cli("export", model, "--to", "hf", "--int8", "--out", tmp_path / "x")
     assert completed.status == 2
     assert "--int8: not an option of the format hf" in completed.err

@@ -1,16 +1,13 @@
 """The command ``inspect``, for every kind of artifact."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bertsmith.cli.inspect import _NEXT_COMMANDS, _NEXT_COMMANDS_BY_HEAD
 from bertsmith.text.wordpiece import Tokenizer
-
-Run = Callable[..., Any]
+from tests.cli.conftest import RunCli
 
 DOCUMENT = (
     "The ferry crossed the river twice a day. Nobody remembered a winter with ice. "
@@ -26,87 +23,91 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokeni
     return folder
 
 
-def test_tokenizer(run: Run, tokenizer_folder: Path, tokenizer: Tokenizer) -> None:
+def test_tokenizer(run_cli: RunCli, tokenizer_folder: Path, tokenizer: Tokenizer) -> None:
     """A tokenizer folder, its files, and a vocab.txt of any name show the vocabulary."""
     renamed = tokenizer_folder.parent / "mine.txt"
     renamed.write_bytes((tokenizer_folder / "vocab.txt").read_bytes())
     vocab_file, json_file = tokenizer_folder / "vocab.txt", tokenizer_folder / "tokenizer.json"
     for path in (tokenizer_folder, vocab_file, json_file, renamed):
-        completed = run("inspect", path)
+        completed = run_cli("inspect", path)
         assert completed.status == 0, completed.err
         assert f"{tokenizer.vocab_size} words" in completed.out
         assert "[MASK] 4" in completed.out
         assert "next: bertsmith prepare" in completed.err
-        report = json.loads(run("inspect", path, "--json").out)
+        report = json.loads(run_cli("inspect", path, "--json").out)
         assert report["kind"] == "tokenizer"
         assert report["size"] == tokenizer.vocab_size
 
 
-def test_store(run: Run, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_store(run_cli: RunCli, tokenizer_folder: Path, tmp_path: Path) -> None:
     """A store shows its counts and examples with masks; --verify detects damage."""
     corpus = tmp_path / "corpus.jsonl"
     texts = [f"{DOCUMENT * (2 + number % 3)} {number}." for number in range(40)]
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     store = tmp_path / "store"
-    completed = run(
+    completed = run_cli(
         "prepare", corpus, "--tokenizer", tokenizer_folder, "--out", store, "--workers", 1
     )
     assert completed.status == 0, completed.err
-    completed = run("inspect", store, "--examples", 4, "--length", 32)
+    completed = run_cli("inspect", store, "--examples", 4, "--length", 32)
     assert completed.status == 0, completed.err
     assert sum(line.startswith("  A: [CLS]") for line in completed.out.splitlines()) == 4
     assert "{[MASK]→" in completed.out
     assert "next: bertsmith pretrain --data" in completed.err
-    report = json.loads(run("inspect", store / "manifest.json", "--json").out)
+    report = json.loads(run_cli("inspect", store / "manifest.json", "--json").out)
     assert report["kind"] == "store"
     assert report["report"]["documents"] == 40
     assert "verified" not in report
-    assert "verified: checksums" in run("inspect", store, "--verify").out
-    assert json.loads(run("inspect", store, "--verify", "--json").out)["verified"] == "checksums"
+    assert "verified: checksums" in run_cli("inspect", store, "--verify").out
+    assert (
+        json.loads(run_cli("inspect", store, "--verify", "--json").out)["verified"] == "checksums"
+    )
     ids = store / "train.ids"
     ids.write_bytes(ids.read_bytes()[:-2] + b"\0\0")
-    completed = run("inspect", store, "--verify")
+    completed = run_cli("inspect", store, "--verify")
     assert completed.status == 2
     assert "train.ids: the file is damaged" in completed.err
-    completed = run("inspect", tokenizer_folder, "--verify")
+    completed = run_cli("inspect", tokenizer_folder, "--verify")
     assert completed.status == 2
     assert "--verify is for token stores" in completed.err
 
 
-def test_model(run: Run, model: Path) -> None:
+def test_model(run_cli: RunCli, model: Path) -> None:
     """A model directory, or its config.json, shows config, heads and tensors."""
     for path in (model, model / "config.json"):
-        completed = run("inspect", path)
+        completed = run_cli("inspect", path)
         assert completed.status == 0, completed.err
         assert "2 layers, width 22, 2 heads" in completed.out
         assert "masked LM, next sentence" in completed.out
         assert "bert.encoder.layer.1.attention.self.query.weight" in completed.out
         assert f"next: bertsmith fill {model}" in completed.err
-    assert json.loads(run("inspect", model, "--json").out)["config"]["feed_forward"] == 31
+    assert json.loads(run_cli("inspect", model, "--json").out)["config"]["feed_forward"] == 31
 
 
-def test_tensors_and_settings(run: Run, model: Path, tmp_path: Path) -> None:
+def test_tensors_and_settings(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """A .safetensors file shows its tensors, a settings file its settings."""
-    output = run("inspect", model / "model.safetensors").out
+    output = run_cli("inspect", model / "model.safetensors").out
     assert "cls.predictions.bias" in output
     assert "config" not in output
     settings = tmp_path / "mine.toml"
     settings.write_text("[optim]\nlr = 2e-4\n")
-    assert run("inspect", settings).out.split()[-2:] == ["optim.lr", "0.0002"]
-    assert json.loads(run("inspect", settings, "--json").out)["settings"] == {"optim": {"lr": 2e-4}}
+    assert run_cli("inspect", settings).out.split()[-2:] == ["optim.lr", "0.0002"]
+    assert json.loads(run_cli("inspect", settings, "--json").out)["settings"] == {
+        "optim": {"lr": 2e-4}
+    }
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt"])
-def test_unknown_artifact_is_an_error(run: Run, tmp_path: Path, name: str) -> None:
+def test_unknown_artifact_is_an_error(run_cli: RunCli, tmp_path: Path, name: str) -> None:
     """A path without a known artifact is an error that lists the known kinds."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("just some notes\n")
-    completed = run("inspect", tmp_path / name)
+    completed = run_cli("inspect", tmp_path / name)
     assert completed.status == 2
     assert "expected one of: a tokenizer" in completed.err
 
 
-def test_suggested_commands_exist(run: Run) -> None:
+def test_suggested_commands_exist(run_cli: RunCli) -> None:
     """Every suggested command is a command of the program."""
     for command in (*_NEXT_COMMANDS.values(), *_NEXT_COMMANDS_BY_HEAD.values()):
-        assert run(command.split()[1], "--help").status == 0
+        assert run_cli(command.split()[1], "--help").status == 0

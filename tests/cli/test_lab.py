@@ -1,7 +1,6 @@
 """The command ``lab``: plan, results, failures and invalid arguments."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 from bertsmith.lab import stage_runners
 from bertsmith.lab.stage_runners import Job
 from bertsmith.runtime import device
-
-Run = Callable[..., Any]
+from tests.cli.conftest import RunCli
 
 
 @pytest.fixture(autouse=True)
@@ -20,27 +18,27 @@ def skip_speed_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
 
 
-def test_experiment_is_planned_run_and_reused(run: Run, tmp_path: Path) -> None:
+def test_experiment_is_planned_run_and_reused(run_cli: RunCli, tmp_path: Path) -> None:
     """--plan lists the stages; a run prints the table; a second run repeats no stage."""
     options = ("activations", "--scale", "smoke", "--out", tmp_path / "lab")
-    completed = run("lab", *options, "--plan")
+    completed = run_cli("lab", *options, "--plan")
     assert completed.status == 0, completed.err
     assert "7 stages to run for 4 results: about" in completed.out
     assert not (tmp_path / "lab/smoke/results").exists()
-    plan = json.loads(run("lab", *options, "--plan", "--json").out)
+    plan = json.loads(run_cli("lab", *options, "--plan", "--json").out)
     assert len(plan["stages"]) == 7
-    completed = run("lab", *options)
+    completed = run_cli("lab", *options)
     assert completed.status == 0, completed.err
     assert "| GELU, erf |" in completed.out
     assert "wrote" in completed.err
     assert (tmp_path / "lab/smoke/activations.png").exists()
-    assert "0 stages to run for 4 results" in run("lab", *options, "--plan").out
-    results = json.loads(run("lab", *options, "--json").out)
+    assert "0 stages to run for 4 results" in run_cli("lab", *options, "--plan").out
+    results = json.loads(run_cli("lab", *options, "--json").out)
     assert set(results["data"]) == {"GELU, erf", "GELU, tanh", "ReLU", "ELU"}
 
 
 def test_failed_run_is_reported_and_retried(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If one run fails, the table has the others and the status is 1; a retry completes it."""
     pretrain_model = stage_runners.pretrain_model
@@ -53,14 +51,14 @@ def test_failed_run_is_reported_and_retried(
     options = ("lab", "activations", "--scale", "smoke", "--out", tmp_path)
     with monkeypatch.context() as patch:
         patch.setitem(stage_runners.STAGE_FUNCTIONS, "pretrain", fail_for_relu)
-        completed = run(*options)
+        completed = run_cli(*options)
     assert completed.status == 1
     assert "the disk is full" in completed.err
     assert "failed: relu, 0 (pretrain-" in completed.err
     assert "1 result is missing; run the same command to try again" in completed.err
     rows = [line for line in completed.out.splitlines() if line.startswith("| ReLU")]
     assert rows == ["| ReLU | - | - |"]
-    assert run(*options).status == 0
+    assert run_cli(*options).status == 0
 
 
 @pytest.mark.parametrize(
@@ -72,10 +70,10 @@ def test_failed_run_is_reported_and_retried(
     ],
 )
 def test_invalid_arguments_are_errors(
-    run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
+    run_cli: RunCli, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     """Invalid arguments exit with 2 and write nothing."""
-    completed = run("lab", *arguments, "--out", tmp_path / "lab")
+    completed = run_cli("lab", *arguments, "--out", tmp_path / "lab")
     assert completed.status == 2
     assert message in completed.err
     assert not (tmp_path / "lab").exists()

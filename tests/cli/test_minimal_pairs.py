@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -14,9 +12,7 @@ from bertsmith.bundle import load
 from bertsmith.bundle.mlm_head import check_mlm_head
 from bertsmith.errors import ModelError
 from bertsmith.use.minimal_pairs import evaluate_minimal_pairs
-from tests.cli.conftest import SENTENCES
-
-Run = Callable[..., Any]
+from tests.cli.conftest import SENTENCES, RunCli
 
 
 @pytest.fixture
@@ -48,12 +44,12 @@ def model_without_mlm_head(model: Path, tmp_path: Path) -> Path:
 
 
 def test_accuracy_of_each_file_and_overall(
-    run: Run, model: Path, pairs_file: Path, tmp_path: Path
+    run_cli: RunCli, model: Path, pairs_file: Path, tmp_path: Path
 ) -> None:
     """Several files may follow the option; each has a row, and ties are reported."""
     second = tmp_path / "second.jsonl"
     second.write_text(pairs_file.read_text().partition("\n")[0])
-    completed = run("evaluate", model, "--minimal-pairs", pairs_file, second)
+    completed = run_cli("evaluate", model, "--minimal-pairs", pairs_file, second)
     assert completed.status == 0, completed.err
     results = evaluate_minimal_pairs(load(model), [pairs_file, second])
     header, first_row, second_row, all_row, mean_row = completed.out.splitlines()
@@ -70,11 +66,13 @@ def test_accuracy_of_each_file_and_overall(
     assert "ties with --pll original, counted as incorrect: 1" in completed.err
 
 
-def test_json_out_and_one_variant(run: Run, model: Path, pairs_file: Path, tmp_path: Path) -> None:
+def test_json_out_and_one_variant(
+    run_cli: RunCli, model: Path, pairs_file: Path, tmp_path: Path
+) -> None:
     """--json prints an object, --out writes a row for each pair, --pll selects a variant."""
     out = tmp_path / "scores.jsonl"
     options = ["--pll", "within-word", "--json", "--out", out]
-    completed = run("evaluate", model, "--minimal-pairs", pairs_file, *options)
+    completed = run_cli("evaluate", model, "--minimal-pairs", pairs_file, *options)
     result = json.loads(completed.out)
     accuracy = evaluate_minimal_pairs(load(model), [pairs_file]).overall.accuracy["within-word"]
     assert result["accuracy"] == {"within_word": accuracy}
@@ -87,13 +85,13 @@ def test_json_out_and_one_variant(run: Run, model: Path, pairs_file: Path, tmp_p
     assert f"wrote {out}: 3 pairs" in completed.err
 
 
-def test_invalid_pairs_can_be_skipped(run: Run, model: Path, pairs_file: Path) -> None:
+def test_invalid_pairs_can_be_skipped(run_cli: RunCli, model: Path, pairs_file: Path) -> None:
     """An invalid pair is an error with file and line; --skip-invalid counts it."""
     pairs_file.write_text(pairs_file.read_text() + '{"sentence_good": "ferry"}\n')
-    completed = run("evaluate", model, "--minimal-pairs", pairs_file)
+    completed = run_cli("evaluate", model, "--minimal-pairs", pairs_file)
     assert completed.status == 2
     assert f"{pairs_file}, line 4: there is no column 'sentence_bad'" in completed.err
-    completed = run("evaluate", model, "--minimal-pairs", pairs_file, "--skip-invalid")
+    completed = run_cli("evaluate", model, "--minimal-pairs", pairs_file, "--skip-invalid")
     assert completed.status == 0
     assert f"skipped 1 pair; the first: {pairs_file}, line 4" in completed.err
 
@@ -113,11 +111,11 @@ def test_invalid_pairs_can_be_skipped(run: Run, model: Path, pairs_file: Path) -
     ],
 )
 def test_invalid_options_are_errors(
-    run: Run, model: Path, pairs_file: Path, arguments: list[str], message: str
+    run_cli: RunCli, model: Path, pairs_file: Path, arguments: list[str], message: str
 ) -> None:
     """Invalid options exit with 2 and print one message."""
     paths = {"PAIRS": pairs_file}
-    completed = run("evaluate", model, *[paths.get(word, word) for word in arguments])
+    completed = run_cli("evaluate", model, *[paths.get(word, word) for word in arguments])
     assert completed.status == 2
     assert completed.err.count("error: ") == 1
     assert message in completed.err
@@ -127,11 +125,11 @@ def test_invalid_options_are_errors(
     "arguments", [["score"], ["fill", "a [MASK]"], ["evaluate", "--minimal-pairs", "PAIRS"]]
 )
 def test_models_without_mlm_head_are_errors(
-    run: Run, model_without_mlm_head: Path, pairs_file: Path, arguments: list[str]
+    run_cli: RunCli, model_without_mlm_head: Path, pairs_file: Path, arguments: list[str]
 ) -> None:
     """Commands that predict masked tokens name the missing head."""
     command, *rest = [pairs_file if word == "PAIRS" else word for word in arguments]
-    completed = run(command, model_without_mlm_head, *rest, stdin=b"ferry\n")
+    completed = run_cli(command, model_without_mlm_head, *rest, stdin=b"ferry\n")
     assert completed.status == 2
     assert f"{model_without_mlm_head}: this model has no masked-LM head" in completed.err
 
@@ -154,11 +152,11 @@ def test_missing_mlm_head_is_detected_without_torch(
     assert completed.returncode == 0, completed.stderr
 
 
-def test_score_with_within_word_masking(run: Run, model: Path) -> None:
+def test_score_with_within_word_masking(run_cli: RunCli, model: Path) -> None:
     """--pll within-word prints other scores than the default, original."""
     text = "Nobody remembered."
-    original = run("score", model, "--text", text).out
-    assert run("score", model, "--text", text, "--pll", "original").out == original
-    within_word = run("score", model, "--text", text, "--pll", "within-word").out
+    original = run_cli("score", model, "--text", text).out
+    assert run_cli("score", model, "--text", text, "--pll", "original").out == original
+    within_word = run_cli("score", model, "--text", text, "--pll", "within-word").out
     assert within_word.split("\t")[3:] == original.split("\t")[3:]
     assert within_word != original

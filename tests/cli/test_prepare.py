@@ -1,14 +1,11 @@
 """The command ``prepare``: valid and invalid values of --tokenizer."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bertsmith.data.store import Store
-
-Run = Callable[..., Any]
+from tests.cli.conftest import RunCli
 
 
 @pytest.fixture
@@ -20,7 +17,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_tokenizer_can_be_a_model_a_run_or_a_file(
-    run: Run, model: Path, corpus: Path, tmp_path: Path
+    run_cli: RunCli, model: Path, corpus: Path, tmp_path: Path
 ) -> None:
     """A model directory, a run directory and a tokenizer.json give the same tokenizer."""
     (tmp_path / "run").mkdir()
@@ -28,13 +25,15 @@ def test_tokenizer_can_be_a_model_a_run_or_a_file(
     fingerprints = set()
     for number, path in enumerate((model, tmp_path / "run", model / "tokenizer.json")):
         out = tmp_path / f"store-{number}"
-        completed = run("prepare", corpus, "--tokenizer", path, "--out", out, "--workers", 1)
+        completed = run_cli("prepare", corpus, "--tokenizer", path, "--out", out, "--workers", 1)
         assert completed.status == 0, completed.err
         fingerprints.add(Store.open(out).load_tokenizer().spec.fingerprint())
     assert len(fingerprints) == 1
 
 
-def test_path_without_a_tokenizer_is_an_error(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_path_without_a_tokenizer_is_an_error(
+    run_cli: RunCli, corpus: Path, tmp_path: Path
+) -> None:
     """An unfinished run, an empty folder and a missing path are errors; no store is written."""
     for folder in ("unfinished/checkpoints", "empty"):
         (tmp_path / folder).mkdir(parents=True)
@@ -44,7 +43,9 @@ def test_path_without_a_tokenizer_is_an_error(run: Run, corpus: Path, tmp_path: 
         ("nothing", "no such tokenizer"),
     ):
         tokenizer = tmp_path / name
-        completed = run("prepare", corpus, "--tokenizer", tokenizer, "--out", tmp_path / "store")
+        completed = run_cli(
+            "prepare", corpus, "--tokenizer", tokenizer, "--out", tmp_path / "store"
+        )
         assert (completed.status, completed.out) == (2, "")
         assert f"{tokenizer}: " in completed.err
         assert message in completed.err

@@ -1,13 +1,13 @@
 """The commands ``finetune``, ``predict`` and ``evaluate`` for question answering."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Run = Callable[..., Any]
+from tests.cli.conftest import RunCli
+
 CONTEXT = "The old pilot knew every stone of the river."
 
 
@@ -42,61 +42,67 @@ def squad_run(model: Path, squad_folder: Path, tmp_path_factory: pytest.TempPath
 
 
 def test_finetune_finds_the_files_of_a_public_task(
-    run: Run, model: Path, squad_folder: Path, tmp_path: Path
+    run_cli: RunCli, model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     """``squad2`` finds train and dev files by name; other files can be given."""
     options = ("--model", model, "--set", "run.threads=1", "--epochs", 1, "--json")
-    completed = run("finetune", "squad2", "--data", squad_folder, "--out", tmp_path / "a", *options)
+    completed = run_cli(
+        "finetune", "squad2", "--data", squad_folder, "--out", tmp_path / "a", *options
+    )
     assert completed.status == 0, completed.err
     summary = json.loads(completed.out)
     assert {"f1", "exact", "best_f1", "null_threshold"} <= set(summary["metrics"])
     assert summary["counts"]["dev"]["num_used"] == 8
     train, dev = squad_folder / "train-v2.0.json", squad_folder / "dev-v2.0.json"
-    completed = run(
+    completed = run_cli(
         "finetune", "squad", "--data", squad_folder, "--out", tmp_path / "b", *options,
         "--set", f"task.train_file={train}", "--dev", dev,
     )  # fmt: skip
     assert completed.status == 0, completed.err
 
 
-def test_predict_and_evaluate_questions(run: Run, squad_run: Path, squad_folder: Path) -> None:
+def test_predict_and_evaluate_questions(
+    run_cli: RunCli, squad_run: Path, squad_folder: Path
+) -> None:
     """Predict takes a question, a tab and a context, or a SQuAD file; evaluate takes the file."""
-    answer = json.loads(run("predict", squad_run, "--json", f"Who knew?\t{CONTEXT}").out)
+    answer = json.loads(run_cli("predict", squad_run, "--json", f"Who knew?\t{CONTEXT}").out)
     assert answer["text"] in ("", CONTEXT[answer["start"] or 0 : answer["end"] or 0])
     assert {candidate["text"] for candidate in answer["candidates"]} > {answer["text"]}
     file = squad_folder / "dev-v2.0.json"
-    answers = json.loads(run("predict", squad_run, "--squad", file).out)
+    answers = json.loads(run_cli("predict", squad_run, "--squad", file).out)
     assert answers == {f"q{n}": answer["text"] for n in range(8)}
-    metrics = json.loads(run("evaluate", squad_run, "--data", file, "--json").out)
+    metrics = json.loads(run_cli("evaluate", squad_run, "--data", file, "--json").out)
     assert metrics["f1"] == metrics["exact"] == 0.5
     assert metrics["counts"]["num_read"] == 8
 
 
-def test_predict_accepts_a_null_threshold(run: Run, squad_run: Path, squad_folder: Path) -> None:
+def test_predict_accepts_a_null_threshold(
+    run_cli: RunCli, squad_run: Path, squad_folder: Path
+) -> None:
     """--null-threshold has the same effect in predict and evaluate; NaN is rejected."""
     file = squad_folder / "dev-v2.0.json"
     predict = ("predict", squad_run, f"Who knew?\t{CONTEXT}", "--json", "--null-threshold")
-    assert json.loads(run(*predict, "-100").out)["text"] == ""
-    assert json.loads(run(*predict, "inf").out)["text"]
+    assert json.loads(run_cli(*predict, "-100").out)["text"] == ""
+    assert json.loads(run_cli(*predict, "inf").out)["text"]
     options = ("--null-threshold", "-100")
-    answers = json.loads(run("predict", squad_run, "--squad", file, *options).out)
+    answers = json.loads(run_cli("predict", squad_run, "--squad", file, *options).out)
     assert set(answers.values()) == {""}
-    metrics = json.loads(run("evaluate", squad_run, "--data", file, "--json", *options).out)
+    metrics = json.loads(run_cli("evaluate", squad_run, "--data", file, "--json", *options).out)
     assert (metrics["null_threshold"], metrics["NoAns_exact"]) == (-100.0, 1.0)
-    completed = run(*predict, "nan")
+    completed = run_cli(*predict, "nan")
     assert (completed.status, "null_threshold is NaN" in completed.err) == (2, True)
 
 
 def test_invalid_input_is_an_error(
-    run: Run, squad_run: Path, squad_folder: Path, tmp_path: Path
+    run_cli: RunCli, squad_run: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     """Two inputs, a missing tab, an invalid SQuAD file and GLUE for a SQuAD model: status 2."""
-    completed = run("predict", squad_run, "a\tb", "--squad", squad_folder / "dev-v2.0.json")
+    completed = run_cli("predict", squad_run, "a\tb", "--squad", squad_folder / "dev-v2.0.json")
     assert (completed.status, "or --squad FILE" in completed.err) == (2, True)
-    completed = run("predict", squad_run, "who knew")
+    completed = run_cli("predict", squad_run, "who knew")
     assert (completed.status, "no tab" in completed.err) == (2, True)
     (tmp_path / "x.json").write_text("{}")
-    completed = run("predict", squad_run, "--squad", tmp_path / "x.json")
+    completed = run_cli("predict", squad_run, "--squad", tmp_path / "x.json")
     assert (completed.status, "no list 'data'" in completed.err) == (2, True)
-    completed = run("predict", squad_run, "--glue", tmp_path / "x.json")
+    completed = run_cli("predict", squad_run, "--glue", tmp_path / "x.json")
     assert (completed.status, "no test file without labels" in completed.err) == (2, True)

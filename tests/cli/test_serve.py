@@ -1,16 +1,13 @@
 """The command ``serve``: invalid arguments, and names of models."""
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bertsmith.cli.serve import _default_name, _name_models
 from bertsmith.errors import SettingsError
-
-Run = Callable[..., Any]
+from tests.cli.conftest import RunCli
 
 
 @pytest.mark.parametrize(
@@ -31,30 +28,30 @@ Run = Callable[..., Any]
         (["nowhere", "--allow-host", "https://a.example"], "--allow-host"),
     ],
 )
-def test_invalid_arguments_are_errors(run: Run, arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_errors(run_cli: RunCli, arguments: list[str], message: str) -> None:
     """Invalid arguments exit with 2 and a message before the server starts."""
-    completed = run("serve", *arguments, "--port", "0")
+    completed = run_cli("serve", *arguments, "--port", "0")
     assert completed.status == 2, completed.err
     assert message in completed.err
     assert "Traceback" not in completed.err
 
 
 def test_empty_key_in_the_environment_is_an_error(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty BERTSMITH_API_KEY is an error instead of a server without a key."""
     monkeypatch.setenv("BERTSMITH_API_KEY", " ")
-    completed = run("serve", "nowhere", "--port", "0")
+    completed = run_cli("serve", "nowhere", "--port", "0")
     assert completed.status == 2
     assert "$BERTSMITH_API_KEY is empty; set a key" in completed.err
 
 
-def test_used_port_is_an_error(run: Run) -> None:
+def test_used_port_is_an_error(run_cli: RunCli) -> None:
     """A used port is reported before the models are loaded."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        completed = run("serve", "nowhere", "--port", str(other.getsockname()[1]))
+        completed = run_cli("serve", "nowhere", "--port", str(other.getsockname()[1]))
     assert completed.status == 2
     assert "Address already in use" in completed.err
 

@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from bertsmith.bundle import HeadConfig, TaskKind, save_fine_tuned
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
+from tests.cli.conftest import RunCli
 
-Run = Callable[..., Any]
 ENGLISH = "The old pilot knew the ferry."
 #: Korean: "The old boatman knew the ferry."
 KOREAN = "늙은 사공은 나룻배를 알았다."
@@ -54,43 +54,47 @@ def text(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def run_and_check_warning(run: Run, text: str, *arguments: object) -> Any:
+def run_and_check_warning(run_cli: RunCli, text: str, *arguments: object) -> Any:
     """Run a command; expect one warning for Korean text and none for English."""
-    completed = run(*arguments)
+    completed = run_cli(*arguments)
     assert completed.status == 0, completed.err
     assert completed.err.count(WARNING) == (text == KOREAN)
     assert WARNING not in completed.out
     return completed
 
 
-def test_commands_of_pre_trained_models_warn(run: Run, model: Path, text: str) -> None:
+def test_commands_of_pre_trained_models_warn(run_cli: RunCli, model: Path, text: str) -> None:
     """``fill``, ``score`` and ``pair`` warn; special tokens in the text do not lower the share."""
-    run_and_check_warning(run, text, "fill", model, f"{text} [MASK] [SEP]")
-    run_and_check_warning(run, text, "score", model, "--text", text)
-    completed = run_and_check_warning(run, text, "pair", model, text, text)
+    run_and_check_warning(run_cli, text, "fill", model, f"{text} [MASK] [SEP]")
+    run_and_check_warning(run_cli, text, "score", model, "--text", text)
+    completed = run_and_check_warning(run_cli, text, "pair", model, text, text)
     if text == KOREAN:
         assert "warning: 80.0% of the tokens are" in completed.err
 
 
-def test_vector_commands_warn(run: Run, model: Path, text: str, tmp_path: Path) -> None:
+def test_vector_commands_warn(run_cli: RunCli, model: Path, text: str, tmp_path: Path) -> None:
     """``embed``, ``similar`` and ``search`` warn; ``embed --json`` has the share."""
     file, index = tmp_path / "lines.txt", tmp_path / "v.index"
     file.write_text(f"{text}\n{text}\n")
-    run_and_check_warning(run, text, "embed", model, file)
-    completed = run_and_check_warning(run, text, "embed", model, file, "--out", index, "--json")
+    run_and_check_warning(run_cli, text, "embed", model, file)
+    completed = run_and_check_warning(run_cli, text, "embed", model, file, "--out", index, "--json")
     assert json.loads(completed.out)["unknown_share"] == (0.8 if text == KOREAN else 0)
-    run_and_check_warning(run, text, "search", index, text)
-    run_and_check_warning(run, text, "similar", model, file, "--word", text.split()[1])
+    run_and_check_warning(run_cli, text, "search", index, text)
+    run_and_check_warning(run_cli, text, "similar", model, file, "--word", text.split()[1])
 
 
 @pytest.mark.parametrize("kind", LABELS_BY_KIND)
 def test_commands_of_fine_tuned_models_warn(
-    run: Run, fine_tuned_models: dict[TaskKind, Path], text: str, kind: TaskKind, tmp_path: Path
+    run_cli: RunCli,
+    fine_tuned_models: dict[TaskKind, Path],
+    text: str,
+    kind: TaskKind,
+    tmp_path: Path,
 ) -> None:
     """``predict`` and ``evaluate`` warn for every task family; --json contains the share."""
     num_texts = {"span": 2, "choice": 3}.get(kind, 1)
     model = fine_tuned_models[kind]
-    run_and_check_warning(run, text, "predict", model, "\t".join([text] * num_texts))
+    run_and_check_warning(run_cli, text, "predict", model, "\t".join([text] * num_texts))
     data = tmp_path / "data.jsonl"
     tags = ["B-PER", *["O"] * (len(text.split()) - 1)]
     rows: dict[TaskKind, dict[str, Any]] = {
@@ -107,7 +111,7 @@ def test_commands_of_fine_tuned_models_warn(
     data.write_text(json.dumps(rows[kind]) + "\n")
     options = ["--set", 'task.ending_columns=["a","b"]'] if kind == "choice" else []
     completed = run_and_check_warning(
-        run, text, "evaluate", model, "--data", data, "--json", *options
+        run_cli, text, "evaluate", model, "--data", data, "--json", *options
     )
     share = json.loads(completed.out)["counts"]["unknown_share"]
     assert (share > 0.7) == (text == KOREAN)
@@ -115,7 +119,7 @@ def test_commands_of_fine_tuned_models_warn(
 
 
 def test_warning_for_standard_input_is_not_delayed(
-    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading standard input, the warning comes once, with the first answer."""
     stderr_after_first_line: list[str] = []
@@ -129,6 +133,6 @@ def test_warning_for_standard_input_is_not_delayed(
 
     monkeypatch.setattr("bertsmith.cli.model_options.read_lines", read_typed_lines)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert run("embed", model, "-", terminal=True).status == 0
+    assert run_cli("embed", model, "-", terminal=True).status == 0
     assert WARNING in stderr_after_first_line[0]
     assert stderr.getvalue() == stderr_after_first_line[0]

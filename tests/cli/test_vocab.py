@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.text.wordpiece import Tokenizer
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCli
 
 FILES = {"bertsmith.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
 
@@ -23,10 +23,10 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_vocabulary_is_written_and_reported(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_vocabulary_is_written_and_reported(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
     """The folder contains the four files; stderr contains the report and a next command."""
     out = tmp_path / "out"
-    completed = run("vocab", corpus, "--size", 170, "--out", out)
+    completed = run_cli("vocab", corpus, "--size", 170, "--out", out)
     assert completed.status == 0, completed.err
     assert {path.name for path in out.iterdir()} == FILES
     assert Tokenizer.load(out).vocab_size == 170
@@ -35,9 +35,9 @@ def test_vocabulary_is_written_and_reported(run: Run, corpus: Path, tmp_path: Pa
         assert part in completed.err
 
 
-def test_json_report(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_json_report(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
     """--json prints one object with the report."""
-    completed = run("vocab", corpus, "--size", 170, "--out", tmp_path / "out", "--json")
+    completed = run_cli("vocab", corpus, "--size", 170, "--out", tmp_path / "out", "--json")
     report = json.loads(completed.out)
     assert report["words"] == 170
     assert report["held_out"] is True
@@ -45,10 +45,10 @@ def test_json_report(run: Run, corpus: Path, tmp_path: Path) -> None:
     assert 1 <= report["quality"]["pieces_per_word"] < 4
 
 
-def test_options_apply_to_the_tokenizer(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_options_apply_to_the_tokenizer(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
     """Casing, accents and Chinese characters are handled as the options say."""
     options = ["--cased", "--strip-accents", "--no-split-chinese"]
-    run("vocab", corpus, "--size", 170, "--out", tmp_path / "out", *options)
+    run_cli("vocab", corpus, "--size", 170, "--out", tmp_path / "out", *options)
     tokenizer = Tokenizer.load(tmp_path / "out")
     assert not tokenizer.lowercase
     assert tokenizer.strip_accents
@@ -57,41 +57,43 @@ def test_options_apply_to_the_tokenizer(run: Run, corpus: Path, tmp_path: Path) 
     assert tokenizer.token_to_id("T") is not None
 
 
-def test_small_corpus_gives_a_smaller_vocabulary(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_small_corpus_gives_a_smaller_vocabulary(
+    run_cli: RunCli, corpus: Path, tmp_path: Path
+) -> None:
     """If the text is too short for the requested size, a note says so."""
-    completed = run("vocab", corpus, "--out", tmp_path / "out")
+    completed = run_cli("vocab", corpus, "--out", tmp_path / "out")
     assert completed.status == 0
     assert "note: the text is too short for 30,522 entries" in completed.err
 
 
-def test_standard_input_equals_a_file(run: Run, corpus: Path, tmp_path: Path) -> None:
+def test_standard_input_equals_a_file(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
     """The same text gives the same vocabulary from a file and from standard input."""
     options = ("--size", 170, "--out")
-    run("vocab", corpus, *options, tmp_path / "file")
-    completed = run("vocab", "-", *options, tmp_path / "stdin", stdin=corpus.read_bytes())
+    run_cli("vocab", corpus, *options, tmp_path / "file")
+    completed = run_cli("vocab", "-", *options, tmp_path / "stdin", stdin=corpus.read_bytes())
     assert completed.status == 0, completed.err
     assert Tokenizer.load(tmp_path / "file").hash == Tokenizer.load(tmp_path / "stdin").hash
 
 
 def test_existing_tokenizer_is_replaced_only_with_force(
-    run: Run, corpus: Path, tmp_path: Path
+    run_cli: RunCli, corpus: Path, tmp_path: Path
 ) -> None:
     """--force replaces a tokenizer, but never other files; a failed command changes nothing."""
     out = tmp_path / "out"
-    run("vocab", corpus, "--size", 170, "--out", out)
+    run_cli("vocab", corpus, "--size", 170, "--out", out)
     original_hash = Tokenizer.load(out).hash
-    repeated = run("vocab", corpus, "--size", 165, "--out", out)
+    repeated = run_cli("vocab", corpus, "--size", 165, "--out", out)
     assert repeated.status == 2
     assert "--force" in repeated.err
-    assert run("vocab", tmp_path / "nowhere", "--out", out, "--force").status == 2
+    assert run_cli("vocab", tmp_path / "nowhere", "--out", out, "--force").status == 2
     assert Tokenizer.load(out).hash == original_hash
-    assert run("vocab", corpus, "--size", 165, "--out", out, "--force").status == 0
+    assert run_cli("vocab", corpus, "--size", 165, "--out", out, "--force").status == 0
     assert Tokenizer.load(out).vocab_size == 165
-    rejected = run("vocab", corpus, "--size", 165, "--out", tmp_path, "--force")
+    rejected = run_cli("vocab", corpus, "--size", 165, "--out", tmp_path, "--force")
     assert rejected.status == 2
     assert "contains other files" in rejected.err
     assert corpus.exists()
-    rejected = run("vocab", corpus, "--size", 165, "--out", corpus)
+    rejected = run_cli("vocab", corpus, "--size", 165, "--out", corpus)
     assert "expected the name of a folder" in rejected.err
 
 
@@ -105,10 +107,10 @@ def test_existing_tokenizer_is_replaced_only_with_force(
     ],
 )
 def test_invalid_options_are_errors(
-    run: Run, corpus: Path, tmp_path: Path, options: list[object], message: str
+    run_cli: RunCli, corpus: Path, tmp_path: Path, options: list[object], message: str
 ) -> None:
     """An invalid option exits with 2, prints a message and creates no folder."""
-    completed = run("vocab", corpus, "--out", tmp_path / "out", *options)
+    completed = run_cli("vocab", corpus, "--out", tmp_path / "out", *options)
     assert completed.status == 2
     assert message in completed.err
     assert not (tmp_path / "out").exists()

@@ -52,11 +52,11 @@ def run_graph(file: Path, sequences: list[list[int]]) -> list[NDArray[np.float32
 
 @pytest.fixture(scope="module")
 def classifier(
-    labelled: Path, tmp_path_factory: pytest.TempPathFactory
+    labeled_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str], list[list[int]]]:
     """Train a small sentiment classifier; return its directory, held-out texts and their ids."""
-    examples = read_sst2(labelled / "glue" / "SST-2" / "train.tsv", 4000)
-    texts = [text for text, _ in read_sst2(labelled / "glue" / "SST-2" / "dev.tsv", 872)]
+    examples = read_sst2(labeled_data / "glue" / "SST-2" / "train.tsv", 4000)
+    texts = [text for text, _ in read_sst2(labeled_data / "glue" / "SST-2" / "dev.tsv", 872)]
     tokenizer = train_wordpiece((text for text, _ in examples), 3000)
     torch.manual_seed(0)
     config = ModelConfig(

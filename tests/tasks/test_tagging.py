@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.settings import user_settings
+from bertsmith.settings import load_user_settings
 from bertsmith.tasks.conll import TaggedSentence
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs
 from bertsmith.tasks.public import PUBLIC_TASKS
@@ -257,7 +257,7 @@ def test_conll_column_names_are_rejected(tmp_path: Path) -> None:
 
 def test_integer_column_is_converted_to_text(tmp_path: Path) -> None:
     """``--set task.label_column=1`` selects the column "1"; values of other types are errors."""
-    values = user_settings(None, None, ["task.label_column=1", "task.text_column=0"])["task"]
+    values = load_user_settings(None, None, ["task.label_column=1", "task.text_column=0"])["task"]
     task = TaskSettings.parse({"kind": "tags", **values}, "the test")
     assert (task.text_column, task.label_column) == ("0", "1")
     (tmp_path / "a.txt").write_text("a X O\n")

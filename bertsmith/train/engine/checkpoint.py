@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
-from bertsmith.files import atomic_directory, sha256_of_file, write_json
+from bertsmith.files import atomic_directory, compute_file_sha256, write_json
 from bertsmith.progress import Progress
 
 CHECKPOINTS_DIR = "checkpoints"
@@ -59,7 +59,7 @@ def save(
         save_tensors(_collect_moments(model, optimizer), new / MOMENTS_FILE)
         write_json(new / STATE_FILE, asdict(state))
         names = (WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE)
-        checksums = {name: sha256_of_file(new / name) for name in names}
+        checksums = {name: compute_file_sha256(new / name) for name in names}
         write_json(new / CHECKSUMS_FILE, checksums)
     steps = [step for step, _ in list_checkpoints(run)]
     for step in steps[:-keep]:
@@ -254,7 +254,7 @@ def _verify_checksums(directory: Path, names: Sequence[str]) -> None:
         return
     checksums = json.loads(path.read_text(encoding="utf-8"))
     for name in names:
-        if sha256_of_file(directory / name) != checksums[name]:
+        if compute_file_sha256(directory / name) != checksums[name]:
             raise ValueError(f"{name} does not match its checksum")
 
 

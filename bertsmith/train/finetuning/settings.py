@@ -13,9 +13,9 @@ from bertsmith.settings import (
     Settings,
     SettingsTable,
     get_table,
+    load_user_settings,
     merge_settings,
     parse_assignments,
-    user_settings,
 )
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
@@ -113,7 +113,7 @@ def read_overrides(
     Raises:
         SettingsError: If the file is invalid, or of a run on another task.
     """
-    settings = user_settings(config)
+    settings = load_user_settings(config)
     if get_table(settings, "run").get("store_id"):
         raise SettingsError(
             f"{config}: these are the settings of a pre-training run; give the settings of a "
@@ -127,7 +127,7 @@ def read_overrides(
                 name: value for name, value in get_table(settings, "schedule").items()
                 if name not in ("steps", "epochs")
             }  # fmt: skip
-    return user_settings(settings, values, assignments)
+    return load_user_settings(settings, values, assignments)
 
 
 def _drop_computed_values(

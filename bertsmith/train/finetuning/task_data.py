@@ -10,7 +10,7 @@ import numpy as np
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig
 from bertsmith.errors import RunError, SettingsError, TaskError
-from bertsmith.files import sha256_of_file
+from bertsmith.files import compute_file_sha256
 from bertsmith.plurals import count_noun
 from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.entities import find_non_entity_tags
@@ -88,7 +88,7 @@ def hash_task_files(task: TaskSettings) -> str:
     digest = hashlib.sha256()
     for file in task.list_files():
         try:
-            digest.update(sha256_of_file(file).encode())
+            digest.update(compute_file_sha256(file).encode())
         except OSError as error:
             raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()[:16]

@@ -17,7 +17,7 @@ from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
-from bertsmith.settings import user_settings
+from bertsmith.settings import load_user_settings
 from bertsmith.train.engine import checkpoint, curve, loop, metrics_log, probe, schedule
 from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
@@ -109,7 +109,7 @@ def pretrain(
         import_summary_writer()
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
-        user_values = user_settings(
+        user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
         )
         stored = load_run_settings(run, settings, user_values, progress)

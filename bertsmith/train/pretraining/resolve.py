@@ -9,9 +9,9 @@ from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import RunError, SettingsError
-from bertsmith.files import sha256_of_file
+from bertsmith.files import compute_file_sha256
 from bertsmith.model.config import SIZES, get_size_preset
-from bertsmith.settings import get_table, merge_settings, user_settings
+from bertsmith.settings import get_table, load_user_settings, merge_settings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
@@ -56,7 +56,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     Raises:
         SettingsError: If a setting is unknown or contradicts another one.
     """
-    file_values = user_settings(overrides.config)
+    file_values = load_user_settings(overrides.config)
     if "task" in file_values:
         raise SettingsError(
             f"{overrides.config}: these are the settings of a fine-tuning run; give the settings "
@@ -64,7 +64,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         )
     if get_table(file_values, "run").get("store_id"):
         overrides, file_values = _adopt_run_settings(overrides, file_values, store)
-    user_values = user_settings(file_values, overrides.values, overrides.assignments)
+    user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
     if overrides.start_from and overrides.size:
         raise SettingsError("--size and --from exclude each other: the model has its own size")
     if overrides.start_from:
@@ -223,7 +223,7 @@ def _check_model_shape(settings: PretrainSettings, model: Mapping[str, Any], pat
 
 def compute_store_id(store: Store) -> str:
     """Return a truncated SHA-256 of the store's manifest, which identifies the store."""
-    return sha256_of_file(store.path / MANIFEST_FILE)[:16]
+    return compute_file_sha256(store.path / MANIFEST_FILE)[:16]
 
 
 def _get_size_preset(name: str) -> dict[str, Any]:
