@@ -121,7 +121,8 @@ def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedB
         ModelError: The model does not predict spans.
     """
     resolve_task_model(bundle, "span")
-    # The threshold is stored with the metrics because it was chosen on the held-out data.
+    # The threshold is stored among the held-out metrics, because fine-tuning tunes it on the
+    # held-out data.
     metrics = {**bundle.info.get("heldout_metrics", {}), "null_threshold": threshold}
     return replace(bundle, info={**bundle.info, "heldout_metrics": metrics})
 

@@ -39,7 +39,8 @@ _MAX_LINES = 2048
 #: A chunk ends early when its lines have more characters than this, which limits memory.
 _MAX_CHARACTERS = 2**22
 #: For vectors per token, a chunk ends early when the number of characters times the vector width
-#: exceeds this. Few texts have more tokens than characters, so the vectors take at most 256 MiB.
+#: exceeds this. Texts rarely have more tokens than characters, so the vectors take at most about
+#: 256 MiB.
 _MAX_TOKEN_VECTOR_ELEMENTS = 2**26
 
 
@@ -269,7 +270,7 @@ def _create_writer_factory(
         raise InputError(f"{out}: expected a name that ends in {', '.join(factories)}")
     if spec.pooling == "none" and out.suffix in (".npy", ".index"):
         raise InputError(f"{out}: vectors per token can only be written to .jsonl and .parquet")
-    # A missing package is an error now instead of after hours of computing.
+    # Report a missing package before computing for hours, not afterwards.
     if out.suffix == ".parquet":
         import_pyarrow()
     if out.suffix == ".index":
@@ -315,7 +316,7 @@ def _remove_if_empty(partial: Path) -> None:
     with suppress(InputError, OSError):
         state = _read_state(partial)
         if state is None:
-            # rmdir only removes an empty directory.
+            # rmdir fails if the directory contains any files.
             partial.rmdir()
         elif not state.num_lines:
             shutil.rmtree(partial)
@@ -333,7 +334,9 @@ def _read_state(partial: Path) -> _RunState | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
-        raise InputError(f"{partial / STATE_FILE}: cannot be read; remove {partial}") from None
+        raise InputError(
+            f"{partial / STATE_FILE}: this file is damaged; remove {partial} and start again"
+        ) from None
 
 
 def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bool) -> _RunState:

@@ -56,8 +56,8 @@ def evaluate(
     reject_unused_fields(bundle.head.kind, changes, [data])
     task, family = get_task_settings(bundle, changes), get_family(bundle.head.kind)
     if task.null_threshold is None:
-        # Fine-tuning without unanswerable questions tunes no threshold. Then the model always
-        # answers, also in ``answer``.
+        # A model fine-tuned without unanswerable questions has no threshold, and always predicts a
+        # span, as in ``answer``.
         task = task.model_copy(update={"null_threshold": math.inf})
     examples, counts = family.read_examples(data, task, labels=bundle.head.labels or None)
     inputs = family.encode_examples(examples, bundle.tokenizer, bundle.head, task, counts)

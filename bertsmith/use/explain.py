@@ -60,8 +60,8 @@ def attention(
     batch = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)
     is_causal = encoder.config.attention == "causal"
     probabilities = []
-    # zip() stops after the last layer, before the iterator over the hidden states computes the
-    # output of this layer, which is not needed.
+    # zip() stops when there are no more layers, so the iterator over the hidden states does not
+    # compute the output of the last layer, which is not needed.
     for layer, x in zip(encoder.encoder.layers, encoder.iter_hidden_states(batch), strict=False):
         assert isinstance(layer, EncoderLayer)
         layout = build_attention_layout(batch, "reference", is_causal=is_causal, dtype=x.dtype)

@@ -134,7 +134,7 @@ def _fill_sequences(
             predictions[row] = list(zip(tokens, row_probabilities, strict=True))
     for text_index, (text, sequence) in enumerate(zip(texts, sequences, strict=True)):
         starts = [match.start() for match in re.finditer(re.escape(MASK_TOKEN), text)]
-        # Each "[MASK]" in the text is encoded as one [MASK] token, and nothing else is.
+        # Only the characters "[MASK]" are encoded as a [MASK] token, so both numbers are equal.
         assert len(starts) == len(sequence.masked_positions)
         yield [
             Filling(start, predictions[text_index, mask_index])

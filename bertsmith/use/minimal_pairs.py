@@ -116,7 +116,7 @@ class MinimalPairResults:
 
 
 def to_field_name(variant: PllVariant) -> str:
-    """Return the name of a PLL variant in JSON and in columns: ``within_word`` for within-word."""
+    """Return the name of a PLL variant in JSON and in columns, such as ``within_word``."""
     return variant.replace("-", "_")
 
 

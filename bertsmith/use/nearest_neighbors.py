@@ -90,7 +90,7 @@ class VectorIndex:
         Returns:
             Pairs (row of the vector, cosine similarity), most similar first.
         """
-        # The graph may miss some vectors, so it is of no use if all vectors are candidates.
+        # If all vectors would be candidates, the graph saves no comparisons, and may miss vectors.
         exact = exact or top * _CANDIDATES_PER_RESULT >= len(self.vectors)
         unit_query = query / max(float(np.linalg.norm(query)), 1e-12)
         rows = self._search_all(unit_query, top) if exact else self._search_graph(unit_query, top)

@@ -113,7 +113,7 @@ def _predict_pairs(
     tokenizer = bundle.tokenizer
     sequences: list[EncodedPair] = []
     for a, b in encoded:
-        # Three positions are for [CLS] and two [SEP].
+        # Three positions are needed for [CLS] and two [SEP] tokens.
         truncated_a, truncated_b = truncate_pair(a, b, bundle.config.max_positions - 3)
         ids = [tokenizer.cls_id, *truncated_a, tokenizer.sep_id, *truncated_b, tokenizer.sep_id]
         segments = [0] * (len(truncated_a) + 2) + [1] * (len(truncated_b) + 1)

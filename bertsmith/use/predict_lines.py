@@ -130,7 +130,9 @@ def _parse_question(
     """Parse a line as a question and its context, separated by a tab."""
     question, tab, context = line.partition("\t")
     if not tab:
-        raise InputError(f"{location}: there is no tab; expected a question, a tab and its context")
+        raise InputError(
+            f"{location}: there is no tab; expected a question and its context, separated by a tab"
+        )
     to_question_example((question, context), location)
     return question, context
 
@@ -223,7 +225,7 @@ def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     columns = get_task_settings(bundle).ending_columns
     for (line, (prompt, endings)), choice in zip(output_lines, choices, strict=True):
         best = choice.best_index
-        # A column number is not a name.
+        # The columns of a table without a header are numbers, which do not name the ending.
         has_names = len(columns) == len(endings) and not any(map(is_column_number, columns))
         value = {"prompt": prompt, "endings": endings, "probabilities": choice.probabilities,
                  "best_index": best, "best_ending": endings[best],

@@ -189,7 +189,7 @@ def compute_log_probabilities(
     arrays = _Sequences.build(list(distinct_indices), bundle.tokenizer)
     copies, copy_indices = _MaskedCopies.build(arrays, variants, bundle.tokenizer)
     log_probabilities = np.zeros(len(copies.mask_starts))
-    # For the progress, a copy counts once for each occurrence of its sequence and each variant.
+    # The progress counts a copy once for each occurrence of its sequence and each variant.
     occurrences = np.bincount([distinct_indices[ids] for ids in sequences])
     weights = np.bincount(copy_indices.ravel()) * occurrences[copies.sequence_indices]
     for indices, values in _compute_batches(bundle, copies):

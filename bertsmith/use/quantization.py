@@ -156,7 +156,7 @@ def _quantize_layer(
     query_key_value = _Int8QueryKeyValue(
         attention.query_key_value, _compute_column_scales(attention_input_norm)
     )
-    # add_module is assignment without a type error: the attributes are declared as Linear.
+    # The attributes are declared as Linear. add_module can replace them by another type of module.
     attention.add_module("query_key_value", query_key_value)
     attention.add_module("output", _to_int8(attention.output, None))
     layer.add_module("up", _to_int8(layer.up, up_scales))

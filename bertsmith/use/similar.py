@@ -11,7 +11,7 @@ from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.use.embed import Embedder, Floats, WordVector
 from bertsmith.use.fonts import choose_fonts
 
-#: Formats that matplotlib can always write.
+#: Suffixes of the image formats that matplotlib can write without additional packages.
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 #: Number of characters shown on each side of the word.
 _CONTEXT_CHARACTERS = 24

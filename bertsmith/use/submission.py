@@ -34,9 +34,12 @@ def format_glue_submission(
     name = bundle.info.get("task", "")
     if name not in PUBLIC_TASKS or PUBLIC_TASKS[name].test_file is None:
         tasks = ", ".join(sorted(name for name, task in PUBLIC_TASKS.items() if task.test_file))
+        problem = "not fine-tuned on a GLUE task"
+        if name:
+            problem = f"fine-tuned on {name!r}, which has no test file for the GLUE server"
         raise ModelError(
-            f"{bundle.path}: this model was fine-tuned on {name or 'no task'!r}, which has no test "
-            f"file for the GLUE server; expected a model fine-tuned on one of {tasks}"
+            f"{bundle.path}: this model was {problem}; expected a model fine-tuned on one of these "
+            f"tasks: {tasks}"
         )
     examples, _ = read_examples(test, PUBLIC_TASKS[name].parse_test_settings(), labeled=False)
     texts = (

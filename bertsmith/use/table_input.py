@@ -70,14 +70,17 @@ def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | No
         TaskError: A later row of a stream has another key; raised when this row is read.
     """
     if table.columns is not None:
-        return table.columns, Row(f"{source.path}", dict.fromkeys(table.columns, "")), table.rows
+        # The columns are known without reading a row, so the first row is one with empty cells.
+        empty_row = Row(f"{source.path}", dict.fromkeys(table.columns, ""))
+        return table.columns, empty_row, table.rows
     if source.stream is None:
         columns: dict[str, None] = {}
         first_row = None
         with open_table(source) as same_table:
             for row in same_table.rows:
                 columns.update(dict.fromkeys(row.cells))
-                first_row = first_row or (None if row.error else row)
+                if first_row is None and not row.error:
+                    first_row = row
         return list(columns), first_row, table.rows
     head = next(chunked(table.rows, _HEAD_SIZE), [])
     columns = {name: None for row in head for name in row.cells}

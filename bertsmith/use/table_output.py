@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -379,11 +380,11 @@ def choose_column_names(
     chosen: dict[str, str] = {}
     notes: list[str] = []
     for name in names:
-        unused_name, number = name, 1
-        while unused_name in existing or unused_name in chosen.values():
-            suffix = f"_{number}" if number > 1 else ""
-            unused_name, number = f"predicted_{name}{suffix}", number + 1
-        chosen[name] = unused_name
-        if unused_name != name:
-            notes.append(f"{path}: the column {name!r} exists already; adding {unused_name!r}")
+        candidates = chain(
+            [name, f"predicted_{name}"], (f"predicted_{name}_{number}" for number in count(2))
+        )
+        used_names = {*existing, *chosen.values()}
+        chosen[name] = next(candidate for candidate in candidates if candidate not in used_names)
+        if chosen[name] != name:
+            notes.append(f"{path}: the column {name!r} exists already; adding {chosen[name]!r}")
     return chosen, notes

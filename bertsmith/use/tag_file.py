@@ -189,7 +189,7 @@ def _parse_sentences(
     """
     for raw in raw_sentences:
         if not raw.units and raw.error is None:
-            # These are the lines after the last sentence of a CoNLL file.
+            # The lines after the last sentence of a CoNLL file are written, but not tagged.
             yield raw, None
             continue
         try:

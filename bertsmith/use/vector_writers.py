@@ -77,7 +77,7 @@ class VectorWriter(Protocol):
         """Close the file, whether or not it is complete."""
 
 
-def _open_at(path: Path, position: int) -> IO[bytes]:
+def _open_at_position(path: Path, position: int) -> IO[bytes]:
     """Open a file for writing at a byte position; discard everything after it."""
     if position and (not path.is_file() or path.stat().st_size < position):
         raise InputError(
@@ -102,7 +102,7 @@ class NpyWriter:
         """Open the file; ``position`` is the number of rows already written."""
         self._width, self.num_rows = width, position
         header, row_bytes = self._build_header(), width * _FLOAT32_BYTES
-        self._file = _open_at(path, len(header) + position * row_bytes if position else 0)
+        self._file = _open_at_position(path, len(header) + position * row_bytes if position else 0)
         if not position:
             self._file.write(header)
 
@@ -150,7 +150,7 @@ class JsonlWriter:
             position: Number of bytes already written.
             columns: Columns of the table that contains the texts.
         """
-        self._file, self._columns = _open_at(path, position), columns
+        self._file, self._columns = _open_at_position(path, position), columns
 
     def append(
         self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None

@@ -13,7 +13,7 @@ from bertsmith.use.masked_lm import chunked
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 200))
 def test_batches_contain_every_sequence_once(lengths: list[int], max_tokens: int) -> None:
-    """Each sequence is in one batch; a padded batch has at most ``max_tokens`` tokens."""
+    """Each sequence is in one batch, and batches have at most ``max_tokens`` padded tokens."""
     batches = list(batch_by_length(lengths, max_tokens))
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:

@@ -26,7 +26,7 @@ _WEIGHT_FILES = (
 #: must exist. The order of the kinds matters, because a model directory contains a tokenizer.
 _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     "run": (("settings.toml",),),
-    # An unfinished store has no manifest, only parts. An error says so when it is opened.
+    # An unfinished store has parts but no manifest. Opening it raises an error that says this.
     "store": ((MANIFEST_FILE,), ("parts",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
     "model": tuple(("config.json", weights) for weights in _WEIGHT_FILES),
@@ -69,7 +69,7 @@ def identify_artifact(path: Path) -> tuple[ArtifactKind, Path]:
                 return directory_kind, path.parent
         kind = _identify_file(path)
     elif len(path.parts) == 2 and not path.parent.exists():
-        # No directory has the name of OWNER, so OWNER/NAME can only be a model of the hub.
+        # There is no directory OWNER, so the path OWNER/NAME can only be a model of the hub.
         return "model", path
     else:
         raise InputError(

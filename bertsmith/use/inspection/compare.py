@@ -230,8 +230,7 @@ def measure_difference(a: Tensor | None, b: Tensor | None, skip_axes: int = 0) -
     difference[(a == b) | (a.isnan() & b.isnan())] = 0
     if not difference.numel():
         return Difference(shapes, 0.0)
-    # The difference is NaN where only one of the elements is NaN. nan_to_num would not do, because
-    # it also replaces infinity.
+    # A difference is NaN if only one of the two elements is NaN. It counts as infinite.
     difference[difference.isnan()] = torch.inf
     max_abs_difference = float(difference.max())
     scale = max(float(tensor.abs().nan_to_num().max()) for tensor in (a, b))
@@ -281,7 +280,7 @@ def _compare_outputs(
     """Return the difference of each output, over all texts."""
     differences: dict[str, Difference] = {}
     for name, output_a, output_b in iter_paired_outputs(a, b, texts):
-        # The first axis is not a property of the model: it is the tokens or sequences of the batch.
+        # The first axis is the tokens or sequences of the batch, and is not reported in the shapes.
         difference = measure_difference(output_a, output_b, skip_axes=1)
         if name in differences:
             difference = differences[name].merge(difference)

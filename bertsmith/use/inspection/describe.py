@@ -63,11 +63,12 @@ def summarize_tensors(path: Path) -> list[TensorSummary]:
     Raises:
         ModelError: The file cannot be read.
     """
-    return _summarize_stored(bundle.list_file_tensors(path))
+    return _summarize_stored_tensors(bundle.list_file_tensors(path))
 
 
-def _summarize_stored(stored: Mapping[str, bundle.StoredTensor]) -> list[TensorSummary]:
-    return [_summarize_tensor(name, tensor.load()) for name, tensor in stored.items()]
+def _summarize_stored_tensors(tensors: Mapping[str, bundle.StoredTensor]) -> list[TensorSummary]:
+    """Load the tensors one at a time and summarize them."""
+    return [_summarize_tensor(name, tensor.load()) for name, tensor in tensors.items()]
 
 
 def _summarize_tensor(name: str, tensor: torch.Tensor) -> TensorSummary:
@@ -96,7 +97,7 @@ def describe_model(path: Path) -> Description:
     info = bundle.read_info(directory)
     config = bundle.read_config(directory, info)
     weights = bundle.open_weights(directory, config)
-    summaries = _summarize_stored(bundle.list_tensors(directory))
+    summaries = _summarize_stored_tensors(bundle.list_tensors(directory))
     heads = _list_heads(directory, weights, info)
     vocabulary = describe_vocabulary(Tokenizer.load(directory))
     sections = [("config", config.model_dump()), ("bertsmith.json", _without_long_sections(info))]
@@ -148,7 +149,7 @@ def describe_run(path: Path) -> Description:
         (step, _compute_directory_bytes(folder))
         for step, folder in checkpoint.list_checkpoints(path)
     ]
-    last_metrics = {kind: _last_record(records, kind) for kind in ("train", "heldout")}
+    last_metrics = {kind: _find_last_record(records, kind) for kind in ("train", "heldout")}
     step = max((record.get("step", 0) for record in records), default=0)
     steps = settings.get("schedule", {}).get("steps")
     finished = is_finished_run(path)
@@ -211,7 +212,7 @@ def _compute_directory_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
-def _last_record(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+def _find_last_record(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     """Return the last record of a kind in the metrics log, without its key "kind".
 
     The result is empty if there is no record of this kind.

@@ -31,7 +31,7 @@ from bertsmith.text.wordpiece import Tokenizer
 #: Maximum number of tokens per batch. It is small because the masked-LM head computes V logits for
 #: every token.
 _BATCH_TOKENS = 512
-#: Values of the fact "head" for models that are not fine-tuned.
+#: Reported as the head of a pre-trained model, and of a model whose heads were not loaded.
 _PRE_TRAINED, _NO_HEAD = "pre-training", "none"
 
 
@@ -74,7 +74,7 @@ def load_compared_model(path: Path | str, device: str) -> ComparedModel:
     directory = locate_model(Path(path))
     bundle: Any
     if is_bare_encoder(directory):
-        # Any head will do, because newly initialized weights are not compared.
+        # The kind of head does not matter, because newly initialized weights are not compared.
         bundle = load_for_fine_tuning(directory, HeadConfig("single"))
         initialized = frozenset(bundle.info["newly_initialized"])
     else:
@@ -141,7 +141,7 @@ def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) 
         if tokens_a != tokens_b:
             tokenized_differently.append((text, list(chain(*tokens_a)), list(chain(*tokens_b))))
             continue
-        # Without [CLS], and [SEP] after each text.
+        # Positions are also needed for [CLS], and for [SEP] after each text.
         max_tokens = max(max_positions - 1 - len(parts), 0)
         num_truncated += sum(map(len, ids_a)) > max_tokens
         sequences_a.append(add_special_tokens(truncate_texts(ids_a, max_tokens), a.tokenizer))
