@@ -253,7 +253,7 @@ def test_search_prints_the_most_similar_lines(
         (["embed", "MODEL", "EMPTY", "--out", "OUT.npy"], "no line"),
         (["embed", "SINGLE", "--pooling", "pooled"], "no pooler"),
         (["similar", "MODEL", "EMPTY", "--word", "x"], "in none of the 0 texts"),
-        (["similar", "MODEL", "--word", " "], "is not in"),
+        (["similar", "MODEL", "--word", " "], "--word is empty"),
         (["search", "nowhere", "x"], "nowhere: does not exist; make an index with"),
         (["search", "MODEL", "x"], "not an index (it has no"),
         (["search", "INDEX", ""], "query 1 is empty"),
