@@ -209,7 +209,7 @@ def embed_lines(
         chunks = embed_chunks(
             embedder, remaining_lines, spec, batch_tokens=batch_tokens, progress=progress
         )
-        with _explain_write_errors(partial):
+        with _convert_write_errors(partial):
             with closing(open_writer(partial / DATA_FILE, state.position)) as writer:
                 try:
                     state = _write_chunks(chunks, writer, lines_hash, state, partial)
@@ -300,7 +300,7 @@ def _lock_partial_dir(out: Path) -> Iterator[Path]:
     if out.exists() or out.is_symlink():
         raise InputError(f"{out}: already exists; choose another name or remove it")
     partial = out.with_name(f"{out.name}.partial")
-    with _explain_write_errors(partial):
+    with _convert_write_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
     error = InputError(f"{partial}: another process is writing to it; wait until it has finished")
     with hold_lock(partial, error=error):
@@ -349,7 +349,7 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
     if state is None:
         if any(not file.name.startswith(f".{STATE_FILE}") for file in partial.iterdir()):
             raise InputError(f"{partial}: this directory contains unrelated files; remove it")
-        with _explain_write_errors(partial):
+        with _convert_write_errors(partial):
             write_json(partial / STATE_FILE, asdict(_RunState(settings)))
         return _RunState(settings)
     if not state.num_lines:
@@ -373,7 +373,7 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
 
 
 @contextmanager
-def _explain_write_errors(partial: Path) -> Iterator[None]:
+def _convert_write_errors(partial: Path) -> Iterator[None]:
     """Convert an OSError, such as a full disk, to an InputError that says how to continue."""
     try:
         yield

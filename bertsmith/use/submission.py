@@ -18,7 +18,7 @@ from bertsmith.use.predict import iter_predictions
 def format_glue_submission(
     bundle: FineTunedBundle, test: Path, counts: ExampleCounts | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a GLUE submission file: a header, then index and prediction by a tab.
+    """Yield the lines of a GLUE submission file, with the columns "index" and "prediction".
 
     A prediction is a label as spelled in the training file, or a score. An invalid row is an error,
     because a submission needs a prediction for every row.

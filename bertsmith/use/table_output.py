@@ -316,17 +316,17 @@ class ParquetRowWriter:
     def append(self, rows: Sequence[Cells]) -> None:
         """Write rows to a new part file."""
         table = to_arrow_table(rows, self._layout)
-        self._arrow.parquet.write_table(table, self._part_path(self._num_parts))
+        self._arrow.parquet.write_table(table, self._get_part_path(self._num_parts))
         self._num_parts += 1
 
-    def _part_path(self, index: int) -> Path:
+    def _get_part_path(self, index: int) -> Path:
         return self._folder / f"{index:06}.parquet"
 
     def finish(self) -> None:
         """Merge the parts; a table without rows still has its columns."""
         if not self._num_parts:
             self.append([])
-        parts = list(map(self._part_path, range(self._num_parts)))
+        parts = list(map(self._get_part_path, range(self._num_parts)))
         merge_parquet_parts(parts, self._path)
 
     def close(self) -> None:

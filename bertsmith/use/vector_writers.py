@@ -235,7 +235,7 @@ class ParquetWriter:
         self._parts_dir = path.with_name(f"{path.name}.parts")
         self._parts_dir.mkdir(exist_ok=True)
 
-    def _part_path(self, index: int) -> Path:
+    def _get_part_path(self, index: int) -> Path:
         return self._parts_dir / f"{index:06}.parquet"
 
     def append(
@@ -257,7 +257,7 @@ class ParquetWriter:
         else:
             added_columns = self._token_columns(vectors)
         columns |= {names.get(name, name): column for name, column in added_columns.items()}
-        part = self._part_path(self._num_parts)
+        part = self._get_part_path(self._num_parts)
         pa.parquet.write_table(pa.table(columns), part)
         sync(part)
         self._num_parts += 1
@@ -289,7 +289,7 @@ class ParquetWriter:
 
     def finish(self, progress: Progress) -> None:
         """Merge the part files; each becomes a row group."""
-        merge_parquet_parts(list(map(self._part_path, range(self._num_parts))), self._path)
+        merge_parquet_parts(list(map(self._get_part_path, range(self._num_parts))), self._path)
         sync(self._path)
 
     def close(self) -> None:

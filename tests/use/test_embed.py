@@ -356,7 +356,10 @@ def test_quantization_uses_the_preceding_norm(
 
 
 def test_row_counts_are_bucketed() -> None:
-    """Up to 2,048 rows are rounded up to fewer than 50 counts, by less than 16 or an eighth."""
+    """The row counts 1 to 2,048 are rounded up to fewer than 50 different row counts.
+
+    At most an eighth of the rows are added, or fewer than 16.
+    """
     row_counts = [round_up_num_rows(num_tokens) for num_tokens in range(1, 2049)]
     assert len(set(row_counts)) < 50
     assert all(

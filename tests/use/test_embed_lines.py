@@ -218,7 +218,7 @@ def has_same_contents(a: Path, b: Path) -> bool:
 def test_killed_run_can_be_resumed(
     model_dir: Path, tmp_path: Path, suffix: str, pooling: str, min_fsyncs: int
 ) -> None:
-    """A run that is killed at any fsync and resumed ends with the bytes of an unkilled run."""
+    """A run that is killed at any fsync and resumed ends with the bytes of an uninterrupted run."""
     process = subprocess.run(
         [sys.executable, "-c", KILL_SCRIPT, model_dir, tmp_path, suffix, pooling],
         capture_output=True, text=True, check=False, timeout=300,
@@ -246,7 +246,7 @@ def start_and_interrupt_run(embedder: Embedder, out: Path) -> None:
 
 
 def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> None:
-    """An unfinished run whose state has the keys of version 0.1 ends with the same bytes."""
+    """A run whose state has the keys of version 0.1 resumes, and ends with the same bytes."""
     out = tmp_path / "v.npy"
     start_and_interrupt_run(embedder, out)
     state_file = tmp_path / "v.npy.partial" / "state.json"

@@ -98,7 +98,7 @@ def test_truncate_pair_equals_token_by_token(length_a: int, length_b: int, max_t
 def test_special_tokens_in_texts_are_plain_text(
     pretrained: PretrainedBundle, hf_tokenizer_and_model: tuple[Any, Any]
 ) -> None:
-    """A text that contains "[SEP]" is one segment, because this is not read as a special token."""
+    """The characters "[SEP]" in a text are not read as a special token that separates segments."""
     tokenizer = pretrained.tokenizer
     a, b = "the [SEP] smith", "[MASK] worked"
     ids_a, ids_b = tokenizer.encode(a), tokenizer.encode(b)

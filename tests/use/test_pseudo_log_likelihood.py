@@ -44,7 +44,7 @@ KOREAN_LINES = [
 ]
 
 
-def load_hf_model(model_dir: Path) -> tuple[Any, Any]:
+def load_hf_tokenizer_and_model(model_dir: Path) -> tuple[Any, Any]:
     """Return the tokenizer and the BertForMaskedLM of a model directory."""
     model = HfBertForMaskedLM.from_pretrained(model_dir, attn_implementation="eager").eval()
     return AutoTokenizer.from_pretrained(model_dir), model
@@ -82,7 +82,7 @@ def compute_both_variants(
 @pytest.fixture(scope="module")
 def hf_tokenizer_and_model(model_dir: Path) -> tuple[Any, Any]:
     """The random model as transformers' tokenizer and BertForMaskedLM."""
-    return load_hf_model(model_dir)
+    return load_hf_tokenizer_and_model(model_dir)
 
 
 @pytest.mark.parametrize("variant", PLL_VARIANTS)
@@ -102,7 +102,7 @@ def test_korean_words_are_masked_as_whole_words(tmp_path: Path, variant: PllVari
     pieces = [prefix + syllable for prefix in ("", "##") for syllable in syllables]
     tokenizer = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, *pieces)))
     directory = save_random_model(tmp_path / "model", tokenizer)
-    model, hf_tokenizer_and_model = bundle.load(directory), load_hf_model(directory)
+    model, hf_tokenizer_and_model = bundle.load(directory), load_hf_tokenizer_and_model(directory)
     for line, values in zip(
         KOREAN_LINES, compute_both_variants(model, KOREAN_LINES)[variant], strict=True
     ):

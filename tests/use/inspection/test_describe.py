@@ -93,7 +93,7 @@ def test_description_of_a_model_has_config_and_tensors(
 
 
 def test_missing_head_is_not_described(model_dir_without_nsp: Path) -> None:
-    """The heads of a model without a next-sentence head do not include it."""
+    """The description of a model without a next-sentence head does not list this head."""
     assert "next sentence" not in describe_model(model_dir_without_nsp).lines[1]
 
 
