@@ -19,7 +19,7 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
         The step of the checkpoint and the total number of steps of the run.
 
     Raises:
-        RunError: If no checkpoint can be read.
+        RunError: If the run has no checkpoint that can be read.
     """
     is_finetuning = "task" in read_stored_settings(run / SETTINGS_FILE)
     write = _write_fine_tuned_snapshot if is_finetuning else write_snapshot

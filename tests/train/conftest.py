@@ -1,4 +1,4 @@
-"""Fixtures: a small store of random text, and a training function that takes about a second."""
+"""Fixtures for training tests: a store of random text, and a function that trains a small model."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bertsmith.data.prepare import prepare
+from bertsmith.progress import NullProgress
 from bertsmith.runtime import device
 from bertsmith.text.corpus import find_sources
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
@@ -16,8 +17,9 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import curve
 from bertsmith.train.pretraining.pretrain import PretrainResult, pretrain
 
+#: The words of all texts, such as "ba".
 WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
-#: Settings of a very small model with small batches.
+#: Settings of a very small model, with which training takes about a second.
 SMALL_SETTINGS = {
     "model.layers": 1,
     "model.width": 16,
@@ -39,9 +41,9 @@ _PRETRAIN_ARGUMENTS = {
 
 
 def make_assignments(**changes: Any) -> list[str]:
-    """Return SMALL_SETTINGS with changes as arguments of ``--set``.
+    """Return the small model's settings as "section.name=value", for the option ``--set``.
 
-    A change is written as section__name=value; the value None removes a setting.
+    A keyword section__name=value changes a setting; the value None removes it.
     """
     values = {key.replace("__", "."): value for key, value in changes.items()}
     return [
@@ -50,17 +52,27 @@ def make_assignments(**changes: Any) -> list[str]:
 
 
 def make_tokenizer(extra_words: tuple[str, ...] = ()) -> Tokenizer:
-    """Return a tokenizer with the vocabulary WORDS."""
+    """Return a tokenizer with the words WORDS and ``extra_words``."""
     return Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, ".", *WORDS, *extra_words)))
 
 
 def make_store(
-    folder: Path, documents: int = 120, extra: tuple[str, ...] = (), max_sentences: int = 12
+    folder: Path,
+    num_documents: int = 120,
+    extra_words: tuple[str, ...] = (),
+    max_sentences: int = 12,
 ) -> Path:
-    """Prepare a store of random sentences."""
+    """Prepare a store of documents with random sentences, and return its path.
+
+    Args:
+        folder: Folder for the corpus and the store.
+        num_documents: Number of documents.
+        extra_words: Words of the vocabulary that are not in the text.
+        max_sentences: Exclusive upper bound for the number of sentences of a document.
+    """
     rng = np.random.default_rng(0)
     lines = []
-    for _ in range(documents):
+    for _ in range(num_documents):
         sentences = [
             " ".join(rng.choice(WORDS, rng.integers(3, 12))).capitalize() + "."
             for _ in range(rng.integers(2, max_sentences))
@@ -69,8 +81,19 @@ def make_store(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "corpus.jsonl").write_text("".join(lines))
     sources = find_sources([str(folder / "corpus.jsonl")])
-    prepare(sources, make_tokenizer(extra), folder / "store", workers=1)
+    prepare(sources, make_tokenizer(extra_words), folder / "store", workers=1)
     return folder / "store"
+
+
+class RecordingProgress(NullProgress):
+    """Progress that records the log messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def log(self, text: str) -> None:
+        """Record a message."""
+        self.messages.append(text)
 
 
 @pytest.fixture(scope="session")
@@ -79,22 +102,26 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("train"))
 
 
+#: Type of the fixture ``train``.
 TrainFunction = Callable[..., PretrainResult]
 
 
 @pytest.fixture(autouse=True)
 def skip_slow_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the peak measurement and the loss curve, which take a second per run."""
+    """Skip the measurement of the peak throughput and the loss curve, to save a second per run."""
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
     monkeypatch.setattr(curve, "draw", lambda run, _: run / curve.CURVE_FILE)
 
 
 @pytest.fixture
 def train(store: Path, tmp_path: Path) -> TrainFunction:
-    """Train the small model; keywords are settings, or arguments of ``pretrain``."""
+    """A function that trains the small model in the directory tmp_path / ``out``.
 
-    def run(out: str = "run", data: Path = store, **changes: Any) -> PretrainResult:
+    Its keywords are settings as in ``make_assignments``, or arguments of ``pretrain``.
+    """
+
+    def train_small_model(out: str = "run", data: Path = store, **changes: Any) -> PretrainResult:
         arguments = {key: changes.pop(key) for key in _PRETRAIN_ARGUMENTS & changes.keys()}
         return pretrain(data, tmp_path / out, assignments=make_assignments(**changes), **arguments)
 
-    return run
+    return train_small_model

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-#: The schedule is revised if the expected duration is off the budget by more than this factor.
+#: The number of steps is revised if the expected duration is more than this factor above or below
+#: the budget.
 TOLERANCE: Final = 1.5
-#: The step time is measured over this fraction of the budget. It is measured twice before a
-#: revision, the second time only on steps after the change was noticed.
+#: The step time is measured over this fraction of the budget. If it calls for a revision, it is
+#: measured again over later steps, and only the second measurement causes the revision.
 _WINDOW_FRACTION: Final = 0.05
-#: Minimum number of steps in the window. The first step of a process is a warm-up and not measured.
+#: Minimum number of measured steps. The first step of a process is a warm-up and is not measured.
 _MIN_WINDOW_STEPS: Final = 2
-#: Lower bound for the time of evaluations and checkpoints, as a fraction of the training time.
+#: Minimum time of evaluations and checkpoints that is assumed, as a fraction of the training time.
 _MIN_OVERHEAD: Final = 0.05
-#: A revised schedule has at least this fraction of the steps so far left for the learning rate
-#: to decay, however late the run is.
+#: Minimum number of steps after a revision, in which the learning rate decays, as a fraction of
+#: the completed steps.
 _MIN_REMAINING_FRACTION: Final = 0.05
 
 
@@ -29,7 +30,7 @@ class RevisedSchedule:
         step: Steps completed at the time of the revision.
         steps: New total number of steps.
         step_seconds: Measured time of a step.
-        expected_seconds: Duration of the run with the old number of steps.
+        expected_seconds: Expected duration of the run with the old number of steps.
     """
 
     step: int
@@ -39,7 +40,7 @@ class RevisedSchedule:
 
 
 class TimeBudget:
-    """Compares the expected duration of a run with its time budget."""
+    """Measures steps, and revises their number if the run would miss its time budget."""
 
     def __init__(
         self,
@@ -66,10 +67,10 @@ class TimeBudget:
         self._loop_start_time = start_time
 
     def start(self, previous_seconds: float) -> None:
-        """Start measuring.
+        """Start the measurement when the first step of this process starts.
 
         Args:
-            previous_seconds: Training time before this process, from the checkpoint.
+            previous_seconds: Training time of earlier processes, stored in the checkpoint.
         """
         self._previous_seconds, self._loop_start_time = previous_seconds, self._clock()
 
@@ -89,7 +90,7 @@ class TimeBudget:
             self._window_seconds -= self._window.popleft()
 
     def revise(self, step: int, steps: int) -> RevisedSchedule | None:
-        """Return a revised schedule if ``steps`` would miss the budget, else None.
+        """Return a revised schedule if the run would miss the budget, else None.
 
         Must not be called again after it has returned a schedule.
 

@@ -28,7 +28,7 @@ CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
 CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
 _MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
-#: Raised when a checkpoint is damaged or belongs to another model.
+#: Exceptions raised by reading a checkpoint that is damaged or belongs to another model.
 _READ_ERRORS = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
 
@@ -40,7 +40,7 @@ class TrainingState:
         step: Completed steps.
         seconds: Time spent training.
         best_step: Step of the best held-out evaluation so far.
-        best_loss: Its loss, or the negated metric if higher is better.
+        best_loss: Selection metric of that evaluation, negated if higher is better.
     """
 
     step: int = 0
@@ -52,7 +52,11 @@ class TrainingState:
 def save(
     run: Path, state: TrainingState, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
-    """Write a checkpoint, and remove all but the last ``keep`` checkpoints and the best one."""
+    """Write a checkpoint, and remove all others but the last ``keep`` and the best one.
+
+    Returns:
+        The directory of the new checkpoint.
+    """
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
     with atomic_directory(directory) as new:
         save_tensors(_collect_weights(model), new / WEIGHTS_FILE)
@@ -69,7 +73,7 @@ def save(
 
 
 def remove_partial_checkpoints(run: Path) -> None:
-    """Remove half-written and half-removed checkpoints of a killed process.
+    """Remove checkpoints that a killed process was writing or removing.
 
     The caller must hold the lock of the run.
     """
@@ -79,7 +83,10 @@ def remove_partial_checkpoints(run: Path) -> None:
 
 
 def _remove_checkpoint(directory: Path) -> None:
-    """Rename a checkpoint before removing it, so that a kill never leaves an incomplete one."""
+    """Remove a checkpoint.
+
+    It is renamed first, because a kill during the removal would leave an incomplete checkpoint.
+    """
     renamed = directory.with_name(f".{directory.name}.old")
     directory.replace(renamed)
     shutil.rmtree(renamed)
@@ -94,21 +101,18 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
 def remove_optimizer_state(run: Path, progress: Progress) -> None:
     """Remove the optimizer state and the damaged checkpoints of a finished run.
 
-    The weights stay, because snapshots of earlier steps are written from them.
+    The weights remain, because snapshots of earlier steps are written from them.
     """
-    damaged = [*(run / CHECKPOINTS_DIR).glob(f"step-*{DAMAGED_SUFFIX}")]
-    moments = [
-        path
-        for _, directory in list_checkpoints(run)
-        if (path := directory / MOMENTS_FILE).exists()
-    ]
-    files = moments + [path for directory in damaged for path in directory.iterdir()]
-    num_bytes = sum(path.stat().st_size for path in files)
-    for path in moments:
+    damaged_directories = list((run / CHECKPOINTS_DIR).glob(f"step-*{DAMAGED_SUFFIX}"))
+    all_moments_files = [directory / MOMENTS_FILE for _, directory in list_checkpoints(run)]
+    moments_files = [path for path in all_moments_files if path.exists()]
+    damaged_files = [path for directory in damaged_directories for path in directory.iterdir()]
+    num_bytes = sum(path.stat().st_size for path in moments_files + damaged_files)
+    for path in moments_files:
         path.unlink()
-    for directory in damaged:
+    for directory in damaged_directories:
         shutil.rmtree(directory)
-    if files:
+    if moments_files or damaged_files:
         progress.log(
             f"removed the optimizer state of this finished run ({num_bytes / 1e6:,.1f} MB); "
             "set checkpoint.keep_optimizer=true to keep it"
@@ -124,22 +128,22 @@ def resume(
 ) -> TrainingState:
     """Restore the newest intact checkpoint of ``run``.
 
-    Damaged checkpoints newer than the restored one are logged and renamed to step-N.damaged, so
-    that a new checkpoint can take their name.
+    Newer checkpoints that are damaged are logged and renamed to step-N.damaged, so that new
+    checkpoints can have their names.
 
     Args:
         run: Run directory.
         model: Model to load the weights into.
         optimizer: Optimizer to load the moments into.
         progress: Where damaged checkpoints are logged.
-        is_finished: Whether a run with this state takes no further step and so needs no
-            optimizer state.
+        is_finished: Returns whether a run with this state is finished and so needs no optimizer
+            state.
 
     Returns:
         The restored state; the state of step 0 if the run has no checkpoint.
 
     Raises:
-        RunError: If checkpoints exist but none can be restored. Nothing is renamed then.
+        RunError: If checkpoints exist but none can be restored. No checkpoint is renamed then.
     """
     checkpoints = list_checkpoints(run)
     errors: list[tuple[Path, RunError]] = []
@@ -163,7 +167,7 @@ def resume(
 
 
 def _mark_damaged(directory: Path) -> None:
-    """Rename a damaged checkpoint, replacing an older damaged one of the same step."""
+    """Rename a damaged checkpoint to step-N.damaged, which replaces an older one of that name."""
     target = directory.with_name(directory.name + DAMAGED_SUFFIX)
     if target.exists():
         shutil.rmtree(target)
@@ -176,9 +180,9 @@ def restore(
     optimizer: torch.optim.Optimizer,
     is_finished: Callable[[TrainingState], bool] | None = None,
 ) -> TrainingState:
-    """Load a checkpoint into model and optimizer.
+    """Load a checkpoint into model and optimizer, and return the state of the run.
 
-    The optimizer state may be missing if ``is_finished`` is true for the state of the checkpoint.
+    The optimizer state may be missing if ``is_finished`` returns true for the state of the run.
 
     Raises:
         RunError: If the checkpoint is damaged or belongs to another model.
@@ -239,13 +243,13 @@ def load_best(run: Path, step: int, model: nn.Module) -> None:
         load_weights(directory, model)
     except RunError as error:
         raise RunError(
-            f"{error}\nit holds the best weights of this run; restore it from a backup, or remove "
-            f"{run / CHECKPOINTS_DIR} to train again from the first step"
+            f"{error}\nthis checkpoint holds the best weights of this run; restore it from a "
+            f"backup, or remove {run / CHECKPOINTS_DIR} to train again from the first step"
         ) from None
 
 
 def _verify_checksums(directory: Path, names: Sequence[str]) -> None:
-    """Raise ValueError if a file does not match its checksum.
+    """Raise ValueError if a file of a checkpoint does not match its checksum.
 
     Checkpoints of version 0.1 have no checksums and are not verified.
     """
@@ -270,7 +274,7 @@ def _trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and buffers of a model; batch norm's statistics are buffers."""
+    """Yield the name and value of each parameter and buffer, such as batch norm statistics."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 

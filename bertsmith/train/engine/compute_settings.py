@@ -9,7 +9,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 Kernel = Literal["auto", "reference", "padded", "varlen"]
 #: CPU threads; None: PyTorch's default.
 Threads = Annotated[int, Field(ge=1)] | None
-#: Maximum tokens of a micro-batch; larger batches are accumulated over several micro-batches.
+#: Maximum tokens of a micro-batch. Larger batches are split into several micro-batches.
 MicroBatchTokens = Annotated[int, Field(ge=64)]
 DEFAULT_MICRO_BATCH_TOKENS: Final = 16384
 #: Steps between two training lines of the metrics log.

@@ -9,7 +9,7 @@ from bertsmith.files import write_atomic
 from bertsmith.train.engine import metrics_log
 
 CURVE_FILE = "curve.png"
-#: Lines of the metrics log over which the training loss is averaged.
+#: Number of lines of the metrics log over which the running mean of the loss is computed.
 _WINDOW = 20
 
 
@@ -37,7 +37,7 @@ def draw(run: Path, title: str) -> Path:
     _draw_heldout(axes, heldout)
     axes.set_xlabel("steps")
     axes.set_ylabel("masked LM loss (nats per token)")
-    # Without parse_math=False a dollar sign in the run's name would start a formula.
+    # With parse_math=True, a dollar sign in the name of the run would start a formula.
     axes.set_title(
         title.encode("utf-8", "replace").decode(), loc="left", fontsize=11, parse_math=False
     )
@@ -67,8 +67,9 @@ def _draw_heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
 
 
 def _running_mean(values: list[float]) -> list[float]:
-    """Return for each position the mean of the last ``_WINDOW`` values."""
-    return [
-        sum(window) / len(window)
-        for window in (values[max(0, end - _WINDOW) : end] for end in range(1, len(values) + 1))
-    ]
+    """Return the mean of the last ``_WINDOW`` values up to each value."""
+    means = []
+    for end in range(1, len(values) + 1):
+        window = values[max(0, end - _WINDOW) : end]
+        means.append(sum(window) / len(window))
+    return means

@@ -25,28 +25,29 @@ from bertsmith.train.engine.step import take_step
 class Objective(Protocol):
     """The data and losses of a training task.
 
-    The batch of a step is a list of micro-batches, of a type that only the objective knows.
+    The batch of a step is a list of micro-batches. Their type differs between objectives.
     """
 
     def iter_batches(self, first_step: int) -> Iterator[list[Any]]:
-        """Yield the micro-batches of each step, starting at ``first_step``."""
+        """Yield the list of micro-batches of each step, starting at ``first_step``."""
 
     def compute_losses(
         self, micro_batch: Any, micro_batches: list[Any], dropout_seed: DropoutSeed
     ) -> dict[str, Tensor]:
-        """Return named losses, float32 []: sums over ``micro_batch`` divided by batch counts.
+        """Return the named losses of a micro-batch, float32 [].
 
-        The loss of a step is the sum over all names and micro-batches.
+        Each is the sum over ``micro_batch``, divided by the number of targets in all
+        ``micro_batches``. The loss of a step is therefore the sum over all names and micro-batches.
         """
 
     def describe_batch(self, step: int) -> str:
-        """Return which examples the batch of ``step`` (from 0) contains, for error messages."""
+        """Return a description of the examples in the batch of ``step`` (from 0), for errors."""
 
     def count_tokens(self, micro_batches: list[Any]) -> int:
         """Return the number of tokens in a batch."""
 
     def count_macs(self, micro_batches: list[Any]) -> float:
-        """Return the multiply-accumulates of forward and backward pass for a batch."""
+        """Return the number of multiply-accumulates of a step: forward and backward pass."""
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics on the held-out data."""
@@ -58,9 +59,9 @@ class LoopOptions:
 
     Attributes:
         steps: Total number of steps.
-        seed: Seed of dropout.
+        seed: Seed of the dropout masks.
         max_grad_norm: Gradients are clipped to this global norm.
-        lr_at_step: Returns the learning rate of a step.
+        lr_at_step: Returns the learning rate of a step, numbered from 0.
         log_every: Steps between two training lines of the metrics log.
         eval_every: Steps between two evaluations.
         checkpoint_every: Steps between two checkpoints.
@@ -69,8 +70,10 @@ class LoopOptions:
         measure_peak_macs_per_second: Measures the machine's peak matrix-multiply throughput, in
             multiply-accumulates per second.
         higher_is_better: Whether a higher selection metric is better.
-        patience: Evaluations without improvement after which training ends; None: never.
-        grad_norm_groups: Named parameter groups whose gradient norms are logged, before clipping.
+        patience: Training ends after this many evaluations without improvement; None: no early
+            stopping.
+        grad_norm_groups: Named parameter groups. The norms of their gradients before clipping are
+            logged.
         use_tensorboard: Whether to write the metrics as TensorBoard event files, too.
     """
 
@@ -96,9 +99,9 @@ class TrainingOutcome:
 
     Attributes:
         state: State after the last step.
-        signal: The signal that stopped training; None if it was not stopped.
-        late_signal: A signal that arrived during the last step, when training was finished anyway.
-        revised_schedule: Set if training ended early because the number of steps must change.
+        signal: Number of the signal that stopped training; None if no signal stopped it.
+        late_signal: Number of a signal that arrived during the last step, which changes nothing.
+        revised_schedule: The new schedule if training stopped to change the number of steps.
     """
 
     state: TrainingState
@@ -108,21 +111,21 @@ class TrainingOutcome:
 
 
 class _Stopwatch:
-    """Measures the training time without evaluations and checkpoints."""
+    """Measures the training time, without the time of evaluations and checkpoints."""
 
     def __init__(self, previous_seconds: float) -> None:
         self.total_seconds = previous_seconds
         self._lap_start = time.perf_counter()
 
     def lap(self) -> float:
-        """Add the time since the last lap to the total, and return it."""
+        """Return the seconds since the last lap, after adding them to the total."""
         now = time.perf_counter()
         seconds, self._lap_start = now - self._lap_start, now
         self.total_seconds += seconds
         return seconds
 
     def skip(self) -> None:
-        """Discard the time since the last lap."""
+        """Start a new lap without adding the current one to the total."""
         self._lap_start = time.perf_counter()
 
 
@@ -138,8 +141,8 @@ def train(
 ) -> TrainingOutcome:
     """Train from the last checkpoint of ``run``, or from the start, for ``options.steps`` steps.
 
-    On SIGTERM or Ctrl-C, and when ``budget`` revises the number of steps, the current step is
-    finished, a checkpoint is saved and the function returns.
+    On SIGTERM or Ctrl-C, or if ``budget`` revises the number of steps, the function finishes the
+    current step, saves a checkpoint and returns.
     """
     checkpoint.remove_partial_checkpoints(run)
     is_finished = partial(_is_finished, options)
@@ -216,11 +219,12 @@ class _Loop:
             stopwatch.skip()
             if self._budget is not None:
                 self.revised_schedule = self._budget.revise(self.state.step, self._options.steps)
-        # A signal can arrive at any moment of a step, so the last step is saved here.
+        # A signal or a revision can end the loop at any step, which may not have been saved.
         if self._saved_step < self.state.step:
             self._save_checkpoint()
 
     def _is_due(self, interval: int) -> bool:
+        """Return whether the current step is a multiple of ``interval``, or the last step."""
         return self.state.step % interval == 0 or self.state.step == self._options.steps
 
     def _take_step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
@@ -254,20 +258,20 @@ class _Loop:
         )  # fmt: skip
 
     def _evaluate_if_due(self) -> bool:
-        """Evaluate if an evaluation is due, and return whether it is the best so far."""
+        """Evaluate if an evaluation is due; return whether it is the best evaluation so far."""
         if not self._is_due(self._options.eval_every):
             return False
         self._model.eval()
         metrics = self._objective.evaluate()
         self._model.train()
-        # Measured repeatedly because other processes may have disturbed the first measurement.
+        # The maximum of several measurements, because other processes can slow down some of them.
         self._peak_macs_per_second = max(
             self._peak_macs_per_second, self._options.measure_peak_macs_per_second()
         )
         self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
         score = metrics[self._options.selection_metric]
         self._progress_fields = {"held-out": f"{score:.3f}"}
-        if math.isnan(score):  # For example a correlation with a constant.
+        if math.isnan(score):  # For example the correlation with a constant is NaN.
             return False
         if self._options.higher_is_better:
             score = -score

@@ -10,17 +10,17 @@ from bertsmith.files import add_error_filename, dump_json, parse_json, restore_n
 from bertsmith.train.engine.tensorboard_log import TensorBoardLog
 
 METRICS_FILE = "metrics.jsonl"
-#: The keys of a line that differ between two runs of the same steps.
+#: Keys of a line that differ between two runs with the same settings.
 TIMING_KEYS = ("seconds", "tokens_per_second", "mfu")
 
 
 class MetricsLog:
-    """Append-only log; a resumed run truncates it to its checkpoint."""
+    """Append-only log. A resumed run first removes the lines after its checkpoint."""
 
     def __init__(self, run: Path, step: int, *, use_tensorboard: bool = False) -> None:
         """Open the log of ``run`` and remove the lines after ``step``.
 
-        An incomplete last line of a killed process is removed too.
+        An incomplete last line, which a killed process may leave, is removed too.
 
         Args:
             run: Run directory.
@@ -45,7 +45,7 @@ class MetricsLog:
             self._tensorboard_log.write(line)
 
     def sync(self) -> None:
-        """Flush to disk. Must precede a checkpoint, so that the log is never behind it."""
+        """Write the log to disk; called before a checkpoint, whose steps must all be in the log."""
         os.fsync(self._file.fileno())
         if self._tensorboard_log is not None:
             self._tensorboard_log.sync()
@@ -60,7 +60,7 @@ class MetricsLog:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's metrics log, without an incomplete last line.
 
-    A run without a log has no lines.
+    The result is empty if the run has no log.
 
     Raises:
         RunError: If another line is damaged.

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Steps before the measurement, and its maximum duration in seconds and in steps.
-_WARMUP_STEPS, PROBE_SECONDS, _MAX_STEPS = 2, 8.0, 30
-#: Maximum fraction of a time budget that a probe may take.
+#: Number of steps before the measurement.
+_WARMUP_STEPS = 2
+#: Maximum duration of the measurement in seconds and in steps.
+PROBE_SECONDS, _MAX_STEPS = 8.0, 30
+#: Maximum fraction of a time budget for the probe.
 MAX_BUDGET_SHARE = 0.1
-#: Times are noisy if a quarter of the steps take this many times as long as the fastest one.
+#: Step times are noisy if a quarter of them exceed the shortest one by this factor.
 _NOISE_RATIO = 1.5
 #: Number of evaluations in a run if the user sets no interval.
 DEFAULT_NUM_EVALUATIONS = 20
@@ -30,8 +32,8 @@ class Cost:
         peak_macs_per_second: Peak matrix-multiply throughput, in multiply-accumulates per second.
         mfu: Model FLOPs utilization: the fraction of ``peak_macs_per_second`` that a step reaches.
         tokens_per_step: Mean number of tokens of a step.
-        num_eval_sequences: Sequences of one evaluation.
-        is_noisy: Whether the step times vary so much that another load disturbs them.
+        num_eval_sequences: Number of sequences of one evaluation.
+        is_noisy: Whether the step times vary so much that other processes must have slowed steps.
     """
 
     step_seconds: float
@@ -44,7 +46,13 @@ class Cost:
     is_noisy: bool = False
 
     def estimate_seconds(self, steps: int, eval_every: int, num_eval_sequences: int) -> float:
-        """Return the expected time of a run that evaluates every ``eval_every`` steps."""
+        """Return the expected duration of a run in seconds.
+
+        Args:
+            steps: Number of steps.
+            eval_every: Steps between two evaluations.
+            num_eval_sequences: Maximum number of sequences per evaluation.
+        """
         fraction = min(num_eval_sequences / self.num_eval_sequences, 1.0)
         num_evaluations = math.ceil(steps / eval_every)
         return steps * self.step_seconds + num_evaluations * self.evaluation_seconds * fraction
@@ -55,13 +63,13 @@ def measure_median_step_seconds(
     take_step: Callable[[int, list[Any]], None],
     seconds: float = PROBE_SECONDS,
 ) -> tuple[float, list[list[Any]]]:
-    """Measure steps as ``measure_steps``; return the median time and the measured batches."""
+    """Call ``measure_steps``, and return the median time of a step and the measured batches."""
     times, measured_batches = measure_steps(batches, take_step, seconds)
     return sorted(times)[len(times) // 2], measured_batches
 
 
 def is_noisy(times: Sequence[float]) -> bool:
-    """Return whether a quarter of the steps took much longer than the fastest one."""
+    """Return whether a quarter of the step times is much longer than the shortest one."""
     return len(times) >= 4 and sorted(times)[len(times) * 3 // 4] > _NOISE_RATIO * min(times)
 
 
@@ -70,12 +78,12 @@ def measure_steps(
     take_step: Callable[[int, list[Any]], None],
     seconds: float = PROBE_SECONDS,
 ) -> tuple[list[float], list[list[Any]]]:
-    """Take steps on ``batches``; return the seconds of each step and the measured batches.
+    """Take steps on ``batches``, and return the measured seconds and batches of the steps.
 
     Args:
         batches: The micro-batches of each step.
         take_step: Takes a step, given its number and micro-batches.
-        seconds: Maximum duration, without the warm-up steps.
+        seconds: Maximum duration of the measurement; warm-up steps come before it.
     """
     times: list[float] = []
     measured_batches: list[list[Any]] = []

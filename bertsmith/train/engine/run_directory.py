@@ -12,24 +12,29 @@ from bertsmith.progress import Progress
 from bertsmith.settings import Settings, get_table, read_stored_settings
 
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
-#: Settings that may change when a run is resumed, because they do not affect the weights.
+#: Settings that the user may change when a run is resumed, because they do not affect the weights.
 _MUTABLE_KEYS = (
     "checkpoint.every", "checkpoint.keep", "checkpoint.keep_optimizer",
     "run.log_every", "run.log_grad_norms", "run.tensorboard",
 )  # fmt: skip
-#: The path of the store, which may have moved: ``run.store_id`` identifies it.
+#: The path of the store may change, because ``run.store_id`` identifies the store.
 _STORE_KEY = "run.store_path"
-#: Settings that a time budget (schedule.minutes) determines before the first step.
+#: Settings that a run with a time budget (schedule.minutes) determines before the first step.
 _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
-#: Prefixes of settings that a run stores only if the user has set them.
+#: Prefixes of settings that a run does not set itself: only the user sets them.
 _USER_SET_PREFIXES = ("task.", "features", "run.num_frozen_layers", "run.patience")
-#: Two lists with more items than this are not printed in full, but only this many differences.
-_MAX_LIST_ITEMS, _MAX_CHANGES = 12, 3
+#: Lists of a setting are printed in full if they have at most this many items together.
+_MAX_LIST_ITEMS = 12
+#: Maximum number of added and of removed items that are printed of longer lists.
+_MAX_CHANGES = 3
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 def check_run_directory(run: Path) -> None:
-    """Raise RunError if ``run`` is a file, not writable, or a directory with other files."""
+    """Raise RunError if ``run`` cannot be the directory of a new run or of a run to resume.
+
+    The directory of a new run must be writable and have no other files.
+    """
     if run.exists() and not run.is_dir():
         raise RunError(f"{run}: this is a file; give --out a new directory")
     if not run.exists():
@@ -40,12 +45,12 @@ def check_run_directory(run: Path) -> None:
         return
     if (run / SETTINGS_FILE).exists():
         return
-    # A killed process may have left the lock and the temporary file of the settings.
+    # A process killed at its start may have left a lock and a temporary settings file.
     temporary_prefix = f".{SETTINGS_FILE}."
     for path in run.iterdir():
         if path.name != LOCK_FILE and not path.name.startswith(temporary_prefix):
             raise RunError(
-                f"{run}: this directory has other files and no {SETTINGS_FILE} of a run; "
+                f"{run}: this directory has other files, but no {SETTINGS_FILE} of a run; "
                 "give --out a new directory"
             )
 
@@ -58,16 +63,17 @@ def load_run_settings(
 ) -> SettingsType | None:
     """Return the settings stored in ``run``, or None if it has none yet.
 
-    Settings of the user that do not affect the weights replace the stored ones, also in the file.
+    Values that the user has set and that do not affect the weights replace the stored values. The
+    changed settings are also written to the file.
 
     Args:
         run: Run directory.
         settings: The settings of the current command.
-        user_values: Those of them that the user has set, as nested tables.
-        progress: Where changed settings are logged.
+        user_values: The settings that the user has set, as nested tables.
+        progress: Receives a log message about each changed setting.
 
     Raises:
-        RunError: If other stored settings differ; the message lists all differences.
+        RunError: If settings that affect the weights differ; the message lists all differences.
     """
     path = run / SETTINGS_FILE
     if not path.exists():
@@ -108,7 +114,7 @@ def load_run_settings(
 
 
 def _describe_change(old: Any, new: Any) -> str:
-    """Return the stored and the new value; of long lists only the differences."""
+    """Return a text with the stored and the new value, or with the differences of long lists."""
     if not (isinstance(old, list) and isinstance(new, list)):
         return f"{old!r} in the run, {new!r} now"
     if len(old) + len(new) <= _MAX_LIST_ITEMS:
@@ -129,14 +135,17 @@ def _describe_change(old: Any, new: Any) -> str:
 def _find_differences(
     stored: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> list[tuple[str, Any, Any]]:
-    """Return (key, stored value, new value) of all differences."""
+    """Return (key, stored value, new value) of each setting with a new value.
+
+    New values that are None or "auto" are not set, and do not count as different.
+    """
     differences: list[tuple[str, Any, Any]] = []
     for name, new_value in new.items():
         old_value, key = stored.get(name), prefix + name
         if isinstance(new_value, dict):
             differences += _find_differences(old_value or {}, new_value, f"{key}.")
         elif new_value is None and old_value is not None and key.startswith(_USER_SET_PREFIXES):
-            # A run never fills in these settings, so the user has set the stored value.
+            # A run does not set these settings itself, so the user has set the stored value.
             differences.append((key, old_value, new_value))
         elif new_value not in (None, "auto", old_value):
             differences.append((key, old_value, new_value))
@@ -145,11 +154,11 @@ def _find_differences(
 
 @contextmanager
 def lock_run(run: Path) -> Iterator[None]:
-    """Hold the lock of a run, so that no other process writes to it.
+    """Hold the lock of a run while the block runs, so that no other process writes to the run.
 
     Raises:
         RunError: If another process holds the lock.
     """
-    error = RunError(f"{run}: another process is training here; wait for it, or stop it")
+    error = RunError(f"{run}: another process is training here; wait until it ends, or stop it")
     with hold_lock(run / LOCK_FILE, error=error):
         yield

@@ -13,7 +13,8 @@ from bertsmith.settings import SettingsTable
 class ScheduleSettings(SettingsTable):
     """Length and phases of a run. The user sets at most one of steps, epochs and minutes.
 
-    A run resolved from epochs or minutes also stores its ``steps``, which take precedence.
+    A run converts epochs and minutes to ``steps``, which it stores. If ``steps`` is set, the other
+    two have no effect.
     """
 
     table: ClassVar[str] = "schedule"
@@ -47,30 +48,30 @@ class ScheduleSettings(SettingsTable):
         """Return the number of steps.
 
         Raises:
-            RunError: If the number of steps is not resolved yet.
+            RunError: If ``steps`` is not set yet.
         """
         if self.steps is None:
-            raise RunError("the number of steps of this run is not resolved yet")
+            raise RunError("schedule.steps is not set: the number of steps is not resolved yet")
         return self.steps
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The steps [start_step, end_step) at one sequence length."""
+    """The steps [start_step, end_step), which have the same maximum sequence length."""
 
     start_step: int
     end_step: int
     max_seqlen: int
 
 
-def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
-    """Split a run into a phase of ``length`` and one of ``phase2_max_seqlen``.
+def build_phases(settings: ScheduleSettings, max_seqlen: int) -> list[Phase]:
+    """Split a run into a phase with ``max_seqlen`` and one with the longer ``phase2_max_seqlen``.
 
-    The paper has 90 % and 10 % of the steps (appendix A.2).
+    In the paper, the phases have 90 % and 10 % of the steps (appendix A.2).
     """
     total_steps = settings.total_steps()
     if settings.phase2_max_seqlen is None:
-        return [Phase(0, total_steps, length)]
+        return [Phase(0, total_steps, max_seqlen)]
     phase2_start = _compute_phase2_start(settings, total_steps)
     if settings.replanned_at is not None and settings.planned_steps is not None:
         # Completed steps keep their sequence length.
@@ -80,45 +81,66 @@ def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
         else:
             phase2_start = max(settings.replanned_at, phase2_start)
     phases = [
-        Phase(0, phase2_start, length),
+        Phase(0, phase2_start, max_seqlen),
         Phase(phase2_start, total_steps, settings.phase2_max_seqlen),
     ]
     return [phase for phase in phases if phase.start_step < phase.end_step]
 
 
 def _compute_phase2_start(settings: ScheduleSettings, total_steps: int) -> int:
+    """Return the first step of the second phase in a run of ``total_steps``."""
     return total_steps - round(total_steps * settings.phase2_fraction)
 
 
 def revise_schedule(settings: ScheduleSettings, step: int, steps: int) -> ScheduleSettings:
-    """Return the schedule with a new total of ``steps``, decided after ``step`` steps."""
+    """Return the settings with a new total number of steps.
+
+    Args:
+        settings: Current schedule.
+        step: Number of completed steps.
+        steps: New total number of steps.
+    """
     return settings.model_copy(
         update={"steps": steps, "replanned_at": step, "planned_steps": settings.total_steps()}
     )
 
 
-def count_epochs(steps: int, batch: int, examples: list[tuple[float, int]]) -> float:
-    """Return the number of epochs in ``steps``; ``examples``: see ``convert_epochs_to_steps``."""
-    return steps * sum(batch * fraction / num_examples for fraction, num_examples in examples)
+def count_epochs(steps: int, batch_size: int, phase_shares: list[tuple[float, int]]) -> float:
+    """Return the number of epochs in ``steps``.
+
+    Args:
+        steps: Number of steps.
+        batch_size: Examples per step.
+        phase_shares: See ``convert_epochs_to_steps``.
+    """
+    epochs_per_step = sum(
+        batch_size * fraction / num_examples for fraction, num_examples in phase_shares
+    )
+    return steps * epochs_per_step
 
 
-def convert_epochs_to_steps(epochs: float, batch: int, examples: list[tuple[float, int]]) -> int:
+def convert_epochs_to_steps(
+    epochs: float, batch_size: int, phase_shares: list[tuple[float, int]]
+) -> int:
     """Return the number of steps in ``epochs`` epochs, rounded up.
 
     Args:
         epochs: Passes over the training data.
-        batch: Examples per step.
-        examples: For each phase its fraction of the steps and the examples in one of its epochs.
+        batch_size: Examples per step.
+        phase_shares: For each phase, its fraction of the steps, and the number of examples in an
+            epoch at its sequence length.
     """
-    return max(1, math.ceil(epochs / count_epochs(1, batch, examples) - 1e-9))
+    # The small constant keeps rounding errors from adding a step.
+    return max(1, math.ceil(epochs / count_epochs(1, batch_size, phase_shares) - 1e-9))
 
 
 def count_warmup_steps(settings: ScheduleSettings) -> int:
-    """Return the number of warm-up steps: ``warmup_steps``, but at most a tenth of the run."""
+    """Return the number of warm-up steps of a run: ``warmup_steps``, but at most a tenth of it."""
     return _limit_warmup_steps(settings, settings.total_steps())
 
 
 def _limit_warmup_steps(settings: ScheduleSettings, total_steps: int) -> int:
+    """Return the number of warm-up steps in a run of ``total_steps``."""
     return min(settings.warmup_steps, total_steps // 10)
 
 
@@ -127,7 +149,7 @@ def compute_lr_factor(step: int, settings: ScheduleSettings) -> float:
 
     Linear warm-up from 0, then linear decay to 0 at the end of the run. As in the original code,
     the decay line starts at 1 in step 0, so the rate drops slightly at the end of the warm-up.
-    After a revision of the number of steps, the rate continues without a jump.
+    If the number of steps was revised during the run, the rate continues without a jump.
     """
     if settings.replanned_at is None or settings.planned_steps is None:
         return _compute_planned_lr_factor(
@@ -140,17 +162,20 @@ def compute_lr_factor(step: int, settings: ScheduleSettings) -> float:
 
 
 def _compute_planned_lr_factor(step: int, total_steps: int, warmup_steps: int) -> float:
-    return (step + 1) / warmup_steps if step < warmup_steps else 1.0 - step / total_steps
+    """Return the learning rate factor of a step if the number of steps is not revised."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return 1.0 - step / total_steps
 
 
 def _compute_revised_lr_factor(
     step: int, revision_step: int, planned_steps: int, settings: ScheduleSettings
 ) -> float:
-    """Return the factor of a step after a revision.
+    """Return the learning rate factor of a step after the number of steps was revised.
 
-    If the warm-up is not complete at the revision, it continues over a tenth of the remaining
-    steps, up to the decay line of a run of the new length. Otherwise, or if the factor is already
-    above that line, it decays linearly to 0.
+    If the revision interrupts the warm-up, the warm-up continues for at most a tenth of the
+    remaining steps, until the factor reaches the decay line of the new length. If the warm-up was
+    complete or the factor is already above that line, the factor decays linearly to 0.
     """
     total_steps = settings.total_steps()
     old_warmup_steps = _limit_warmup_steps(settings, planned_steps)

@@ -9,9 +9,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DeferredSignals:
-    """Context manager that records the first SIGINT or SIGTERM in ``received``.
+    """Context manager that records the first SIGINT or SIGTERM instead of stopping the process.
 
-    The second signal has its usual effect.
+    ``received`` is the number of the recorded signal, or None. A second signal stops the process as
+    usual.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,7 @@ class DeferredSignals:
         self._previous_handlers: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        """Install the handlers; does nothing outside the main thread, where that is impossible."""
+        """Install the signal handlers, which Python allows only in the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {
                 number: signal.signal(number, self._record) for number in _SIGNALS

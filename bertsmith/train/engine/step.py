@@ -12,18 +12,18 @@ from bertsmith.errors import DivergedError
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 
-#: Odd constants that give every step and micro-batch a different seed.
+#: Odd multipliers that give every step and micro-batch a different dropout seed.
 _STEP_KEY, _MICRO_BATCH_KEY = 0x9E3779B1, 0x85EBCA6B
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Losses and gradient norms of one optimizer step, before clipping.
+    """Losses and gradient norms of one optimizer step.
 
     Attributes:
         losses: Named losses, averaged over the batch.
-        grad_norm: Global gradient norm.
-        grad_norms: Gradient norms of parameter groups.
+        grad_norm: Global gradient norm before clipping.
+        grad_norms: Gradient norms of the named parameter groups before clipping.
     """
 
     losses: dict[str, float]
@@ -37,7 +37,13 @@ class StepResult:
 
 
 def derive_dropout_seed(seed: int, step: int, micro_batch_index: int) -> int:
-    """Return the dropout seed, a pure function of the arguments."""
+    """Return the dropout seed of a micro-batch, a pure function of the arguments.
+
+    Args:
+        seed: Seed of the run.
+        step: Step number, from 0.
+        micro_batch_index: Number of the micro-batch in the batch, from 0.
+    """
     return (seed * 2**32 + step * _STEP_KEY + micro_batch_index * _MICRO_BATCH_KEY) % 2**62
 
 
@@ -62,7 +68,7 @@ def take_step(
 
     Args:
         loss_fn: Returns the named losses of a micro-batch, see ``Objective.compute_losses``.
-        micro_batches: The batch.
+        micro_batches: All micro-batches of the batch.
         model: Model to train.
         optimizer: Optimizer over the parameters of ``model``.
         machine: Device and precision.
@@ -70,11 +76,11 @@ def take_step(
         seed: Seed of the run, for dropout.
         lr: Learning rate of this step.
         max_grad_norm: Gradients are clipped to this global norm.
-        describe_batch: Returns the examples in the batch of a step, for the error message.
+        describe_batch: Describes the examples in the batch of a step, for the error message.
         grad_norm_groups: Named parameter groups whose gradient norms are returned.
 
     Raises:
-        DivergedError: If loss or gradient is not finite. The weights are unchanged then.
+        DivergedError: If the loss or the gradient is not finite. The weights stay unchanged.
     """
     totals: dict[str, Tensor] = {}
     for index, micro_batch in enumerate(micro_batches):
@@ -108,6 +114,6 @@ def take_step(
 
 
 def _compute_grad_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """Return the norm of the concatenated gradients of some parameters."""
+    """Return the L2 norm of the concatenated gradients of ``parameters``."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients))

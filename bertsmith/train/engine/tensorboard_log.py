@@ -34,7 +34,7 @@ class TensorBoardLog:
     """
 
     def __init__(self, run: Path, step: int) -> None:
-        """Open a new event file, which makes TensorBoard hide older events after ``step``."""
+        """Create an event file that makes TensorBoard hide older events after ``step``."""
         summary_writer = import_summary_writer()
         self._writer = summary_writer(str(run / TENSORBOARD_DIR), purge_step=step + 1)
 

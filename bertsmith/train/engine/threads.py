@@ -12,18 +12,23 @@ import torch
 from bertsmith.plurals import count_noun
 from bertsmith.runtime.device import CpuLoad
 
-#: The machine counts as busy if other processes use at least this many cores.
+#: A machine is busy if other processes use at least this many CPU cores.
 _BUSY_CORES: Final = 0.3
 #: Fewer threads are chosen only if a step takes at most this fraction of its time with all threads.
 _MAX_TIME_RATIO: Final = 0.9
-#: Each thread count is timed this many times, interleaved, so that one disturbed round does not
-#: decide.
+#: Number of timings of each thread count. Their median is used, which one slow timing does not
+#: change.
 _ROUNDS: Final = 3
 
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """The chosen number of threads, and the seconds of a step for each candidate."""
+    """Number of threads for training, chosen by timing steps.
+
+    Attributes:
+        num_threads: The chosen number of threads.
+        step_seconds: Median time of a step with each candidate number of threads.
+    """
 
     num_threads: int
     step_seconds: dict[int, float]
@@ -42,7 +47,7 @@ class ThreadChoice:
 
 @contextmanager
 def restore_num_threads(threads: int | None) -> Iterator[None]:
-    """Restore PyTorch's number of threads on exit, unless the setting ``threads`` is set."""
+    """Restore PyTorch's number of threads on exit, if the setting ``threads`` is None."""
     previous = torch.get_num_threads()
     try:
         yield
@@ -52,12 +57,15 @@ def restore_num_threads(threads: int | None) -> Iterator[None]:
 
 
 def is_machine_busy(load: CpuLoad) -> bool:
-    """Return whether other processes use a core, now or in the last minute."""
+    """Return whether other processes use the CPU now, or used it during the last minute."""
     return max(load.current, load.last_minute) >= _BUSY_CORES
 
 
 def list_candidate_thread_counts(available: int, load: CpuLoad) -> list[int]:
-    """Return the thread counts worth timing: all, those that the load leaves free, and half."""
+    """Return the numbers of threads to time, the largest first.
+
+    These are all available threads, as many as there are free cores, and half of all.
+    """
     free = available - max(1, math.ceil(load.current))
     fewer = {number for number in (free, available // 2) if 1 <= number < available}
     return [available, *sorted(fewer, reverse=True)]
@@ -66,11 +74,11 @@ def list_candidate_thread_counts(available: int, load: CpuLoad) -> list[int]:
 def choose_thread_count(
     time_step: Callable[[int], float], candidates: Sequence[int]
 ) -> ThreadChoice:
-    """Time steps with each candidate and choose one.
+    """Time steps with each candidate number of threads, and choose the fastest.
 
     Args:
         time_step: Returns the seconds of a step with a given number of threads.
-        candidates: Thread counts. The first one is chosen unless another is clearly faster.
+        candidates: Numbers of threads. The first one is chosen unless another is clearly faster.
     """
     times: dict[int, list[float]] = {number: [] for number in candidates}
     for _ in range(_ROUNDS):
@@ -86,6 +94,6 @@ def choose_thread_count(
 def count_free_cores(load: CpuLoad, available: int) -> int:
     """Return how many of ``available`` cores other processes leave free, at least 1.
 
-    A core counts as used only if it is used now and was used over the last minute.
+    Only a load that exists now and existed during the last minute is subtracted.
     """
     return max(1, available - round(min(load.current, load.last_minute)))

@@ -66,14 +66,14 @@ class FinetuneResult:
     Attributes:
         run: Run directory.
         model: Model directory; None if a signal stopped the run.
-        signal: The signal that stopped the run.
-        step: Completed steps.
+        signal: Number of the signal that stopped the run; None if no signal stopped it.
+        step: Number of completed steps.
         steps: Total number of steps.
         metric_names: Names of the task's metrics; the first one selects the best epoch or run.
         metrics: Held-out metrics of the weights in ``model``.
         counts: For each file, how many examples were read, skipped and truncated.
         seconds: Time spent training.
-        late_signal: A signal that arrived when the run was finished anyway.
+        late_signal: Number of a signal that arrived during the last step; None if there was none.
     """
 
     run: Path
@@ -101,7 +101,7 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune the encoder of ``model`` on a task, and write the run and its model to ``out``.
 
-    Called again with the same arguments, it resumes an interrupted run.
+    If the run was interrupted, a call with the same arguments resumes it.
 
     Args:
         task: Name of a public task, such as "rte", or of a task family, such as "classify".
@@ -111,7 +111,7 @@ def finetune(
         config: TOML file with settings.
         assignments: Settings as "section.name=value"; override ``values`` and ``config``.
         values: Nested settings as in ``FinetuneSettings``; override ``config``.
-        progress: Receives log messages and the progress bar.
+        progress: Receives log messages and progress.
 
     Raises:
         BertsmithError: If the arguments or the data are invalid.
@@ -127,7 +127,7 @@ def finetune(
     examples.counts["train"].unseen_labels = find_unseen_labels(settings.task, head, examples)
     changes = {"labels": list(head.labels), "fingerprint": hash_task_files(settings.task)}
     settings = update_task_settings(settings, changes)
-    # Some metrics need a certain number of labels, which is known only now.
+    # Check the metrics again, because some of them need a certain number of labels.
     resolve_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
     start = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
@@ -136,7 +136,7 @@ def finetune(
     with lock_run(run), restore_num_threads(settings.run.threads):
         check_files_unchanged(run, settings.task)
         stored = load_run_settings(run, settings, overrides, progress)
-        # A deleted model directory is written again from the checkpoints, if there are any.
+        # If the model directory was deleted, it is written again from a checkpoint.
         must_rewrite_model = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
         if stored is not None and (run / RESULT_FILE).exists() and not must_rewrite_model:
             progress.log(
@@ -169,7 +169,7 @@ def _train(
     )  # fmt: skip
     max_length = task.max_seqlen or settings.model.max_positions
     batch_tokens = min(task.batch_size, len(data.train)) * max_length
-    # A frozen encoder needs no memory for gradients and moments.
+    # The check assumes that all weights are trained, which needs memory for gradients and moments.
     if options.num_frozen_layers is None and not (settings.features and settings.features.frozen):
         device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
     model = start.model.to(machine.device)
@@ -204,7 +204,7 @@ def _train(
 
 
 def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
-    """Return a reduced number of threads if other processes use the cores, else None."""
+    """Return a smaller number of threads if other processes use CPU cores, else None."""
     available = torch.get_num_threads()
     if available == 1 or not device.resolves_to_cpu(options.device):
         return None
@@ -219,7 +219,7 @@ def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> in
 
 
 def _load_result(run: Path) -> FinetuneResult:
-    """Return the result of a finished run.
+    """Return the result that a finished run has stored in RUN/result.json.
 
     Raises:
         RunError: If the file is damaged.
@@ -247,7 +247,7 @@ def _build_objective(
     start.model.bert.kernel = machine.kernel
 
     def encode(name: str, examples: list[Any]) -> ModelInputs:
-        # Examples held out from the training file are counted with that file.
+        # Examples held out from the training file are counted as part of that file.
         counts = data.counts.get(name, data.counts["train"])
         return family.encode_examples(examples, start.tokenizer, head, task, counts)
 
@@ -267,7 +267,7 @@ def _build_objective(
 def _compute_class_weights(
     task: TaskSettings, head: HeadConfig, train: ModelInputs
 ) -> NDArray[np.float32] | None:
-    """Return the weight of each class in the loss, float32 [C], or None for equal weights."""
+    """Return the weight of each class in the loss, float32 [C]; None if all weights are equal."""
     if task.class_weights == "none":
         return None
     if head.kind not in ("single", "entities", "tags"):
@@ -284,7 +284,7 @@ def _compute_class_weights(
 def _resolve_on_machine(
     settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
 ) -> FinetuneSettings:
-    """Return the settings with device, precision, threads, steps and checkpoint interval."""
+    """Resolve the settings that depend on machine and data: device, precision, threads, steps."""
     timing = settings.schedule
     if timing.minutes is not None:
         raise SettingsError(
@@ -312,15 +312,14 @@ def _build_loop_options(
 ) -> LoopOptions:
     timing = settings.schedule
     assert settings.checkpoint.every is not None
+    evaluates_every_epoch = settings.run.eval_strategy == "epoch"
     return LoopOptions(
         steps=timing.total_steps(),
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: settings.optim.lr * schedule.compute_lr_factor(step, timing),
         log_every=settings.run.log_every,
-        eval_every=steps_per_epoch
-        if settings.run.eval_strategy == "epoch"
-        else timing.total_steps(),
+        eval_every=steps_per_epoch if evaluates_every_epoch else timing.total_steps(),
         checkpoint_every=settings.checkpoint.every,
         keep_checkpoints=settings.checkpoint.keep,
         selection_metric=settings.task.metrics[0],
@@ -350,7 +349,10 @@ def _freeze_layers(start: FineTunedBundle, num_layers: int | None) -> None:
 
 
 def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]:
-    """Return the last held-out metrics of the metrics log, or those of a step."""
+    """Return the held-out metrics of a step from the metrics log; None: of the last evaluation."""
     lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
-    lines = [line for line in lines if step is None or line["step"] == step]
-    return {k: v for k, v in lines[-1].items() if k not in ("step", "kind")} if lines else {}
+    if step is not None:
+        lines = [line for line in lines if line["step"] == step]
+    if not lines:
+        return {}
+    return {name: value for name, value in lines[-1].items() if name not in ("step", "kind")}

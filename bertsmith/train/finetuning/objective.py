@@ -1,4 +1,4 @@
-"""The fine-tuning objective: batches of a task's examples, their loss, and held-out metrics."""
+"""The fine-tuning objective: batches, losses and held-out metrics of a task."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ from bertsmith.tasks.inputs import ModelInputs, TaskMicroBatch
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.settings import TaskSettings
 
-#: Inputs per batch of the held-out loss.
+#: Number of inputs per batch in the computation of the held-out loss.
 _EVAL_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
 class HeldoutSet:
-    """The examples of a held-out file, and the same examples encoded."""
+    """The examples of a held-out file, and their model inputs."""
 
     examples: Sequence[Any]
     inputs: ModelInputs
@@ -53,13 +53,13 @@ class FinetuningObjective:
 
         Args:
             model: Model to train.
-            head: The task kind and the labels of the model's outputs.
+            head: Config of the head: task kind, and labels of the outputs.
             task: Task settings.
             train: Training inputs.
-            heldout: Held-out sets by name; the first one selects the best epoch.
+            heldout: Held-out sets by name; the metrics of the first one select the best epoch.
             machine: Device and precision.
             micro_batch_tokens: Maximum tokens of a micro-batch.
-            seed: Seed of the order of the training inputs.
+            seed: Seed of the random order of the training inputs.
             class_weights: Weight of each class in the loss, float32 [C].
 
         Raises:
@@ -68,7 +68,7 @@ class FinetuningObjective:
         self.model, self._head, self._machine = model, head, machine
         self._family, self._task = get_family(head.kind), task
         self._train, self._heldout, self._class_weights = train, heldout, class_weights
-        # A batch without any target would have no mean loss.
+        # Inputs without a target are left out, because a batch of them would have no mean loss.
         self._train_indices = train.find_units_with_target()
         if not self._train_indices:
             raise TaskError(
@@ -83,11 +83,11 @@ class FinetuningObjective:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that use every input with a target once; the last batch may be smaller."""
+        """Number of steps in an epoch, in which each input with a target occurs once."""
         return math.ceil(len(self._train_indices) / self._batch_size)
 
     def iter_batches(self, first_step: int) -> Iterator[list[TaskMicroBatch]]:
-        """Yield the micro-batches of each step endlessly, in a new random order every epoch."""
+        """Yield the micro-batches of each step without end; each epoch has a new random order."""
         epoch, first_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
             order = self._shuffle_indices(epoch)
@@ -104,7 +104,10 @@ class FinetuningObjective:
         return [self._train_indices[i] for i in permutation]
 
     def _split_into_micro_batches(self, indices: list[int]) -> Iterator[list[int]]:
-        """Split a batch into parts of at most ``micro_batch_tokens`` tokens, or one input."""
+        """Split a batch into parts of at most ``micro_batch_tokens`` tokens.
+
+        A longer input is a part of its own.
+        """
         part: list[int] = []
         part_tokens = 0
         for index in indices:
@@ -126,7 +129,7 @@ class FinetuningObjective:
         micro_batches: list[TaskMicroBatch],
         dropout_seed: DropoutSeed,
     ) -> dict[str, Tensor]:
-        """Return the micro-batch's part of the weighted mean loss over the batch."""
+        """Return the share of a micro-batch in the weighted mean loss over the batch."""
         with self._machine.autocast():
             outputs = self.model(micro_batch.packed, micro_batch.token_indices, dropout_seed)
         losses = self._family.compute_losses(outputs.float(), micro_batch, self._head)
@@ -134,7 +137,7 @@ class FinetuningObjective:
         return {"loss": (losses * micro_batch.target_weights).sum() / total_weight}
 
     def describe_batch(self, step: int) -> str:
-        """Return which examples the batch of ``step`` contains."""
+        """Return a description of the examples in the batch of ``step``."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         first = step_in_epoch * self._batch_size
         indices = self._shuffle_indices(epoch)[first : first + self._batch_size]
@@ -146,9 +149,10 @@ class FinetuningObjective:
         return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
 
     def count_macs(self, micro_batches: list[TaskMicroBatch]) -> float:
-        """Return the multiply-accumulates of a step.
+        """Return the number of multiply-accumulates of a step.
 
-        The backward pass takes twice as many as the forward pass; a frozen encoder has none.
+        The backward pass takes twice as many as the forward pass. A frozen encoder has no backward
+        pass.
         """
         model, total = self.model, 0.0
         for micro_batch in micro_batches:
@@ -170,7 +174,10 @@ class FinetuningObjective:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Return loss and metrics of each held-out set, prefixed by its name except the first."""
+        """Return loss and metrics of all held-out sets.
+
+        The names are prefixed with the name of the set, except for the first set.
+        """
         metrics: dict[str, float] = {}
         for index, (name, heldout) in enumerate(self._heldout.items()):
             prefix = f"{name}_" if index else ""
@@ -179,19 +186,19 @@ class FinetuningObjective:
         return metrics
 
     def _evaluate_set(self, heldout: HeldoutSet) -> dict[str, float]:
-        """Return mean loss, metrics and the number of examples of a held-out set."""
+        """Return the mean loss, the metrics and the number of examples of a held-out set."""
         outputs = compute_outputs(self.model, heldout.inputs, self._machine.autocast)
         loss_sum = num_targets = 0.0
-        find_units_with_target = heldout.inputs.find_units_with_target()
-        for first in range(0, len(find_units_with_target), _EVAL_BATCH_SIZE):
-            indices = find_units_with_target[first : first + _EVAL_BATCH_SIZE]
+        indices_with_target = heldout.inputs.find_units_with_target()
+        for first in range(0, len(indices_with_target), _EVAL_BATCH_SIZE):
+            indices = indices_with_target[first : first + _EVAL_BATCH_SIZE]
             micro_batch = heldout.inputs.make_micro_batch(indices)
             rows = torch.from_numpy(np.concatenate([outputs[index] for index in indices]))
             losses = self._family.compute_losses(rows, micro_batch, self._head)
             loss_sum, num_targets = loss_sum + float(losses.sum()), num_targets + len(losses)
         task = self._task
         if self._head.kind == "single" and "accuracy" not in task.metrics:
-            # After training, the accuracy is compared with that of the majority class.
+            # The accuracy is needed after training, for the comparison with the majority class.
             task = task.model_copy(update={"metrics": [*task.metrics, "accuracy"]})
         metrics = self._family.compute_metrics(
             outputs, heldout.inputs, heldout.examples, self._head, task

@@ -24,9 +24,10 @@ from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
-#: Default learning rate and epochs: the middle of the grid in appendix A.3.
+#: Default learning rate and epochs: the middle values of the grid in appendix A.3.
 _DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
-#: A newly initialized BiLSTM needs a higher rate and more epochs (docs/deviations.md).
+#: Defaults with a BiLSTM, whose new weights need a higher learning rate and more epochs
+#: (docs/deviations.md).
 _FEATURE_LR, _FEATURE_EPOCHS = 1e-3, 8.0
 #: Fields of the model config that fine-tuning may change.
 _MUTABLE_MODEL_FIELDS = {"dropout", "attention_dropout"}
@@ -54,16 +55,17 @@ class FinetuneRunSettings(SettingsTable):
     micro_batch_tokens: compute_settings.MicroBatchTokens = (
         compute_settings.DEFAULT_MICRO_BATCH_TOKENS
     )
-    #: Steps between two training lines of the metrics log.
+    #: Steps between two lines of the metrics log with training metrics.
     log_every: compute_settings.LogEvery = compute_settings.DEFAULT_LOG_EVERY
-    #: Evaluate on the validation files after each epoch, or only after the last step.
+    #: When to evaluate on the validation files: after each epoch, or only after the last step.
     eval_strategy: Literal["epoch", "end"] = "epoch"
-    #: Which weights become the model: those of the last step, or of the best evaluation.
+    #: Weights of the final model: those of the last step, or those of the best evaluation.
     model_selection: Literal["last", "best"] = "last"
-    #: Early stopping after this many evaluations without improvement; implies
-    #: model_selection = "best".
+    #: Stop early after this many evaluations without improvement, and use the best weights; None:
+    #: no early stopping.
     patience: Annotated[int, Field(ge=1)] | None = None
-    #: Freeze the embeddings and this many of the first layers; None: freeze nothing.
+    #: Number of layers, from the first one, to freeze together with the embeddings; None: no frozen
+    #: weights.
     num_frozen_layers: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
@@ -87,7 +89,7 @@ class FinetuneSettings(Settings):
     optim: OptimSettings = OptimSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
-    #: A BiLSTM on the frozen or trained encoder; None: only the task's linear layer.
+    #: A BiLSTM between the encoder and the task's linear layer; None: no BiLSTM.
     features: BiLSTMSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
 
@@ -99,9 +101,10 @@ def read_overrides(
     values: Mapping[str, Any] | None,
     assignments: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the user's settings: the TOML file, then ``values``, then ``assignments``.
+    """Return the user's settings as nested tables.
 
-    The file may be the settings.toml of a run. Its values that a run computes are left out.
+    ``values`` override the TOML file, and ``assignments`` override both. The file may be the
+    settings.toml of a run; the values that the run has computed are removed then.
 
     Args:
         task: Name of a public task or of a task family.
@@ -111,7 +114,7 @@ def read_overrides(
         assignments: Settings as "section.name=value".
 
     Raises:
-        SettingsError: If the file is invalid, or of a run on another task.
+        SettingsError: If the file is invalid, or has the settings of a run on another task.
     """
     settings = load_user_settings(config)
     if get_table(settings, "run").get("store_id"):
@@ -133,10 +136,10 @@ def read_overrides(
 def _drop_computed_values(
     settings: Mapping[str, Any], task: str, data: Path | None, config: Path
 ) -> dict[str, Any]:
-    """Return the settings of another run without the values that this run computes.
+    """Return the settings of another run without the values that the new run computes itself.
 
-    These are the config and path of the start model, the number of steps of the epochs, the
-    defaults of the task, and the labels of another training file.
+    Removed are the config and path of the start model, the number of steps if the length is set in
+    epochs, the defaults of the task, and the labels if the training file is another one.
     """
     task_table, schedule = get_table(settings, "task"), get_table(settings, "schedule")
     name = task_table.pop("name", task)
@@ -158,7 +161,7 @@ def _drop_computed_values(
             task_table.pop(key, None)
     for key, field in TaskSettings.model_fields.items():
         default = defaults.get(key, field.get_default(call_default_factory=True))
-        # A kind that is set allows numeric labels.
+        # If the kind is set, labels may be numbers, so the kind is not removed.
         if key != "kind" and task_table.get(key) in (default, {}):
             task_table.pop(key, None)
     if schedule.get("epochs") is not None:
@@ -173,9 +176,9 @@ def _drop_computed_values(
 def resolve_settings(
     task: str, model: Path, data: Path | None, overrides: Mapping[str, Any]
 ) -> FinetuneSettings:
-    """Return the settings of a run before its model and data files are read.
+    """Return the settings of a run, as far as they do not depend on its model and data files.
 
-    The model config is a placeholder; ``resolve_model_settings`` replaces it.
+    The model config is a placeholder, which ``resolve_model_settings`` replaces.
 
     Args:
         task: Name of a public task or of a task family.
@@ -208,8 +211,8 @@ def resolve_settings(
     defaults: dict[str, Any] = {"task": base, "optim": {"lr": lr}, "schedule": {"epochs": epochs}}
     defaults["run"] = {"start_from": str(model.resolve())}
     values = merge_settings(defaults, _drop_default_epochs(overrides))
+    # Check the user's changes of the model config. They are applied when the config is read.
     get_model_overrides(overrides)
-    # The model config is read later, and the user's changes are applied to it then.
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
     if not settings.task.train_file:
@@ -227,12 +230,12 @@ def check_finetune_arguments(
     assignments: Sequence[str],
     values: Mapping[str, Any],
 ) -> None:
-    """Check the arguments of ``finetune`` before torch is loaded; the run repeats these checks.
+    """Check the arguments of ``finetune`` without importing torch; ``finetune`` checks them again.
 
-    ``out`` is None for a sweep, whose directory holds several runs.
+    For a sweep, whose directory contains several runs, ``out`` is None.
 
     Raises:
-        BertsmithError: ``finetune`` would reject these arguments.
+        BertsmithError: If ``finetune`` would reject these arguments.
     """
     if out is not None:
         check_run_directory(out)
@@ -243,7 +246,7 @@ def check_finetune_arguments(
 
 
 def _check_kind(task: str, settings: TaskSettings) -> None:
-    """Raise SettingsError if the task does not have the kind of the settings."""
+    """Raise SettingsError if ``settings.kind`` is not a kind of the task."""
     kinds = (
         (PUBLIC_TASKS[task].fixed_settings["kind"],) if task in PUBLIC_TASKS else FAMILY_KINDS[task]
     )
@@ -266,16 +269,17 @@ def check_files_exist(settings: TaskSettings) -> None:
 
 
 def _check_override_tables(overrides: Mapping[str, Any]) -> None:
+    """Raise SettingsError if a top-level value of the overrides is not a table."""
     for name, value in overrides.items():
         if not isinstance(value, Mapping):
             raise SettingsError(f"{name} is {value!r}; expected a table of settings")
 
 
 def _drop_default_epochs(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the overrides, with epochs unset if they set the number of steps.
+    """Return the overrides; if they set the number of steps, the default of epochs is removed.
 
     Raises:
-        SettingsError: If they set both.
+        SettingsError: If the overrides set both steps and epochs.
     """
     timing = overrides.get("schedule", {})
     steps, epochs = timing.get("steps"), timing.get("epochs")
@@ -292,7 +296,7 @@ def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model table of the overrides.
 
     Raises:
-        SettingsError: If it has other fields than the dropout rates.
+        SettingsError: If the table has other fields than the dropout rates.
     """
     table = overrides.get("model", {})
     invalid = sorted(set(table) - _MUTABLE_MODEL_FIELDS)

@@ -25,7 +25,7 @@ def log_run_summary(
     data: TaskData,
     machine: device.Machine,
 ) -> None:
-    """Log model, data and device of a run, and warnings about its data."""
+    """Log the model, data and device of a fine-tuning run, and warnings about its data."""
     heldout_sizes = ", ".join(
         f"{len(examples):,} ({name})" for name, examples in data.heldout.items()
     )
@@ -63,9 +63,9 @@ def log_run_summary(
 def warn_below_majority_class(
     progress: Progress, task: TaskSettings, data: TaskData, metrics: Mapping[str, float]
 ) -> None:
-    """Warn if a classifier is no more accurate than always predicting the majority class.
+    """Log a warning if always predicting the majority class would be at least as accurate.
 
-    Not with balanced class weights, which lower the accuracy on purpose.
+    With balanced class weights there is no warning, because they lower the accuracy on purpose.
     """
     if task.kind != "single" or task.class_weights == "balanced":
         return
@@ -76,7 +76,7 @@ def warn_below_majority_class(
 
 
 def _warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]) -> None:
-    """Warn about the file with the highest fraction of [UNK], if that is high."""
+    """Log a warning about the file with the highest fraction of [UNK], if the fraction is high."""
     name = max(counts, key=lambda name: counts[name].token_counts.unknown_share)
     warning = counts[name].token_counts.format_warning(f"the tokens of {name}")
     if warning is not None:
@@ -84,6 +84,7 @@ def _warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]
 
 
 def _log_example_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
+    """Log how many examples of a file were skipped, truncated or without a target."""
     parts = []
     for reason, number in counts.skipped.items():
         location = counts.first_skipped.get(reason)

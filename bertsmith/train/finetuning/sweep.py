@@ -28,17 +28,22 @@ RESULTS_FILE = "results.json"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """The hyperparameters of one grid point, and its runs, one per seed."""
+    """The hyperparameters of a grid point, and the results of its runs with different seeds."""
 
     hyperparameters: dict[str, Any]
     runs: list[FinetuneResult]
 
     def summarize_metric(self, metric: str) -> tuple[float, float, float]:
-        """Return median, minimum and maximum of a metric over the seeds; NaN is the worst."""
+        """Return median, minimum and maximum of a metric over the seeds.
+
+        NaN counts as the worst score.
+        """
         scores = [_replace_nan_by_worst(run.metrics[metric], metric) for run in self.runs]
         statistics = (median(scores), min(scores), max(scores))
-        middle, lowest, highest = (math.nan if math.isinf(score) else score for score in statistics)
-        return middle, lowest, highest
+        median_score, min_score, max_score = (
+            math.nan if math.isinf(score) else score for score in statistics
+        )
+        return median_score, min_score, max_score
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,10 @@ class SweepResult:
 
     Attributes:
         out: Directory of the sweep.
-        points: Grid points with finished runs; a single one without the grid.
-        best: The run with the best first metric; None if the sweep was stopped.
-        model: Copy of its model directory; None if the sweep was stopped.
-        stopped_run: The last run before a signal stopped the sweep; None if it is finished.
+        points: Grid points with finished runs; only one point if the sweep has no grid.
+        best: The run with the best value of the first metric; None if the sweep was stopped.
+        model: Copy of the model directory of the best run; None if the sweep was stopped.
+        stopped_run: The run in which a signal stopped the sweep; None if the sweep is finished.
     """
 
     out: Path
@@ -75,16 +80,16 @@ def run_sweep(
 ) -> SweepResult:
     """Fine-tune once for each grid point and seed, and copy the best model to ``out``/model.
 
-    Each run has its own directory in ``out``; its checkpoints are removed when it is finished.
-    The metrics of all runs are written to ``out``/results.json. Called again with the same
-    arguments, it resumes; finished runs are not repeated.
+    Each run has its own directory in ``out``, without checkpoints when the run is finished. The
+    metrics of all runs are written to ``out``/results.json. If the sweep was stopped, a call with
+    the same arguments resumes it; finished runs are not repeated.
 
     Args:
-        task: See ``finetune``, also for the arguments that are not listed here.
+        task: Name of a public task or of a task family, as in ``finetune``.
         model: Model to start from.
         out: Directory of the sweep.
         seeds: Number of seeds, starting at ``run.seed``.
-        grid: Whether to run the paper's grid.
+        grid: Whether to run all points of the paper's grid, ``GRID``.
         data: Data folder or training file.
         config: TOML file with settings.
         assignments: Settings as "section.name=value".
@@ -104,14 +109,10 @@ def run_sweep(
     first_seed = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
     if type(first_seed) is not int:
         raise SettingsError(f"run.seed is {first_seed!r}; expected an integer of at least 0")
-    grid_points = (
-        [
-            dict(zip(GRID, values_of_point, strict=True))
-            for values_of_point in product(*GRID.values())
-        ]
-        if grid
-        else [{}]
-    )
+    grid_points: list[dict[str, Any]] = [{}]
+    if grid:
+        combinations = product(*GRID.values())
+        grid_points = [dict(zip(GRID, combination, strict=True)) for combination in combinations]
     points: list[GridPoint] = []
     stopped_run = None
     for hyperparameters in grid_points:
@@ -128,7 +129,7 @@ def run_sweep(
             if result.signal is None:
                 shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
                 points[-1].runs.append(result)
-            # A signal that was too late to stop this run stops the sweep before the next one.
+            # A signal in the last step of this run stops the sweep before the next run.
             has_next = hyperparameters is not grid_points[-1] or seed < first_seed + seeds - 1
             if result.signal is not None or (result.late_signal is not None and has_next):
                 stopped_run = result
@@ -139,6 +140,7 @@ def run_sweep(
 
 
 def _check_sweep_directory(out: Path) -> None:
+    """Raise RunError if ``out`` is a file, or contains a model or a run that is not of a sweep."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: this is a file; give --out a new directory")
     has_run_or_model = (out / SETTINGS_FILE).exists() or (out / MODEL_DIR).exists()
@@ -149,7 +151,7 @@ def _check_sweep_directory(out: Path) -> None:
 
 
 def _check_no_grid_settings(overrides: Mapping[str, Any]) -> None:
-    """Raise SettingsError if the user sets what the grid sets, or steps instead of epochs."""
+    """Raise SettingsError if the user sets a hyperparameter of the grid, or the number of steps."""
     for key in (*GRID, "schedule.steps"):
         section, _, name = key.partition(".")
         table = overrides.get(section)
@@ -170,7 +172,7 @@ def _format_run_name(hyperparameters: Mapping[str, Any], seed: int) -> str:
 def _save_best_model(
     out: Path, points: list[GridPoint], stopped_run: FinetuneResult | None
 ) -> SweepResult:
-    """Copy the best model and write results.json, unless the sweep was stopped."""
+    """Copy the model of the best run and write results.json, unless the sweep was stopped."""
     runs = [run for point in points for run in point.runs]
     if stopped_run or not runs:
         return SweepResult(out, points, None, None, stopped_run)
@@ -199,6 +201,6 @@ def _save_best_model(
 
 
 def _replace_nan_by_worst(score: float, metric: str) -> float:
-    """Replace NaN, as of a correlation with a constant, by the worst possible score."""
+    """Replace a NaN score by the worst possible score; correlations with a constant are NaN."""
     worst = math.inf if metric in LOWER_IS_BETTER else -math.inf
     return worst if math.isnan(score) else score

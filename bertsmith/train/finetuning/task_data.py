@@ -24,7 +24,13 @@ from bertsmith.train.finetuning.settings import FinetuneSettings, resolve_settin
 
 @dataclass(frozen=True)
 class TaskData:
-    """Examples of a run: training examples, held-out examples by name, and counts by file."""
+    """The examples of a fine-tuning run.
+
+    Attributes:
+        train: Training examples.
+        heldout: Held-out examples by name of the held-out file.
+        counts: For "train" and each held-out file, how many examples were read and skipped.
+    """
 
     train: list[Any]
     heldout: dict[str, list[Any]]
@@ -34,15 +40,14 @@ class TaskData:
 def resolve_task_settings(
     task: str, model: Path, data: Path | None, overrides: Mapping[str, Any]
 ) -> FinetuneSettings:
-    """Return the settings as ``resolve_settings``, checked for the task, with its metrics.
+    """Return the settings of ``resolve_settings`` with the metrics of the task.
 
     Raises:
-        SettingsError: If a setting is invalid or not used by the task.
+        SettingsError: If a setting is invalid, or if the task does not use it.
     """
     settings = resolve_settings(task, model, data, overrides)
-    invalid_tags = (
-        find_non_entity_tags(settings.task.labels) if settings.task.kind == "entities" else []
-    )
+    is_entity_task = settings.task.kind == "entities"
+    invalid_tags = find_non_entity_tags(settings.task.labels) if is_entity_task else []
     if invalid_tags:
         raise SettingsError(
             f"task.labels: {invalid_tags[0]!r} is not an entity tag; use O, B-… and I-…, or set "
@@ -56,12 +61,12 @@ def resolve_task_settings(
 
 
 def update_task_settings(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
-    """Return the settings with changed fields of the task table."""
+    """Return the settings with changed values in the task table."""
     return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
 def resolve_model_settings(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSettings:
-    """Return the settings with the model's config and a resolved task.length.
+    """Return the settings with the config of the start model and a value for task.max_seqlen.
 
     Raises:
         SettingsError: If task.max_seqlen exceeds the model's maximum.
@@ -80,7 +85,7 @@ def resolve_model_settings(settings: FinetuneSettings, start: FineTunedBundle) -
 
 
 def hash_task_files(task: TaskSettings) -> str:
-    """Return a truncated SHA-256 of the task's files.
+    """Return a truncated SHA-256 of the content of the task's data files.
 
     Raises:
         TaskError: If a file cannot be read.
@@ -112,11 +117,12 @@ def check_files_unchanged(run: Path, task: TaskSettings) -> None:
 def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
     """Read the training and held-out examples.
 
-    Without held-out files, ``task.validation_fraction`` of the training examples is held out.
+    Without held-out files, a fraction ``task.validation_fraction`` of the training examples is held
+    out.
 
     Args:
         task: Task settings.
-        allow_numeric: Whether classes may be numbers on a scale.
+        allow_numeric: Whether the classes may be numbers, as in a regression task.
 
     Raises:
         TaskError: If a file has invalid or no examples.
@@ -130,7 +136,7 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
     if not task.validation_files:
         train, held_out = _hold_out_examples(train, task)
         return TaskData(train, {"heldout": held_out}, counts)
-    # The subset may lack a label of the training file that a held-out example has.
+    # A held-out example may have a label of the training file that the subset does not have.
     labels = labels or list(family.collect_labels(all_train, task.train_file)) or None
     heldout = {}
     for name, file in task.validation_files.items():
@@ -139,18 +145,19 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
 
 
 def _draw_subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
-    """Return ``task.max_train_examples`` of the examples, in their order, and count the others."""
+    """Return at most ``task.max_train_examples`` examples in file order; count those not used."""
     size = task.max_train_examples
     if size is None or len(examples) <= size:
         return examples
     indices = list(range(size))
     if task.train_subset == "random":
-        by_document = task.context == "document"
-        groups = (
-            _group_indices(examples, task) if by_document else [[i] for i in range(len(examples))]
-        )
+        if task.context == "document":
+            groups = _group_indices(examples, task)
+        else:
+            groups = [[index] for index in range(len(examples))]
         order = np.random.default_rng(task.train_subset_seed).permutation(len(groups)).tolist()
-        indices = sorted([index for group in order for index in groups[group]][:size])
+        shuffled_indices = [index for group in order for index in groups[group]]
+        indices = sorted(shuffled_indices[:size])
     counts.num_used = size
     counts.skipped[f"not among the task.max_train_examples = {size}"] += len(examples) - size
     return [examples[index] for index in indices]
@@ -160,23 +167,23 @@ def _hold_out_examples(examples: list[Any], task: TaskSettings) -> tuple[list[An
     """Split the examples into training and held-out examples.
 
     Raises:
-        SettingsError: If there is no fold ``task.validation_fold``.
-        RunError: If no training example would be left.
+        SettingsError: If ``task.validation_fold`` exceeds the number of folds.
+        RunError: If no training example would remain.
     """
     groups = _group_indices(examples, task)
     # The split does not depend on run.seed, so that runs with different seeds are comparable.
     order = np.random.default_rng(0).permutation(len(groups))
-    share, fold = task.validation_fraction, task.validation_fold
-    start, end = (
-        min(round(index * share * len(groups)), len(groups)) for index in (fold, fold + 1)
-    )
+    fraction, fold = task.validation_fraction, task.validation_fold
+    start = min(round(fold * fraction * len(groups)), len(groups))
+    end = min(round((fold + 1) * fraction * len(groups)), len(groups))
     if fold and start == len(groups):
         raise SettingsError(
-            f"task.validation_fold is {fold}, but folds of {share} of the data end before it; "
-            "folds are numbered from 0"
+            f"task.validation_fold is {fold}, but folds of {fraction} of the data end before it; "
+            "folds are numbered from 0, so set a lower number"
         )
-    held_out = {index for group in order[start : max(end, start + 1)] for index in groups[group]}
-    if len(held_out) == len(examples):
+    held_out_groups = order[start : max(end, start + 1)]
+    held_out_indices = {index for group in held_out_groups for index in groups[group]}
+    if len(held_out_indices) == len(examples):
         reason = (
             f"{count_noun(len(examples), 'example is', 'examples are')} too few to hold some out"
         )
@@ -188,17 +195,16 @@ def _hold_out_examples(examples: list[Any], task: TaskSettings) -> tuple[list[An
             )
             reason += ", which cannot be split into training and held-out examples"
         raise RunError(f"{task.train_file}: {reason}; give a held-out file with --dev")
-    return (
-        [example for index, example in enumerate(examples) if index not in held_out],
-        [example for index, example in enumerate(examples) if index in held_out],
-    )
+    train = [example for index, example in enumerate(examples) if index not in held_out_indices]
+    held_out = [example for index, example in enumerate(examples) if index in held_out_indices]
+    return train, held_out
 
 
 def _group_indices(examples: list[Any], task: TaskSettings) -> list[list[int]]:
-    """Return groups of example indices that are held out together.
+    """Return groups of indices of the examples that are held out together.
 
-    A group is the questions about one context, or the sentences of one document if the document is
-    their context; otherwise every example is a group.
+    A group consists of the questions about a context, or of the sentences of a document if
+    ``task.context`` is "document". Otherwise each example is its own group.
     """
     if task.kind == "span":
         keys: list[Any] = [example.context for example in examples]
@@ -213,14 +219,14 @@ def _group_indices(examples: list[Any], task: TaskSettings) -> list[list[int]]:
 
 
 def build_head(task: TaskSettings, data: TaskData) -> HeadConfig:
-    """Return the head with the labels of ``task``, or the labels that occur in the data."""
+    """Return the config of the task's head, with the labels of the settings or of the data."""
     examples = [*data.train, *(example for part in data.heldout.values() for example in part)]
     labels = get_family(task.kind).collect_labels(examples, task.train_file)
     return HeadConfig(task.kind, tuple(task.labels) or labels)
 
 
 def find_unseen_labels(task: TaskSettings, head: HeadConfig, data: TaskData) -> list[str]:
-    """Return the labels that no training example has.
+    """Return the labels of the head that no training example has.
 
     Raises:
         TaskError: If all training examples have the same label.

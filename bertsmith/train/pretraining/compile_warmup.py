@@ -1,8 +1,8 @@
 """Batches that warm up a compiled model, the same at every start of a run.
 
-The compiler decides from the first sizes it sees how to split work among threads, and with it the
-order of summation. Without a warm-up, a resumed run would see another batch first than an
-uninterrupted run and could end with different bytes.
+From the first tensor sizes, the compiler decides how to split sums among threads, which determines
+their order. A resumed run starts with another batch than an uninterrupted one. Without the warm-up,
+the two runs could therefore end with different bytes.
 """
 
 from itertools import accumulate
@@ -12,20 +12,21 @@ import numpy as np
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 
-#: Every n-th token is predicted, with the first n for which P differs from all other sizes.
+#: Candidates for n, where every n-th token is predicted. The first one is used with which P, the
+#: number of predictions, differs from all other sizes.
 _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
 def build_warmup_batches(
     data: DataSettings, max_length: int, micro_batch_tokens: int
 ) -> list[ExampleBatch]:
-    """Return one batch for each graph that a run can need: many sequences and a single one.
+    """Return one batch for each graph that a run needs: for several sequences, and for one.
 
-    torch.compile always specializes a size of 1.
+    A single sequence has its own graph, because torch.compile specializes sizes of 1.
 
     Args:
         data: Data settings of the run.
-        max_length: Longest sequence length of all phases.
+        max_length: Maximum sequence length of all phases.
         micro_batch_tokens: Maximum tokens of a micro-batch.
     """
     batches = []
@@ -39,7 +40,7 @@ def build_warmup_batches(
 
 
 def _build_batch(lengths: list[int], *, nsp: bool) -> ExampleBatch:
-    """Return a batch of zeros whose sizes differ as far as possible.
+    """Return a batch of zeros in which T, B, P and the maximum length differ, if possible.
 
     The compiler assumes that two sizes that are equal in the first batch are always equal.
     """

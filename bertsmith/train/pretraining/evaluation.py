@@ -1,6 +1,6 @@
-"""Held-out evaluation of pre-training: losses, accuracies and confidence interval.
+"""Evaluation of pre-training on held-out text: losses, accuracies and a confidence interval.
 
-Every evaluation uses the same examples and masks.
+All evaluations of a run use the same examples and masks.
 """
 
 import math
@@ -19,31 +19,32 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.runtime.device import Machine
 from bertsmith.train.pretraining.micro_batches import to_device
 
-#: Fixed, so that evaluations of runs with different seeds are comparable.
+#: Seed and epoch of the held-out examples. They are fixed, so that evaluations of runs with
+#: different seeds are comparable.
 _SEED, _EPOCH = 0, 0
-#: Quantile of the normal distribution for a two-sided 95 % interval.
+#: The 97.5 % quantile of the normal distribution, for a two-sided 95 % interval.
 _Z_SCORE = 1.959964
 
 
 def build_heldout_stream(
     split: Split, vocabulary: VocabularyInfo, settings: DataSettings
 ) -> ExampleStream:
-    """Return the held-out examples, the same for every run on a store with this length."""
+    """Return the held-out examples, which are the same for all runs with the same data settings."""
     return ExampleStream(split, vocabulary, settings, settings.max_seqlen, _SEED, _EPOCH)
 
 
 def compute_wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % confidence interval of a proportion (Wilson 1927, JASA 22, p. 209)."""
-    p, z_squared = successes / trials, _Z_SCORE**2
-    center = (p + z_squared / (2 * trials)) / (1 + z_squared / trials)
-    std = math.sqrt(p * (1 - p) / trials + z_squared / (4 * trials**2))
-    half_width = _Z_SCORE * std / (1 + z_squared / trials)
+    proportion, z_squared = successes / trials, _Z_SCORE**2
+    center = (proportion + z_squared / (2 * trials)) / (1 + z_squared / trials)
+    variance = proportion * (1 - proportion) / trials + z_squared / (4 * trials**2)
+    half_width = _Z_SCORE * math.sqrt(variance) / (1 + z_squared / trials)
     return center - half_width, center + half_width
 
 
 @dataclass(frozen=True)
 class HeldoutResult:
-    """Sums over the held-out sequences. Entropy and losses are in nats.
+    """Losses and counts, summed over the held-out sequences. Entropy and losses are in nats.
 
     Attributes:
         mlm_loss: Sum of the masked LM losses.
@@ -52,10 +53,11 @@ class HeldoutResult:
         nsp_loss: Sum of the next-sentence losses.
         nsp_correct: Number of correct next-sentence predictions.
         num_sequences: Number of sequences with a next-sentence label.
-        num_is_next: Those whose second segment follows the first.
+        num_is_next: Number of sequences whose second segment follows the first in the text.
         unigram_entropy: Entropy of the token frequencies before masking, without special tokens
-            (and so without [UNK], which is never a target either).
-        unknown_share: Fraction of [UNK] among all tokens except other special tokens.
+            such as [UNK], which is never a target.
+        unknown_share: Number of [UNK] tokens, divided by the number of all tokens except [CLS],
+            [SEP] and other special tokens.
     """
 
     mlm_loss: float
@@ -70,12 +72,12 @@ class HeldoutResult:
 
     @property
     def majority_accuracy(self) -> float:
-        """Next-sentence accuracy of always predicting the majority class."""
+        """The next-sentence accuracy of always predicting the majority class."""
         return max(self.num_is_next, self.num_sequences - self.num_is_next) / self.num_sequences
 
     def to_metrics(self) -> dict[str, float]:
         """Return the metrics of the metrics log."""
-        # There is no prediction if the text contains only [UNK].
+        # Text with only [UNK] has no predictions.
         mean_loss = self.mlm_loss / self.num_predictions if self.num_predictions else math.nan
         metrics = {
             "mlm_loss": mean_loss,
@@ -125,7 +127,7 @@ def evaluate(
                 micro_batch.nsp_labels,
             )
         token_counts += _count_unmasked_tokens(batch, stream, model.config.vocab_size)
-        # [UNK] can be counted in the masked batch: masking neither replaces nor inserts it.
+        # The masked batch has the right number of [UNK]: masking neither replaces nor inserts them.
         num_unknown += int(np.count_nonzero(batch.ids == stream.vocabulary.unk_id))
         assert losses.mlm_correct is not None
         mlm_loss += float(losses.mlm_loss)
@@ -153,7 +155,7 @@ def evaluate(
 def _count_unmasked_tokens(
     batch: ExampleBatch, stream: ExampleStream, vocab_size: int
 ) -> NDArray[np.int64]:
-    """Return int64 [V], the token counts of a batch before masking, without special tokens."""
+    """Return the count of each token in a batch before masking, int64 [V]; 0 for special tokens."""
     ids = batch.ids.copy()
     if stream.is_masked_lm:
         ids[batch.masked_positions] = batch.masked_labels

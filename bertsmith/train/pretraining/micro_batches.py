@@ -50,7 +50,10 @@ def to_device(batch: ExampleBatch, device: torch.device) -> PretrainingMicroBatc
 
 
 def split_batch(batch: ExampleBatch, max_tokens: int) -> list[ExampleBatch]:
-    """Split a batch between sequences into parts of at most ``max_tokens``, or one sequence."""
+    """Split a batch into parts of at most ``max_tokens`` tokens.
+
+    Sequences are not split: a longer sequence is a part of its own.
+    """
     if len(batch.ids) <= max_tokens:
         return [batch]
     parts, first = [], 0

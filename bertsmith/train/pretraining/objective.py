@@ -22,11 +22,11 @@ def compute_mean_losses(
     micro_batches: list[PretrainingMicroBatch],
     dropout_seed: DropoutSeed,
 ) -> dict[str, Tensor]:
-    """Return the micro-batch's parts of the two mean losses over the batch.
+    """Return the share of a micro-batch in the mean losses of masked LM and NSP over the batch.
 
     Args:
         model: A ``BertForPreTraining``, compiled or not.
-        micro_batch: The micro-batch to compute.
+        micro_batch: The micro-batch whose losses are computed.
         micro_batches: All micro-batches of the batch.
         dropout_seed: Seed of the dropout masks.
     """
@@ -59,14 +59,14 @@ class PretrainingObjective:
         vocabulary: VocabularyInfo,
         machine: Machine,
     ) -> None:
-        """Create the objective; without run.compile, ``compiled_model`` is ``model`` itself."""
+        """Create the objective; without run.compile, ``compiled_model`` is ``model``."""
         self.model, self._compiled_model = model, compiled_model
         self._settings, self._machine = settings, machine
         self._phases, self._train, self._vocabulary = phases, train, vocabulary
         self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
 
     def iter_batches(self, first_step: int) -> Iterator[list[PretrainingMicroBatch]]:
-        """Yield the micro-batches of each step; every phase starts a new epoch."""
+        """Yield the micro-batches of each step. Each phase starts with a new epoch."""
         run, batch_size = self._settings.run, self._settings.data.batch_size
         first_epoch = 0
         for phase in self._phases:
@@ -90,16 +90,16 @@ class PretrainingObjective:
         micro_batches: list[PretrainingMicroBatch],
         dropout_seed: DropoutSeed,
     ) -> dict[str, Tensor]:
-        """Return the micro-batch's parts of the two mean losses over the batch."""
+        """Return the share of a micro-batch in the mean losses of masked LM and NSP."""
         return compute_mean_losses(self._compiled_model, micro_batch, micro_batches, dropout_seed)
 
     def describe_batch(self, step: int) -> str:
-        """Return which examples the batch of ``step`` contains."""
+        """Return a description of the examples in the batch of ``step``."""
         phase = next(phase for phase in self._phases if step < phase.end_step)
         first = (step - phase.start_step) * self._settings.data.batch_size
         return (
             f"that of examples {first} to {first + self._settings.data.batch_size - 1} "
-            f"of the phase of length {phase.max_seqlen}"
+            f"of the phase with sequence length {phase.max_seqlen}"
         )
 
     def count_tokens(self, micro_batches: list[PretrainingMicroBatch]) -> int:
@@ -107,9 +107,10 @@ class PretrainingObjective:
         return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
 
     def count_macs(self, micro_batches: list[PretrainingMicroBatch]) -> float:
-        """Return the multiply-accumulates of a step: three forward passes, as backward takes two.
+        """Return the number of multiply-accumulates of a step.
 
-        The last layer and the MLM head count only at the positions where they are computed.
+        The backward pass takes twice as many as the forward pass. The last layer and the MLM head
+        are counted only at the positions where they are computed.
         """
         config = self.model.config
         total = 0.0
@@ -123,6 +124,6 @@ class PretrainingObjective:
         return 3 * total
 
     def evaluate(self) -> dict[str, float]:
-        """Return the held-out metrics."""
+        """Return the metrics on held-out text."""
         num_sequences = self._settings.run.max_eval_sequences
         return evaluate(self.model, self._heldout_stream, num_sequences, self._machine).to_metrics()

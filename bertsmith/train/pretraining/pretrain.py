@@ -53,10 +53,10 @@ class PretrainResult:
         run: Run directory.
         model: Model directory; None if a signal stopped the run.
         outcome: How training ended.
-        steps: Total number of steps.
-        heldout: Last held-out metrics.
-        curve: Image of the loss curve; None without matplotlib.
-        is_masked_lm: Whether the model predicts masked tokens, not the next token.
+        steps: Total number of steps of the run.
+        heldout: Metrics of the last evaluation on held-out text.
+        curve: Image file of the loss curve; None if matplotlib is not installed.
+        is_masked_lm: Whether the model was trained on masked tokens; otherwise left to right.
     """
 
     run: Path
@@ -81,10 +81,10 @@ def pretrain(
 ) -> PretrainResult:
     """Pre-train a BERT on the store ``data`` and write the run and its model to ``out``.
 
-    Called again with the same arguments, it resumes an interrupted run.
+    If the run was interrupted, a call with the same arguments resumes it.
 
-    At most one of steps, epochs and minutes can be given. The default is one million steps with
-    the recipe "paper", and one epoch with the recipe "fast".
+    At most one of steps, epochs and minutes can be set. The default is one million steps for the
+    recipe "paper", and one epoch for the recipe "fast".
 
     Args:
         data: Token store.
@@ -92,9 +92,9 @@ def pretrain(
         size: Model size, such as "tiny" or "base".
         steps: Length of the run in steps.
         epochs: Length of the run in epochs.
-        minutes: Length of the run as a time budget.
-        progress: Receives log messages and the progress bar.
-        overrides: Further fields of ``Overrides``.
+        minutes: Time budget of the run.
+        progress: Receives log messages and progress.
+        overrides: Other fields of ``Overrides``.
 
     Raises:
         BertsmithError: If the arguments or the store are invalid, or training diverges.
@@ -105,7 +105,7 @@ def pretrain(
     store = Store.open(data)
     settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
     if settings.run.tensorboard:
-        # A missing package is an error before the run directory is created.
+        # If the package is missing, fail before the run directory is created.
         import_summary_writer()
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
@@ -114,7 +114,7 @@ def pretrain(
         )
         stored = load_run_settings(run, settings, user_values, progress)
         if stored is None:
-            # A resumed run skips the verification, which reads the whole store.
+            # Only a new run verifies the checksums, which takes reading the whole store.
             store.verify(progress)
             settings = resolve_thread_count(settings, store, progress)
         session = Session(stored or settings, store)
@@ -133,7 +133,11 @@ def pretrain(
 
 
 def _log_unknown_tokens(session: Session, progress: Progress) -> None:
-    """Log the fraction of [UNK] in both splits; raise StoreError if a split has only [UNK]."""
+    """Log the fraction of [UNK] among the tokens of the training and the held-out split.
+
+    Raises:
+        StoreError: If all tokens of a split are [UNK].
+    """
     store = session.store
     counts = {name: store.token_counts(name, session.tokenizer.unk_id) for name in SPLITS}
     for name, split_counts in counts.items():
@@ -147,12 +151,12 @@ def _log_unknown_tokens(session: Session, progress: Progress) -> None:
 
 
 def write_initial_model(data: Path | str, out: Path | str, **overrides: Any) -> None:
-    """Write the untrained model with which ``pretrain`` would start to the directory ``out``.
+    """Write the initial model of a run, before the first step, to the directory ``out``.
 
     Args:
         data: Token store.
         out: Model directory.
-        overrides: Further fields of ``Overrides``.
+        overrides: Fields of ``Overrides`` except ``data``.
 
     Raises:
         BertsmithError: If the arguments or the store are invalid.
@@ -175,7 +179,7 @@ def estimate_run(
 ) -> dict[str, Any]:
     """Estimate length, time and memory of a run with a short probe, without writing anything.
 
-    Takes the arguments of ``pretrain`` and returns what ``bertsmith pretrain --plan`` prints.
+    The arguments are those of ``pretrain``. ``bertsmith pretrain --plan`` prints the result.
     """
     store = Store.open(data)
     store.verify()
@@ -229,10 +233,10 @@ def _resolve_arguments(
 def resolve_thread_count(
     settings: PretrainSettings, store: Store, progress: Progress
 ) -> PretrainSettings:
-    """Return the settings with a measured run.threads if it is unset and the machine is busy.
+    """Set run.threads by timing steps, if the user has not set it and the machine is busy.
 
-    Threads synchronize after every matrix multiply, so all wait for the one whose core is shared
-    with another process.
+    Threads synchronize after each matrix multiplication, so all threads wait for a thread that
+    shares its core with another process.
     """
     run = settings.run
     if (
@@ -244,19 +248,19 @@ def resolve_thread_count(
     load = device.measure_cpu_load()
     if not is_machine_busy(load):
         return settings
-    # Timed without torch.compile, whose graphs depend on the number of threads.
+    # Time without torch.compile, because its graphs depend on the number of threads.
     eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
-    choice = Session(eager, store).choose_thread_count(load, *_round_seconds(settings))
+    choice = Session(eager, store).choose_thread_count(load, _get_timing_seconds(settings))
     progress.log(choice.describe())
     return _set_threads(settings, choice.num_threads)
 
 
-def _round_seconds(settings: PretrainSettings) -> list[float]:
-    """Return the argument ``seconds`` of ``choose_thread_count``; empty for its default."""
+def _get_timing_seconds(settings: PretrainSettings) -> float:
+    """Return the maximum duration of one timing of a thread count, in seconds."""
     budget = _get_budget_seconds(settings)
-    return (
-        [] if budget is None else [min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget / 10)]
-    )
+    if budget is None:
+        return THREAD_TIMING_SECONDS
+    return min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget / 10)
 
 
 def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
@@ -265,12 +269,12 @@ def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
 
 
 def resolve_on_machine(session: Session, progress: Progress, start_time: float) -> PretrainSettings:
-    """Return the settings with device, precision, threads, steps and intervals of this machine.
+    """Resolve the settings that depend on the machine: device, precision, threads and length.
 
     Args:
         session: The run.
         progress: Receives log messages.
-        start_time: Value of ``perf_counter`` at the start of the run.
+        start_time: Value of ``perf_counter`` when the run was started.
     """
     machine, budget, cost = session.machine, _get_budget_seconds(session.settings), None
     if budget is not None:
@@ -278,7 +282,7 @@ def resolve_on_machine(session: Session, progress: Progress, start_time: float) 
         cost = session.measure_cost(_get_probe_seconds(budget))
         if cost.is_noisy:
             cost = _retry_with_fewer_threads(session, cost, progress)
-        # At least half of the budget is for training, however long the start-up took.
+        # Training gets at least half of the budget, even if the start-up took longer than the rest.
         budget = max(budget - (perf_counter() - start_time), budget / 2)
     settings = session.settings
     run = settings.run.model_copy(
@@ -299,8 +303,8 @@ def resolve_on_machine(session: Session, progress: Progress, start_time: float) 
 def _retry_with_fewer_threads(session: Session, cost: Cost, progress: Progress) -> Cost:
     """Measure the cost again with fewer threads, if that is faster.
 
-    Noisy step times reveal a load that the operating system does not report, for example that of
-    other containers.
+    Noisy step times are a sign of a load that the operating system does not report, for example
+    from other containers.
     """
     settings = session.settings
     run = settings.run
@@ -309,7 +313,8 @@ def _retry_with_fewer_threads(session: Session, cost: Cost, progress: Progress) 
     if session.machine.device.type != "cpu":
         return cost
     previous = torch.get_num_threads()
-    choice = session.choose_thread_count(CpuLoad(0.0, 0.0), *_round_seconds(settings))
+    unknown_load = CpuLoad(0.0, 0.0)
+    choice = session.choose_thread_count(unknown_load, _get_timing_seconds(settings))
     if choice.num_threads == previous:
         return cost
     progress.log(choice.describe())
@@ -318,7 +323,7 @@ def _retry_with_fewer_threads(session: Session, cost: Cost, progress: Progress) 
 
 
 def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cost: Cost) -> str:
-    """Return a log message about the number of steps, and of evaluations if it is reduced."""
+    """Return a log message about the number of steps, and about evaluations if they are limited."""
     total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
     assert eval_every is not None
     steps_fit = count_noun(total_steps, "step fits", "steps fit")
@@ -334,24 +339,25 @@ def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cos
 
 
 def _get_budget_seconds(settings: PretrainSettings) -> float | None:
-    """Return the time budget; None if the length of the run is set in steps or epochs."""
+    """Return the time budget in seconds, or None if the run has a length in steps or epochs."""
     timing = settings.schedule
     return None if timing.steps or timing.minutes is None else timing.minutes * 60
 
 
 def _get_probe_seconds(budget: float | None) -> float:
+    """Return the maximum duration of a probe in seconds, given the time budget in seconds."""
     if budget is None:
         return probe.PROBE_SECONDS
     return min(probe.PROBE_SECONDS, probe.MAX_BUDGET_SHARE * budget)
 
 
 def resolve_length(session: Session, cost: Cost | None, budget: float | None) -> PretrainSettings:
-    """Return the settings with the number of steps and the intervals that depend on it.
+    """Resolve the number of steps, and the intervals of evaluations and checkpoints.
 
     Args:
         session: The run.
-        cost: Measured cost; required with a budget.
-        budget: Remaining seconds of a run with a time budget, else None.
+        cost: Measured cost; required with a time budget.
+        budget: Remaining seconds of the time budget; None for a run without one.
     """
     settings = session.settings
     timing = settings.schedule
@@ -372,13 +378,16 @@ def resolve_length(session: Session, cost: Cost | None, budget: float | None) ->
 def _train_and_save_model(
     session: Session, run: Path, progress: Progress, start_time: float
 ) -> PretrainResult:
+    """Train, write the model directory unless a signal stopped training, and draw the curve."""
     outcome = _train(session, run, progress, start_time)
     if outcome.revised_schedule is not None:
         _store_revised_schedule(session, run, progress, outcome.revised_schedule)
         outcome = _train(session, run, progress, start_time)
     settings = session.settings
     lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
-    heldout = {k: v for k, v in lines[-1].items() if k not in ("step", "kind")} if lines else {}
+    heldout: dict[str, float] = {}
+    if lines:
+        heldout = {key: value for key, value in lines[-1].items() if key not in ("step", "kind")}
     model = None
     if outcome.signal is None:
         model = run / MODEL_DIR
@@ -392,7 +401,7 @@ def _train_and_save_model(
 def _store_revised_schedule(
     session: Session, run: Path, progress: Progress, revision: RevisedSchedule
 ) -> None:
-    """Write a revised schedule to the settings of the run, so that a resumed run uses it."""
+    """Store a revised schedule in the settings of the run, so that a resumed run uses it too."""
     settings = session.settings
     timing = settings.schedule
     progress.log(
@@ -437,6 +446,7 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
 
 
 def _draw_curve(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:
+    """Draw the loss curve of a run; without matplotlib, log how to install it and return None."""
     config = settings.model
     try:
         return curve.draw(

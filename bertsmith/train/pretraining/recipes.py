@@ -1,4 +1,4 @@
-"""Settings of a pre-training run, and recipes with their defaults; does not import torch."""
+"""Settings of a pre-training run, and the defaults of each recipe; does not import torch."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class RunSettings(SettingsTable):
 
     table: ClassVar[str] = "run"
 
-    #: `paper`: defaults as published; `fast`: with later methods.
+    #: `paper`: the published settings; `fast`: with methods published later.
     recipe: RecipeName = "fast"
     #: Path of the store; set by the run.
     store_path: str = ""
@@ -54,11 +54,11 @@ class RunSettings(SettingsTable):
     micro_batch_tokens: compute_settings.MicroBatchTokens = (
         compute_settings.DEFAULT_MICRO_BATCH_TOKENS
     )
-    #: Steps between two training lines of the metrics log.
+    #: Steps between two lines of the metrics log with training metrics.
     log_every: compute_settings.LogEvery = compute_settings.DEFAULT_LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
-    #: Maximum validation sequences per evaluation, always the same ones with the same masks.
+    #: Maximum held-out sequences per evaluation. All evaluations use the same sequences and masks.
     max_eval_sequences: Annotated[int, Field(ge=1)] = 512
     #: Whether to write the metrics as TensorBoard event files to RUN/tensorboard, too.
     tensorboard: bool = False
@@ -77,12 +77,13 @@ class PretrainSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
 
 
-#: As published: the defaults of the settings classes, and the second phase of appendix A.2.
+#: The published settings: the defaults of the settings classes, with the second phase of
+#: appendix A.2.
 _PAPER: dict[str, Any] = {
     "schedule": {"phase2_max_seqlen": 512, "phase2_fraction": 0.1, "warmup_steps": 10_000},
 }
 
-#: Later improvements; docs/deviations.md gives the source of each.
+#: Improvements published after BERT; docs/deviations.md lists the source of each.
 _FAST: dict[str, Any] = {
     "model": {"attention_dropout": 0.0, "activation": "gelu"},
     "data": {"batch_size": 32},
@@ -90,16 +91,17 @@ _FAST: dict[str, Any] = {
     "schedule": {"warmup_steps": 10_000},
 }
 
-#: Maximum learning rate of `fast` with next-sentence prediction: at higher rates, the masked LM
-#: gradients prevent next-sentence prediction from being learned.
+#: Maximum learning rate of `fast` with next-sentence prediction. At higher rates, the gradients of
+#: masked LM prevent the model from learning next-sentence prediction.
 _MAX_LR_WITH_NSP = 1e-3
 
-#: Peak learning rates of `fast` by maximum width: small models tolerate higher rates, and need
-#: them with short time budgets.
+#: Peak learning rates of `fast` as (maximum width, rate). Small models tolerate higher rates, and
+#: need them if the time budget is short.
 _FAST_LRS = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
-_FAST_LR_BEYOND = 2e-4
+#: Peak learning rate of `fast` for wider models.
+_FAST_LR_WIDE = 2e-4
 
-#: Width and initialization std of base; other sizes are scaled from them.
+#: Width and initialization std of base. The std of other widths is scaled from them.
 _BASE_WIDTH, _BASE_STD = 768, 0.02
 
 #: Maximum fraction of a time budget for evaluations.
@@ -108,7 +110,7 @@ EVALUATION_SHARE = 0.1
 #: checkpoint.every.
 MIN_CHECKPOINT_SECONDS = 30.0
 
-#: Steps of the paper's run, the default length with the recipe "paper".
+#: Number of steps in the paper, the default of the recipe "paper".
 PAPER_STEPS = 1_000_000
 
 
@@ -125,16 +127,18 @@ def get_recipe_defaults(
     if recipe == "paper":
         return merge_settings(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
     width = model.get("width", _BASE_WIDTH)
-    lr = next((lr for max_width, lr in _FAST_LRS if width <= max_width), _FAST_LR_BEYOND)
-    # The std is scaled to keep the variance of the layers' outputs. With 0.02 the attention of a
-    # narrow model stays uniform, and its loss on the unigram plateau.
+    lr = next((lr for max_width, lr in _FAST_LRS if width <= max_width), _FAST_LR_WIDE)
+    # The std is scaled to keep the variance of the layers' outputs. With a std of 0.02, the
+    # attention of a narrow model stays uniform, and its loss does not fall below the unigram
+    # entropy.
     init_std = round(_BASE_STD * (_BASE_WIDTH / width) ** 0.5, 4)
     # The "cross-segment-heads" initialization needs two layers and two heads.
-    use_across = nsp and 1 not in (model.get("layers"), model.get("heads"))
+    use_cross_segment_heads = nsp and 1 not in (model.get("layers"), model.get("heads"))
+    initialization = "cross-segment-heads" if use_cross_segment_heads else "neighbor-heads"
     size_dependent = {
         "model": {"init_range": init_std},
-        "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if use_across else lr},
-        "run": {"initialization": "cross-segment-heads" if use_across else "neighbor-heads"},
+        "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if use_cross_segment_heads else lr},
+        "run": {"initialization": initialization},
     }
     defaults = merge_settings(_FAST, size_dependent)
     return merge_settings(defaults, {"model": dict(model)})
@@ -143,13 +147,13 @@ def get_recipe_defaults(
 def get_default_interval(steps: int) -> int:
     """Return the default interval of evaluations and checkpoints: a twentieth of the run.
 
-    At least 10 steps, so that a short run is not dominated by evaluations.
+    The interval is at least 10 steps, so that a short run is not dominated by evaluations.
     """
     return max(min(10, steps), steps // 20)
 
 
 def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
-    """Return the settings with the number of steps and the intervals that depend on it."""
+    """Set the number of steps and, if they are unset, the evaluation and checkpoint intervals."""
     interval = get_default_interval(steps)
     checkpoint_every = settings.checkpoint.every or interval
     eval_every = settings.run.eval_every or interval
@@ -163,10 +167,11 @@ def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
 
 
 def resolve_time_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
-    """Return the settings with the number of steps that fit into ``seconds``.
+    """Set the number of steps that fit into ``seconds``, and the intervals that depend on it.
 
-    Evaluations get at most EVALUATION_SHARE of the time: there are fewer of them, and if a single
-    one takes too long, it uses fewer sequences. The last step is always followed by an evaluation.
+    Evaluations get at most EVALUATION_SHARE of the time. If they would take longer, there are fewer
+    of them. If a single evaluation would take longer, it uses fewer sequences. The last step is
+    always followed by an evaluation.
     """
     timing, run, checkpoint = settings.schedule, settings.run, settings.checkpoint
     max_eval_seconds = EVALUATION_SHARE * seconds

@@ -1,4 +1,4 @@
-"""Resolves the settings of a pre-training run from recipe, size, settings file and overrides."""
+"""Resolves the settings of a pre-training run: recipe, model size, settings file, overrides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +27,11 @@ _DROPOUT_FIELDS = ("dropout", "attention_dropout")
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """The user's arguments for a run.
+    """The user's arguments for a pre-training run.
 
     Attributes:
         data: Token store.
-        size: Name of a model size; None: "mini", or the size of ``start_from``.
+        size: Name of a model size; None: "mini", or the size of the model ``start_from``.
         recipe: Name of the recipe.
         config: TOML file with settings.
         assignments: Settings as "section.name=value"; override ``values`` and ``config``.
@@ -51,7 +51,9 @@ class Overrides:
 
 
 def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
-    """Return the settings: recipe < size < settings file < values < assignments.
+    """Return the settings of a run. Later sources override earlier ones.
+
+    The order is: recipe, size, settings file, values, assignments.
 
     Raises:
         SettingsError: If a setting is unknown or contradicts another one.
@@ -74,17 +76,17 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
             _get_size_preset(overrides.size or "mini"), user_values.get("model")
         )
     data = user_values.get("data")
-    # A recipe does not set nsp, so the default is that of the data settings.
+    # No recipe sets data.nsp, so its default is true.
     nsp = data.get("nsp", True) if isinstance(data, Mapping) else True
     base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=nsp is not False)
     if overrides.cuda and overrides.recipe == "fast":
-        # A larger batch uses the GPU fully. On the CPU, more steps with smaller batches learn
-        # faster.
+        # A GPU needs a larger batch to be fully used. On a CPU, the loss falls faster with more
+        # steps of smaller batches.
         base = merge_settings(base, {"data": {"batch_size": 256}})
     run_values = {"store_path": str(overrides.data.resolve()), "store_id": compute_store_id(store)}
     if overrides.start_from:
         run_values["start_from"] = str(bundle.pin_model_path(overrides.start_from))
-        # The config of the start model takes precedence over that of the recipe.
+        # The config of the start model replaces the model settings of the recipe.
         base = merge_settings(base, {"model": model})
     else:
         base = merge_settings(base, {"model": {"vocab_size": store.manifest.vocab_size}})
@@ -101,15 +103,15 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
 def resolve_run_settings(
     overrides: Overrides, store: Store, lengths: Mapping[str, float | None]
 ) -> PretrainSettings:
-    """Return the settings of ``resolve_settings`` with the length of the run.
+    """Return the settings of ``resolve_settings``, with the length of the run.
 
     Args:
         overrides: Arguments of the user.
         store: Token store.
-        lengths: Steps, epochs and minutes; None for those that are not set.
+        lengths: The values of steps, epochs and minutes; None for a value that is not set.
 
     Raises:
-        RunError: If more than one length is set.
+        RunError: If more than one of the lengths is set.
         SettingsError: See ``resolve_settings``.
     """
     user_length = {name: value for name, value in lengths.items() if value is not None}
@@ -132,16 +134,16 @@ def resolve_run_settings(
 def check_pretrain_arguments(
     data: Path, out: Path | None, lengths: Mapping[str, float | None], overrides: Mapping[str, Any]
 ) -> None:
-    """Check the arguments of ``pretrain`` before torch is loaded; the run repeats these checks.
+    """Check the arguments of ``pretrain`` without importing torch; ``pretrain`` checks them again.
 
     Args:
         data: Token store.
-        out: Run directory; None if nothing is written.
-        lengths: Steps, epochs and minutes; None for those that are not set.
+        out: Run directory; None if no run is written.
+        lengths: The values of steps, epochs and minutes; None for a value that is not set.
         overrides: Keyword arguments of ``Overrides``.
 
     Raises:
-        BertsmithError: ``pretrain`` would reject these arguments.
+        BertsmithError: If ``pretrain`` would reject these arguments.
     """
     if out is not None:
         check_run_directory(out)
@@ -151,14 +153,14 @@ def check_pretrain_arguments(
 def _adopt_run_settings(
     overrides: Overrides, settings: Mapping[str, Any], store: Store
 ) -> tuple[Overrides, dict[str, Any]]:
-    """Return arguments and settings that start a new run like the one with these settings.
+    """Return arguments and settings for a new run that repeats another run.
 
-    The values that a run computes are left out: its store, the number of steps of its epochs, and
-    the intervals that depend on the number of steps. A run with a time budget is repeated with its
-    number of steps.
+    Values that the other run has computed are removed: the store, the number of steps if the length
+    is set in epochs, and the intervals that depend on the number of steps. If the other run had a
+    time budget, the new run has the same number of steps.
 
     Args:
-        overrides: Arguments, whose ``config`` is the settings.toml of a run.
+        overrides: Arguments whose ``config`` is the settings.toml of the other run.
         settings: The settings in that file.
         store: Token store of the new run.
 
@@ -202,7 +204,7 @@ def _adopt_run_settings(
 def _parse_settings(
     base: dict[str, Any], file_values: dict[str, Any], user_values: dict[str, Any], source: str
 ) -> PretrainSettings:
-    """Parse the merged settings; an error in the settings file names the file as its source."""
+    """Parse the merged settings; the message about an error in the settings file names the file."""
     merged_source = "the settings given in addition to the file" if file_values else source
     try:
         return PretrainSettings.parse(merge_settings(base, user_values), merged_source)
@@ -233,10 +235,10 @@ def _get_size_preset(name: str) -> dict[str, Any]:
 
 
 def _override_sizes(model: dict[str, Any], user_model: Any) -> dict[str, Any]:
-    """Return the size preset with the user's sizes, so that recipe defaults depend on them.
+    """Return a size preset with the sizes that the user has set.
 
-    If only the width is set, the feed-forward width is 4 times the width. Invalid values are
-    ignored here; the parser reports them.
+    The defaults of a recipe depend on these sizes. If only the width is set, the feed-forward width
+    is 4 times the width. Invalid values are ignored, because the parser reports them later.
     """
     if not isinstance(user_model, Mapping):
         return model
@@ -248,7 +250,11 @@ def _override_sizes(model: dict[str, Any], user_model: Any) -> dict[str, Any]:
 
 
 def _load_start_config(path: str, store: Store) -> dict[str, Any]:
-    """Return the config of the start model, whose tokenizer must be that of the store."""
+    """Return the config of the start model.
+
+    Raises:
+        StoreError: If its tokenizer differs from the tokenizer of the store.
+    """
     _, config, tokenizer = read_metadata(bundle.locate_model(path))
     store.check_tokenizer(tokenizer)
     return config.model_dump()

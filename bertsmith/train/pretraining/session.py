@@ -37,17 +37,17 @@ from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
-#: Maximum held-out sequences for timing an evaluation.
+#: Maximum number of held-out sequences for timing an evaluation.
 _TIMED_SEQUENCES = 128
-#: One timing of a thread count stops after this many seconds or steps, whichever comes first.
+#: One timing of a thread count ends after this many seconds or steps, whichever comes first.
 THREAD_TIMING_SECONDS, _THREAD_TIMING_STEPS = 0.7, 8
 
 
 class Session:
-    """Model, optimizer, data and device of a pre-training run."""
+    """Model, optimizer, data and device of a pre-training run, without its directory."""
 
     def __init__(self, settings: PretrainSettings, store: Store) -> None:
-        """Build the model, newly initialized or loaded from ``run.start_from``."""
+        """Build the model with new weights, or with those of ``run.start_from``."""
         run = settings.run
         self.machine = device.resolve_machine(
             run.device, run.precision, run.attention_kernel,
@@ -56,25 +56,25 @@ class Session:
         batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
         self.settings, self.store = settings, store
-        #: Notes about the files of the start model, for the user.
+        #: Messages for the user about the files of the start model.
         self.notes: list[str] = []
         self.tokenizer = store.load_tokenizer()
         self.vocabulary = VocabularyInfo.from_tokenizer(self.tokenizer)
         self.train_split = store.load_split("train")
         self.heldout_split = store.load_split("heldout")
         self.model = BertForPreTraining(settings.model, self.machine.kernel).to(self.machine.device)
-        #: The compiled model with run.compile, otherwise the model itself.
+        #: The compiled model if run.compile is set, otherwise the model itself.
         self.compiled_model: nn.Module = self.model
         if run.compile:
-            # With dynamic=None the graphs would depend on the first batches, which differ between
-            # a new and a resumed run.
+            # With dynamic=None the graphs would depend on the first batches of the process, which
+            # differ between a new and a resumed run.
             self.compiled_model = torch.compile(self.model, dynamic=True)  # type: ignore[assignment]
         if run.compile and self.machine.device.type == "cpu":
             self._warm_up_compiler()
         self.reset()
 
     def _warm_up_compiler(self) -> None:
-        """Compile all graphs, from the same batches at every start."""
+        """Compile all graphs of the model with the same batches at every start of the run."""
         settings = self.settings
         self.model.train()
         for batch in build_warmup_batches(
@@ -89,7 +89,7 @@ class Session:
         self.model.zero_grad()
 
     def reset(self) -> None:
-        """Initialize weights and optimizer as at the start of a run."""
+        """Set weights and optimizer to their state at the start of the run."""
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
         if self.settings.run.initialization != "random":
@@ -102,29 +102,33 @@ class Session:
         if self.settings.run.start_from:
             start = bundle.load(self.settings.run.start_from)
             self.notes = start.notes()
-            # Weights that the files lack keep the initialization of this run.
+            # Weights that are missing in the files keep the initialization of this run.
             weights = {name: value for name, value in start.model.state_dict().items()
                        if name not in start.new_weights}  # fmt: skip
             self.model.load_state_dict(weights, strict=False)
         self.optimizer = optimizer.build_optimizer(self.model, self.settings.optim)
 
     def build_objective(self, phases: list[Phase]) -> PretrainingObjective:
-        """Return the objective of the training loop for ``phases``."""
+        """Return the objective of this run, for the training loop with ``phases``."""
         return PretrainingObjective(
             self.model, self.compiled_model, self.settings, phases,
             self.train_split, self.heldout_split, self.vocabulary, self.machine,
         )  # fmt: skip
 
     def check_heldout_split(self) -> None:
-        """Raise StoreError if the store has too little held-out text for an evaluation."""
+        """Raise StoreError if the held-out text of the store is too short for an evaluation."""
         build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
 
     def measure_cost(self, seconds: float = probe.PROBE_SECONDS) -> Cost:
-        """Measure steps for at most ``seconds`` per phase and an evaluation, then reset."""
+        """Measure the cost of steps and of an evaluation, then reset weights and optimizer.
+
+        Args:
+            seconds: Maximum duration of the steps of a phase.
+        """
         settings = self.settings
         step_seconds, mfu, tokens_per_step, is_noisy = 0.0, 0.0, 0.0, False
         peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
-        # Any number of steps would do: only the fractions of the phases are used.
+        # The total of 1000 steps is arbitrary: only the fraction of each phase is used.
         timing = settings.schedule.model_copy(update={"steps": 1000})
         for phase in schedule.build_phases(timing, settings.data.max_seqlen):
             objective = self.build_objective([Phase(0, 1000, phase.max_seqlen)])
@@ -132,7 +136,7 @@ class Session:
             times, batches = probe.measure_steps(
                 objective.iter_batches(0), partial(self._take_step, objective), seconds
             )
-            # The mean, because occasional slow steps will also slow down the run.
+            # The mean instead of the median, because the run will have occasional slow steps too.
             mean_seconds = sum(times) / len(times)
             fraction = (phase.end_step - phase.start_step) / 1000
             step_seconds += fraction * mean_seconds
@@ -151,11 +155,13 @@ class Session:
     def choose_thread_count(
         self, load: CpuLoad, seconds: float = THREAD_TIMING_SECONDS
     ) -> ThreadChoice:
-        """Time steps with all threads and with fewer, set the best number, then reset.
+        """Time steps with all threads and with fewer, and set the number that is chosen.
+
+        The weights and the optimizer are reset at the end.
 
         Args:
             load: CPU load of other processes.
-            seconds: Maximum duration of one timing.
+            seconds: Maximum duration of one timing of a thread count.
         """
         objective = self.build_objective([Phase(0, 1000, self.settings.data.max_seqlen)])
         batches = list(islice(objective.iter_batches(0), _THREAD_TIMING_STEPS))
@@ -179,7 +185,7 @@ class Session:
         return choice
 
     def _time_evaluation(self) -> tuple[float, int]:
-        """Return the estimated seconds of an evaluation, and its number of sequences."""
+        """Return the estimated seconds of an evaluation, and its number of held-out sequences."""
         stream = build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
         num_sequences = min(self.settings.run.max_eval_sequences, len(stream))
         num_timed = min(num_sequences, _TIMED_SEQUENCES)
@@ -200,12 +206,12 @@ class Session:
         device.synchronize(self.machine)
 
     def count_epoch_examples(self, length: int) -> int:
-        """Return the number of examples in one epoch at a sequence length."""
+        """Return the number of training examples in an epoch with this maximum sequence length."""
         data, seed = self.settings.data, self.settings.run.seed
         return len(ExampleStream(self.train_split, self.vocabulary, data, length, seed, 0))
 
     def list_phase_shares(self) -> list[tuple[float, int]]:
-        """Return for each phase its fraction of the steps and the examples in an epoch."""
+        """Return (fraction of the steps, number of examples in an epoch) for each phase."""
         timing = self.settings.schedule.model_copy(update={"steps": 1000})
         phases = schedule.build_phases(timing, self.settings.data.max_seqlen)
         return [
@@ -218,11 +224,12 @@ class Session:
 
 
 def _get_max_seqlen(settings: PretrainSettings) -> int:
+    """Return the maximum sequence length of all phases."""
     return max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
 
 
 def build_grad_norm_groups(model: BertForPreTraining) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters of the embeddings, of each layer and of the heads, by name."""
+    """Return parameter groups by name: the embeddings, each layer, and the heads."""
     groups = {"embeddings": list(model.bert.embeddings.parameters())}
     for number, layer in enumerate(model.bert.encoder.layers, 1):
         groups[f"layer {number}"] = list(layer.parameters())
@@ -244,7 +251,7 @@ def describe_session(session: Session) -> str:
 
 
 def build_checkpoint_provenance(settings: PretrainSettings, step: int) -> dict[str, Any]:
-    """Return the provenance of a model written before the end of its run."""
+    """Return the provenance for bertsmith.json of the model after ``step`` steps of a run."""
     return {
         "task": "pretraining",
         "recipe": settings.run.recipe,
@@ -253,11 +260,11 @@ def build_checkpoint_provenance(settings: PretrainSettings, step: int) -> dict[s
 
 
 def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, Any]:
-    """Return the provenance of the final model of a run.
+    """Return the provenance for bertsmith.json of the final model of a run.
 
     Args:
         session: The run.
-        heldout: Last held-out metrics.
+        heldout: Metrics of the last evaluation on held-out text.
     """
     settings, manifest = session.settings, session.store.manifest
     return {

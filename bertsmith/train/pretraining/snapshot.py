@@ -18,11 +18,12 @@ from bertsmith.train.pretraining.session import build_checkpoint_provenance
 def write_snapshot(run: Path, step: int, out: Path) -> None:
     """Write the model of a pre-training run after ``step`` steps to ``out``, atomically.
 
-    The tokenizer comes from the run's model directory, or from its store if the run is unfinished.
+    The tokenizer is copied from the run's model directory, or from its store if the run is not
+    finished.
 
     Raises:
-        RunError: If the run has no such checkpoint.
-        StoreError: If the store is needed but missing.
+        RunError: If the run has no checkpoint of this step.
+        StoreError: If the run is not finished and its store is missing.
     """
     settings = PretrainSettings.parse(
         read_stored_settings(run / SETTINGS_FILE), str(run / SETTINGS_FILE)

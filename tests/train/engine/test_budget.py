@@ -1,4 +1,4 @@
-"""Time budgets: steps and evaluations that fit, and the revision of the number of steps."""
+"""Time budgets: number of steps and evaluations, and the revision of the number of steps."""
 
 import math
 from collections.abc import Callable
@@ -31,6 +31,7 @@ COST = Cost(
 
 
 def _make_settings(**run: Any) -> PretrainSettings:
+    """Return settings with a time budget; keywords are settings of the section run."""
     return PretrainSettings.parse(
         {"model": {"vocab_size": 9}, "schedule": {"minutes": 0.5}, "run": run}, "the test"
     )
@@ -42,7 +43,7 @@ def _make_settings(**run: Any) -> PretrainSettings:
 def test_evaluations_take_at_most_a_tenth_of_the_budget(
     seconds: float, evaluation_seconds: float, eval_every: int | None
 ) -> None:
-    """Evaluations of any length take at most a tenth of the budget, and steps take the rest."""
+    """Slow evaluations take at most a tenth of the budget, and steps take the rest."""
     settings = resolve_time_budget(
         _make_settings(eval_every=eval_every),
         replace(COST, evaluation_seconds=evaluation_seconds),
@@ -59,7 +60,7 @@ def test_evaluations_take_at_most_a_tenth_of_the_budget(
 
 
 def test_short_budget_has_few_evaluations() -> None:
-    """With slow evaluations and a budget of 30 s, there are fewer and then shorter evaluations."""
+    """A budget of 30 s has two evaluations of 1.5 s; one that takes 6 s gets fewer sequences."""
     settings = resolve_time_budget(_make_settings(), replace(COST, evaluation_seconds=1.5), 30.0)
     assert settings.schedule.total_steps() == 270
     assert (settings.run.eval_every, settings.run.max_eval_sequences) == (135, 512)
@@ -68,9 +69,9 @@ def test_short_budget_has_few_evaluations() -> None:
 
 
 def test_fast_evaluations_keep_the_default_interval() -> None:
-    """Fast evaluations and checkpoints come every twentieth of the run.
+    """With fast evaluations, both intervals are a twentieth of the run.
 
-    Checkpoints of a short run are 30 s apart.
+    A run of a minute has a checkpoint every 30 s, which is 300 steps of 0.1 s.
     """
     settings = resolve_time_budget(_make_settings(), replace(COST, evaluation_seconds=0.01), 1800.0)
     steps = settings.schedule.total_steps()
@@ -80,37 +81,44 @@ def test_fast_evaluations_keep_the_default_interval() -> None:
 
 
 class SimulatedRun:
-    """Simulates a run with a fake clock, which starts 10 s after the start of the budget."""
+    """Simulates a run with a fake clock; its first step starts after 10 s of the budget."""
 
     def __init__(self, seconds: float = 100.0, min_steps: int = 1) -> None:
         self.now = 10.0
         self.budget = TimeBudget(seconds, 0.0, min_steps, clock=lambda: self.now)
         self.budget.start(0.0)
 
-    def run(
+    def take_steps(
         self, step_seconds: Callable[[int], float], steps: int, evaluation_seconds: float = 0.0
     ) -> RevisedSchedule | None:
-        """Take steps, with an evaluation every 10 steps, until a revision or the last step."""
+        """Take steps until the budget revises their number, or to the last step.
+
+        Args:
+            step_seconds: Returns the duration of a step.
+            steps: Number of steps.
+            evaluation_seconds: Duration of an evaluation, every 10 steps.
+        """
         for step in range(steps):
             self.now += step_seconds(step)
             self.budget.add_step(step_seconds(step))
             if step % 10 == 9:
                 self.now += evaluation_seconds
-            if (revision := self.budget.revise(step + 1, steps)) is not None:
+            revision = self.budget.revise(step + 1, steps)
+            if revision is not None:
                 return revision
         return None
 
 
 @pytest.mark.parametrize("factor", [0.75, 1.0, 1.2, 1.4])
 def test_run_within_the_tolerance_is_not_revised(factor: float) -> None:
-    """A run whose steps take up to 1.4 times the expected time keeps its number of steps."""
-    assert SimulatedRun().run(lambda _: 0.1 * factor, 900) is None
+    """A run whose steps take 0.75 to 1.4 times the expected time keeps its number of steps."""
+    assert SimulatedRun().take_steps(lambda _: 0.1 * factor, 900) is None
 
 
 def test_slow_run_gets_fewer_steps() -> None:
     """A run with steps 5 times slower than expected gets fewer steps and meets its budget."""
     simulation = SimulatedRun()
-    revision = simulation.run(lambda _: 0.5, 900)
+    revision = simulation.take_steps(lambda _: 0.5, 900)
     assert revision is not None
     assert revision.step_seconds == pytest.approx(0.5)
     assert revision.step == 21
@@ -122,7 +130,7 @@ def test_slow_run_gets_fewer_steps() -> None:
 def test_fast_run_gets_more_steps() -> None:
     """A run with steps twice as fast as expected gets about twice the steps."""
     simulation = SimulatedRun()
-    revision = simulation.run(lambda _: 0.05, 900)
+    revision = simulation.take_steps(lambda _: 0.05, 900)
     assert revision is not None
     assert revision.steps > 1600
     assert 93 < simulation.now + (revision.steps - revision.step) * 0.05 <= 100
@@ -131,7 +139,7 @@ def test_fast_run_gets_more_steps() -> None:
 def test_late_slowdown_is_detected() -> None:
     """The step time is measured over recent steps, not over the whole run."""
     simulation = SimulatedRun()
-    revision = simulation.run(lambda step: 0.1 if step < 450 else 1.0, 900)
+    revision = simulation.take_steps(lambda step: 0.1 if step < 450 else 1.0, 900)
     assert revision is not None
     assert 450 < revision.step < 470
     assert revision.step_seconds == pytest.approx(1.0)
@@ -139,33 +147,33 @@ def test_late_slowdown_is_detected() -> None:
 
 
 def test_short_disturbance_is_ignored() -> None:
-    """A few slow steps cause no revision, because later steps do not confirm the slowdown."""
-    assert SimulatedRun().run(lambda step: 1.0 if 100 <= step < 104 else 0.1, 850) is None
+    """A few slow steps cause no revision, because the following steps are fast again."""
+    assert SimulatedRun().take_steps(lambda step: 1.0 if 100 <= step < 104 else 0.1, 850) is None
 
 
 def test_late_run_keeps_steps_for_the_decay() -> None:
-    """A run paused for longer than its budget gets 5 % more steps for the learning rate decay."""
-    revision = SimulatedRun().run(lambda step: 0.1 if step != 400 else 400.0, 900)
+    """A run that has used up its budget still gets 5 % more steps, in which the rate decays."""
+    revision = SimulatedRun().take_steps(lambda step: 0.1 if step != 400 else 400.0, 900)
     assert revision is not None
     assert revision.steps == revision.step + math.ceil(0.05 * revision.step)
 
 
 def test_slow_evaluations_count() -> None:
     """The measured time of evaluations is part of the expected duration."""
-    revision = SimulatedRun().run(lambda _: 0.1, 900, evaluation_seconds=2.0)
+    revision = SimulatedRun().take_steps(lambda _: 0.1, 900, evaluation_seconds=2.0)
     assert revision is not None
     assert revision.steps < 400
 
 
 def test_first_step_and_minimum_steps_cause_no_revision() -> None:
     """The first step is not measured, and the number of steps never falls below ``min_steps``."""
-    assert SimulatedRun().run(lambda _: 50.0, 1) is None
-    assert SimulatedRun().run(lambda step: 9.0 if step == 0 else 0.1, 90) is None
-    assert SimulatedRun(min_steps=900).run(lambda _: 0.5, 900) is None
+    assert SimulatedRun().take_steps(lambda _: 50.0, 1) is None
+    assert SimulatedRun().take_steps(lambda step: 9.0 if step == 0 else 0.1, 90) is None
+    assert SimulatedRun(min_steps=900).take_steps(lambda _: 0.5, 900) is None
 
 
 def test_times_are_noisy_if_a_quarter_of_the_steps_is_slow() -> None:
-    """A single slow step is not noise; many steps that take twice the time are."""
+    """One slow step in five is no noise; if half of the steps take twice as long, that is noise."""
     assert not is_noisy([1.0, 1.1, 1.0, 1.2, 5.0])
     assert is_noisy([1.0, 2.0, 1.0, 2.1, 1.0, 2.0])
     assert not is_noisy([1.0, 9.0])
@@ -176,7 +184,7 @@ def _revise_at_step_4(self: TimeBudget, step: int, steps: int) -> RevisedSchedul
 
 
 def _fail_if_called(*_: Any) -> Any:
-    raise AssertionError("revised or measured a second time")
+    raise AssertionError("called again")
 
 
 def test_revision_is_stored_and_used_by_a_resumed_run(
@@ -217,7 +225,7 @@ def test_revision_is_stored_and_used_by_a_resumed_run(
 def test_budget_limits_evaluations_of_the_user(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The budget also limits an evaluation interval of the user, and the run can be resumed."""
+    """Slow evaluations are rarer than run.eval_every if they would take too much of the budget."""
     cost = replace(COST, step_seconds=0.5, evaluation_seconds=4.0, num_eval_sequences=8)
     monkeypatch.setattr(Session, "measure_cost", lambda *_: cost)
     monkeypatch.setattr(TimeBudget, "revise", lambda *_: None)

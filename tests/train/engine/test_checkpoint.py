@@ -1,4 +1,4 @@
-"""Checkpoints: atomic writing, restoring, retention, and handling of damaged files."""
+"""Checkpoints: atomic writing, restoring, removal of old checkpoints, and damaged files."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from torch import nn
 from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import write_json
-from bertsmith.progress import NullProgress
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.checkpoint import (
     CHECKPOINTS_DIR,
@@ -23,10 +22,11 @@ from bertsmith.train.engine.checkpoint import (
     resume,
     save,
 )
+from tests.train.conftest import RecordingProgress
 
 
 def _train_model(seed: int = 0) -> tuple[nn.Module, torch.optim.AdamW]:
-    """Return a small model and its optimizer after one step, so that there are moments."""
+    """Return a small model and its optimizer, which has moments after one step."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
@@ -49,7 +49,7 @@ def _read_files(run: Path) -> dict[str, bytes]:
 
 
 def test_restored_run_takes_the_same_step(tmp_path: Path) -> None:
-    """Weights, moments, step count and state are restored exactly."""
+    """Restored weights, moments and state give the same next step as the saved ones."""
     model, optimizer = _train_model()
     state = TrainingState(step=1, seconds=2.5, best_step=1, best_loss=0.75)
     directory = save(tmp_path, state, model, optimizer, keep=2)
@@ -66,11 +66,13 @@ def test_restored_run_takes_the_same_step(tmp_path: Path) -> None:
 
 
 def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
-    """The last two checkpoints and the best one are kept, the others are removed."""
+    """Saving a checkpoint removes all others but the last two and the best one."""
     model, optimizer = _train_model()
     remaining_steps = []
-    for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (10, 10), (11, 10), (12, 10)]:
-        save(tmp_path, TrainingState(step=step, best_step=best), model, optimizer, keep=2)
+    for step, best_step in [
+        (1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (10, 10), (11, 10), (12, 10)
+    ]:  # fmt: skip
+        save(tmp_path, TrainingState(step=step, best_step=best_step), model, optimizer, keep=2)
         remaining_steps.append([step for step, _ in list_checkpoints(tmp_path)])
     assert remaining_steps == [
         [1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [5, 10], [10, 11], [10, 11, 12]
@@ -81,7 +83,7 @@ def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_failed_save_keeps_older_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_file: str
 ) -> None:
-    """If any file of a checkpoint cannot be written, the run directory is unchanged."""
+    """If a file of a new checkpoint cannot be written, the run directory is unchanged."""
     model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
     files = _read_files(tmp_path)
@@ -106,7 +108,7 @@ def test_failed_save_keeps_older_checkpoints(
 
 
 def test_partial_checkpoints_are_ignored_and_removed(tmp_path: Path) -> None:
-    """Half-written and half-removed directories are not listed, and can be removed."""
+    """Directories that a killed process was writing or removing are not listed, and are removed."""
     model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
     files = _read_files(tmp_path)
@@ -133,7 +135,7 @@ def test_partial_checkpoints_are_ignored_and_removed(tmp_path: Path) -> None:
 def test_damaged_checkpoint_raises_run_error(
     tmp_path: Path, damage: str, has_checksums: bool
 ) -> None:
-    """Every kind of damage raises a RunError that names the directory."""
+    """A checkpoint with any damage raises a RunError that names its directory."""
     model, optimizer = _train_model()
     directory = save(tmp_path, TrainingState(step=3), model, optimizer, keep=1)
     weights, state = directory / checkpoint.WEIGHTS_FILE, directory / checkpoint.STATE_FILE
@@ -156,17 +158,6 @@ def test_damaged_checkpoint_raises_run_error(
         restore(directory, model, optimizer)
 
 
-class RecordingProgress(NullProgress):
-    """Progress that records the log messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def log(self, text: str) -> None:
-        """Record a message."""
-        self.messages.append(text)
-
-
 def _flip_bit_of_last_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 0x40
@@ -185,7 +176,7 @@ CHECKPOINT_FILES = (
 def test_resume_falls_back_to_the_checkpoint_before_a_damaged_one(
     tmp_path: Path, name: str
 ) -> None:
-    """The damaged checkpoint is logged and renamed, and the older one is restored."""
+    """The older checkpoint is restored; the damaged one is renamed, and a message is logged."""
     model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=9)
     expected = [parameter.detach().clone() for parameter in model.parameters()]
@@ -213,7 +204,7 @@ def test_resume_falls_back_to_the_checkpoint_before_a_damaged_one(
 
 
 def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> None:
-    """The error names each checkpoint with its reason and a solution; the files are unchanged."""
+    """The error lists all damaged checkpoints and says what to do; the files are unchanged."""
     model, optimizer = _train_model()
     for step in (1, 2):
         directory = save(tmp_path, TrainingState(step=step), model, optimizer, keep=9)

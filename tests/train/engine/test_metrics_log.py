@@ -1,4 +1,4 @@
-"""The metrics log: writing, reading, truncation by a resumed run, incomplete lines."""
+"""The metrics log: writing, reading, resumed runs, and incomplete lines."""
 
 import json
 import math
@@ -26,18 +26,19 @@ def test_lines_are_readable_before_the_log_is_closed(tmp_path: Path) -> None:
 
 
 def test_nan_is_null_on_disk(tmp_path: Path) -> None:
-    """NaN is stored as null, so that every line is valid JSON, and read as NaN."""
+    """NaN is written as null, so that each line is valid JSON, and is read as NaN."""
     log = MetricsLog(tmp_path, 0)
     log.write({"step": 1, "pearson": math.nan})
     log.close()
     assert (tmp_path / METRICS_FILE).read_text() == '{"step": 1, "pearson": null}\n'
     MetricsLog(tmp_path, 1).close()
     (line,) = read_metrics(tmp_path)
-    assert (line["step"], math.isnan(line["pearson"])) == (1, True)
+    assert line["step"] == 1
+    assert math.isnan(line["pearson"])
 
 
 def test_resumed_run_truncates_the_log_to_its_checkpoint(tmp_path: Path) -> None:
-    """Lines after the checkpoint are removed, so that no step is logged twice."""
+    """A resumed run removes the lines after its checkpoint, so that it logs each step once."""
     log = MetricsLog(tmp_path, 0)
     for step in range(1, 8):
         log.write({"step": step})
@@ -61,7 +62,7 @@ def test_damaged_line_is_an_error(tmp_path: Path, line: bytes) -> None:
 
 @pytest.mark.parametrize("last_line", ['{"step": 3, "lo', "{", '{"step": 3}{"st', "\0\0\0"])
 def test_incomplete_last_line_is_dropped(tmp_path: Path, last_line: str) -> None:
-    """An incomplete line of a killed process is not read, and removed when the log is opened."""
+    """The incomplete last line of a killed process is not read, and opening the log removes it."""
     complete_lines = '{"step": 1}\n{"step": 2}\n'
     (tmp_path / METRICS_FILE).write_text(complete_lines + last_line)
     assert _logged_steps(tmp_path) == [1, 2]

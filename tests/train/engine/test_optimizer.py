@@ -1,4 +1,4 @@
-"""The optimizer: weight decay groups, and optimizer steps compared with numpy."""
+"""The optimizer: parameter groups, and optimizer steps compared with NumPy."""
 
 import math
 from typing import Any
@@ -76,7 +76,10 @@ class _TwoParameters(nn.Module):
 
 
 def _make_loss_fn(gradients: Any) -> Any:
-    """Return a loss function with the given gradients, times the factor in the micro-batch."""
+    """Return a loss function with these gradients of weight and bias.
+
+    A micro-batch is the model, and a factor of the gradient of the weight.
+    """
 
     def loss_fn(
         micro_batch: Any, micro_batches: Any, dropout_seed: DropoutSeed
@@ -93,7 +96,7 @@ def _make_loss_fn(gradients: Any) -> Any:
 
 @pytest.mark.parametrize("max_grad_norm", [0.01, 1.0, 1e9])
 def test_steps_equal_adamw_in_numpy(max_grad_norm: float) -> None:
-    """Five steps equal AdamW in numpy: gradient clipping, bias correction and weight decay.
+    """Five steps with gradient clipping equal the formulas of AdamW, computed in NumPy.
 
     m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= lr (wd w + m_hat / (sqrt(v_hat) + eps)).
     """
@@ -129,7 +132,7 @@ def test_steps_equal_adamw_in_numpy(max_grad_norm: float) -> None:
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_non_finite_loss_changes_nothing(factor: float) -> None:
-    """RunError names step, seed and batch; weights and moments are unchanged."""
+    """The RunError names step, seed and batch; weights and moments are unchanged."""
     model = _TwoParameters()
     optimizer = build_optimizer(model, OptimSettings())
     gradients = [torch.ones(2, 2), torch.ones(2)]
@@ -152,7 +155,7 @@ def test_non_finite_loss_changes_nothing(factor: float) -> None:
 
 
 def test_non_finite_gradient_changes_nothing() -> None:
-    """An infinite gradient raises RunError even if the loss is finite."""
+    """An infinite gradient raises RunError, although the loss is finite."""
     model = _TwoParameters()
     optimizer = build_optimizer(model, OptimSettings())
     old_weight = model.weight.detach().clone()
@@ -160,7 +163,7 @@ def test_non_finite_gradient_changes_nothing() -> None:
     def loss_fn(
         micro_batch: Any, micro_batches: Any, dropout_seed: DropoutSeed
     ) -> dict[str, Tensor]:
-        return {"root": (model.weight - model.weight.detach()).abs().sqrt().sum()}
+        return {"loss": (model.weight - model.weight.detach()).abs().sqrt().sum()}
 
     with pytest.raises(RunError, match="the gradient norm"):
         take_step(loss_fn, [None], model, optimizer, CPU, step=0, seed=0, lr=0.1, max_grad_norm=1.0)

@@ -32,7 +32,7 @@ from bertsmith.train.engine.schedule import (
     ],
 )
 def test_warmup_is_at_most_a_tenth_of_the_run(steps: int, warmup_steps: int, expected: int) -> None:
-    """The warm-up has the set number of steps, limited to a tenth of the run."""
+    """The warm-up has ``warmup_steps`` steps, but at most a tenth of the run."""
     settings = ScheduleSettings(steps=steps, warmup_steps=warmup_steps)
     assert count_warmup_steps(settings) == expected
     assert count_warmup_steps(settings) * 10 <= steps
@@ -43,7 +43,7 @@ def test_warmup_is_at_most_a_tenth_of_the_run(steps: int, warmup_steps: int, exp
     [(0, 0.1), (1, 0.2), (4, 0.5), (9, 1.0), (10, 0.9), (11, 0.89), (55, 0.45), (99, 0.01)],
 )
 def test_learning_rate_rises_and_decays_linearly(step: int, factor: float) -> None:
-    """Linear warm-up, then linear decay along the line from 1 in step 0 to 0 at the end."""
+    """After a linear warm-up, the factor follows the line from 1 in step 0 to 0 at the end."""
     settings = ScheduleSettings(steps=100, warmup_steps=10)
     assert compute_lr_factor(step, settings) == pytest.approx(factor, abs=1e-12)
 
@@ -69,34 +69,34 @@ def test_learning_rate_is_positive_in_every_step(steps: int) -> None:
     ],
 )
 def test_run_has_two_phases(steps: int, phase2_fraction: float, expected: list[Phase]) -> None:
-    """The last fraction of the steps has the long length; phases without steps are left out."""
+    """The last fraction of the steps has longer sequences; phases without steps are not listed."""
     settings = ScheduleSettings(steps=steps, phase2_max_seqlen=512, phase2_fraction=phase2_fraction)
     assert build_phases(settings, 128) == expected
 
 
 def test_run_without_phase2_has_one_phase() -> None:
-    """Without a long length, its fraction of the steps has no effect."""
+    """If phase2_max_seqlen is not set, phase2_fraction has no effect."""
     assert build_phases(ScheduleSettings(steps=7, phase2_fraction=0.5), 64) == [Phase(0, 7, 64)]
 
 
 @pytest.mark.parametrize(
-    ("epochs", "batch_size", "examples", "steps"),
+    ("epochs", "batch_size", "phase_shares", "steps"),
     [
         (1.0, 10, [(1.0, 100)], 10),
         (1.0, 10, [(1.0, 101)], 11),
         (2.5, 10, [(1.0, 100)], 25),
         (0.001, 10, [(1.0, 100)], 1),
-        # 0.9 n 10 / 100 + 0.1 n 10 / 50 = 0.11 n
+        # A step has 0.9 * 10 / 100 + 0.1 * 10 / 50 = 0.11 epochs.
         (1.1, 10, [(0.9, 100), (0.1, 50)], 10),
     ],
 )
 def test_epochs_become_steps(
-    epochs: float, batch_size: int, examples: list[tuple[float, int]], steps: int
+    epochs: float, batch_size: int, phase_shares: list[tuple[float, int]], steps: int
 ) -> None:
-    """The number of steps is the smallest that covers the epochs, over both phases."""
-    assert convert_epochs_to_steps(epochs, batch_size, examples) == steps
-    assert count_epochs(steps, batch_size, examples) >= epochs
-    assert count_epochs(steps - 1, batch_size, examples) < epochs
+    """Epochs are converted to the smallest number of steps that covers them, in all phases."""
+    assert convert_epochs_to_steps(epochs, batch_size, phase_shares) == steps
+    assert count_epochs(steps, batch_size, phase_shares) >= epochs
+    assert count_epochs(steps - 1, batch_size, phase_shares) < epochs
 
 
 @pytest.mark.parametrize("name", ["steps", "epochs", "minutes"])
@@ -108,7 +108,7 @@ def test_length_must_be_positive(name: str) -> None:
 
 
 def test_epochs_and_minutes_exclude_each_other() -> None:
-    """Epochs and minutes together are an error, and so are unresolved steps."""
+    """Setting both epochs and minutes is an error; ``total_steps`` needs a number of steps."""
     with pytest.raises(SettingsError, match="exclude each other"):
         ScheduleSettings.parse({"epochs": 1.0, "minutes": 1.0}, "here")
     with pytest.raises(RunError, match="not resolved yet"):
@@ -128,23 +128,22 @@ def test_length_must_be_finite(name: str) -> None:
      (20, 10_000)],
 )  # fmt: skip
 def test_revised_learning_rate_is_continuous(step: int, steps: int) -> None:
-    """The rate is unchanged before the revision, has no jump there, and decays to 0."""
+    """The learning rate before the revision is unchanged; then it continues smoothly and decays."""
     original = ScheduleSettings(steps=1000, minutes=1.0)
     revised = revise_schedule(original, step, steps)
     assert revised.total_steps() == steps
     factors = [compute_lr_factor(i, revised) for i in range(steps)]
     assert factors[:step] == [compute_lr_factor(i, original) for i in range(step)]
     assert factors[step] == pytest.approx(compute_lr_factor(step, original))
-    # The steepest slope is that of a warm-up over a tenth of the remaining steps, or of the decay
-    # of a short run.
+    # The factor changes fastest in a warm-up over a tenth of the remaining steps.
     max_change = 1 / max(1, (steps - step) // 10) + 1e-9
-    assert all(abs(a - b) <= max_change for a, b in pairwise(factors[step:]))
+    assert all(abs(second - first) <= max_change for first, second in pairwise(factors[step:]))
     assert compute_lr_factor(steps, revised) == pytest.approx(0)
     assert all(0 < factor <= 1 for factor in factors)
 
 
 def test_warmup_continues_after_a_revision() -> None:
-    """A run revised during its warm-up still comes close to the peak learning rate."""
+    """A run that is revised during its warm-up still reaches 80 % of the peak learning rate."""
     settings = revise_schedule(ScheduleSettings(steps=1000, minutes=1.0), 20, 200)
     assert max(compute_lr_factor(step, settings) for step in range(200)) > 0.8
 
@@ -154,7 +153,7 @@ def test_warmup_continues_after_a_revision() -> None:
     [(100, 500, 450), (100, 2000, 1800), (460, 500, 460), (950, 960, 900), (950, 1500, 900)],
 )
 def test_completed_steps_keep_their_phase(step: int, steps: int, phase2_start: int) -> None:
-    """Phases keep their fractions in the revised run, except that completed steps do not move."""
+    """Revised phases have the same fractions of the run, but completed steps keep their phase."""
     original = ScheduleSettings(steps=1000, minutes=1.0, phase2_max_seqlen=512)
     revised = revise_schedule(original, step, steps)
     expected = [Phase(0, phase2_start, 128), Phase(phase2_start, steps, 512)]

@@ -1,4 +1,4 @@
-"""Signals: an interrupted run saves a checkpoint and exits, and can be resumed."""
+"""Signals: SIGTERM and Ctrl-C save a checkpoint and stop the run, which can be resumed."""
 
 import os
 import signal
@@ -118,7 +118,7 @@ class _InterruptingProgress(NullProgress):
 
 
 def test_signal_at_the_end_of_a_step_loses_no_step(tmp_path: Path) -> None:
-    """A signal after the update of the weights still saves that step."""
+    """If a signal arrives after the update of the weights, the checkpoint has that step."""
     objective = _ToyObjective()
     model = objective.model
     optimizer = build_optimizer(model, OptimSettings())
@@ -133,7 +133,7 @@ def test_signal_at_the_end_of_a_step_loses_no_step(tmp_path: Path) -> None:
 
 
 def test_run_is_finished_despite_a_signal_in_the_last_step(tmp_path: Path) -> None:
-    """A signal during the last step does not mark the run as interrupted."""
+    """A run that receives a signal in its last step is finished, not interrupted."""
     objective = _ToyObjective()
     model = objective.model
     optimizer = build_optimizer(model, OptimSettings())
@@ -143,7 +143,7 @@ def test_run_is_finished_despite_a_signal_in_the_last_step(tmp_path: Path) -> No
 
 
 def test_memory_is_trimmed_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Freed memory is returned at the end of a finished or interrupted run, not between steps."""
+    """Freed memory is returned to the OS once, when a run is finished or interrupted."""
     objective, logged_lines = _ToyObjective(), []
     model = objective.model
     monkeypatch.setattr(
@@ -171,7 +171,7 @@ def test_second_signal_has_its_usual_effect() -> None:
 def test_metrics_log_is_synced_before_each_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The metrics log is flushed to disk before each checkpoint, so it is never behind it."""
+    """The metrics log is written to disk before each checkpoint, so it has all steps up to it."""
     calls: list[str] = []
     monkeypatch.setattr(MetricsLog, "sync", lambda _: calls.append("sync"))
     monkeypatch.setattr(

@@ -1,5 +1,6 @@
-"""The number of threads on a busy machine: choice from given times, storage, restoring."""
+"""The number of threads on a busy machine: it is chosen by timing steps, stored and restored."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def use_two_threads() -> Iterator[None]:
     [
         ({2: [1.0] * 3, 1: [1.9] * 3}, 2),
         ({2: [4.0] * 3, 1: [1.0] * 3}, 1),
-        # Neither a small difference nor a single disturbed round changes the number.
+        # Neither a small difference nor a single slow timing changes the number.
         ({2: [1.0] * 3, 1: [0.95] * 3}, 2),
         ({2: [1.0, 9.0, 1.0], 1: [1.9] * 3}, 2),
         ({2: [4.0] * 3, 1: [1.0, 30.0, 1.0]}, 1),
@@ -55,7 +56,7 @@ def use_two_threads() -> Iterator[None]:
 def test_fewer_threads_are_chosen_only_if_clearly_faster(
     seconds: dict[int, list[float]], num_threads: int
 ) -> None:
-    """The medians of three interleaved rounds decide."""
+    """The fewer threads are chosen if the median of their three timings is clearly lower."""
     timed: list[int] = []
 
     def time_step(threads: int) -> float:
@@ -69,7 +70,7 @@ def test_fewer_threads_are_chosen_only_if_clearly_faster(
 
 
 def test_candidates_leave_busy_cores_free() -> None:
-    """The candidates are all threads, those that the load leaves free, and half."""
+    """The candidates are all threads, as many as there are free cores, and half of all."""
     assert list_candidate_thread_counts(2, BUSY) == [2, 1]
     assert list_candidate_thread_counts(16, BUSY) == [16, 15, 8]
     assert list_candidate_thread_counts(16, CpuLoad(3.2, 0.0)) == [16, 12, 8]
@@ -78,7 +79,7 @@ def test_candidates_leave_busy_cores_free() -> None:
 
 
 def test_short_load_makes_a_machine_busy_but_takes_no_core() -> None:
-    """A machine is busy if loaded now or recently; a core is in use if loaded now and recently."""
+    """A load now or in the last minute makes a machine busy; a core is in use only with both."""
     assert is_machine_busy(CpuLoad(0.4, 0.0))
     assert is_machine_busy(CpuLoad(0.0, 0.4))
     assert not is_machine_busy(IDLE)
@@ -90,7 +91,7 @@ def test_short_load_makes_a_machine_busy_but_takes_no_core() -> None:
 
 
 def test_load_without_proc_is_the_load_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The load is not negative; without /proc/stat the load average replaces the current load."""
+    """Without /proc/stat, the load average replaces the current load."""
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert measure_cpu_load().current >= 0
     monkeypatch.setattr(device, "_get_busy_core_seconds", lambda: None)
@@ -104,13 +105,13 @@ def _choose_one_thread(*_: Any) -> ThreadChoice:
 
 
 def _fail_if_called(*_: Any) -> Any:
-    raise AssertionError("measured or timed unnecessarily")
+    raise AssertionError("called unnecessarily")
 
 
 def test_busy_machine_trains_with_fewer_threads(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of threads is stored, used by a resumed run, and reset after the run."""
+    """The lower number of threads is stored, used again by a resumed run, and reset at the end."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
     monkeypatch.setattr(Session, "choose_thread_count", _choose_one_thread)
     arguments: dict[str, Any] = {"steps": 2, "run__threads": None}
@@ -146,7 +147,7 @@ def test_threads_are_not_timed_without_need(
 def test_timing_threads_does_not_change_the_weights(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run with timed threads ends with the same bytes as one with that run.threads set."""
+    """If the chosen number is set as run.threads, a run without timing ends with the same bytes."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
     train("timed", steps=3, run__threads=None)
     threads = read_toml(tmp_path / "timed" / "settings.toml")["run"]["threads"]
@@ -158,7 +159,7 @@ def test_timing_threads_does_not_change_the_weights(
 def test_noisy_step_times_lead_to_fewer_threads(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noisy step times reveal a load that the system does not report, as in a container."""
+    """If step times are noisy on a machine that seems idle, fewer threads are tried."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: IDLE)
     noisy_cost = Cost(8.0, 0.0, 0, 1e9, 0.1, 100.0, is_noisy=True)
     costs = iter([noisy_cost, Cost(2.0, 0.0, 0, 1e9, 0.1, 100.0)])
@@ -174,7 +175,7 @@ def test_noisy_step_times_lead_to_fewer_threads(
 def test_fine_tuning_leaves_busy_cores_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fine-tuning on a busy machine uses fewer threads, and a resumed run the stored number."""
+    """Fine-tuning on a busy machine uses fewer threads; a resumed run uses the stored number."""
     tokenizer = make_tokenizer()
     config = make_prime_size_config(
         vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61
@@ -183,10 +184,10 @@ def test_fine_tuning_leaves_busy_cores_free(
     rng = np.random.default_rng(0)
     table = tmp_path / "table.jsonl"
     rows = [
-        f'{{"text": "{" ".join(rng.choice(WORDS, 3))}", "label": "{"no" if i % 2 else "yes"}"}}'
-        for i in range(20)
+        {"text": " ".join(rng.choice(WORDS, 3)), "label": ("yes", "no")[index % 2]}
+        for index in range(20)
     ]
-    table.write_text("\n".join(rows))
+    table.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
     values = {"schedule": {"steps": 2}}
     finetune("classify", tmp_path / "start", tmp_path / "run", data=table, values=values)

@@ -13,7 +13,7 @@ from tests.train.conftest import make_tokenizer
 
 @pytest.fixture(scope="session")
 def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with the vocabulary WORDS."""
+    """The directory of a model with random weights and the vocabulary WORDS."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     config = make_prime_size_config(

@@ -1,6 +1,6 @@
 """Fine-tuning ends with the same weights as the Trainer of transformers.
 
-Every batch has all examples and there is no dropout, so the runs are deterministic.
+Each batch has all examples, and there is no dropout, so the runs have no randomness.
 """
 
 import json
@@ -22,7 +22,7 @@ from tests.train.conftest import WORDS, make_tokenizer
 NUM_EXAMPLES, STEPS = 24, 30
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
+class TrainerWithBertsmithSchedule(transformers.Trainer):  # type: ignore[misc]
     """The Trainer of transformers with Bertsmith's learning rate schedule."""
 
     def create_scheduler(
@@ -37,7 +37,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
 
 def make_rows(kind: str) -> list[dict[str, Any]]:
-    """Return random texts of one to nine words with labels."""
+    """Return rows with a random text of one to nine words and a label."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for index in range(NUM_EXAMPLES):
@@ -52,9 +52,9 @@ def make_rows(kind: str) -> list[dict[str, Any]]:
 def test_weights_equal_those_of_the_trainer(
     kind: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loss, Adam, warm-up, weight decay and clipping agree.
+    """After 30 steps, the weights equal those of the Trainer to 0.1 % of their change.
 
-    A run with a learning rate of 1e-30 provides the common initial weights.
+    A run with a learning rate of 1e-30 provides the initial weights of both.
     """
     # A PyTorch without oneDNN uses MKL for both.
     use_onednn = library == "oneDNN" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -82,16 +82,16 @@ def test_weights_equal_those_of_the_trainer(
         assert result.model is not None
         return result.model
 
-    initial_model, our_model = (
+    initial_model, bertsmith_model = (
         transformers.AutoModelForSequenceClassification.from_pretrained(finetune_with_lr(lr))
         for lr in (1e-30, 1e-3)
     )
     initial = {name: weight.clone() for name, weight in initial_model.named_parameters()}
     expected = train_with_transformers(initial_model, tmp_path, rows)
-    for name, weight in our_model.named_parameters():
+    for name, weight in bertsmith_model.named_parameters():
         change = (weight - initial[name]).norm()
         assert change > 0, name
-        # The softmax ignores the key bias, so its gradient is only rounding error.
+        # The key bias does not change the softmax, so its gradient is only rounding error.
         tolerance = 2e-5 if name.endswith("key.bias") else 0.0
         assert (weight - expected[name]).norm() < 1e-3 * change + tolerance, name
 
@@ -99,7 +99,7 @@ def test_weights_equal_those_of_the_trainer(
 def train_with_transformers(
     model: Any, folder: Path, rows: list[dict[str, Any]]
 ) -> dict[str, torch.Tensor]:
-    """Train with the Trainer and return the weights by name."""
+    """Train ``model`` with the Trainer of transformers, and return its weights by name."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(next(folder.glob("0.001/model")))
     label_ids = model.config.label2id
     items = [{**tokenizer(row["text"]), "labels": label_ids.get(row["label"], row["label"])}
@@ -109,7 +109,7 @@ def train_with_transformers(
         disable_tqdm=True, per_device_train_batch_size=NUM_EXAMPLES, max_steps=STEPS,
         learning_rate=1e-3, weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0,
     )  # fmt: skip
-    Trainer(
+    TrainerWithBertsmithSchedule(
         model, arguments, train_dataset=items,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
     ).train()  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fine-tuning: learning, resuming, early stopping, sweeps over seeds and the grid."""
+"""Fine-tuning: learning, resuming, early stopping, and sweeps over seeds and the grid."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional
 
 from bertsmith import bundle
 from bertsmith.bundle import HeadConfig
@@ -29,9 +30,9 @@ from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.train.conftest import WORDS
 
-#: A model of width 32 learns more reliably without dropout.
+#: Model settings without dropout, with which a model of width 32 learns more reliably.
 NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
-#: A high learning rate, as small models need it.
+#: Settings with a high learning rate, which small models need.
 FAST_SETTINGS: dict[str, dict[str, Any]] = {
     "optim": {"lr": 3e-3},
     "run": {"threads": 1},
@@ -40,7 +41,14 @@ FAST_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def write_table(path: Path, kind: str, count: int = 160, seed: int = 0) -> Path:
-    """Write texts whose label depends on which of two words they contain."""
+    """Write texts whose label says which of the first two WORDS they contain.
+
+    Args:
+        path: File to write, as JSON lines.
+        kind: Kind of the task, which determines the kind of the label.
+        count: Number of texts.
+        seed: Seed of the random generator.
+    """
     rng = np.random.default_rng(seed)
     lines = []
     for _ in range(count):
@@ -70,7 +78,7 @@ def finetune_table(
 def test_each_kind_is_learned(
     start_model: Path, tmp_path: Path, kind: str, min_score: float
 ) -> None:
-    """Held-out scores are near 1, and evaluate and predict agree on a new file."""
+    """Held-out scores are high, and ``evaluate`` and ``predict`` agree on a new file."""
     data = write_table(tmp_path / "train.jsonl", kind, 320)
     result = finetune_table(
         start_model, tmp_path / "run", data, kind, model=NO_DROPOUT, schedule={"epochs": 10.0}
@@ -125,7 +133,7 @@ def test_interrupted_run_ends_with_the_same_weights(
 
 
 def test_finished_run_is_not_repeated(start_model: Path, tmp_path: Path) -> None:
-    """The same call returns the same result; changed data files are rejected."""
+    """Repeating the call returns the same result; with changed data files it is an error."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     schedule = {"steps": 3}
     result = finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
@@ -142,7 +150,7 @@ def test_finished_run_is_not_repeated(start_model: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"step": 3}', '{"metrics": 3}', "\xff"])
 def test_damaged_result_is_an_error(start_model: Path, tmp_path: Path, content: str) -> None:
-    """The message names the file; without the file, the same call writes it again."""
+    """A damaged result.json is an error; if it is removed, the same call writes it again."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     schedule = {"steps": 1}
     result = finetune_table(start_model, tmp_path / "run", data, "single", schedule=schedule)
@@ -159,7 +167,7 @@ def test_damaged_result_is_an_error(start_model: Path, tmp_path: Path, content: 
 
 
 def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path) -> None:
-    """Without improvement after the first epoch, the run stops early with its weights."""
+    """If no epoch improves on the first one, the run stops early with the weights of that epoch."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     run = tmp_path / "run"
     changes: dict[str, Any] = {
@@ -171,8 +179,11 @@ def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path
     steps_per_epoch = result.steps // 9
     assert result.step == 3 * steps_per_epoch
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    first = json.loads(next(line for line in lines if '"heldout"' in line))
-    assert result.metrics == {k: v for k, v in first.items() if k not in ("step", "kind")}
+    first_line = json.loads(next(line for line in lines if '"heldout"' in line))
+    first_metrics = {
+        name: value for name, value in first_line.items() if name not in ("step", "kind")
+    }
+    assert result.metrics == first_metrics
     # The finished run needs no optimizer state to write its model again.
     assert not list(run.rglob("moments.safetensors"))
     weights = (run / "model" / bundle.WEIGHTS_FILE).read_bytes()
@@ -183,7 +194,7 @@ def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path
 
 
 def test_evaluation_only_at_the_end(start_model: Path, tmp_path: Path) -> None:
-    """It gives the same metrics, and excludes selecting the best epoch and early stopping."""
+    """Evaluating once gives the same final metrics, but no best epoch and no early stopping."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     results = [
         finetune_table(
@@ -228,7 +239,7 @@ def test_sweep_keeps_the_best_seed(start_model: Path, tmp_path: Path) -> None:
 def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep interrupted in its second run falls back to an intact checkpoint of that run."""
+    """An interrupted sweep resumes its second run from the newest intact checkpoint."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     values = {**FAST_SETTINGS, "schedule": {"steps": 6}, "checkpoint": {"every": 2}}
     expected = run_sweep("classify", start_model, tmp_path / "uninterrupted", seeds=2, data=data,
@@ -258,7 +269,7 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
 def test_late_signal_stops_the_sweep_after_the_run(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal in the last step of a run stops the sweep before the next run; it can resume."""
+    """A signal in the last step of a run stops the sweep after that run; the sweep can resume."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     values = {**FAST_SETTINGS, "schedule": {"steps": 2}}
     steps = 0
@@ -280,7 +291,7 @@ def test_late_signal_stops_the_sweep_after_the_run(
 
 
 def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
-    """With the mean squared error as metric, the epoch and seed with the lowest value are best."""
+    """If the first metric is the mean squared error, the lowest value selects epoch and seed."""
     data = write_table(tmp_path / "train.jsonl", "regression", 40)
     task = {**FAST_SETTINGS["task"], "kind": "regression", "metrics": ["mse", "pearson"]}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 3.0},
@@ -299,7 +310,7 @@ def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_nan_is_the_worst_score(tmp_path: Path) -> None:
-    """NaN counts as the highest error and as the lowest score."""
+    """In a summary over seeds, NaN counts as the highest error or the lowest F1."""
     runs = [
         FinetuneResult(
             tmp_path, None, None, 1, 1, ["mse"], {"mse": value, "f1": value}, {}, 0.0
@@ -322,7 +333,7 @@ def test_sweep_does_not_overwrite_a_model(start_model: Path, tmp_path: Path) -> 
 
 
 def test_defaults_are_those_of_the_paper(start_model: Path, tmp_path: Path) -> None:
-    """The defaults are lr 3e-5, 3 epochs and batch 32, also if other settings are given."""
+    """The defaults are a learning rate of 3e-5, 3 epochs and batch size 32."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     values = {"optim": {"weight_decay": 0.0}, "schedule": {}, "run": {"threads": 1}}
     result = finetune("classify", start_model, tmp_path / "run", data=data, values=values)
@@ -333,7 +344,7 @@ def test_defaults_are_those_of_the_paper(start_model: Path, tmp_path: Path) -> N
 
 
 def test_resuming_needs_the_same_columns(start_model: Path, tmp_path: Path) -> None:
-    """Resuming without the column of the second text is rejected."""
+    """Resuming a run without task.pair_column is an error if the run was started with it."""
     rows = [{"text": f"w {n}", "b": "w", "label": n % 2} for n in range(20)]
     data = tmp_path / "t.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -348,7 +359,7 @@ def test_resuming_needs_the_same_columns(start_model: Path, tmp_path: Path) -> N
 def test_grid_is_that_of_the_paper(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A grid runs all combinations, and that of appendix A.3 has 18 points."""
+    """A grid runs all combinations of its values; the grid of appendix A.3 has 18."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     monkeypatch.setattr(sweep, "GRID", {"task.batch_size": (4, 8), "optim.lr": (1e-3, 2e-3)})
     values = {"run": FAST_SETTINGS["run"], "schedule": {"epochs": 0.5}}
@@ -369,7 +380,7 @@ def test_grid_is_that_of_the_paper(
 def test_grid_rejects_settings_it_would_override(
     start_model: Path, tmp_path: Path, assignment: str
 ) -> None:
-    """Batch, learning rate, epochs and steps cannot be set in addition to the grid."""
+    """Batch size, learning rate, epochs and steps cannot be set in addition to the grid."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     name = assignment.partition("=")[0]
     with pytest.raises(SettingsError, match=rf"{name} is .*, but the grid sets"):
@@ -395,7 +406,7 @@ def test_steps_and_epochs_exclude_each_other(start_model: Path, tmp_path: Path) 
 
 
 def test_settings_of_a_run_are_a_settings_file(start_model: Path, tmp_path: Path) -> None:
-    """A run with ``config=RUN/settings.toml`` ends with the same weights, also on other data."""
+    """``config=RUN/settings.toml`` repeats a run, and can also be used with other data."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     first = finetune_table(
         start_model,
@@ -421,7 +432,7 @@ def test_settings_of_a_run_are_a_settings_file(start_model: Path, tmp_path: Path
         assert (task["labels"], task["train_file"]) == (["false", "true"], str(other))
     with pytest.raises(SettingsError, match="settings of a run on the task 'classify', not on"):
         finetune("tag", start_model, tmp_path / "third", data=data, config=config)
-    config.write_text('[run]\nstore = "1a2b"\n')
+    config.write_text('[run]\nstore_id = "1a2b"\n')
     with pytest.raises(SettingsError, match="settings of a pre-training run"):
         finetune("classify", start_model, tmp_path / "third", data=data, config=config)
 
@@ -430,7 +441,7 @@ def test_settings_of_a_run_are_a_settings_file(start_model: Path, tmp_path: Path
     "task", ["classify", "tag", "answer", "choose", "rte", "squad", "conll2003"]
 )
 def test_stored_task_settings_are_read_back(start_model: Path, tmp_path: Path, task: str) -> None:
-    """The settings that a run of any task stores resolve to themselves."""
+    """A new run with the stored settings of another run resolves to the same settings."""
     settings = resolve_task_settings(task, start_model, tmp_path, {"task": {"skip_invalid": True}})
     config = tmp_path / "settings.toml"
     config.write_text(update_task_settings(settings, {"fingerprint": "1a2b"}).to_toml())
@@ -441,7 +452,7 @@ def test_stored_task_settings_are_read_back(start_model: Path, tmp_path: Path, t
 def test_micro_batches_with_class_weights_equal_one_batch(
     start_model: Path, tmp_path: Path
 ) -> None:
-    """A batch split into micro-batches of 64 tokens ends with the same weighted loss."""
+    """With class weights, batches split into micro-batches give the same loss as unsplit ones."""
     data = write_table(tmp_path / "train.jsonl", "single", 60)
     task = {"class_weights": "balanced", "batch_size": 16}
     losses = []
@@ -456,7 +467,7 @@ def test_micro_batches_with_class_weights_equal_one_batch(
 
 
 def test_frozen_layers_do_not_change(start_model: Path, tmp_path: Path) -> None:
-    """With run.num_frozen_layers=1, embeddings and first layer do not change."""
+    """With run.num_frozen_layers=1, the embeddings and the first layer do not change."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     result = finetune_table(
         start_model, tmp_path / "run", data, "single", run={"threads": 1, "num_frozen_layers": 1}
@@ -474,15 +485,15 @@ def test_losses_equal_those_of_transformers() -> None:
     """The mean losses of the three kinds equal the loss functions that transformers uses."""
     torch.manual_seed(0)
     logits = torch.randn(7, 3)
-    single = torch.randint(3, (7,))
-    multi = torch.randint(2, (7, 3)).float()
-    number = torch.randn(7)
-    f = torch.nn.functional
+    class_ids = torch.randint(3, (7,))
+    label_vectors = torch.randint(2, (7, 3)).float()
+    scores = torch.randn(7)
+    bce = functional.binary_cross_entropy_with_logits
     labels = ("a", "b", "c")
     for head, targets, expected in (
-        (HeadConfig("single", labels), single, f.cross_entropy(logits, single)),
-        (HeadConfig("multi", labels), multi, f.binary_cross_entropy_with_logits(logits, multi)),
-        (HeadConfig("regression"), number, f.mse_loss(logits[:, 0], number)),
+        (HeadConfig("single", labels), class_ids, functional.cross_entropy(logits, class_ids)),
+        (HeadConfig("multi", labels), label_vectors, bce(logits, label_vectors)),
+        (HeadConfig("regression"), scores, functional.mse_loss(logits[:, 0], scores)),
     ):
         packed = pack_sequences([([1], [0])])
         micro_batch = TaskMicroBatch(packed, None, targets, torch.ones(7), [1] * 7)

@@ -16,9 +16,9 @@ from tests.train.finetuning.test_finetune import NO_DROPOUT
 
 
 def write_choices(path: Path, count: int, seed: int, answers: Path | None = None) -> Path:
-    """Write prompts with three endings, of which the correct one contains the first word of WORDS.
+    """Write a table of prompts with three endings. The correct one contains the first of WORDS.
 
-    The answers are a column of the table, or the letters in the file ``answers``.
+    The correct answers are written to a column of the table, or as letters to the file ``answers``.
     """
     rng = np.random.default_rng(seed)
     rows, letters = ["id,text,x,y,z" + ("" if answers else ",label")], []
@@ -47,7 +47,7 @@ def finetune_choices(start_model: Path, out: Path, data: Path, **task: object) -
 
 
 def test_multiple_choice_is_learned(start_model: Path, tmp_path: Path) -> None:
-    """The held-out accuracy is near 1, and evaluate and choose agree on a new file."""
+    """The held-out accuracy is at least 0.9; ``evaluate`` and ``choose`` agree on a new file."""
     data = write_choices(tmp_path / "train.csv", 160, 0)
     result = finetune_choices(start_model, tmp_path / "run", data)
     assert result.metric_names == ["accuracy"]
@@ -67,7 +67,7 @@ def test_multiple_choice_is_learned(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_answer_files_are_part_of_a_run(start_model: Path, tmp_path: Path) -> None:
-    """Training and held-out tables have answer files, whose content must not change in a run."""
+    """Answers can be in separate files; a run cannot be resumed if these files have changed."""
     data = write_choices(tmp_path / "t.csv", 40, 0, tmp_path / "t-right.csv")
     dev = write_choices(tmp_path / "d.csv", 20, 1, tmp_path / "d-right.csv")
     task = {"label_file_suffix": "-right", "validation_files": {"dev": str(dev)}}
@@ -85,7 +85,7 @@ def test_answer_files_are_part_of_a_run(start_model: Path, tmp_path: Path) -> No
 
 
 def test_micro_batches_equal_one_batch(start_model: Path, tmp_path: Path) -> None:
-    """The endings of a prompt stay in one micro-batch of any size, and the loss is the same."""
+    """Batches split into micro-batches of 64 tokens give the same loss as unsplit batches."""
     data = write_choices(tmp_path / "t.csv", 40, 0)
     losses = []
     for micro_batch_tokens in (64, 4096):

@@ -13,11 +13,10 @@ from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.use.answer import answer
 from bertsmith.use.evaluate import evaluate
-from tests.train.conftest import WORDS
+from tests.train.conftest import WORDS, RecordingProgress
 from tests.train.finetuning.test_finetune import NO_DROPOUT
-from tests.train.finetuning.test_task_data import RecordingProgress
 
-#: The answer is the word after MARK; a context without MARK has no answer.
+#: The word before the answer; a context without this word has no answer.
 MARK = WORDS[0]
 
 
@@ -27,7 +26,7 @@ def write_questions(path: Path, count: int, unanswerable: float, seed: int = 0) 
     Args:
         path: File to write.
         count: Number of questions.
-        unanswerable: Probability that a question has no answer.
+        unanswerable: Fraction of questions without an answer.
         seed: Seed of the random generator.
     """
     rng = np.random.default_rng(seed)
@@ -48,7 +47,7 @@ def write_questions(path: Path, count: int, unanswerable: float, seed: int = 0) 
 
 @pytest.mark.parametrize("unanswerable", [0.0, 0.4])
 def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable: float) -> None:
-    """The held-out F1 is near 1, and evaluate and answer agree with it."""
+    """The held-out F1 is at least 0.9, and ``evaluate`` and ``answer`` give the same scores."""
     data = write_questions(tmp_path / "train.jsonl", 500, unanswerable)
     dev = write_questions(tmp_path / "dev.jsonl", 80, unanswerable, seed=1)
     result = finetune(
@@ -79,7 +78,7 @@ def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable: floa
 
 
 def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
-    """A null threshold set by the user is not replaced by that of the held-out file."""
+    """The null threshold that the user has set is used instead of one computed on held-out data."""
     data = write_questions(tmp_path / "train.jsonl", 40, 0.4)
     result = finetune(
         "answer", start_model, tmp_path / "run", data=data,
@@ -93,7 +92,7 @@ def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_answers_without_a_token_are_not_trained_on(start_model: Path, tmp_path: Path) -> None:
-    """Answers that the tokenizer drops are counted and logged, but scored in the held-out file."""
+    """Training answers without a token are left out and logged; held-out ones are scored."""
     data = write_questions(tmp_path / "train.jsonl", 20, 0.0)
     row = {"question": WORDS[0], "context": f"{WORDS[1]} \u200b",
            "answers": {"text": ["\u200b"], "answer_start": [3]}}  # fmt: skip
@@ -117,7 +116,7 @@ def test_answers_without_a_token_are_not_trained_on(start_model: Path, tmp_path:
 
 
 def test_data_that_cannot_be_learned_is_rejected(start_model: Path, tmp_path: Path) -> None:
-    """A file without answers, a wrong kind and a missing file are errors without a run."""
+    """A file without answers, a wrong task kind and a missing file are errors before the run."""
     data = write_questions(tmp_path / "train.jsonl", 20, 1.0)
     with pytest.raises(TaskError, match=r"train\.jsonl: no question has an answer"):
         finetune("answer", start_model, tmp_path / "run", data=data)

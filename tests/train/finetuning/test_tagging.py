@@ -21,7 +21,7 @@ from tests.train.conftest import WORDS
 from tests.train.finetuning.test_finetune import FAST_SETTINGS, NO_DROPOUT, write_table
 
 NAMES, PLACES = WORDS[:6], WORDS[6:12]
-#: Punctuation is repeated so that it occurs in the training data.
+#: Words that are not names. Punctuation is repeated, so that it is frequent in the training data.
 OTHER_WORDS = [*WORDS[12:], *",." * 6]
 
 
@@ -51,8 +51,8 @@ def write_conll(path: Path, count: int, seed: int, *, two_word_names: bool = Tru
 def test_tags_are_learned(
     start_model: Path, tmp_path: Path, kind: str, context: str, label: str
 ) -> None:
-    """Held-out scores are near 1, evaluate agrees, and tags are predicted for raw text."""
-    # Documents give fewer inputs than sentences, so they get the easier task.
+    """Held-out scores are high, ``evaluate`` gives the same score, and raw text can be tagged."""
+    # There are fewer documents than sentences to learn from, so the task is easier.
     two_word_names = context == "sentence"
     data = write_conll(tmp_path / "train.txt", 300, 0, two_word_names=two_word_names)
     dev = write_conll(tmp_path / "dev.txt", 40, 1, two_word_names=two_word_names)
@@ -61,7 +61,7 @@ def test_tags_are_learned(
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 20.0}}
     result = finetune("tag", start_model, tmp_path / "run", data=data, values=values)
     metric = result.metric_names[0]
-    # An entity is correct only if all of its words are, so the score is lower than for tags.
+    # The score of entities is lower, because an entity is correct only if all of its tags are.
     assert result.metrics[metric] > (0.95 if kind == "tags" else 0.85)
     assert result.metrics["examples"] == 40
     assert result.model is not None
@@ -92,7 +92,7 @@ def test_tags_are_learned(
 def test_sentences_without_a_token_are_not_trained_on(
     start_model: Path, tmp_path: Path, context: str
 ) -> None:
-    """Sentences that the tokenizer drops would be batches without a loss at batch size 1."""
+    """Sentences without a token are left out, because a batch of them would have no loss."""
     data = write_conll(tmp_path / "train.txt", 8, 0)
     empty_sentences = "\n-DOCSTART-\n\u200b N O\n" * 8
     data.write_text(data.read_text() + empty_sentences)
@@ -116,7 +116,7 @@ def test_sentences_without_a_token_are_not_trained_on(
 
 
 def test_long_texts_are_tagged_to_the_end(start_model: Path, tmp_path: Path) -> None:
-    """A text ten times as long as the model's inputs is tagged up to its last word."""
+    """A text that is ten times longer than the model's inputs is tagged up to its last word."""
     data = write_conll(tmp_path / "train.txt", 150, 0)
     task = {**FAST_SETTINGS["task"], "label_column": "2", "max_seqlen": 16}
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 16.0}}
@@ -129,7 +129,7 @@ def test_long_texts_are_tagged_to_the_end(start_model: Path, tmp_path: Path) -> 
 
 
 def test_wrong_kinds_and_tags_are_rejected(start_model: Path, tmp_path: Path) -> None:
-    """A tagger cannot classify, and unknown or invalid tags are errors."""
+    """A tagger cannot be used as a classifier, and unknown or invalid tags are errors."""
     data = write_conll(tmp_path / "train.txt", 20, 0)
     (tmp_path / "dev.txt").write_text("ba N B-ORG\n")
     values = {
@@ -141,7 +141,7 @@ def test_wrong_kinds_and_tags_are_rejected(start_model: Path, tmp_path: Path) ->
     assert result.model is not None
     with pytest.raises(ModelError, match=r"'entities'; expected 'single'"):
         predict(result.model, ["ba"])
-    values["task"]["heldout"] = {"dev": str(tmp_path / "dev.txt")}
+    values["task"]["validation_files"] = {"dev": str(tmp_path / "dev.txt")}
     with pytest.raises(TaskError, match=r"dev\.txt, line 1: an unknown label: 'B-ORG'"):
         finetune("tag", start_model, tmp_path / "other", data=data, values=values)
     values["task"] |= {"labels": ["X", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]}
@@ -152,11 +152,11 @@ def test_wrong_kinds_and_tags_are_rejected(start_model: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("family", ["tag", "classify"])
 def test_bilstm_learns_on_a_frozen_encoder(start_model: Path, tmp_path: Path, family: str) -> None:
-    """Both families learn, the encoder is unchanged, and transformers rejects the directory."""
+    """A BiLSTM learns both tasks without changing the encoder; transformers rejects the model."""
     task: dict[str, Any] = dict(FAST_SETTINGS["task"])
     if family == "tag":
         data = write_conll(tmp_path / "train.txt", 150, 0)
-        task["label"] = "2"
+        task["label_column"] = "2"
     else:
         data = write_table(tmp_path / "train.jsonl", "single", 160)
     values = {

@@ -10,28 +10,16 @@ import pytest
 
 from bertsmith import bundle
 from bertsmith.errors import RunError, SettingsError, TaskError
-from bertsmith.progress import NullProgress
 from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.sweep import run_sweep
 from bertsmith.train.finetuning.task_data import read_task_data
-from tests.train.conftest import WORDS
+from tests.train.conftest import WORDS, RecordingProgress
 from tests.train.finetuning.test_finetune import (
     FAST_SETTINGS,
     finetune_table,
     write_table,
 )
-
-
-class RecordingProgress(NullProgress):
-    """Progress that records the log messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def log(self, text: str) -> None:
-        """Record a message."""
-        self.messages.append(text)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -41,7 +29,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_unknown_label_in_a_held_out_file_is_rejected(start_model: Path, tmp_path: Path) -> None:
-    """The error names file and line, and no run is created."""
+    """An unknown label is an error with file and line number, and no run is created."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
     with pytest.raises(TaskError, match=r"dev\.jsonl, line 1: an unknown label: 'perhaps'"):
@@ -56,7 +44,7 @@ def test_unknown_label_in_a_held_out_file_is_rejected(start_model: Path, tmp_pat
 
 
 def test_unknown_tokens_are_warned_about(start_model: Path, tmp_path: Path) -> None:
-    """The warning names the file with most [UNK]; the fraction of each file is in the counts."""
+    """A warning names the file with the most [UNK]; the counts have the fraction of each file."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     rows = [{"text": "겨울에는 날씨가 춥습니다", "label": label} for label in ("yes", "no")]
     dev = write_rows(tmp_path / "dev.jsonl", rows)
@@ -73,7 +61,7 @@ def test_unknown_tokens_are_warned_about(start_model: Path, tmp_path: Path) -> N
 
 
 def test_label_without_training_examples_is_logged(start_model: Path, tmp_path: Path) -> None:
-    """A label that only the held-out file has is logged and part of the counts."""
+    """A label that only held-out examples have is logged, and listed in the counts."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
     progress = RecordingProgress()
@@ -97,9 +85,9 @@ def test_label_without_training_examples_is_logged(start_model: Path, tmp_path: 
 def test_labels_are_counted_and_compared_with_the_majority(
     start_model: Path, tmp_path: Path
 ) -> None:
-    """Label counts are logged, and a classifier no better than the majority class is reported.
+    """A run logs the label counts, and warns if it is no better than the majority class.
 
-    The accuracy is compared even if it is not one of the metrics.
+    The warning does not depend on the metrics that the user has chosen.
     """
     rows = [{"text": WORDS[0], "label": "yes" if n % 10 else "no"} for n in range(40)]
     data = write_rows(tmp_path / "t.jsonl", rows)
@@ -120,7 +108,7 @@ def test_labels_are_counted_and_compared_with_the_majority(
 
 
 def test_training_on_the_held_out_file_is_logged(start_model: Path, tmp_path: Path) -> None:
-    """Using the same file for training and evaluation is allowed but logged."""
+    """Evaluating on the training file is possible, but a message is logged."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     (tmp_path / "link.jsonl").symlink_to(data)
     progress = RecordingProgress()
@@ -132,7 +120,7 @@ def test_training_on_the_held_out_file_is_logged(start_model: Path, tmp_path: Pa
 
 
 def test_f1_needs_two_labels(start_model: Path, tmp_path: Path) -> None:
-    """The metric f1 is rejected with three labels, where macro_f1 is suggested."""
+    """With three labels, the metric f1 is an error that suggests macro_f1."""
     rows = [{"text": f"w {n}", "label": f"l{n % 3}"} for n in range(20)]
     data = write_rows(tmp_path / "t.jsonl", rows)
     with pytest.raises(SettingsError, match=r"'f1' .* with 3 labels; .* macro_f1"):
@@ -141,7 +129,10 @@ def test_f1_needs_two_labels(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_training_examples_of_one_class_are_rejected(start_model: Path, tmp_path: Path) -> None:
-    """Also if the held-out examples or the settings have another class."""
+    """If all training examples have the same label, that is an error.
+
+    It does not help that the held-out examples or the settings have another label.
+    """
     rows = [{"text": f"w {n}", "label": "no"} for n in range(19)]
     other_row = {"text": "w", "label": "yes"}
     data = write_rows(tmp_path / "train.jsonl", rows)
@@ -167,7 +158,7 @@ def reject_constant(name: str) -> None:
 
 
 def test_nan_metric_is_null_on_disk(start_model: Path, tmp_path: Path) -> None:
-    """The NaN correlation with a constant is null in all files, and NaN in the result."""
+    """A correlation that is NaN is written as null to all files, and is NaN in the result."""
     data = write_table(tmp_path / "train.jsonl", "regression", 20)
     rows = [{"text": f"w {word}", "label": 2} for word in WORDS[:3]]
     dev = write_rows(tmp_path / "dev.jsonl", rows)
@@ -193,7 +184,7 @@ def test_nan_metric_is_null_on_disk(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_truncated_held_out_examples_are_counted(start_model: Path, tmp_path: Path) -> None:
-    """Truncated examples are counted with the file they are held out from."""
+    """Truncated examples are counted, including those that are held out from the training file."""
     rows = [{"text": "w " * 20, "label": str(n % 2)} for n in range(20)]
     data = write_rows(tmp_path / "train.jsonl", rows)
     result = finetune_table(
@@ -208,7 +199,7 @@ def test_truncated_held_out_examples_are_counted(start_model: Path, tmp_path: Pa
 
 
 def test_invalid_settings_are_rejected(start_model: Path, tmp_path: Path) -> None:
-    """Unknown tasks and metrics, other shapes, long inputs and changed settings are errors."""
+    """Unknown tasks and metrics, another model width and too long inputs are errors."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     run = tmp_path / "run"
     with pytest.raises(SettingsError, match="unknown task 'cole'"):
@@ -240,14 +231,14 @@ def test_invalid_settings_are_rejected(start_model: Path, tmp_path: Path) -> Non
 def test_unused_settings_are_rejected(
     start_model: Path, tmp_path: Path, task: str, task_settings: dict[str, Any], message: str
 ) -> None:
-    """A setting that the task family does not use is an error before any file is read."""
+    """A setting that the task does not use is an error, even before the data file is read."""
     values = {"task": task_settings}
     with pytest.raises(SettingsError, match=rf"task\.{message}"):
         finetune(task, start_model, tmp_path / "run", data=tmp_path / "own.json", values=values)
 
 
 def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
-    """A subset has its own seed and the order of the file; it can also be the first rows."""
+    """A subset is drawn with its own seed and keeps the file order, or is the start of the file."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     task = TaskSettings(
         train_file=str(data), max_train_examples=10, validation_files={"dev": str(data)}
@@ -266,7 +257,7 @@ def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
 
 
 def test_label_missing_in_a_subset_is_valid(tmp_path: Path) -> None:
-    """A held-out example may have a label of the training file that the subset lacks."""
+    """A held-out example may have a label that only unused training examples have."""
     rows = [{"text": "w", "label": ["a", "b"][n % 2]} for n in range(8)]
     rows.append({"text": "w", "label": "c"})
     file = str(write_rows(tmp_path / "t.jsonl", rows))
@@ -279,7 +270,7 @@ def test_label_missing_in_a_subset_is_valid(tmp_path: Path) -> None:
 
 
 def test_random_subset_keeps_documents_together(tmp_path: Path) -> None:
-    """If documents are the context, whole documents are drawn; the last one is cut to the size."""
+    """With task.context="document", whole documents are drawn, except for the last one."""
     rows = [{"tokens": ["w"], "tags": ["NV"[n % 2]], "document": n // 5} for n in range(40)]
     file = str(write_rows(tmp_path / "t.jsonl", rows))
     task = TaskSettings(kind="tags", text_column="0", label_column="-1", train_file=file,
@@ -290,7 +281,7 @@ def test_random_subset_keeps_documents_together(tmp_path: Path) -> None:
 
 
 def test_folds_partition_the_training_file(start_model: Path, tmp_path: Path) -> None:
-    """A subset is counted, and every example is held out in exactly one fold."""
+    """Each example is held out in exactly one fold; the counts have the size of a subset."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     result = finetune_table(
         start_model, tmp_path / "run", data, "single", schedule={"steps": 1},
@@ -311,7 +302,7 @@ def test_folds_partition_the_training_file(start_model: Path, tmp_path: Path) ->
 
 
 def test_numeric_labels_are_classes_only_on_request(start_model: Path, tmp_path: Path) -> None:
-    """Many different numbers as labels are rejected, unless the user sets the kind "single"."""
+    """Many different numbers as labels are an error, unless the user sets the kind "single"."""
     data = tmp_path / "scores.csv"
     rows = [f"{WORDS[n % 9]},{n % 7 / 2}" for n in range(28)]
     data.write_text("\n".join(["text,label", *rows]) + "\n")
@@ -326,7 +317,7 @@ def test_numeric_labels_are_classes_only_on_request(start_model: Path, tmp_path:
 
 
 def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) -> None:
-    """Questions about one context, and sentences of one document, are not split."""
+    """The questions about a context are held out together, and so are sentences of a document."""
     answers = {"text": ["c"], "answer_start": [0]}
     questions = [
         {"id": str(n), "question": f"q {n}", "context": f"c {n // 4}", "answers": answers}
@@ -369,7 +360,7 @@ def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) ->
 def test_resuming_without_a_setting_is_rejected(
     start_model: Path, tmp_path: Path, values: dict[str, Any], message: str
 ) -> None:
-    """A run cannot be resumed by a command that leaves out one of its settings."""
+    """Resuming a run without one of the settings it was started with is an error."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     changes = {**values, "run": {"threads": 1, **values.get("run", {})}}
     schedule = {"steps": 1}

@@ -1,4 +1,4 @@
-"""Pre-training reports the fraction of [UNK], and excludes [UNK] from the held-out metrics."""
+"""Pre-training reports the fraction of [UNK], and leaves [UNK] out of the held-out metrics."""
 
 import json
 import math
@@ -16,28 +16,16 @@ from bertsmith.data.unigram import compute_unigram_entropy
 from bertsmith.errors import StoreError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
-from bertsmith.progress import NullProgress
 from bertsmith.runtime import device
 from bertsmith.text.corpus import find_sources
 from bertsmith.train.pretraining.evaluation import HeldoutResult, build_heldout_stream, evaluate
-from tests.train.conftest import WORDS, TrainFunction, make_tokenizer
+from tests.train.conftest import WORDS, RecordingProgress, TrainFunction, make_tokenizer
 
 UNK_ID, NUM_SPECIAL_TOKENS = 1, 5
 
 
-class RecordingProgress(NullProgress):
-    """Progress that records the log messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def log(self, text: str) -> None:
-        """Record a message."""
-        self.messages.append(text)
-
-
 def make_korean_store(folder: Path, num_known_words: int) -> Path:
-    """Prepare sentences of two Korean words, which are [UNK], and some known words."""
+    """Prepare a store of sentences with two Korean words, which are [UNK], and known words."""
     rng = np.random.default_rng(5)
     lines, period = [], "." if num_known_words else ""
     for _ in range(120):
@@ -54,7 +42,7 @@ def make_korean_store(folder: Path, num_known_words: int) -> Path:
 
 
 def test_run_reports_the_fraction_of_unknown_tokens(train: TrainFunction, tmp_path: Path) -> None:
-    """The fraction is logged before the first step and in the metrics, with a warning above 2 %."""
+    """A run logs the fraction of [UNK], with a warning above 2 %, and has it in its metrics."""
     progress = RecordingProgress()
     store = make_korean_store(tmp_path / "korean", num_known_words=2)
     result = train("run", store, steps=1, progress=progress)
@@ -69,14 +57,14 @@ def test_run_reports_the_fraction_of_unknown_tokens(train: TrainFunction, tmp_pa
 
 
 def test_store_with_only_unknown_tokens_is_rejected(train: TrainFunction, tmp_path: Path) -> None:
-    """Without any target to learn, the run fails before the first step."""
+    """A store in which all tokens are [UNK] is an error before the first step."""
     store = make_korean_store(tmp_path / "korean", num_known_words=0)
     with pytest.raises(StoreError, match=r"all [0-9,]+ tokens of the split 'train' are \[UNK\]"):
         train("run", store, steps=1)
 
 
 def evaluate_random_model(stream: ExampleStream) -> HeldoutResult:
-    """Evaluate a random model on all examples of a stream."""
+    """Evaluate a model with random weights on all examples of a stream."""
     config = ModelConfig(
         vocab_size=stream.vocabulary.vocab_size, layers=1, width=16, heads=2, feed_forward=32,
         max_positions=64, nsp=False,

@@ -1,4 +1,4 @@
-"""Gradient accumulation: micro-batches give the same losses and gradients as the batch."""
+"""Gradient accumulation: several micro-batches give the losses and gradients of one batch."""
 
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ def _compute_gradients(
 
 @pytest.mark.parametrize("micro_batch_tokens", [64, 100, 333])
 def test_micro_batches_equal_one_batch(session: Session, micro_batch_tokens: int) -> None:
-    """However a batch is split, losses and gradients agree to 1e-6.
+    """Split and unsplit batches have the same losses and gradients.
 
-    Micro-batches differ in predictions and sequences, so a mean of their means would be wrong.
+    Micro-batches have different numbers of predictions, so averaging their means would be wrong.
     """
     num_micro_batches, losses, gradients = _compute_gradients(session, 10**6)
     assert num_micro_batches == 1
@@ -68,13 +68,14 @@ def test_micro_batches_equal_one_batch(session: Session, micro_batch_tokens: int
 
 
 def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
-    """Each part has at most ``max_tokens`` or one sequence, and together they are the batch."""
+    """Parts have at most ``max_tokens`` tokens or one sequence, and together they are the batch."""
     stream = session.build_objective([Phase(0, 1, 32)])._heldout_stream
     batch = stream.batch(0, 8)
     for max_tokens in (1, 40, 64, 97, len(batch.ids) - 1, len(batch.ids)):
         parts = split_batch(batch, max_tokens)
         assert sum(len(part) for part in parts) == len(batch)
-        assert [i for part in parts for i in part.ids.tolist()] == batch.ids.tolist()
+        token_ids = [token_id for part in parts for token_id in part.ids.tolist()]
+        assert token_ids == batch.ids.tolist()
         assert all(len(part.ids) <= max_tokens or len(part) == 1 for part in parts)
         labels = [label for part in parts for label in part.masked_labels.tolist()]
         assert labels == batch.masked_labels.tolist()
@@ -85,7 +86,7 @@ def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
 
 
 def test_losses_of_micro_batches_add_up_to_the_batch_mean(session: Session) -> None:
-    """The masked LM losses of the micro-batches sum to the mean over all predictions."""
+    """The sum of the micro-batches' masked LM losses is the mean over all predictions."""
     objective = session.build_objective([Phase(0, 1, 32)])
     (micro_batches,) = objective.iter_batches(0)
     session.model.eval()

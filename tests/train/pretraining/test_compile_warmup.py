@@ -1,4 +1,4 @@
-"""Compiler warm-up: its batches compile every graph that a run needs."""
+"""Compiler warm-up: the warm-up batches compile all graphs that a run needs."""
 
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.train.conftest import make_assignments
 def test_all_sizes_of_a_warmup_batch_differ(
     batch_size: int, length: int, micro_batch_tokens: int
 ) -> None:
-    """Tokens, sequences, cu_seqlens, max_seqlen and predictions of the first batch differ."""
+    """The first batch has different numbers of tokens, sequences, boundaries and predictions."""
     settings = DataSettings(batch_size=batch_size, max_seqlen=length)
     batch = build_warmup_batches(settings, length, micro_batch_tokens)[0]
     num_predictions = len(batch.masked_labels)
@@ -37,12 +37,13 @@ def test_all_sizes_of_a_warmup_batch_differ(
 
 
 def test_single_sequence_is_compiled_only_if_needed() -> None:
-    """There is a batch of one sequence if the batch size is 1 or splitting can leave one."""
+    """A batch of one sequence is compiled if a micro-batch of the run can have one sequence."""
 
     def count_sequences_per_batch(
         batch_size: int, max_length: int, micro_batch_tokens: int
     ) -> list[int]:
         settings = DataSettings(batch_size=batch_size, max_seqlen=32)
+        # 2 stands for any larger number.
         return [
             min(len(batch), 2)
             for batch in build_warmup_batches(settings, max_length, micro_batch_tokens)
@@ -55,7 +56,7 @@ def test_single_sequence_is_compiled_only_if_needed() -> None:
 
 
 def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the warm-up, batches of any number and length of sequences compile nothing."""
+    """After the warm-up, no batch compiles a graph, whatever its number and length of sequences."""
     graphs: list[int] = []
 
     def record_graph(graph: Any, example_inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Pre-training on real text learns context: the loss falls below the unigram entropy."""
+"""Pre-training on real text: the loss falls below the unigram entropy."""
 
 import json
 import sysconfig
@@ -13,7 +13,7 @@ from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
 
-#: Size of the corpus: enough for the test and fast to read.
+#: Minimum size of the corpus, which is enough for 900 steps.
 NUM_CHARACTERS = 900_000
 SETTINGS = {
     "model.layers": 2,
@@ -55,7 +55,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_loss_falls_below_the_unigram_entropy(store: Path, tmp_path: Path) -> None:
-    """The held-out masked LM loss falls clearly below the unigram entropy of the same tokens.
+    """The masked LM loss on held-out text falls 0.15 nats below the unigram entropy of the text.
 
     The unigram entropy is the lowest loss of a model that knows only the token frequencies.
     """

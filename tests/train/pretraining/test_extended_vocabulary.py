@@ -14,14 +14,14 @@ from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import TrainFunction, make_assignments
 
-#: A compound of two words of the vocabulary, and a word without any known part.
+#: New words: a compound of two words of the vocabulary, and a word of unknown characters.
 NEW_WORDS = ("bade", "나룻배")
 
 
 def test_extended_model_is_pretrained_further(
     train: TrainFunction, store: Path, tmp_path: Path
 ) -> None:
-    """An extended model rejects the old store, and learns its new words from a new store."""
+    """A model with new words cannot use the old store, and learns the words from a new store."""
     result = train("first", steps=2)
     assert result.model is not None
     original = bundle.load(result.model)

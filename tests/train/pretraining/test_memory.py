@@ -1,4 +1,4 @@
-"""A model can memorize a batch."""
+"""A model can memorize one batch."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ STEPS = 400
 
 
 def test_one_batch_is_memorized(tmp_path: Path) -> None:
-    """After 400 steps on one batch, both losses are near 0, from near ln V and ln 2.
+    """After 400 steps on one batch, the masked LM loss and the NSP loss are near 0.
 
-    The text is random, so the loss can fall only by memorizing it.
+    They start near ln V and ln 2. The text is random, so they can only fall by memorizing it.
     """
-    store = Store.open(make_store(tmp_path, documents=40))
+    store = Store.open(make_store(tmp_path, num_documents=40))
     options = make_assignments(
         model__width=48,
         model__feed_forward=96,
@@ -37,6 +37,7 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
             session.machine, step=step, seed=0, lr=4e-3, max_grad_norm=1.0,
         )  # fmt: skip
         losses.append(result.losses)
+    # The vocabulary has 66 tokens, and ln 66 is 4.2.
     assert 3.5 < losses[0]["mlm_loss"] < 5.0
     assert 0.5 < losses[0]["nsp_loss"] < 1.0
     assert losses[-1]["mlm_loss"] < 0.02

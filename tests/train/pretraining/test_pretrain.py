@@ -1,4 +1,4 @@
-"""Whole pre-training runs of a very small model: output, errors, resuming, continued training."""
+"""Pre-training runs of a very small model: output, errors, resuming, continued pre-training."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def test_run_directory_is_complete(finished_run: Path) -> None:
 
 
 def test_finished_run_is_not_changed(finished_run: Path, store: Path) -> None:
-    """The same command trains no step and writes the same model and metrics log."""
+    """Repeating the command of a finished run takes no step and changes no file but the curve."""
     old_files = _read_files(finished_run)
     result = pretrain(store, finished_run, steps=8, assignments=make_assignments(run__eval_every=4))
     new_files = _read_files(finished_run)
@@ -82,7 +82,7 @@ def test_finished_run_is_not_changed(finished_run: Path, store: Path) -> None:
 
 
 def test_other_settings_are_rejected(finished_run: Path, store: Path) -> None:
-    """A command with other settings fails with all differences, and changes no file."""
+    """Resuming with other settings is an error that lists all differences, and changes no file."""
     files = _read_files(finished_run)
     with pytest.raises(RunError) as caught:
         pretrain(store, finished_run, steps=9, assignments=make_assignments(run__seed=4))
@@ -94,7 +94,7 @@ def test_other_settings_are_rejected(finished_run: Path, store: Path) -> None:
 def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(
     train: TrainFunction, tmp_path: Path
 ) -> None:
-    """A run resumes from the checkpoint before the damaged one and ends with the same bytes."""
+    """A run whose last checkpoint is damaged resumes from an earlier one, with the same result."""
     settings = {"checkpoint__every": 4, "run__eval_every": 4, "checkpoint__keep_optimizer": "true"}
     train("intact", steps=8, **settings)
     for name in ("weights.safetensors", "moments.safetensors"):
@@ -109,7 +109,7 @@ def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(
 
 
 def test_weights_depend_only_on_the_seed(train: TrainFunction, finished_run: Path) -> None:
-    """The same seed gives the same bytes in another directory, another seed gives others."""
+    """Two runs with the same seed have the same weights; a run with another seed has others."""
     train("same", steps=8, run__eval_every=4)
     train("other", steps=8, run__eval_every=4, run__seed=1)
     weights = (finished_run / WEIGHTS).read_bytes()
@@ -120,7 +120,7 @@ def test_weights_depend_only_on_the_seed(train: TrainFunction, finished_run: Pat
 
 
 def test_diverged_run_keeps_its_last_checkpoint(train: TrainFunction, tmp_path: Path) -> None:
-    """A huge learning rate ends in a RunError, and the last checkpoint is kept."""
+    """A run that diverges ends with a RunError and keeps its last checkpoint."""
     with pytest.raises(RunError, match=r"step \d+: the loss is .*examples \d+ to \d+ of the phase"):
         train(steps=30, optim__lr=1e30, checkpoint__every=1, run__eval_every=30)
     checkpoints = list_checkpoints(tmp_path / "run")
@@ -145,7 +145,9 @@ def test_run_resumes_after_a_nan_loss(
         nonlocal num_calls
         num_calls += 1
         losses = compute_losses(self, micro_batch, micro_batches, dropout_seed)
-        return {k: v * math.nan for k, v in losses.items()} if num_calls == 4 else losses
+        if num_calls == 4:
+            return {name: loss * math.nan for name, loss in losses.items()}
+        return losses
 
     monkeypatch.setattr(PretrainingObjective, "compute_losses", nan_in_step_4)
     with pytest.raises(RunError, match=r"step 4: the loss is nan.*examples 12 to 15.*length 32"):
@@ -162,7 +164,7 @@ def test_run_resumes_after_a_nan_loss(
 def test_estimate_writes_nothing(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The estimate has steps, tokens, memory and time, and changes no file."""
+    """An estimate has steps, tokens, memory and time, and writes no file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "_MAX_STEPS", 3)
     store_files = _read_files(store)
@@ -182,7 +184,7 @@ def test_estimate_writes_nothing(
 def test_time_budget_is_resolved_once(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of steps is measured at the start, stored, and used by a resumed run."""
+    """The number of steps is computed at the start and stored; a resumed run uses it."""
     cost = probe.Cost(
         step_seconds=0.5,
         evaluation_seconds=0.0,
@@ -249,7 +251,7 @@ def test_continued_pretraining_starts_with_all_weights(
 def test_missing_heads_are_newly_initialized(
     finished_run: Path, store: Path, tmp_path: Path
 ) -> None:
-    """Heads that the start model lacks are initialized as in a new model, and logged."""
+    """Heads that the start model does not have are initialized as in a new model, and logged."""
     start = tmp_path / "start"
     shutil.copytree(bundle.locate_model(finished_run), start)
     state = load_file(start / "model.safetensors")
@@ -275,7 +277,7 @@ def test_mismatched_start_model_is_rejected(
     finished_run: Path, store: Path, tmp_path: Path
 ) -> None:
     """With --from, another tokenizer, size or width is an error before the run is created."""
-    other_store = make_store(tmp_path / "other", documents=20, extra=("zz",))
+    other_store = make_store(tmp_path / "other", num_documents=20, extra_words=("zz",))
     start: dict[str, Any] = {"start_from": str(finished_run), "steps": 1}
     with pytest.raises(StoreError, match="tokenizer"):
         pretrain(other_store, tmp_path / "run", assignments=["data.max_seqlen=32"], **start)
@@ -298,7 +300,7 @@ def test_start_model_may_have_unused_embedding_rows(train: TrainFunction, store:
 
 
 def test_run_with_two_phases_can_be_resumed(train: TrainFunction, tmp_path: Path) -> None:
-    """The last steps have longer sequences, and a run resumed in any phase ends the same."""
+    """The second phase has longer sequences; a run can be resumed in either phase."""
     arguments: dict[str, Any] = {
         "steps": 8, "schedule__phase2_max_seqlen": 64, "schedule__phase2_fraction": 0.25,
         "checkpoint__every": 1, "checkpoint__keep": 9, "checkpoint__keep_optimizer": "true",
@@ -325,16 +327,16 @@ def test_run_with_two_phases_can_be_resumed(train: TrainFunction, tmp_path: Path
 
 
 def test_model_without_nsp_has_no_nsp_head(train: TrainFunction) -> None:
-    """With data.nsp=false, the model has no NSP head and the log no NSP metrics."""
+    """With data.nsp=false, the model has no NSP head, and the log has no NSP metrics."""
     result = train(steps=2, data__nsp="false")
     assert result.model is not None
     assert bundle.load(result.model).model.nsp is None
-    assert not [key for line in read_metrics(result.run) for key in line if "next" in key]
+    assert not [key for line in read_metrics(result.run) for key in line if "nsp" in key]
 
 
 def test_too_small_corpus_is_rejected(train: TrainFunction, tmp_path: Path) -> None:
     """A corpus without held-out text or sentence pairs is a StoreError before training."""
-    store = make_store(tmp_path / "small", documents=1, max_sentences=3)
+    store = make_store(tmp_path / "small", num_documents=1, max_sentences=3)
     with pytest.raises(StoreError, match=r"document|example"):
         train(data=store, steps=2)
     # Without stored settings, the same run directory can be used with another store.
@@ -343,9 +345,9 @@ def test_too_small_corpus_is_rejected(train: TrainFunction, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("num_documents", [1, 3])
 def test_few_documents_are_enough(train: TrainFunction, tmp_path: Path, num_documents: int) -> None:
-    """A store of one long document, or of three short ones, can be trained on."""
+    """A store with one long document or three short ones is enough for training."""
     max_sentences = 200 if num_documents == 1 else 12
-    store = make_store(tmp_path / "small", documents=num_documents, max_sentences=max_sentences)
+    store = make_store(tmp_path / "small", num_documents=num_documents, max_sentences=max_sentences)
     assert Store.open(store).manifest.splits["heldout"].documents >= 2
     assert train(data=store, steps=2).heldout["nsp_loss"] > 0
 
@@ -361,7 +363,7 @@ def test_damaged_store_is_rejected(train: TrainFunction, store: Path, tmp_path: 
 
 
 def test_only_one_positive_length_is_allowed(train: TrainFunction) -> None:
-    """Steps and minutes together are an error, and so is a length of zero."""
+    """Setting both steps and minutes is an error, and so is a length of zero."""
     with pytest.raises(RunError, match=r"only one of --steps, --minutes"):
         train(steps=2, minutes=1.0)
     for name, zero in (("steps", 0), ("epochs", 0.0), ("minutes", 0.0)):

@@ -10,7 +10,6 @@ import pytest
 
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError
-from bertsmith.progress import NullProgress
 from bertsmith.settings import read_toml
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
@@ -24,41 +23,31 @@ from bertsmith.train.pretraining.resolve import (
     resolve_run_settings,
     resolve_settings,
 )
-from tests.train.conftest import TrainFunction, make_assignments
-
-
-class _RecordingProgress(NullProgress):
-    """Collects log messages."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, text: str) -> None:
-        """Add a message to ``lines``."""
-        self.lines.append(text)
+from tests.train.conftest import RecordingProgress, TrainFunction, make_assignments
 
 
 @pytest.fixture(scope="session")
 def opened_store(store: Path) -> Store:
-    """The store, opened."""
+    """The object ``Store`` of the store fixture."""
     return Store.open(store)
 
 
 @pytest.fixture
 def resolve(opened_store: Store) -> Any:
-    """A function that resolves overrides for the store."""
+    """A function that returns the settings for fields of ``Overrides``."""
     return lambda **overrides: resolve_settings(
         Overrides(data=opened_store.path, **overrides), opened_store
     )
 
 
 def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
-    """Recipe < size < settings file < --set; the vocabulary size comes from the store."""
+    """The size overrides the recipe, the settings file overrides both, and --set overrides all."""
     config = tmp_path / "run.toml"
     config.write_text("[model]\nwidth = 64\n[optim]\nlr = 0.5\neps = 0.25\n")
     default = resolve()
     assert (default.model.layers, default.model.width) == (4, 256)
-    assert default.optim.beta2 == 0.98  # of the recipe
+    assert default.optim.beta2 == 0.98, "the value of the recipe"
+    # The vocabulary of the store has 5 special tokens, a period and 60 words.
     assert default.model.vocab_size == 5 + 1 + 60
     paper = resolve(size="small", recipe="paper")
     assert (paper.model.width, paper.optim.beta2, paper.data.batch_size) == (512, 0.999, 256)
@@ -74,7 +63,7 @@ def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
 
 
 def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
-    """Learning rate, initialization and feed-forward width depend on the user's sizes."""
+    """Learning rate, initialization and feed-forward width depend on the user's model size."""
     tiny = resolve(size="tiny")
     assert (tiny.run.initialization, tiny.optim.lr) == ("cross-segment-heads", 1e-3)
     assert tiny.model.feed_forward == 512
@@ -97,7 +86,7 @@ def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
 
 
 def test_data_nsp_determines_model_nsp(resolve: Any) -> None:
-    """The model has an NSP head if the data have sentence pairs; a contradiction is an error."""
+    """The model has an NSP head if data.nsp is true; setting model.nsp differently is an error."""
     assert resolve().model.nsp
     assert not resolve(assignments=["data.nsp=false"]).model.nsp
     with pytest.raises(SettingsError, match=r"set only data\.nsp"):
@@ -105,7 +94,7 @@ def test_data_nsp_determines_model_nsp(resolve: Any) -> None:
 
 
 def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path) -> None:
-    """The message names the key, the nearest valid key, and the file if it is in the file."""
+    """The error names the key, the nearest valid key, and the settings file if it has the key."""
     config = tmp_path / "run.toml"
     config.write_text("[optim]\nlearning = 1.0\nwieght_decay = 0.1\n")
     with pytest.raises(SettingsError) as caught:
@@ -159,7 +148,7 @@ def test_larger_vocabulary_than_the_store_is_allowed(resolve: Any) -> None:
 
 
 def test_unreadable_settings_files_are_rejected(resolve: Any, tmp_path: Path) -> None:
-    """A missing file, a folder, invalid TOML and an unknown size are named in the error."""
+    """The error names a missing file, a folder, a file with invalid TOML, and an unknown size."""
     with pytest.raises(SettingsError, match=r"none\.toml: no such settings file"):
         resolve(config=tmp_path / "none.toml")
     with pytest.raises(SettingsError, match="cannot be read"):
@@ -172,25 +161,25 @@ def test_unreadable_settings_files_are_rejected(resolve: Any, tmp_path: Path) ->
 
 
 def test_stored_settings_are_complete(resolve: Any, tmp_path: Path) -> None:
-    """Stored settings are read back unchanged, and intervals depend on the number of steps."""
+    """Settings are unchanged after writing and reading; intervals depend on the number of steps."""
     for recipe in ("fast", "paper"):
         settings = resolve_steps(resolve(recipe=recipe), 40)
         (tmp_path / SETTINGS_FILE).write_text(settings.to_toml())
         assert PretrainSettings.parse(read_toml(tmp_path / SETTINGS_FILE), "here") == settings
 
-    def intervals(steps: int, **overrides: Any) -> tuple[int | None, int | None]:
+    def get_intervals(steps: int, **overrides: Any) -> tuple[int | None, int | None]:
         settings = resolve_steps(resolve(**overrides), steps)
         return settings.run.eval_every, settings.checkpoint.every
 
     # The default is a twentieth of the run and at least ten steps.
-    assert [intervals(steps) for steps in (4, 40, 1000)] == [(4, 4), (10, 10), (50, 50)]
-    assert intervals(1000, assignments=["run.eval_every=7", "checkpoint.every=9"]) == (7, 9)
+    assert [get_intervals(steps) for steps in (4, 40, 1000)] == [(4, 4), (10, 10), (50, 50)]
+    assert get_intervals(1000, assignments=["run.eval_every=7", "checkpoint.every=9"]) == (7, 9)
 
 
 def test_settings_of_a_run_are_a_settings_file(
     train: TrainFunction, store: Path, tmp_path: Path
 ) -> None:
-    """A new run with ``config=RUN/settings.toml`` has the same settings; arguments replace them."""
+    """``config=RUN/settings.toml`` repeats that run; other arguments replace its settings."""
     train("first", epochs=0.2, optim__lr=5e-4)
     config = tmp_path / "first" / SETTINGS_FILE
     pretrain(store, tmp_path / "second", config=config)
@@ -204,12 +193,12 @@ def test_settings_of_a_run_are_a_settings_file(
     assert (resolved.schedule.steps, resolved.schedule.epochs) == (77, None)
     # The intervals depend on the number of steps, which has changed.
     assert resolved.run.eval_every is resolved.checkpoint.every is None
-    for other, option in (
+    for contradicting_overrides, option in (
         (replace(overrides, size="tiny"), "--size"),
         (replace(overrides, recipe="paper"), "--recipe"),
     ):
         with pytest.raises(SettingsError, match=f"{option}.*leave out"):
-            resolve_settings(other, Store.open(store))
+            resolve_settings(contradicting_overrides, Store.open(store))
     config.write_text("[task]\nname = 'rte'\n")
     with pytest.raises(SettingsError, match="the settings of a fine-tuning run; give"):
         resolve_settings(overrides, Store.open(store))
@@ -256,7 +245,7 @@ def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path)
 def test_new_values_that_do_not_affect_the_weights_are_used(
     train: TrainFunction, tmp_path: Path
 ) -> None:
-    """A resumed run uses and stores them; if they are not set again, the stored ones remain."""
+    """A resumed run uses and stores the new values; later runs that do not set them keep them."""
     run = tmp_path / "run"
     train(steps=6, checkpoint__every=1, checkpoint__keep=9, checkpoint__keep_optimizer="true")
     weights = (run / "model" / "model.safetensors").read_bytes()
@@ -273,19 +262,21 @@ def test_new_values_that_do_not_affect_the_weights_are_used(
 
 
 def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path: Path) -> None:
-    """A message says that a new value of them has no effect."""
+    """Setting an evaluation interval again has no effect, and a log message says so."""
     budget = ["schedule.minutes=3", "schedule.steps=40"]
     stored = resolve_steps(resolve(assignments=budget), 40)
     (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
-    progress = _RecordingProgress()
+    progress = RecordingProgress()
     changed = resolve(assignments=[*budget, "run.eval_every=7"])
     user_values = {"run": {"eval_every": 7}}
     assert load_run_settings(tmp_path, changed, user_values, progress) == stored
-    assert "run.eval_every: 10 in the run, 7 now; using the value in the run" in progress.lines[0]
+    assert (
+        "run.eval_every: 10 in the run, 7 now; using the value in the run" in progress.messages[0]
+    )
 
 
 def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
-    """Another path of the same store is accepted and stored, another store is rejected."""
+    """A resumed run accepts and stores a new path of its store, but rejects another store."""
     (tmp_path / SETTINGS_FILE).write_text(resolve_steps(resolve(), 5).to_toml())
     settings = resolve()
     moved = settings.model_copy(
@@ -301,7 +292,7 @@ def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
 
 
 def test_directories_with_other_files_are_rejected(store: Path, tmp_path: Path) -> None:
-    """A directory with other files, and a file, are rejected and not changed."""
+    """A run directory cannot be a file or have other files; both are rejected and not changed."""
     folder = tmp_path / "home"
     folder.mkdir()
     letter = folder / "letter.txt"
@@ -314,7 +305,7 @@ def test_directories_with_other_files_are_rejected(store: Path, tmp_path: Path) 
 
 
 def test_files_of_a_killed_start_are_accepted(tmp_path: Path) -> None:
-    """The lock and half-written settings of a killed process do not prevent the next start."""
+    """A run can start where a killed process has left a lock and a temporary settings file."""
     (tmp_path / ".lock").touch()
     (tmp_path / f".{SETTINGS_FILE}.4711.tmp").write_text("[mod")
     check_run_directory(tmp_path)
@@ -322,7 +313,7 @@ def test_files_of_a_killed_start_are_accepted(tmp_path: Path) -> None:
 
 
 def test_second_process_is_rejected(train: TrainFunction, tmp_path: Path) -> None:
-    """While one process holds the lock of a run, another one fails without changing files."""
+    """If another process holds the lock of a run, training fails without changing files."""
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

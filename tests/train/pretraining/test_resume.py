@@ -16,8 +16,8 @@ from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import make_assignments, make_store
 
 STEPS = 14
-#: Runs the program, which kills itself after logging a given step. This is exact, unlike a kill
-#: from another process.
+#: Program that runs a command of bertsmith and kills itself after logging a given step. A kill from
+#: another process could hit another step.
 SELF_KILLING_PROGRAM = """
 import os, signal, sys
 from bertsmith.cli.main import main
@@ -53,7 +53,7 @@ def _build_pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]
 
 
 def _run_until_killed(command: list[str], run: Path, step: int, cache: Path | None) -> None:
-    """Run the command in a process that kills itself after logging ``step``."""
+    """Run ``command`` in a process that kills itself after logging ``step``."""
     arguments = command[command.index("pretrain") :]
     process = subprocess.run(
         [sys.executable, "-c", SELF_KILLING_PROGRAM, str(step), *arguments],
@@ -88,7 +88,7 @@ def _assert_same_content(run: Path, other: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
-    """Killed before a checkpoint, between two checkpoints, and in the second phase."""
+    """A run that is killed in both phases and resumed ends with the bytes of an unkilled run."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     _run_to_end(_build_pretrain_command(store, uninterrupted), None)
     command = _build_pretrain_command(store, killed)
@@ -101,7 +101,7 @@ def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on the CPU")
 def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
-    """The same with torch.compile, although the resumed process sees another batch first."""
+    """With torch.compile, too, a killed and resumed run ends with the same bytes."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     cache = tmp_path / "cache"
     _run_to_end(_build_pretrain_command(store, uninterrupted, run__compile="true"), cache)
@@ -112,7 +112,7 @@ def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_
 
 
 def test_comparison_detects_differences(store: Path, tmp_path: Path) -> None:
-    """A changed bit of a weight and a changed number in the metrics log are detected."""
+    """The comparison of runs detects a changed bit of a weight and a changed metric in the log."""
     run = tmp_path / "run"
     pretrain(store, run, steps=1, assignments=make_assignments(checkpoint__keep_optimizer="true"))
     original = collect_run_contents(run, 1)

@@ -23,7 +23,7 @@ LEFT_TO_RIGHT: dict[str, Any] = {
 
 
 def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> None:
-    """The last snapshot has the weights of the run's model, an earlier one has others."""
+    """A snapshot of the last step has the weights of the final model, an earlier one has others."""
     run = tmp_path / "run"
     options = make_assignments(checkpoint__every=3, checkpoint__keep=9, run__eval_every=50)
     pretrain(store, run, steps=9, assignments=options)
@@ -40,7 +40,7 @@ def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> No
 
 
 def test_initial_model_is_the_start_of_a_run(store: Path, tmp_path: Path) -> None:
-    """A run with a tiny learning rate stays near the initial model, which depends on the seed."""
+    """With a tiny learning rate, a run ends near its initial model, which depends on the seed."""
     for name, seed in (("run", 1), ("other", 2)):
         options = make_assignments(optim__lr=1e-12, optim__weight_decay=0, run__seed=seed)
         pretrain(store, tmp_path / name, steps=1, assignments=options)
@@ -55,7 +55,7 @@ def test_initial_model_is_the_start_of_a_run(store: Path, tmp_path: Path) -> Non
 
 
 def test_gradient_norms_are_logged_by_layer(store: Path, tmp_path: Path) -> None:
-    """With run.log_grad_norms, the squared norms of all groups add up to that of the gradient."""
+    """With run.log_grad_norms, the squared group norms add up to the squared global norm."""
     for name, log_grad_norms in (("without", "false"), ("with", "true")):
         options = make_assignments(model__layers=3, run__log_grad_norms=log_grad_norms)
         pretrain(store, tmp_path / name, steps=4, assignments=options)
@@ -70,7 +70,7 @@ def test_gradient_norms_are_logged_by_layer(store: Path, tmp_path: Path) -> None
 
 
 def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Path) -> None:
-    """Its held-out loss falls, ``fill`` rejects it, and it requires causal attention."""
+    """A left-to-right model learns, needs causal attention, and cannot be used by ``fill``."""
     result = pretrain(
         store, tmp_path / "run", steps=40,
         assignments=make_assignments(**LEFT_TO_RIGHT, optim__lr=1e-2, run__eval_every=10),
@@ -88,7 +88,7 @@ def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Pa
 
 
 def test_batch_norm_statistics_are_in_the_checkpoint(store: Path, tmp_path: Path) -> None:
-    """A resumed run with batch norm ends with the same weights and running statistics."""
+    """A resumed run with batch norm ends with the running statistics of an uninterrupted run."""
     options = make_assignments(model__norm="batch", checkpoint__every=3, run__eval_every=50,
                           checkpoint__keep_optimizer="true")  # fmt: skip
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
@@ -105,7 +105,7 @@ def test_batch_norm_statistics_are_in_the_checkpoint(store: Path, tmp_path: Path
 
 
 def test_divergence_has_its_own_error(store: Path, tmp_path: Path) -> None:
-    """A diverging run raises DivergedError, so that callers can tell it from other errors."""
+    """A run whose loss or gradient is not finite raises DivergedError."""
     options = make_assignments(model__norm="none", optim__lr=1e18)
     with pytest.raises(DivergedError, match="weights and the last checkpoint are unchanged"):
         pretrain(store, tmp_path / "run", steps=20, assignments=options)
