@@ -36,7 +36,7 @@ def create_app(
     hosts: Sequence[str] | None = None,
     mount_page: Callable[[FastAPI, Service], FastAPI] | None = None,
 ) -> RequestMiddleware:
-    """Return the ASGI app that serves some models.
+    """Return the ASGI app of a server with these models.
 
     Args:
         models: the loaded models.
@@ -44,7 +44,7 @@ def create_app(
         key: API key that clients must send, and browsers as a password; None for no
             authentication.
         origins: origins of other sites whose scripts may send requests (CORS).
-        hosts: allowed values of the Host header, see ``hosts.allowed_hosts``; None for all.
+        hosts: host names that ``HostCheck`` allows, see ``get_allowed_hosts``; None for all.
         mount_page: adds a web page at "/" to the app.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
@@ -64,8 +64,8 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     add_error_handlers(app)
-    # RequestMiddleware handles the allowed origins. This one allows none: Gradio allows all origins
-    # if the app that it is mounted in has no CORSMiddleware.
+    # RequestMiddleware adds the CORS headers for ``origins``. The app needs a CORSMiddleware of its
+    # own, which allows no origin: without one, Gradio would allow every origin.
     app.add_middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"])
     if hosts is not None:
         app.add_middleware(HostCheck, hosts=hosts)
@@ -74,8 +74,8 @@ def create_app(
     app.include_router(EmbeddingRoutes(executor).router)
     app.include_router(TaskRoutes(executor).router)
     if mount_page is not None:
-        # Last, because the page handles all remaining paths, and all remaining methods of the
-        # endpoints.
+        # The page must be mounted last, because it handles every path and method that no earlier
+        # route accepts.
         _refuse_other_methods(app)
         app = mount_page(app, service)
     api_key = None if key is None else ApiKey(key, has_page=mount_page is not None)
@@ -83,7 +83,7 @@ def create_app(
 
 
 def _refuse_other_methods(app: FastAPI) -> None:
-    """Answer 405 to methods that an endpoint does not accept; the page would handle them."""
+    """Answer 405 to methods that an endpoint does not accept, before the page handles them."""
     for path, operations in app.openapi()["paths"].items():
         accepted = sorted(map(str.upper, operations))
 

@@ -16,10 +16,10 @@ class ApiKey:
     """The server's API key, compared in constant time."""
 
     def __init__(self, key: str, *, has_page: bool = False) -> None:
-        """Accept one key, without leading and trailing white space.
+        """Store the key without leading and trailing white space.
 
         Args:
-            key: the key.
+            key: the key that clients must send.
             has_page: whether the server has a web page. Browsers may then send the key as the
                 password of basic authentication (RFC 7617), with any user name.
 
@@ -31,7 +31,7 @@ class ApiKey:
         self._key, self._has_page = key.strip().encode(), has_page
 
     def matches(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request is authenticated; ``headers`` have lower-case names."""
+        """Return whether a request contains the key; header names must be in lower case."""
         scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
         scheme, credentials = scheme.lower(), credentials.strip()
         if scheme == b"basic" and self._has_page:
@@ -40,7 +40,7 @@ class ApiKey:
         return scheme == b"bearer" and hmac.compare_digest(credentials, self._key)
 
     def create_unauthorized_response(self, headers: Mapping[bytes, bytes]) -> Response:
-        """Return the 401 response; for HTML requests it makes a browser ask for the password."""
+        """Return the 401 response. If HTML is requested, it makes browsers ask for a password."""
         if self._has_page and b"text/html" in headers.get(b"accept", b""):
             challenge = 'Basic realm="Bertsmith: any name, the key as password", charset="UTF-8"'
         else:
@@ -52,19 +52,20 @@ class ApiKey:
 
 
 def _is_same_origin(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request comes from this server's page, or opens it in a tab.
+    """Return whether a request was sent by this server's page, or by a user opening the page.
 
-    Browsers attach a saved password to requests of any site (CSRF). Sec-Fetch-Site names the
-    requesting site; browsers send it over HTTPS and to localhost only. Otherwise Origin does.
-    Requests without either are plain reads, whose response other sites cannot see.
+    Browsers add a saved password to the requests of every site, which other sites could exploit
+    (CSRF). The header Sec-Fetch-Site says whether the request comes from the same site. Browsers
+    send it over HTTPS and to localhost only, so otherwise the header Origin is checked. A request
+    without both headers only reads, and other sites cannot see its response.
     """
-    site = headers.get(b"sec-fetch-site")
-    if site is None:
+    fetch_site = headers.get(b"sec-fetch-site")
+    if fetch_site is None:
         origin = headers.get(b"origin")
         return origin is None or urlsplit(origin).netloc == headers.get(b"host")
     # Following a link from another site is safe: that site cannot read the opened page.
     is_navigation = method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"
-    return site in (b"same-origin", b"none") or (
+    return fetch_site in (b"same-origin", b"none") or (
         is_navigation and headers.get(b"sec-fetch-dest") == b"document"
     )
 

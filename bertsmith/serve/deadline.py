@@ -25,7 +25,7 @@ class DeadlineExceededError(BertsmithError):
 
 
 class DisconnectedError(BertsmithError):
-    """The client disconnected before it was answered."""
+    """The client disconnected before its request was answered."""
 
 
 class ShuttingDownError(BertsmithError):
@@ -47,16 +47,20 @@ class NotFiniteError(BertsmithError):
 
 
 class Deadline:
-    """Time limit of one request; it can be cancelled earlier, when the client disconnects.
+    """Time limit of one request, which is cancelled earlier if its client disconnects.
 
     Attributes:
         expires_at: seconds of the monotonic clock.
         is_cancelled: whether ``cancel`` was called.
-        token_counts: tokens of all texts of the request, including texts the model truncates.
+        token_counts: tokens of all texts of the request, including truncated tokens.
     """
 
     def __init__(self, seconds: float) -> None:
-        """Start the time limit, in seconds."""
+        """Start the time limit.
+
+        Args:
+            seconds: duration of the time limit.
+        """
         self.expires_at = time.monotonic() + seconds
         self.is_cancelled = False
         self.token_counts = TokenCounts()
@@ -67,20 +71,20 @@ class Deadline:
         return self.expires_at - time.monotonic()
 
     def check(self) -> None:
-        """Raise DisconnectedError or DeadlineExceededError if the request is cancelled or late."""
+        """Raise DisconnectedError for a cancelled request, DeadlineExceededError for a late one."""
         if self.is_cancelled:
             raise DisconnectedError("the client disconnected")
         if self.get_remaining_seconds() < 0:
             raise create_deadline_error()
 
     def cancel_on_disconnect(self, future: Future[Any]) -> None:
-        """Cancel the future when this deadline is cancelled."""
+        """Cancel a future as soon as the client disconnects, which may already have happened."""
         self._future = future
         if self.is_cancelled:
             future.cancel()
 
     def cancel(self) -> None:
-        """Cancel the request; callable from any thread."""
+        """Cancel the request and its future; can be called from any thread."""
         self.is_cancelled = True
         if self._future is not None:
             self._future.cancel()
@@ -91,7 +95,7 @@ def wait_for_result(future: Future[list[Any]], deadline: Deadline) -> list[Any]:
 
     Raises:
         DeadlineExceededError: the future is not done at the deadline.
-        DisconnectedError: the future was cancelled.
+        DisconnectedError: the future was cancelled, because the client disconnected.
     """
     try:
         return future.result(max(deadline.expires_at - time.monotonic(), 0.0))

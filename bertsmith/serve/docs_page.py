@@ -1,6 +1,6 @@
 """The page /docs: all endpoints as static HTML, rendered from the OpenAPI schema.
 
-FastAPI's own documentation pages load scripts from a CDN; this one loads nothing.
+FastAPI's documentation pages load scripts from a CDN. This page loads nothing.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
-_STYLE = """
+_CSS = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
 h2{margin-top:2rem;font-size:1.1rem}code,pre{font-family:ui-monospace,monospace;font-size:.9rem}
 pre{background:#8881;padding:.7rem;overflow-x:auto;border-radius:.4rem}
@@ -38,11 +38,11 @@ def render_docs(schema: dict[str, Any]) -> str:
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Bertsmith: endpoints</title>",
         "<meta name=viewport content='width=device-width'>",
-        f"<style>{_STYLE}</style><h1>Endpoints</h1><p>Errors are JSON: ",
+        f"<style>{_CSS}</style><h1>Endpoints</h1><p>Errors are JSON: ",
         '<code>{"error": {"message", "type", "code"}}</code>. ',
         f"A response has the header <code>{UNKNOWN_SHARE_HEADER}: 0.84</code> if more than ",
-        f"{MAX_UNKNOWN_SHARE:.0%} of the tokens of its texts are [UNK], here 84%: the model's ",
-        "vocabulary does not cover them; choose a model for their language. ",
+        f"{MAX_UNKNOWN_SHARE:.0%} of the tokens of the request's texts are [UNK] (here 84%). Then ",
+        "the model's vocabulary does not cover the texts; choose a model for their language. ",
         "Machine-readable schema: <a href=/openapi.json>/openapi.json</a>.</p>",
     ]
     for path, methods in schema["paths"].items():

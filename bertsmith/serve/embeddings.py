@@ -30,10 +30,10 @@ _MAX_INLINE_CHARACTERS = 10_000
 
 
 class EmbeddingRoutes:
-    """Embedding endpoints, one method per endpoint.
+    """Embedding endpoints; each endpoint is a method.
 
     Attributes:
-        router: the router with all of them.
+        router: the router of the endpoints.
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
@@ -49,7 +49,8 @@ class EmbeddingRoutes:
         self, request: Request, model: str | None, texts: list[str], settings: VectorSettings,
         *, truncate: bool = True,
     ) -> tuple[PendingEmbeddings, list[Any]]:  # fmt: skip
-        """Submit texts and wait for their vectors."""
+        """Submit texts to the batcher and wait for their vectors."""
+        # Set by ``submit``, which may run in another thread.
         submitted: list[PendingEmbeddings] = []
 
         def submit(deadline: Deadline) -> Any:
@@ -129,7 +130,7 @@ class EmbeddingRoutes:
 
 
 def _count_elements(vectors: Sequence[Floats]) -> int:
-    """Return the total number of elements of several arrays."""
+    """Return the number of elements of all arrays together."""
     return sum(vector.size for vector in vectors)
 
 

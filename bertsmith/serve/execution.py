@@ -1,4 +1,4 @@
-"""Run the work of a request off the event loop, until its deadline or a client disconnect."""
+"""Run requests in threads until their deadline, and cancel requests of disconnected clients."""
 
 import asyncio
 import contextlib
@@ -17,20 +17,20 @@ from bertsmith.serve.parsing import BodyParser
 from bertsmith.serve.service import Service
 
 Result = TypeVar("Result")
-#: Largest response, in numbers, that is serialized on the event loop; larger ones would delay
-#: other requests.
+#: Largest response, in numbers, that is serialized on the event loop. Serializing a larger response
+#: there would delay other requests.
 MAX_INLINE_NUMBERS: Final = 10_000
 
 
 class RequestExecutor:
-    """Runs requests of an app on a service; the endpoints share one."""
+    """Runs the requests of all endpoints of an app on a service."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._parser = BodyParser(service.settings)
-        # Requests other than short embedding requests tokenize and wait in a thread of their own.
+        # Except for short embedding requests, each request tokenizes and waits in a thread.
         self._threads = ThreadPoolExecutor(service.settings.max_concurrent_requests, "request")
-        # One thread: serialization holds the GIL, as parsing does.
+        # One thread, because serialization holds the GIL: more threads would delay each other.
         self._encoder = ThreadPoolExecutor(1, "encoder")
 
     def create_router(self) -> APIRouter:
@@ -60,12 +60,12 @@ class RequestExecutor:
         *,
         in_thread: bool = False,
     ) -> Result:
-        """Return the result of the batcher's future that ``submit`` returns.
+        """Submit work to the batcher and return its result.
 
         Args:
             request: the request.
-            submit: submits work to the batcher.
-            in_thread: call ``submit`` in a thread, because it takes long itself.
+            submit: submits the work and returns the batcher's future.
+            in_thread: call ``submit`` in a thread, because it takes a long time.
 
         Raises:
             DeadlineExceededError: there was no result in time.
@@ -88,7 +88,12 @@ class RequestExecutor:
                 raise
 
     async def encode_response(self, encode: Callable[[], bytes], num_numbers: int) -> Response:
-        """Return the JSON of ``encode``; it runs in a thread if the response has many numbers."""
+        """Return a response with the JSON of ``encode``, called in a thread for a large response.
+
+        Args:
+            encode: serializes the response.
+            num_numbers: number of numbers in the response.
+        """
         if num_numbers <= MAX_INLINE_NUMBERS:
             return create_json_response(encode())
         loop = asyncio.get_running_loop()
@@ -102,7 +107,11 @@ class RequestExecutor:
 
 
 async def _await_future(deadline: Deadline, future: asyncio.Future[Result]) -> Result:
-    """Return the result of a future; cancel the request and raise if it is not done in time."""
+    """Return the result of a future; cancel the request if the future is not done in time.
+
+    Raises:
+        DeadlineExceededError: the future was not done at the deadline.
+    """
     try:
         return await asyncio.wait_for(future, max(deadline.get_remaining_seconds(), 0.0))
     except TimeoutError:
@@ -121,7 +130,8 @@ def _cancel_on_disconnect(request: Request, deadline: Deadline) -> Iterator[None
 
 
 async def _watch_for_disconnect(request: Request, deadline: Deadline) -> None:
-    # The body is read already, so the next message of interest is the disconnect.
+    """Wait until the client disconnects, and cancel the request."""
+    # The body has already been received, so all messages except the disconnect are irrelevant.
     while (await request.receive())["type"] != "http.disconnect":
         pass
     deadline.cancel()
@@ -138,10 +148,10 @@ def create_json_response(body: bytes) -> Response:
 
 
 def join_json_items(items: Iterable[bytes]) -> bytes:
-    """Return a JSON list of serialized items.
+    """Join serialized items to a JSON list.
 
-    Serializing item by item releases the GIL in between. For one large value, orjson would block
-    all other threads for up to a second.
+    The items are serialized one by one, which releases the GIL between them. For one large value,
+    orjson would block all other threads for up to a second.
     """
     return b"[" + b",".join(items) + b"]"
 

@@ -17,13 +17,13 @@ _HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 def get_allowed_hosts(host: str, address: str, names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the host names that a server accepts; None for all.
+    """Return the host names that a server accepts, or None if it accepts every name.
 
     By default, a server on a loopback address accepts loopback names only. A server on another
     address accepts every name, because it cannot know its own names.
 
     Args:
-        host: the host as the user gave it.
+        host: the value of the option --host.
         address: the IP address that the server is bound to.
         names: additional names: host names, addresses, ``*.example.com`` or ``*``.
 
@@ -48,7 +48,7 @@ class HostCheck:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on requests for allowed hosts; answer others with 400."""
+        """Run the app for an allowed host, and answer requests for other hosts with 400."""
         if scope["type"] != "http" or scope["path"] in _HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
@@ -64,11 +64,16 @@ class HostCheck:
         await create_error_response(400, message)(scope, receive, send)
 
     def _is_allowed(self, header: str) -> bool:
+        """Return whether the host of a Host header is allowed."""
         host = _parse_host(header)
-        return any(
-            host.endswith(allowed[1:]) if allowed.startswith("*.") else host == allowed
-            for allowed in self._hosts
-        )
+        return any(_matches_host(host, allowed) for allowed in self._hosts)
+
+
+def _matches_host(host: str, allowed: str) -> bool:
+    """Return whether a host name equals an allowed name, or matches a name ``*.example.com``."""
+    if allowed.startswith("*."):
+        return host.endswith(allowed[1:])
+    return host == allowed
 
 
 def _parse_host(header: str) -> str:
@@ -76,12 +81,17 @@ def _parse_host(header: str) -> str:
     header = header.strip().lower()
     if header.startswith("["):
         return header[1:].partition("]")[0]
-    # Several colons without brackets: an IPv6 address without a port.
+    # Several colons without brackets are an IPv6 address without a port.
     host = header if header.count(":") > 1 else header.partition(":")[0]
     return host.removesuffix(".")
 
 
 def _normalize_host(name: str) -> str:
+    """Return a name of --allow-host in lower case, without brackets and trailing dot.
+
+    Raises:
+        SettingsError: the name is not a host name.
+    """
     lowered = name.strip().lower().removesuffix(".")
     if lowered == "*" or _HOST_NAME.fullmatch(lowered):
         return lowered

@@ -1,4 +1,4 @@
-"""Checks of a request's contents that do not need a model."""
+"""Checks of a request that do not need a model."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -7,7 +7,7 @@ from bertsmith.errors import InputError
 from bertsmith.serve.deadline import RequestTooLargeError
 from bertsmith.text.alphabet import has_surrogates
 
-#: Largest number of predicted tokens per mask.
+#: Maximum number of predicted tokens per mask.
 MAX_TOP: Final = 1000
 
 

@@ -20,7 +20,7 @@ class _ModelTokenCounter(NamedTuple):
     unknown: Counter
 
     def add(self, num_tokens: int, num_unknown: int) -> None:
-        """Add the tokens of a text; see ``TokenCounter``."""
+        """Count the tokens and the [UNK] tokens of a text."""
         self.tokens.inc(num_tokens)
         self.unknown.inc(num_unknown)
 
@@ -62,11 +62,11 @@ class Metrics:
         )  # fmt: skip
 
     def set_queue_gauge(self, queued_tokens: Callable[[], float]) -> None:
-        """Set the function that returns the number of queued tokens."""
+        """Set the function that returns the current number of queued tokens."""
         self._queued_tokens.set_function(queued_tokens)
 
     def count_request(self, endpoint: str, status: int, seconds: float) -> None:
-        """Count a request; an empty ``endpoint`` (an unknown path) is counted as "other"."""
+        """Count a request. For an unknown path, ``endpoint`` is empty and counted as "other"."""
         self._requests.labels(endpoint or "other", str(status)).inc()
         self._request_seconds.labels(endpoint or "other").observe(seconds)
 

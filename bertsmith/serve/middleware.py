@@ -41,7 +41,8 @@ class RequestMiddleware:
     """ASGI middleware that admits, rejects, logs and counts every request of an app.
 
     Attributes:
-        shutdown_started: ends the event streams of open pages, which would delay the shutdown.
+        shutdown_started: set when the server shuts down. It ends the event streams of open pages,
+            which would otherwise delay the shutdown.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class RequestMiddleware:
         self._handle: App = self._handle_request
         self._cors: CORSMiddleware | None = None
         if origins:
-            # Around rejections too: without CORS headers a browser hides them from the script.
+            # Rejections need CORS headers too: without them a browser hides them from scripts.
             self._handle = self._cors = CORSMiddleware(
                 self._handle_request, allow_origins=origins, allow_methods=["*"],
                 allow_headers=["*"], expose_headers=[UNKNOWN_SHARE_HEADER],
             )  # fmt: skip
-        #: Number of running requests, and of open event streams, which may last for hours.
-        self._active = {"requests": 0, "pages": 0}
+        #: Number of running requests, and of open event streams of pages, which may last for hours.
+        self._num_active = {"requests": 0, "pages": 0}
         self._receiver, self._response_monitor = BodyReceiver(settings), ResponseMonitor(settings)
         self.shutdown_started = asyncio.Event()
 
@@ -89,8 +90,9 @@ class RequestMiddleware:
         try:
             await self._handle(scope, receive, request.send)
         except Exception:
-            # The error handlers have logged and answered it, but Starlette raises it again. Raising
-            # it further would close the connection, and lose a pipelined request.
+            # The error handlers have already logged the exception and sent a response, but
+            # Starlette raises the exception again. Raising it here would close the connection and
+            # lose a pipelined request.
             if not request.status:
                 raise
         finally:
@@ -113,23 +115,26 @@ class RequestMiddleware:
                 )
             else:
                 receive = _replay(content, receive)
+                # Now only ``receive`` refers to the body, which is freed once the app has read it.
                 del content
-                if overload := self._check_concurrency(scope, request):
-                    await overload(scope, receive, send)
+                # Other requests may have started while the body was received.
+                overload_response = self._check_concurrency(scope, request)
+                if overload_response is not None:
+                    await overload_response(scope, receive, send)
                     return
         if rejection is not None:
-            # The connection cannot be reused: it still contains the unread part of the body.
+            # The connection cannot be reused, because the rest of the body is unread.
             rejection.headers["Connection"] = "close"
             await rejection(scope, receive, send)
             return
-        self._active[request.kind] += 1
+        self._num_active[request.limit_name] += 1
         try:
             if scope["method"] == "GET":
                 await self._run_until_shutdown(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         finally:
-            self._active[request.kind] -= 1
+            self._num_active[request.limit_name] -= 1
 
     async def _run_until_shutdown(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
@@ -153,7 +158,7 @@ class RequestMiddleware:
     def _check_header(
         self, scope: MutableMapping[str, Any], request: "_Request"
     ) -> Response | None:
-        """Return the response that rejects a request by its header, None to admit it."""
+        """Return the response that rejects a request by its header, None if it is admitted."""
         settings, headers = self._settings, request.headers
         if self._key is not None and not self._is_authorized(self._key, scope, headers):
             return self._key.create_unauthorized_response(headers)
@@ -175,10 +180,10 @@ class RequestMiddleware:
             "requests": self._settings.max_concurrent_requests,
             "pages": self._settings.max_page_streams,
         }
-        limit = limits[request.kind]
-        if self._active[request.kind] < limit or _is_health_check(scope):
+        limit = limits[request.limit_name]
+        if self._num_active[request.limit_name] < limit or _is_health_check(scope):
             return None
-        active = "pages are open" if request.kind == "pages" else "requests are running"
+        active = "pages are open" if request.limit_name == "pages" else "requests are running"
         return create_error_response(
             429,
             f"the server is busy: {limit:,} {active}; retry in a second",
@@ -188,6 +193,7 @@ class RequestMiddleware:
     def _is_authorized(
         self, key: ApiKey, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
     ) -> bool:
+        """Return whether a request has the API key or does not need it."""
         return _is_health_check(scope) or key.matches(scope["method"], headers)
 
 
@@ -199,7 +205,8 @@ class _Request:
         status: HTTP status of the response; 0 until it starts.
         body: the body being received.
         body_size: bytes of the body, set when the request ends.
-        kind: "pages" for event streams of the web page, else "requests".
+        limit_name: limit of concurrency that applies to the request: "pages" for an event stream
+            of the web page, else "requests".
         is_event_stream: whether the response is an event stream.
     """
 
@@ -219,13 +226,16 @@ class _Request:
         self.body_size = 0
         self.body = IncomingBody()
         is_page_stream = scope["method"] == "GET" and scope["path"].startswith(_EVENT_STREAM_PATHS)
-        self.kind = "pages" if is_page_stream else "requests"
+        self.limit_name = "pages" if is_page_stream else "requests"
         self.is_event_stream = False
         #: Whether the connection was aborted because the client did not read the response.
         self._is_aborted = False
 
     async def send(self, message: Message) -> None:
-        """Send a message with the request's id; wait until the client has read most of it."""
+        """Send a message, and wait until the client has read most of it.
+
+        The request's id is added to the response headers.
+        """
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
@@ -233,7 +243,7 @@ class _Request:
             headers.append((b"x-request-id", self._id.encode()))
             message = {**message, "headers": headers}
         await self._send(message)
-        # Absent on other ASGI servers, such as test clients.
+        # Other ASGI servers, such as test clients, do not provide the connection.
         connection = self._scope.get("extensions", {}).get(CONNECTION_KEY)
         if message["type"] == "http.response.body" and connection is not None:
             self._is_aborted |= not await self._response_monitor.drain(connection)
@@ -258,7 +268,7 @@ class _Request:
 
 
 def _replay(content: bytes, receive: Receive) -> Receive:
-    """Return an ASGI receive function that yields a received body first."""
+    """Return an ASGI receive function that first returns a body that is already received."""
     messages: list[Message] = [{"type": "http.request", "body": content}]
 
     async def replay() -> Message:
@@ -268,12 +278,13 @@ def _replay(content: bytes, receive: Receive) -> Receive:
 
 
 def _create_retry_headers(status: int) -> dict[str, str]:
-    """Return the response headers that belong to a status."""
+    """Return the Retry-After header for the status 429, no headers for others."""
     return {"Retry-After": "1"} if status == 429 else {}
 
 
 def _is_health_check(scope: MutableMapping[str, Any]) -> bool:
-    # Only without a body: a request with one uses memory and must be limited.
+    """Return whether a request is a health probe."""
+    # Requests with a body use memory, so they are limited like all others.
     return scope["path"] in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
 
 

@@ -1,4 +1,4 @@
-"""Models of a server: loading them, and computing batches of sequences of several requests."""
+"""Load the models of a server, and compute batches with them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import AttentionMaps, attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_batch
 
-#: Task of a fine-tuned model, by the kind of its head.
+#: Task that a fine-tuned model supports, by the kind of its head.
 _TASK_BY_KIND = {
     "single": "classify", "multi": "classify", "regression": "classify", "entities": "tag",
     "tags": "tag", "span": "answer", "choice": "choose",
@@ -61,7 +61,13 @@ class ServedModel:
 def load_served_model(
     name: str, path: Path | str, *, device: str = "cpu", fast: bool = False
 ) -> ServedModel:
-    """Load a model directory, run directory or Hugging Face Hub id.
+    """Load a model.
+
+    Args:
+        name: name of the model in requests.
+        path: model directory, run directory or Hugging Face Hub id.
+        device: where the model runs.
+        fast: compute vectors with quantized weights.
 
     Raises:
         ModelError: there is no such model, or it cannot be read.
@@ -81,7 +87,7 @@ def load_served_model(
         if bundle.config.nsp:
             tasks.add("pair")
     embedder = Embedder(bundle, fast=fast)
-    # Not at the first request: the files may be deleted by then.
+    # At the first request that needs the pooler, the files may already be deleted.
     embedder.preload_pooler()
     return ServedModel(name, bundle, embedder, frozenset(tasks))
 
@@ -139,7 +145,7 @@ def compute_mask_predictions(
 def compute_attentions(
     model: ServedModel, inputs: list[tuple[str, str | None, int | None]]
 ) -> list[AttentionMaps]:
-    """Return the attention probabilities for each (text, text pair, maximum tokens)."""
+    """Return the attention probabilities for each (text, second text, maximum tokens)."""
     return [
         attention(model.bundle, text, pair, max_seqlen=max_seqlen)
         for text, pair, max_seqlen in inputs

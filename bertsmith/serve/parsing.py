@@ -17,17 +17,18 @@ from bertsmith.serve.schemas import BRANCH_TAGS
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
-#: Largest body, in bytes, that is parsed on the event loop; for small ones a thread is slower.
+#: Largest body, in bytes, that is parsed on the event loop. A thread would be slower for it.
 MAX_INLINE_BYTES: Final = 16_384
-#: Response header with the share of [UNK] tokens, sent if it exceeds MAX_UNKNOWN_SHARE.
+#: Response header with the share of [UNK] tokens. It is sent if the share exceeds
+#: ``MAX_UNKNOWN_SHARE``.
 UNKNOWN_SHARE_HEADER: Final = "X-Bertsmith-Unknown-Share"
-#: Maximum characters of a field name in an error message; clients choose the names.
+#: Maximum length of a field name in an error message, because clients choose the names.
 _MAX_FIELD_CHARACTERS: Final = 100
 _EXAMPLE_ADVICE: Final = 'send an object such as {"inputs": ["a text"]}'
 
 
 def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> BaseModel:
-    """Parse a JSON body into a model.
+    """Parse and validate a JSON body.
 
     Raises:
         InputError: the body is not JSON, or does not match the model.
@@ -65,13 +66,14 @@ class BodyParser:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        # One thread: parsing holds the GIL, so more threads would only delay each other.
+        # One thread, because parsing holds the GIL: more threads would delay each other.
         self._executor = ThreadPoolExecutor(1, "body-parser")
 
     async def parse(self, request: Request, model: type[BaseModel]) -> BaseModel:
         """Return the parsed body of a request.
 
-        Sets ``request.state.deadline``: a request's time limit starts when its body is complete.
+        It also sets ``request.state.deadline``, because the time limit of a request starts when its
+        body is complete.
 
         Raises:
             InputError: the body is not valid.

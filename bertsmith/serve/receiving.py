@@ -29,11 +29,11 @@ class BodyError(Exception):
 
 @dataclass(eq=False)
 class IncomingBody:
-    """A request body.
+    """A request body that is being received.
 
     Attributes:
-        num_bytes: received bytes; they count against the server's limit until ``release``.
-        chunks: received parts.
+        num_bytes: received bytes, which count against the server's memory limit until ``release``.
+        chunks: received parts of the body.
         timeout: time limit while the body is received.
         is_dropped: whether the body was rejected to make room for others.
     """
@@ -102,7 +102,7 @@ class BodyReceiver:
                 413, f"the body is larger than {limit:,} bytes; send fewer texts per request"
             )
         while self.num_bytes > self._max_bytes:
-            # Only unfinished bodies can be dropped, including this one.
+            # Only unfinished bodies can be dropped; one of them is ``body`` itself.
             if not self._drop_oldest() or body.is_dropped:
                 raise BodyError(429, "the server has no memory for more bodies; retry in a second")
         return bool(message.get("more_body"))
@@ -122,8 +122,8 @@ class BodyReceiver:
     def _create_timeout_error(self, body: IncomingBody) -> BodyError:
         if body.is_dropped:
             return BodyError(
-                408, "the body was incomplete when the server needed memory for others; send it "
-                "again without pauses"
+                408, "the body was incomplete when the server needed memory for other requests; "
+                "send it again without pauses"
             )  # fmt: skip
         seconds = self._settings.body_timeout_seconds
         return BodyError(

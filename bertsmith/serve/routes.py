@@ -33,10 +33,10 @@ Item = TypeVar("Item")
 
 
 class TaskRoutes:
-    """Endpoints of the tasks, one method per endpoint.
+    """Endpoints of the tasks; each endpoint is a method.
 
     Attributes:
-        router: the router with all of them.
+        router: the router of the endpoints.
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
@@ -54,60 +54,60 @@ class TaskRoutes:
         """Split texts into tokens: ids, token texts and character offsets [start, stop)."""
         texts, special = as_list(body.inputs), body.add_special_tokens
 
-        def run(deadline: Deadline) -> Response:
+        def respond(deadline: Deadline) -> Response:
             model, encoded = self._service.tokenize(body.model, texts, deadline)
             tokens = _iter_token_lists(model, encoded, special=special, deadline=deadline)
             return create_json_response(join_json_items(tokens))
 
-        return await self._executor.run_in_thread(request, run)
+        return await self._executor.run_in_thread(request, respond)
 
     async def fill(self, request: Request, body: FillBody) -> Response:
         """Predict the most probable tokens for each [MASK] of a text."""
         texts = as_list(body.inputs)
 
-        def run(deadline: Deadline) -> Response:
+        def respond(deadline: Deadline) -> Response:
             filled = self._service.fill(body.model, texts, body.top, deadline)
             items = ({"masks": list(map(asdict, masks))} for masks in filled)
             return _item_or_list_response(body.inputs, items)
 
-        return await self._executor.run_in_thread(request, run)
+        return await self._executor.run_in_thread(request, respond)
 
     async def pair(self, request: Request, body: PairBody) -> Response:
         """Predict the probability that text B follows text A (next-sentence prediction)."""
         pairs = as_list(body.inputs)
 
-        def run(deadline: Deadline) -> Response:
+        def respond(deadline: Deadline) -> Response:
             results = self._service.pair(body.model, pairs, deadline)
             return _item_or_list_response(body.inputs, map(asdict, results))
 
-        return await self._executor.run_in_thread(request, run)
+        return await self._executor.run_in_thread(request, respond)
 
     async def classify(self, request: Request, body: ClassifyBody) -> Response:
         """Classify texts or pairs: labels with probabilities, or the score of a regression."""
         texts: list[str | tuple[str, str]] = as_list(body.inputs)
 
-        def run(deadline: Deadline) -> Response:
+        def respond(deadline: Deadline) -> Response:
             predictions = self._service.classify(body.model, texts, deadline)
             return _item_or_list_response(body.inputs, map(_format_prediction, predictions))
 
-        return await self._executor.run_in_thread(request, run)
+        return await self._executor.run_in_thread(request, respond)
 
     async def tag(self, request: Request, body: TagBody) -> Response:
         """Find the entities of a text, or tag each word, with character offsets."""
         texts = as_list(body.inputs)
 
-        def run(deadline: Deadline) -> Response:
+        def respond(deadline: Deadline) -> Response:
             results = self._service.tag(body.model, texts, deadline)
             items = (list(map(asdict, tagged.spans)) for tagged in results)
             return _item_or_list_response(body.inputs, items)
 
-        return await self._executor.run_in_thread(request, run)
+        return await self._executor.run_in_thread(request, respond)
 
     async def answer(self, request: Request, body: AnswerBody) -> Response:
         """Extract the answer to a question from a context, with character offsets."""
         questions = [(item.question, item.context) for item in as_list(body.inputs)]
 
-        def run(deadline: Deadline) -> Response:
+        def respond(deadline: Deadline) -> Response:
             answers = self._service.answer(body.model, questions, deadline)
             items = ({**asdict(answer.best), "null_score_diff": answer.null_score_diff,
                       "truncated": answer.is_truncated,
@@ -115,26 +115,31 @@ class TaskRoutes:
                      for answer in answers)  # fmt: skip
             return _item_or_list_response(body.inputs, items)
 
-        return await self._executor.run_in_thread(request, run)
+        return await self._executor.run_in_thread(request, respond)
 
     async def choose(self, request: Request, body: ChooseBody) -> Response:
         """Choose the best ending of a prompt, with the probability of each ending."""
         questions = [(item.prompt, item.endings) for item in as_list(body.inputs)]
 
-        def run(deadline: Deadline) -> Response:
+        def respond(deadline: Deadline) -> Response:
             choices = self._service.choose(body.model, questions, deadline)
             return _item_or_list_response(body.inputs, map(_format_choice, choices))
 
-        return await self._executor.run_in_thread(request, run)
+        return await self._executor.run_in_thread(request, respond)
 
 
 def as_list(inputs: Item | list[Item]) -> list[Item]:
-    """Return a list as it is, and a single item as a list of one."""
+    """Return a list unchanged, and a single item as a list."""
     return inputs if isinstance(inputs, list) else [inputs]
 
 
 def _item_or_list_response(inputs: object, items: Iterable[Any]) -> Response:
-    """Return a list of items if the request's inputs are a list, else the only item."""
+    """Return a JSON list of all items, or the only item if the request had a single input.
+
+    Args:
+        inputs: the inputs of the request.
+        items: the result of each input.
+    """
     if isinstance(inputs, list):
         return create_json_response(join_json_items(map(orjson.dumps, items)))
     return to_json_response(next(iter(items)))

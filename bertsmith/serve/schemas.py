@@ -1,6 +1,6 @@
 """Request bodies of the endpoints.
 
-The number of validation errors is bounded, whatever the size of an invalid body.
+The number of validation errors is limited, even if an invalid body is very large.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 
 #: Maximum number of layers, and of layer weights, per request; far more than any model has.
 MAX_LAYERS: Final = 1024
-#: Tags of union branches; pydantic reports them in error locations, but they are no field names.
+#: Tags of union branches. Pydantic adds them to error locations, although they are not fields.
 BRANCH_TAGS: Final = frozenset({"<one>", "<list>"})
 
 
@@ -34,8 +34,8 @@ class FailFastList:
     """List annotation: validation stops at the first invalid item.
 
     Attributes:
-        limit_name: key of the list's maximum length in the validation context. The length is
-            checked before the items. None for no maximum.
+        limit_name: key of the list's maximum length in the validation context, None for no maximum.
+            The length is checked before the items.
     """
 
     limit_name: str | None = None
@@ -88,7 +88,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _upgrade_and_keep_one_unknown_key(cls, value: Any) -> Any:
-        # pydantic would report every unknown key, of which a body can have hundreds of thousands.
+        # Pydantic would report every unknown key, and a body can have hundreds of thousands.
         if not isinstance(value, dict):
             return value
         value = upgrade_request(value, cls.model_fields)
@@ -106,7 +106,7 @@ class BaseBody(StrictModel):
 
 
 class VectorsBody(BaseBody):
-    """POST /embed_all, and common fields of other bodies; see ``VectorSettings``."""
+    """Body of POST /embed_all, and fields of other bodies; see ``VectorSettings``."""
 
     inputs: Inputs
     layer: (
@@ -145,14 +145,14 @@ class VectorsBody(BaseBody):
 
 
 class EmbedBody(VectorsBody):
-    """POST /embed."""
+    """Body of POST /embed."""
 
     pooling: str | None = None
     normalize: bool | None = True
 
 
 class OpenAiBody(BaseModel):
-    """POST /v1/embeddings, as OpenAI's clients send it; unknown fields are ignored."""
+    """Body of POST /v1/embeddings, as OpenAI's clients send it; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
     input: Inputs
@@ -181,27 +181,27 @@ class SimilarityInputs(StrictModel):
 
 
 class SimilarityBody(BaseBody):
-    """POST /similarity."""
+    """Body of POST /similarity."""
 
     inputs: SimilarityInputs
 
 
 class TokenizeBody(BaseBody):
-    """POST /tokenize."""
+    """Body of POST /tokenize."""
 
     inputs: Inputs
     add_special_tokens: bool = True
 
 
 class FillBody(BaseBody):
-    """POST /fill."""
+    """Body of POST /fill."""
 
     inputs: Inputs
     top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 5
 
 
 class PairBody(BaseBody):
-    """POST /pair: a pair [A, B], or a list of pairs."""
+    """Body of POST /pair: a pair [A, B], or a list of pairs."""
 
     inputs: Annotated[
         Annotated[TextPair, Tag("<one>")]
@@ -211,7 +211,7 @@ class PairBody(BaseBody):
 
 
 class ClassifyBody(BaseBody):
-    """POST /classify: a text, or a list of texts and pairs [A, B]."""
+    """Body of POST /classify: a text, or a list of texts and pairs [A, B]."""
 
     inputs: Annotated[
         Annotated[str, Tag("<one>")]
@@ -231,7 +231,7 @@ class ClassifyBody(BaseBody):
 
 
 class TagBody(BaseBody):
-    """POST /tag."""
+    """Body of POST /tag."""
 
     inputs: Inputs
 
@@ -244,7 +244,7 @@ class QuestionInput(StrictModel):
 
 
 class AnswerBody(BaseBody):
-    """POST /answer."""
+    """Body of POST /answer."""
 
     inputs: Annotated[
         Annotated[QuestionInput, Tag("<one>")]
@@ -261,7 +261,7 @@ class PromptInput(StrictModel):
 
 
 class ChooseBody(BaseBody):
-    """POST /choose."""
+    """Body of POST /choose."""
 
     inputs: Annotated[
         Annotated[PromptInput, Tag("<one>")]

@@ -7,11 +7,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
-    # With no-referrer, browsers send "Origin: null" with forms and some requests of scripts.
+    # With the value no-referrer, browsers send "Origin: null" for forms and some scripts.
     "Referrer-Policy": "same-origin",
-    # For old browsers without frame-ancestors.
+    # For old browsers, which do not support frame-ancestors.
     "X-Frame-Options": "DENY",
-    # The web page sets a policy of its own. /docs has inline styles.
+    # The web page sets its own policy. /docs has inline styles.
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"

@@ -37,14 +37,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
         SettingsError: the address is empty or cannot be bound.
     """
     if not host.strip():
-        # The socket API takes an empty address for all interfaces.
+        # The socket API would listen on all interfaces.
         raise SettingsError(
             "--host is empty; give an address, such as 127.0.0.1 for this machine only or 0.0.0.0 "
             "for all interfaces"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)
-    # Allows to restart a server while connections of the old one are still closing.
+    # A new server can start while connections of the previous one are still closing.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
@@ -86,7 +86,7 @@ def serve_until_signal(
 
 
 def _raise_file_limit() -> None:
-    """Raise the soft limit of open files, often 1,024; every connection is an open file."""
+    """Raise the soft limit of open files, which is often 1,024; each connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     if soft < limit:
@@ -95,9 +95,10 @@ def _raise_file_limit() -> None:
 
 @contextmanager
 def _reduce_latency() -> Iterator[None]:
-    """Freeze existing objects for the garbage collector, and switch threads more often.
+    """Exclude existing objects from garbage collection, and switch threads more often.
 
-    Models and libraries have hundreds of thousands of objects; a full collection visits them all.
+    Models and libraries have hundreds of thousands of objects, all of which a full garbage
+    collection would visit.
     """
     gc.collect()
     gc.freeze()
@@ -159,7 +160,7 @@ class _Server(uvicorn.Server):
         """Stop listening, end event streams and finish running requests."""
         self._app.shutdown_started.set()
         await super().shutdown(sockets)
-        # uvicorn raises captured signals again, which would turn a clean exit into a failure.
+        # uvicorn would raise the captured signals again, and the exit status would be a failure.
         self._captured_signals.clear()
 
 
@@ -167,8 +168,8 @@ class _LimitedProtocol(HttpToolsProtocol):
     """HTTP protocol with limits on the time and size of headers; a ``sending.Connection``.
 
     Attributes:
-        header_seconds: seconds to receive a header; then the connection closes.
-        max_header_bytes: size beyond which the response is 431.
+        header_seconds: time limit to receive a header, after which the connection is closed.
+        max_header_bytes: maximum size of a header; a larger one gets the status 431.
     """
 
     header_seconds = 10.0
@@ -185,7 +186,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Parse data; reject it if the parser buffers an unfinished header or trailer too long."""
+        """Parse received bytes; send 431 if an unfinished header or trailer exceeds the limit."""
         self._has_parsed = False
         super().data_received(data)
         self._buffered_bytes = 0 if self._has_parsed else self._buffered_bytes + len(data)
@@ -269,12 +270,14 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _count_header_bytes(self, part: bytes) -> None:
+        """Add a part of the header to its size; raise ValueError beyond the limit."""
         self._parsed_bytes += len(part)
         if self._parsed_bytes > self.max_header_bytes:
-            # Aborts the parser, which then calls ``send_400_response``.
+            # The error stops the parser, which then calls ``send_400_response``.
             raise ValueError(_HEADER_TOO_LARGE)
 
     def _start_header_timer(self) -> None:
+        """Close the connection after ``header_seconds``, unless the timer is stopped."""
         self._stop_header_timer()
         self._header_timer = self.loop.call_later(self.header_seconds, self._close_connection)
 

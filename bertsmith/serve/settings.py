@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(gt=0.0)]
 
 
 class ServeSettings(SettingsTable):
-    """Limits of the server (``--set serve.…``); in brackets the HTTP status beyond the limit."""
+    """Limits of the server (``--set serve.…``), with the HTTP status of requests beyond a limit."""
 
     table: ClassVar[str] = "serve"
 
@@ -27,17 +27,21 @@ class ServeSettings(SettingsTable):
     max_vector_elements: Count = 4 * 2**20
     #: Bytes of a request's header (431).
     max_header_bytes: Count = 65_536
-    #: Seconds to receive a request's header, then its body (408; a slow header just disconnects).
+    #: Seconds to receive a request's header, and then its body (408). A slow header closes the
+    #: connection without a response.
     body_timeout_seconds: Seconds = 10.0
-    #: Request bodies received concurrently; beyond it the oldest unfinished one is rejected (408).
+    #: Request bodies received concurrently. Beyond this number, the oldest unfinished body is
+    #: rejected (408).
     max_pending_bodies: Count = 512
-    #: Bytes of all bodies in memory (408 for the oldest unfinished body, else 429).
+    #: Bytes of all request bodies in memory. Beyond this size, the oldest unfinished body is
+    #: rejected (408), or the new one if all others are complete (429).
     max_total_body_bytes: Count = 256 * 2**20
     #: Seconds to answer a request (504).
     request_timeout_seconds: Seconds = 30.0
-    #: Seconds in which a client must read 1 MiB of its response, or it is disconnected.
+    #: Seconds in which a client must read 1 MiB of its response; a slower client is disconnected.
     send_timeout_seconds: Seconds = 30.0
-    #: Bytes of unread responses; beyond it, stalled clients are disconnected.
+    #: Bytes of unread responses. Beyond this size, clients that have stopped reading are
+    #: disconnected.
     max_unsent_bytes: Count = 256 * 2**20
     #: Tokens in the queue, summed over all clients (429).
     max_queue_tokens: Count = 262_144
@@ -45,10 +49,11 @@ class ServeSettings(SettingsTable):
     max_concurrent_requests: Count = 1024
     #: Concurrent event streams of open web pages, counted separately from requests (429).
     max_page_streams: Count = 256
-    #: Tokens per batch, counting each sequence at the longest one's length. Smaller batches let
-    #: short requests overtake long ones sooner. A CPU computes up to four batches at once.
+    #: Tokens per batch, including padding: each sequence counts as many tokens as the longest one.
+    #: Smaller batches let short requests overtake long ones sooner. A CPU computes up to four
+    #: batches at once.
     max_batch_tokens: Count = 1024
-    #: Milliseconds that a lone request waits for others to share its batch.
+    #: Milliseconds that a request waits for others to share its batch.
     max_wait_ms: Annotated[float, Field(ge=0.0)] = 2.0
     #: Seconds to finish running requests after SIGTERM.
     shutdown_timeout_seconds: Seconds = 20.0

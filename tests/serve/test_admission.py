@@ -40,7 +40,7 @@ def test_requests_without_the_api_key_get_401(models: list[ServedModel]) -> None
 def test_cors_headers_are_sent_to_allowed_origins_only(
     server: RunningServer, models: list[ServedModel]
 ) -> None:
-    """By default no origin is allowed."""
+    """Other sites get CORS headers only if their origin is allowed."""
     headers = {"Origin": ORIGIN}
     response = server.post("/embed", {"inputs": "a"}, headers=headers)
     assert "access-control-allow-origin" not in response.headers
@@ -116,7 +116,7 @@ def test_internal_errors_have_cors_headers(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "bertsmith.example"])
 def test_web_page_has_the_same_cors_rules(models: list[ServedModel], host: str) -> None:
-    """Gradio alone would allow every origin, with cookies, if the host is not a loopback name."""
+    """By default, Gradio would allow every origin, with cookies, for hosts other than localhost."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
 

@@ -20,7 +20,7 @@ openai = pytest.importorskip("openai")
 
 
 def assert_close(actual: Any, expected: Any) -> None:
-    """Compare numbers to 1e-5: the last bits depend on the other sequences of a batch."""
+    """Compare numbers with a tolerance of 1e-5, because results depend slightly on the batch."""
     np.testing.assert_allclose(np.array(actual, np.float64), expected, rtol=0, atol=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_request_field_of_version_0_1(server: RunningServer) -> None:
 def test_long_texts_are_truncated_or_rejected(
     server: RunningServer, model_dirs: dict[str, Path]
 ) -> None:
-    """They are truncated by default, and rejected with ``truncate: false``."""
+    """Texts that are too long are truncated by default, and rejected with ``truncate: false``."""
     long = "the smith " * 60
     response = server.post("/embed", {"inputs": long})
     assert_close(response.json(), embed(model_dirs["plain"], [long], normalize=True))
@@ -244,7 +244,7 @@ def test_choose(server: RunningServer, model_dirs: dict[str, Path]) -> None:
 def test_errors_have_a_common_format(
     server: RunningServer, path: str, body: Any, status: int, message: str
 ) -> None:
-    """Every error has a code and a message that says what is wrong."""
+    """Every error has its HTTP status as code, and a message that says what is wrong."""
     response = server.post(path, body)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, status)
@@ -271,7 +271,7 @@ def test_malformed_requests_get_errors(server: RunningServer) -> None:
 
 
 def test_information_endpoints(server: RunningServer) -> None:
-    """Models, health, readiness and metrics; /docs lists all endpoints and loads nothing."""
+    """/models, /health, /ready and /metrics respond; /docs lists all endpoints."""
     models = {model["name"]: model for model in httpx.get(f"{server.url}/models").json()}
     assert models["plain"]["tasks"] == ["embed", "fill", "pair"]
     assert models["names"]["labels"] == ["O", "B-PER", "I-PER", "B-LOC"]

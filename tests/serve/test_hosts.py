@@ -14,7 +14,7 @@ from tests.serve.model_server import RunningServer, run_server
 
 
 @pytest.fixture(scope="module")
-def loopback(models: list[ServedModel]) -> Iterator[RunningServer]:
+def loopback_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server on 127.0.0.1 that also accepts a host name and all names of a domain."""
     names = get_allowed_hosts("127.0.0.1", "127.0.0.1", ["Bert.example.", "*.lab.example"])
     with run_server(models[:1], hosts=names) as server:
@@ -43,18 +43,20 @@ def loopback(models: list[ServedModel]) -> Iterator[RunningServer]:
         ("", 400),
     ],
 )
-def test_other_hosts_are_rejected(loopback: RunningServer, host: str, status: int) -> None:
+def test_other_hosts_are_rejected(loopback_server: RunningServer, host: str, status: int) -> None:
     """Requests for a host name that is not allowed get 400 (DNS rebinding)."""
-    response = httpx.get(f"{loopback.url}/models", headers={"Host": host})
+    response = httpx.get(f"{loopback_server.url}/models", headers={"Host": host})
     assert response.status_code == status
     if status == 400:
         assert "start the server with --allow-host NAME" in response.json()["error"]["message"]
 
 
-def test_health_endpoints_accept_any_host(loopback: RunningServer) -> None:
-    """Orchestrators probe with the IP address of a container."""
+def test_health_endpoints_accept_any_host(loopback_server: RunningServer) -> None:
+    """Health probes of orchestrators send the IP address of a container as the host."""
     for path in ("/health", "/ready"):
-        assert httpx.get(loopback.url + path, headers={"Host": "10.1.2.3"}).status_code == 200
+        assert (
+            httpx.get(loopback_server.url + path, headers={"Host": "10.1.2.3"}).status_code == 200
+        )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_health_endpoints_accept_any_host(loopback: RunningServer) -> None:
 def test_allowed_hosts_by_address_and_option(
     host: str, address: str, names: Sequence[str], allowed: list[str] | None
 ) -> None:
-    """Loopback servers accept loopback names, others all names, unless names are given."""
+    """By default, a loopback server accepts loopback names, and any other server accepts all."""
     result = get_allowed_hosts(host, address, names)
     assert (result if result is None else set(result)) == (allowed and set(allowed))
 

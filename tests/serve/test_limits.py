@@ -83,7 +83,7 @@ def test_small_bodies_with_large_responses_are_rejected(
     ],
 )
 def test_layer_weights_must_be_finite(server: RunningServer, weight: bytes, message: str) -> None:
-    """Other weights would give vectors that are not finite."""
+    """Weights that are infinite, NaN or too large would give vectors that are not finite."""
     body = b'{"inputs": "a", "layer": [1, 2], "combine": "weighted", "weights": [1, %s]}' % weight
     response = httpx.post(f"{server.url}/embed", content=body, headers=JSON_HEADERS, timeout=60)
     assert response.status_code == 422
@@ -124,7 +124,7 @@ def nan_server(model_dirs: dict[str, Path]) -> Iterator[RunningServer]:
 def test_outputs_that_are_not_finite_are_errors(
     nan_server: RunningServer, path: str, model: str, body: Any
 ) -> None:
-    """The response is 500 and names the model, instead of null in JSON."""
+    """The status is 500, and the message names the model. JSON would show such numbers as null."""
     response = nan_server.post(path, {"model": model, **body})
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (500, "internal")
@@ -138,8 +138,8 @@ def test_attention_that_is_not_finite_is_an_error(nan_server: RunningServer) -> 
         app._app.state.service.attention("plain", "a")
 
 
-def test_output_that_is_not_finite_fails_alone() -> None:
-    """Other calls of the batch are answered; infinity is an error like NaN."""
+def test_output_that_is_not_finite_does_not_fail_its_batch() -> None:
+    """Other calls of the same batch are answered; infinity is an error, as NaN is."""
 
     def compute(payloads: list[float]) -> list[np.ndarray]:
         return [np.array([payload]) for payload in payloads]
@@ -157,7 +157,7 @@ def test_output_that_is_not_finite_fails_alone() -> None:
 
 
 def test_log_probability_of_minus_infinity_is_allowed() -> None:
-    """It belongs to a probability of zero."""
+    """Minus infinity is the logarithm of a probability of zero."""
     results = [torch.tensor([0.0, float("-inf")])]
     assert require_finite("m", lambda _: results)(None) is results
 
@@ -166,7 +166,7 @@ def test_log_probability_of_minus_infinity_is_allowed() -> None:
 def test_requests_are_answered_while_a_long_text_is_tokenized(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """Long texts are tokenized in a thread."""
+    """A long text is tokenized in a thread, which does not block the event loop."""
     started, resume = threading.Event(), threading.Event()
     tokenizer = models[0].bundle.tokenizer
     for name in ("encode_batch", "encode_batch_with_offsets"):
@@ -219,7 +219,7 @@ def test_responses_of_the_parser_have_cors_headers(
 @pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 300_000, b"X: y\r\n" * 50_000])
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_too_large_header_gets_431(server: RunningServer, header: bytes, is_complete: bool) -> None:
-    """One long field or many short ones; large bodies and smaller headers are accepted."""
+    """A header with one long field or many short ones is rejected, but a large body is accepted."""
     with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + header.rstrip())

@@ -18,7 +18,7 @@ from bertsmith.serve.parsing import parse_body
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_server import RunningServer, run_server
 
-MODELS = [
+BODY_MODELS = [
     schemas.EmbedBody,
     schemas.VectorsBody,
     schemas.SimilarityBody,
@@ -31,34 +31,35 @@ MODELS = [
     schemas.ChooseBody,
     schemas.OpenAiBody,
 ]
-COUNT = 3000
+NUM_ITEMS = 3000
 #: Values with thousands of validation errors.
 INVALID_VALUES: dict[str, Any] = {
-    "numbers": [0] * COUNT,
-    "nulls": [None] * COUNT,
-    "lists": [[]] * COUNT,
-    "objects": [{}] * COUNT,
-    "pair of thousands": ["a"] * COUNT,
-    "pairs of thousands": [["a"] * COUNT],
-    "pairs of numbers": [[0, 0]] * COUNT,
-    "object": {str(number): 0 for number in range(COUNT)},
-    "objects of thousands": [{str(number): 0 for number in range(COUNT)}],
-    "sentences": {"source_sentence": "a", "sentences": [0] * COUNT},
-    "endings": {"prompt": "a", "endings": [0] * COUNT},
-    "endings of several": [{"prompt": "a", "endings": [0] * COUNT}] * COUNT,
+    "numbers": [0] * NUM_ITEMS,
+    "nulls": [None] * NUM_ITEMS,
+    "lists": [[]] * NUM_ITEMS,
+    "objects": [{}] * NUM_ITEMS,
+    "pair of thousands": ["a"] * NUM_ITEMS,
+    "pairs of thousands": [["a"] * NUM_ITEMS],
+    "pairs of numbers": [[0, 0]] * NUM_ITEMS,
+    "object": {str(number): 0 for number in range(NUM_ITEMS)},
+    "objects of thousands": [{str(number): 0 for number in range(NUM_ITEMS)}],
+    "sentences": {"source_sentence": "a", "sentences": [0] * NUM_ITEMS},
+    "endings": {"prompt": "a", "endings": [0] * NUM_ITEMS},
+    "endings of several": [{"prompt": "a", "endings": [0] * NUM_ITEMS}] * NUM_ITEMS,
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", BODY_MODELS)
 @pytest.mark.parametrize("name", INVALID_VALUES)
 def test_number_of_validation_errors_is_bounded(model: type[BaseModel], name: str) -> None:
     """Validation stops at the first invalid item, even without a limit of the list's length."""
     field = "input" if model is schemas.OpenAiBody else "inputs"
-    for context in (None, {"texts": 10 * COUNT}):
+    for context in (None, {"texts": 10 * NUM_ITEMS}):
         assert _count_errors(model, {field: INVALID_VALUES[name]}, context) <= 3
 
 
 def _count_errors(model: type[BaseModel], body: Any, context: Any) -> int:
+    """Return the number of validation errors of a body."""
     try:
         model.model_validate(body, context=context)
     except ValidationError as error:
@@ -66,18 +67,20 @@ def _count_errors(model: type[BaseModel], body: Any, context: Any) -> int:
     return 0
 
 
-@pytest.mark.parametrize("model", [model for model in MODELS if model is not schemas.OpenAiBody])
+@pytest.mark.parametrize(
+    "model", [model for model in BODY_MODELS if model is not schemas.OpenAiBody]
+)
 def test_only_the_first_unknown_key_is_reported(model: type[BaseModel]) -> None:
     """A body of thousands of unknown keys has two errors: the missing field and one key."""
     with pytest.raises(ValidationError) as caught:
-        model.model_validate({str(number): 0 for number in range(COUNT)})
+        model.model_validate({str(number): 0 for number in range(NUM_ITEMS)})
     locations = [error["loc"] for error in caught.value.errors()]
     assert sorted(locations) == [("0",), ("inputs",)]
 
 
 @pytest.mark.parametrize("model", [schemas.EmbedBody, schemas.VectorsBody])
 @pytest.mark.parametrize("field", ["layer", "weights"])
-@pytest.mark.parametrize("items", [["a"] * COUNT, [1] * COUNT])
+@pytest.mark.parametrize("items", [["a"] * NUM_ITEMS, [1] * NUM_ITEMS])
 def test_lists_of_layers_and_weights_are_limited(
     model: type[BaseModel], field: str, items: Any
 ) -> None:
@@ -126,7 +129,7 @@ def test_byte_order_mark_is_skipped() -> None:
 
 def test_openai_endpoint_rejects_token_ids() -> None:
     """Token ids, or lists of token ids, give one error."""
-    for value in ([1] * COUNT, [[1] * 5] * COUNT):
+    for value in ([1] * NUM_ITEMS, [[1] * 5] * NUM_ITEMS):
         with pytest.raises(ValidationError, match="ids of another tokenizer") as caught:
             schemas.OpenAiBody.model_validate({"input": value})
         assert caught.value.error_count() == 1
@@ -147,7 +150,7 @@ def _pause_if_large(
     return paused, started, resume
 
 
-def _check_others_are_answered(
+def _assert_small_requests_are_answered(
     server: RunningServer, path: str, body: Any, started: threading.Event, resume: threading.Event
 ) -> None:
     """Check that small requests are answered while a large one is paused."""
@@ -165,21 +168,21 @@ def _check_others_are_answered(
 def test_requests_are_answered_while_a_large_body_is_parsed(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large bodies are parsed and validated in a thread."""
+    """A large body is parsed in a thread, which does not block the event loop."""
     paused, started, resume = _pause_if_large(parse_body, lambda body: len(body) > 100_000)
     monkeypatch.setattr(parsing, "parse_body", paused)
     with run_server(models[:1]) as server:
         body = {"inputs": ["a " * 1000] * 100}
-        _check_others_are_answered(server, "/embed", body, started, resume)
+        _assert_small_requests_are_answered(server, "/embed", body, started, resume)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/v1/embeddings"])
 def test_requests_are_answered_while_a_large_response_is_serialized(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """Large responses are serialized in a thread."""
+    """A large response is serialized in a thread, which does not block the event loop."""
     paused, started, resume = _pause_if_large(join_json_items, lambda items: len(items) > 10)
     monkeypatch.setattr(embeddings, "join_json_items", lambda items: paused(list(items)))
     field = "input" if path.startswith("/v1") else "inputs"
     with run_server(models[:1]) as server:
-        _check_others_are_answered(server, path, {field: ["a"] * 1000}, started, resume)
+        _assert_small_requests_are_answered(server, path, {field: ["a"] * 1000}, started, resume)

@@ -18,7 +18,7 @@ def _message(content: bytes, *, more_body: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": content, "more_body": more_body}
 
 
-class Client:
+class FakeClient:
     """A client that sends chunks when the test calls ``send``."""
 
     def __init__(self, receiver: BodyReceiver) -> None:
@@ -35,11 +35,11 @@ class Client:
 
 
 def test_oldest_unfinished_body_is_rejected_when_there_are_too_many() -> None:
-    """The third of two allowed bodies displaces the first; the others are received."""
+    """With a limit of two bodies, the third one displaces the first; the others are received."""
 
-    async def run() -> None:
+    async def scenario() -> None:
         receiver = BodyReceiver(ServeSettings(max_pending_bodies=2))
-        clients = [Client(receiver) for _ in range(3)]
+        clients = [FakeClient(receiver) for _ in range(3)]
         for client in clients:
             await client.send(b"part")
         with pytest.raises(BodyError, match="when the server needed memory") as caught:
@@ -49,38 +49,38 @@ def test_oldest_unfinished_body_is_rejected_when_there_are_too_many() -> None:
             await client.send(b" and end", more_body=False)
             assert await client.task == b"part and end"
 
-    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
 def test_bodies_have_a_memory_limit() -> None:
     """Unfinished bodies are dropped first, oldest first; if all are finished, the error is 429."""
 
-    async def run() -> None:
+    async def scenario() -> None:
         receiver = BodyReceiver(ServeSettings(max_body_bytes=60, max_total_body_bytes=100))
-        slow, first = Client(receiver), Client(receiver)
+        slow, first = FakeClient(receiver), FakeClient(receiver)
         await slow.send(b"s" * 40)
         await first.send(b"f" * 50, more_body=False)
         assert await first.task == b"f" * 50
-        second = Client(receiver)
+        second = FakeClient(receiver)
         await second.send(b"f" * 50, more_body=False)
         assert await second.task == b"f" * 50
         with pytest.raises(BodyError, match="needed memory"):
             await slow.task
-        third = Client(receiver)
+        third = FakeClient(receiver)
         await third.send(b"t", more_body=False)
         with pytest.raises(BodyError, match="no memory for more bodies") as caught:
             await third.task
         assert caught.value.status == 429
         for client in (slow, first, third):
             receiver.release(client.body)
-        fourth = Client(receiver)
+        fourth = FakeClient(receiver)
         await fourth.send(b"t", more_body=False)
         assert await fourth.task == b"t"
         for client in (second, fourth):
             receiver.release(client.body)
         assert receiver.num_bytes == 0
 
-    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_bodies_have_a_memory_limit() -> None:
     [(_message(b"x" * 11), 413), ({"type": "http.disconnect"}, 400), (None, 408)],
 )
 def test_bytes_of_failed_bodies_can_be_released(message: Any, status: int) -> None:
-    """Bodies fail if they are too large, interrupted or late."""
+    """Bodies that are too large, interrupted or late no longer count after ``release``."""
 
-    async def run() -> None:
+    async def scenario() -> None:
         receiver, body = (
             BodyReceiver(ServeSettings(max_body_bytes=10, body_timeout_seconds=0.01)),
             IncomingBody(),
@@ -105,7 +105,7 @@ def test_bytes_of_failed_bodies_can_be_released(message: Any, status: int) -> No
         receiver.release(body)
         assert receiver.num_bytes == 0
 
-    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
 def test_unfinished_bodies_do_not_block_other_clients(models: list[ServedModel]) -> None:

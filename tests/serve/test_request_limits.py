@@ -47,7 +47,7 @@ def limited_server(models: list[ServedModel]) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def impatient_server(models: list[ServedModel]) -> Iterator[RunningServer]:
+def short_timeout_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server that waits 0.5 seconds for a header or body."""
     with run_server(models[:1], ServeSettings(body_timeout_seconds=0.5)) as server:
         yield server
@@ -63,18 +63,18 @@ def send_bytes(port: int, data: bytes) -> bytes:
     return response
 
 
-def middleware(server: RunningServer) -> Any:
-    """Return the server's RequestMiddleware."""
+def get_middleware(server: RunningServer) -> Any:
+    """Return the RequestMiddleware of a server."""
     return server.server.config.app
 
 
 def assert_works(server: RunningServer) -> None:
-    """Check that the server answers a request."""
+    """Check that the server still answers requests."""
     assert server.post("/embed", {"inputs": "a hammer"}).status_code == 200
 
 
 def test_too_large_body_is_rejected(limited_server: RunningServer) -> None:
-    """The error is 413, by Content-Length, or by the received bytes of a chunked body."""
+    """The status is 413, because of Content-Length or of the bytes received of a chunked body."""
     response = limited_server.post("/embed", {"inputs": "a" * 6000})
     assert (response.status_code, response.json()["error"]["type"]) == (413, "too_large")
 
@@ -96,7 +96,7 @@ def test_huge_body_is_rejected_by_its_header(server: RunningServer) -> None:
 
 
 def test_too_many_texts_or_tokens_are_rejected(limited_server: RunningServer) -> None:
-    """The error is 422 and names the limit."""
+    """The status is 422, and the message names the limit."""
     response = limited_server.post("/embed", {"inputs": ["a"] * 9})
     assert "the limit is 8 texts per request, got 9" in response.json()["error"]["message"]
     response = limited_server.post("/embed", {"inputs": ["the smith worked " * 20] * 8})
@@ -105,7 +105,7 @@ def test_too_many_texts_or_tokens_are_rejected(limited_server: RunningServer) ->
 
 
 def test_request_with_ten_thousand_texts(models: list[ServedModel], server: RunningServer) -> None:
-    """It is rejected by default, and gets the right vectors if the limits allow it."""
+    """It is rejected by default; with higher limits, the vectors equal those of the embedder."""
     texts = [SENTENCES[number % 5][: 6 + number % 40] for number in range(10_000)]
     response = server.post("/embed", {"inputs": texts})
     assert response.status_code == 422
@@ -122,21 +122,23 @@ def test_request_with_ten_thousand_texts(models: list[ServedModel], server: Runn
     np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
-def test_slow_body_times_out(impatient_server: RunningServer) -> None:
-    """An unfinished body gets 408 while the client is still connected."""
-    response = send_bytes(impatient_server.port, HEADER % (b"/embed", 50) + b"{")
+def test_slow_body_times_out(short_timeout_server: RunningServer) -> None:
+    """A client that does not finish its body gets 408 while it is still connected."""
+    response = send_bytes(short_timeout_server.port, HEADER % (b"/embed", 50) + b"{")
     assert response.startswith(b"HTTP/1.1 408")
     assert b"within 0.5 seconds" in response
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /embed HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-def test_slow_header_closes_the_connection(impatient_server: RunningServer, start: bytes) -> None:
-    """An empty or unfinished header gets no response."""
-    assert send_bytes(impatient_server.port, start) == b""
+def test_slow_header_closes_the_connection(
+    short_timeout_server: RunningServer, start: bytes
+) -> None:
+    """A client that does not finish its header gets no response."""
+    assert send_bytes(short_timeout_server.port, start) == b""
 
 
 def test_each_header_of_a_connection_has_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timer runs from the first to the last byte of the header of each request."""
+    """For each request, the timer runs from the first to the last byte of the header."""
     protocol_class: Any = create_config(ServeSettings(body_timeout_seconds=7.0)).http
     monkeypatch.setattr(protocol_class, "_start_asgi_task", lambda *_: None)
     loop, transport = MagicMock(), MagicMock()
@@ -198,7 +200,7 @@ def test_too_many_concurrent_requests_return_429(models: list[ServedModel]) -> N
     ):
         with paused_model():
             futures = [pool.submit(server.post, "/embed", {"inputs": "a"}) for _ in range(2)]
-            wait_until(lambda: middleware(server)._active["requests"] == 2)
+            wait_until(lambda: get_middleware(server)._num_active["requests"] == 2)
             response = server.post("/embed", {"inputs": "a"})
             assert (response.status_code, response.headers["retry-after"]) == (429, "1")
             assert "2 requests are running" in response.json()["error"]["message"]
@@ -242,12 +244,12 @@ def test_disconnect_cancels_the_request(models: list[ServedModel], path: str) ->
     """The request ends while the model computes, and its queued sequences are not computed."""
     settings = ServeSettings(max_batch_tokens=8, request_timeout_seconds=TIMEOUT)
     with run_server(models[:1], settings) as server, paused_model() as pause:
-        batcher = middleware(server)._app.state.service.batcher
+        batcher = get_middleware(server)._app.state.service.batcher
         body = json.dumps({"inputs": ["a hammer [MASK]"] * 100}).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(HEADER % (path.encode(), len(body)) + body)
             wait_until(lambda: pause.started.is_set() and batcher.queued_tokens > 100)
-        wait_until(lambda: not middleware(server)._active["requests"])
+        wait_until(lambda: not get_middleware(server)._num_active["requests"])
         num_batches = pause.num_batches
         pause.resume.set()
         assert_works(server)
@@ -259,7 +261,7 @@ def test_disconnect_cancels_the_request(models: list[ServedModel], path: str) ->
 def test_model_files_may_be_deleted_after_loading(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """All weights, including the pooler, are in memory."""
+    """All weights are in memory after loading, including those of the pooler."""
     shutil.copytree(model_dirs["plain"], tmp_path / "m")
     with run_server([load_served_model("m", tmp_path / "m")]) as server:
         shutil.rmtree(tmp_path / "m")
@@ -272,7 +274,7 @@ def test_model_files_may_be_deleted_after_loading(
 def test_internal_error_is_logged_but_not_sent(
     models: list[ServedModel], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The 500 response hides the cause, the log has it, and the server keeps working."""
+    """The cause of a 500 response is in the log but not in the response."""
     with run_server(models[:1]) as server:
         hidden_states = BertModel.iter_hidden_states
         BertModel.iter_hidden_states = None  # type: ignore[assignment,method-assign]

@@ -57,9 +57,9 @@ class FakeClock:
 
 
 def test_clients_that_do_not_read_are_disconnected() -> None:
-    """So are clients that read only a few bytes; a steady reader gets a large response."""
+    """Clients that read nothing or only a few bytes are disconnected; a steady reader is not."""
 
-    async def run() -> None:
+    async def scenario() -> None:
         clock = FakeClock()
         monitor = ResponseMonitor(
             ServeSettings(send_timeout_seconds=10.0), clock, check_interval_seconds=1000.0
@@ -83,13 +83,13 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
         assert trickling.is_aborted
         assert not steady.is_aborted
 
-    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
 def test_unread_responses_have_a_memory_limit() -> None:
-    """Beyond it, the longest stalled clients are disconnected, and no more than necessary."""
+    """Beyond the limit, clients that stopped reading first are disconnected, as few as possible."""
 
-    async def run() -> None:
+    async def scenario() -> None:
         clock = FakeClock()
         monitor = ResponseMonitor(
             ServeSettings(max_unsent_bytes=100), clock, check_interval_seconds=2.0
@@ -107,10 +107,10 @@ def test_unread_responses_have_a_memory_limit() -> None:
         first.read(50)
         assert await asyncio.gather(*tasks) == [True, False, False]
 
-    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
-def _request_without_reading(server: RunningServer) -> socket.socket:
+def _send_request_without_reading(server: RunningServer) -> socket.socket:
     """Request a response larger than the socket buffers; return the connection."""
     body = {"inputs": ["the smith worked " * 30] * 250, "layer": [0, 1, 2]}
     content = json.dumps(body).encode()
@@ -136,22 +136,25 @@ def _read_all(connection: socket.socket) -> int:
 
 
 def test_request_is_active_until_its_response_is_read(models: list[ServedModel]) -> None:
-    """It counts against the limit of concurrent requests until the client has read everything."""
+    """A request counts as concurrent until its client has read the whole response."""
     with run_server(
         models[:1], ServeSettings(max_concurrent_requests=1, request_timeout_seconds=TIMEOUT)
     ) as server:
-        with _request_without_reading(server) as connection:
+        with _send_request_without_reading(server) as connection:
             assert server.post("/embed", {"inputs": "a"}).status_code == 429
             assert _read_all(connection) > _MIN_RESPONSE_BYTES
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
 
 
 def test_disconnected_client_no_longer_counts(models: list[ServedModel]) -> None:
-    """After ``send_timeout_seconds`` the connection is closed, and another request is answered."""
+    """A slow reader is disconnected after ``send_timeout_seconds``, and others are answered."""
     settings = ServeSettings(
         max_concurrent_requests=1, request_timeout_seconds=TIMEOUT, send_timeout_seconds=0.2
     )
-    with run_server(models[:1], settings) as server, _request_without_reading(server) as connection:
+    with (
+        run_server(models[:1], settings) as server,
+        _send_request_without_reading(server) as connection,
+    ):
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
         # The client still gets what the socket buffers hold.
         assert 0 < _read_all(connection) < _MIN_RESPONSE_BYTES

@@ -56,7 +56,7 @@ def test_sighup_stops_the_server_unless_it_is_ignored() -> None:
 
 
 def test_limit_of_open_files_is_raised_but_never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The soft limit becomes the hard limit; a limit above the server's maximum stays."""
+    """The soft limit is raised to the hard limit; a higher soft limit is unchanged."""
     limits = {"soft": 1024}
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limits["soft"], 4096))
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.update(soft=pair[0]))

@@ -21,7 +21,7 @@ from tests.serve.model_server import SENTENCES
 def test_embeddings_are_computed_in_the_batches_of_the_batcher(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No batch exceeds ``max_batch_tokens`` after padding, and the vectors equal the embedder's."""
+    """A batch has at most 64 tokens with padding, and the vectors equal those of the embedder."""
     texts = [SENTENCES[number % 5][: 1 + 7 * number] for number in range(20)]
     batch_lengths: list[list[int]] = []
     original_encode_batch = Embedder.encode_batch

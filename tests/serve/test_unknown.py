@@ -14,7 +14,7 @@ ENGLISH = "The smith struck the iron."
 #: Korean: "The smith struck the iron."
 KOREAN = "대장장이가 쇠를 쳤다."
 #: Function that returns a request body with a text, for each endpoint.
-BODIES: dict[str, Any] = {
+CREATE_BODY: dict[str, Any] = {
     "/v1/embeddings": lambda text: {"input": text},
     "/embed": lambda text: {"inputs": [text]},
     "/embed_all": lambda text: {"inputs": text},
@@ -29,10 +29,10 @@ BODIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", CREATE_BODY)
 def test_header_has_the_share_of_unknown_tokens(server: RunningServer, path: str) -> None:
     """Korean text sent to an English model gets the header, English text does not."""
-    english, korean = (server.post(path, BODIES[path](text)) for text in (ENGLISH, KOREAN))
+    english, korean = (server.post(path, CREATE_BODY[path](text)) for text in (ENGLISH, KOREAN))
     assert (english.status_code, korean.status_code) == (200, 200)
     assert UNKNOWN_SHARE_HEADER not in english.headers
     assert korean.headers[UNKNOWN_SHARE_HEADER] == "0.75"
@@ -40,7 +40,7 @@ def test_header_has_the_share_of_unknown_tokens(server: RunningServer, path: str
 
 
 def test_share_is_computed_over_all_texts_of_a_request(server: RunningServer) -> None:
-    """Other requests do not count; a single unknown word stays below the threshold."""
+    """The share covers all texts of one request; one unknown word is below the threshold."""
     long = " ".join([ENGLISH] * 20)
     assert UNKNOWN_SHARE_HEADER not in server.post("/embed", {"inputs": [f"{long} 쇠"]}).headers
     mixed = server.post("/embed", {"inputs": [ENGLISH.removesuffix("."), KOREAN]})
@@ -50,7 +50,7 @@ def test_share_is_computed_over_all_texts_of_a_request(server: RunningServer) ->
     assert float(mixed.headers[UNKNOWN_SHARE_HEADER]) == pytest.approx(expected, rel=1e-3)
 
 
-def _metric(page: str, name: str, model: str) -> float:
+def _read_counter(page: str, name: str, model: str) -> float:
     """Return the value of a model's counter, 0 if it is missing."""
     match = re.search(rf'^{name}{{model="{model}"}} (\S+)$', page, re.MULTILINE)
     return float(match[1]) if match else 0.0
@@ -62,11 +62,11 @@ def test_metrics_count_unknown_tokens_by_model(models: list[ServedModel]) -> Non
         server.post("/embed", {"inputs": [KOREAN, KOREAN], "model": "plain"})
         server.post("/classify", {"inputs": KOREAN, "model": "mood"})
         page = httpx.get(f"{server.url}/metrics").text
-        assert _metric(page, "bertsmith_text_tokens_total", "plain") == 8
-        assert _metric(page, "bertsmith_unknown_tokens_total", "plain") == 6
-        assert _metric(page, "bertsmith_text_tokens_total", "mood") == 4
-        assert _metric(page, "bertsmith_unknown_tokens_total", "mood") == 3
-        assert _metric(page, "bertsmith_unknown_tokens_total", "names") == 0
+        assert _read_counter(page, "bertsmith_text_tokens_total", "plain") == 8
+        assert _read_counter(page, "bertsmith_unknown_tokens_total", "plain") == 6
+        assert _read_counter(page, "bertsmith_text_tokens_total", "mood") == 4
+        assert _read_counter(page, "bertsmith_unknown_tokens_total", "mood") == 3
+        assert _read_counter(page, "bertsmith_unknown_tokens_total", "names") == 0
         assert UNKNOWN_SHARE_HEADER in httpx.get(f"{server.url}/docs").text
 
 
