@@ -218,7 +218,7 @@ class Batcher:
         return wait_for_result(self.submit(key, compute_batch, payloads, deadline), deadline)
 
     def close(self, timeout_seconds: float) -> None:
-        """Reject new calls, and wait until queued calls are computed or the time is over."""
+        """Reject new calls, and wait up to ``timeout_seconds`` until queued calls are computed."""
         with self._condition:
             self._is_open = False
             self._condition.notify_all()

@@ -94,7 +94,7 @@ class EmbeddingRoutes:
 
     async def embed(self, request: Request, body: EmbedBody) -> Response:
         """Embed texts: one vector per text."""
-        settings = body.vector_settings(pooling=body.pooling, normalize=body.normalize)
+        settings = body.to_vector_settings(pooling=body.pooling, normalize=body.normalize)
         texts = as_list(body.inputs)
         _, vectors = await self._compute_vectors(
             request, body.model, texts, settings, truncate=body.truncate
@@ -103,7 +103,7 @@ class EmbeddingRoutes:
 
     async def embed_all(self, request: Request, body: VectorsBody) -> Response:
         """Embed tokens: one vector per token of each text."""
-        texts, settings = as_list(body.inputs), body.vector_settings()
+        texts, settings = as_list(body.inputs), body.to_vector_settings()
         results = await self._executor.run_in_thread(
             request,
             lambda deadline: self._service.embed_tokens(body.model, texts, settings, deadline),

@@ -52,7 +52,7 @@ def _describe_syntax_error(reason: str) -> str:
 
 
 def _describe_errors(error: ValidationError) -> str:
-    """Return a message with the first five errors."""
+    """Return a message that describes the first five errors."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     messages = []
     for item in errors[:5]:

@@ -129,7 +129,7 @@ class VectorsBody(BaseBody):
         bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
     ] = True
 
-    def vector_settings(self, **overrides: Any) -> VectorSettings:
+    def to_vector_settings(self, **overrides: Any) -> VectorSettings:
         """Return the body's settings.
 
         Raises:

@@ -431,7 +431,7 @@ def test_newest_large_calls_are_rejected_when_the_speed_drops(
 
     def compute(payloads: list[Any]) -> list[Any]:
         assert resume.wait(60)
-        # 10 tokens per second, far below the initial estimate.
+        # 100 tokens in 10 seconds are far slower than the initial estimate of 4,000 per second.
         clock.now += 10.0
         batches.append(payloads)
         return payloads

@@ -150,7 +150,7 @@ def test_invalid_calls_get_4xx(server: RunningServer, route: str, body: Any, sta
 
 
 def test_other_content_types_are_rejected(server: RunningServer) -> None:
-    """Scripts of other sites can send them without a CORS preflight."""
+    """Browsers let scripts of other sites send these content types without a CORS preflight."""
     for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = httpx.post(
             f"{server.url}{API}/run/fill", content=b'{"data": ["[MASK]", 5, ""]}',

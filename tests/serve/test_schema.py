@@ -29,7 +29,7 @@ def test_generated_requests_cause_no_server_error(
 
 
 def _send_generated_requests(operation: Any, mode: GenerationMode) -> set[int]:
-    """Send generated bodies to an endpoint; return the response statuses."""
+    """Send generated requests to an endpoint, and return the statuses of the responses."""
     statuses: set[int] = set()
 
     @settings(max_examples=20, database=None, suppress_health_check=list(HealthCheck))
