@@ -35,6 +35,7 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
 
 
 def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:
+    """Write the fine-tuned model of the checkpoint of ``step`` to the directory ``out``."""
     settings = FinetuneSettings.parse(
         read_stored_settings(run / SETTINGS_FILE), str(run / SETTINGS_FILE)
     )

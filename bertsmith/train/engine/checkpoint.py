@@ -203,6 +203,7 @@ def restore(
 def _restore_optimizer(
     directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
+    """Load Adam's moments, and set its step count to ``step``."""
     if not (directory / MOMENTS_FILE).exists():
         raise ValueError(
             f"{MOMENTS_FILE} is missing, because the run was finished "
@@ -264,12 +265,14 @@ def _verify_checksums(directory: Path, names: Sequence[str]) -> None:
 
 @torch.no_grad()
 def _copy_weights(directory: Path, model: nn.Module) -> None:
+    """Copy the weights of a checkpoint into the parameters and buffers of a model."""
     weights = load_file(directory / WEIGHTS_FILE)
     for name, tensor in _named_tensors(model):
         tensor.copy_(weights[name])
 
 
 def _trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Return the (name, parameter) pairs of the parameters that are not frozen."""
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
@@ -280,10 +283,12 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, on the CPU."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in _named_tensors(model)}
 
 
 def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return Adam's moments as NAME.exp_avg and NAME.exp_avg_sq, on the CPU."""
     return {
         f"{name}.{moment}": optimizer.state[parameter][moment].cpu().contiguous()
         for name, parameter in _trainable_parameters(model)

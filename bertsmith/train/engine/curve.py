@@ -53,6 +53,7 @@ def draw(run: Path, title: str) -> Path:
 
 
 def _draw_heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
+    """Draw the held-out losses, and the unigram entropy as a dashed line."""
     if not heldout:
         return
     axes.plot(

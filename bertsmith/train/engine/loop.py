@@ -41,7 +41,7 @@ class Objective(Protocol):
         """
 
     def describe_batch(self, step: int) -> str:
-        """Return a description of the examples in the batch of ``step`` (from 0), for errors."""
+        """Return the examples in the batch of ``step`` (from 0) as text, for error messages."""
 
     def count_tokens(self, micro_batches: list[Any]) -> int:
         """Return the number of tokens in a batch."""
@@ -169,12 +169,12 @@ def train(
 
 
 def _is_finished(options: LoopOptions, state: TrainingState) -> bool:
-    """Return whether all steps are done or the patience is exhausted."""
-    steps_since_best = 0 if state.best_step is None else state.step - state.best_step
-    out_of_patience = (
-        options.patience is not None and steps_since_best >= options.patience * options.eval_every
-    )
-    return out_of_patience or state.step >= options.steps
+    """Return whether all steps are completed or early stopping applies."""
+    if state.step >= options.steps:
+        return True
+    if options.patience is None or state.best_step is None:
+        return False
+    return state.step - state.best_step >= options.patience * options.eval_every
 
 
 class _Loop:
@@ -281,6 +281,7 @@ class _Loop:
         return True
 
     def _save_checkpoint(self) -> None:
+        """Write a checkpoint, after the metrics log up to its step."""
         self._metrics_log.sync()
         checkpoint.save(
             self._run, self.state, self._model, self._optimizer, self._options.keep_checkpoints

@@ -78,12 +78,12 @@ def measure_steps(
     take_step: Callable[[int, list[Any]], None],
     seconds: float = PROBE_SECONDS,
 ) -> tuple[list[float], list[list[Any]]]:
-    """Take steps on ``batches``, and return the measured seconds and batches of the steps.
+    """Take steps on ``batches``, and return the duration and the batch of each measured step.
 
     Args:
         batches: The micro-batches of each step.
         take_step: Takes a step, given its number and micro-batches.
-        seconds: Maximum duration of the measurement; warm-up steps come before it.
+        seconds: Maximum duration of the measurement, without the warm-up steps before it.
     """
     times: list[float] = []
     measured_batches: list[list[Any]] = []

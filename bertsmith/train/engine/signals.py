@@ -38,10 +38,12 @@ class DeferredSignals:
         self._restore_handlers()
 
     def _restore_handlers(self) -> None:
+        """Install the handlers that were active before entry."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous_handlers = {}
 
     def _record(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal, and restore the handlers so that the next signal stops the process."""
         self.received = number
         self._restore_handlers()

@@ -161,6 +161,7 @@ def _train(
     *,
     is_new: bool,
 ) -> FinetuneResult:
+    """Train or resume a run; if no signal stops it, write its model and result."""
     task, options = settings.task, settings.run
     machine = device.resolve_machine(
         options.device, options.precision, options.attention_kernel,
@@ -243,6 +244,7 @@ def _build_objective(
     data: TaskData,
     machine: device.Machine,
 ) -> FinetuningObjective:
+    """Encode the examples, and return the objective of the training loop."""
     task, family = settings.task, get_family(settings.task.kind)
     start.model.bert.kernel = machine.kernel
 
@@ -310,6 +312,7 @@ def _resolve_on_machine(
 def _build_loop_options(
     settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
 ) -> LoopOptions:
+    """Return the options of the training loop for these settings."""
     timing = settings.schedule
     assert settings.checkpoint.every is not None
     evaluates_every_epoch = settings.run.eval_strategy == "epoch"

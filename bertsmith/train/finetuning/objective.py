@@ -99,6 +99,7 @@ class FinetuningObjective:
             epoch, first_in_epoch = epoch + 1, 0
 
     def _shuffle_indices(self, epoch: int) -> list[int]:
+        """Return the indices of the training inputs in the random order of an epoch."""
         rng = np.random.default_rng((self._seed, epoch))
         permutation = rng.permutation(len(self._train_indices)).tolist()
         return [self._train_indices[i] for i in permutation]
@@ -120,6 +121,7 @@ class FinetuningObjective:
         yield part
 
     def _make_micro_batch(self, indices: list[int]) -> TaskMicroBatch:
+        """Return the training inputs with these indices as a micro-batch on the device."""
         micro_batch = self._train.make_micro_batch(indices, self._class_weights)
         return micro_batch.to(self._machine.device)
 

@@ -222,6 +222,7 @@ def _resolve_arguments(
     minutes: float | None,
     overrides: dict[str, Any],
 ) -> PretrainSettings:
+    """Return the settings of a run from the arguments of ``pretrain``."""
     lengths = {"steps": steps, "epochs": epochs, "minutes": minutes}
     return resolve_run_settings(
         Overrides(data=data, size=size, cuda=torch.cuda.is_available(), **overrides),
@@ -264,6 +265,7 @@ def _get_timing_seconds(settings: PretrainSettings) -> float:
 
 
 def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
+    """Return the settings with this value of run.threads."""
     run = settings.run.model_copy(update={"threads": threads})
     return settings.model_copy(update={"run": run})
 
@@ -416,6 +418,7 @@ def _store_revised_schedule(
 
 
 def _train(session: Session, run: Path, progress: Progress, start_time: float) -> TrainingOutcome:
+    """Train or resume the run of ``session`` in the directory ``run``."""
     settings = session.settings
     timing = settings.schedule
     phases = schedule.build_phases(timing, settings.data.max_seqlen)

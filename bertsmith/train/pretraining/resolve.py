@@ -214,6 +214,7 @@ def _parse_settings(
 
 
 def _check_model_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str) -> None:
+    """Raise SettingsError if the settings change the shape of the start model at ``path``."""
     for name in _SHAPE_FIELDS:
         value = getattr(settings.model, name)
         if value != model[name]:
@@ -229,6 +230,7 @@ def compute_store_id(store: Store) -> str:
 
 
 def _get_size_preset(name: str) -> dict[str, Any]:
+    """Return the model settings of a size; raise SettingsError if the size is unknown."""
     if name not in SIZES:
         raise SettingsError(f"unknown --size {name!r}; the sizes are {', '.join(SIZES)}")
     return dict(get_size_preset(name))
@@ -261,6 +263,7 @@ def _load_start_config(path: str, store: Store) -> dict[str, Any]:
 
 
 def _check_consistency(settings: PretrainSettings, store: Store, source: str) -> None:
+    """Raise SettingsError if model, data and store contradict each other."""
     model, vocab_size = settings.model, store.manifest.vocab_size
     max_length = max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
     if max_length > model.max_positions:

@@ -37,6 +37,9 @@ from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
+#: Number of steps of a run whose length is not resolved yet. The value is arbitrary, because only
+#: the fractions of the phases are used.
+_NOMINAL_STEPS = 1000
 #: Maximum number of held-out sequences for timing an evaluation.
 _TIMED_SEQUENCES = 128
 #: One timing of a thread count ends after this many seconds or steps, whichever comes first.
@@ -128,17 +131,16 @@ class Session:
         settings = self.settings
         step_seconds, mfu, tokens_per_step, is_noisy = 0.0, 0.0, 0.0, False
         peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
-        # The total of 1000 steps is arbitrary: only the fraction of each phase is used.
-        timing = settings.schedule.model_copy(update={"steps": 1000})
+        timing = settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
         for phase in schedule.build_phases(timing, settings.data.max_seqlen):
-            objective = self.build_objective([Phase(0, 1000, phase.max_seqlen)])
+            objective = self.build_objective([Phase(0, _NOMINAL_STEPS, phase.max_seqlen)])
             self.model.train()
             times, batches = probe.measure_steps(
                 objective.iter_batches(0), partial(self._take_step, objective), seconds
             )
             # The mean instead of the median, because the run will have occasional slow steps too.
             mean_seconds = sum(times) / len(times)
-            fraction = (phase.end_step - phase.start_step) / 1000
+            fraction = (phase.end_step - phase.start_step) / _NOMINAL_STEPS
             step_seconds += fraction * mean_seconds
             macs = sum(map(objective.count_macs, batches))
             mfu += fraction * macs / len(batches) / mean_seconds / peak_macs_per_second
@@ -163,7 +165,7 @@ class Session:
             load: CPU load of other processes.
             seconds: Maximum duration of one timing of a thread count.
         """
-        objective = self.build_objective([Phase(0, 1000, self.settings.data.max_seqlen)])
+        objective = self.build_objective([Phase(0, _NOMINAL_STEPS, self.settings.data.max_seqlen)])
         batches = list(islice(objective.iter_batches(0), _THREAD_TIMING_STEPS))
         self.model.train()
 
@@ -198,6 +200,7 @@ class Session:
     def _take_step(
         self, objective: PretrainingObjective, step: int, micro_batches: list[Any]
     ) -> None:
+        """Take a step with a learning rate of 0, for a measurement."""
         take_step(
             objective.compute_losses, micro_batches, self.model, self.optimizer, self.machine,
             step=step, seed=self.settings.run.seed, lr=0.0,
@@ -212,15 +215,12 @@ class Session:
 
     def list_phase_shares(self) -> list[tuple[float, int]]:
         """Return (fraction of the steps, number of examples in an epoch) for each phase."""
-        timing = self.settings.schedule.model_copy(update={"steps": 1000})
-        phases = schedule.build_phases(timing, self.settings.data.max_seqlen)
-        return [
-            (
-                (phase.end_step - phase.start_step) / 1000,
-                self.count_epoch_examples(phase.max_seqlen),
-            )
-            for phase in phases
-        ]
+        timing = self.settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
+        phase_shares = []
+        for phase in schedule.build_phases(timing, self.settings.data.max_seqlen):
+            fraction = (phase.end_step - phase.start_step) / _NOMINAL_STEPS
+            phase_shares.append((fraction, self.count_epoch_examples(phase.max_seqlen)))
+        return phase_shares
 
 
 def _get_max_seqlen(settings: PretrainSettings) -> int:

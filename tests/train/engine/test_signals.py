@@ -78,7 +78,7 @@ def test_signal_saves_a_checkpoint_and_exits(
 
 
 class _ToyObjective:
-    """An objective that trains a linear layer on the step number."""
+    """An objective that trains a linear layer, whose input is the step number."""
 
     def __init__(self) -> None:
         self.model = nn.Linear(1, 1)

@@ -17,16 +17,16 @@ from tests.train.conftest import WORDS, RecordingProgress
 from tests.train.finetuning.test_finetune import NO_DROPOUT
 
 #: The word before the answer; a context without this word has no answer.
-MARK = WORDS[0]
+MARKER_WORD = WORDS[0]
 
 
-def write_questions(path: Path, count: int, unanswerable: float, seed: int = 0) -> Path:
+def write_questions(path: Path, count: int, unanswerable_fraction: float, seed: int = 0) -> Path:
     """Write questions whose contexts fit into one or two windows of 24 tokens.
 
     Args:
         path: File to write.
         count: Number of questions.
-        unanswerable: Fraction of questions without an answer.
+        unanswerable_fraction: Fraction of questions without an answer.
         seed: Seed of the random generator.
     """
     rng = np.random.default_rng(seed)
@@ -34,12 +34,12 @@ def write_questions(path: Path, count: int, unanswerable: float, seed: int = 0) 
     for index in range(count):
         words = [str(word) for word in rng.choice(WORDS[4:], rng.integers(3, 28))]
         answers: dict[str, list[object]] = {"text": [], "answer_start": []}
-        if rng.random() >= unanswerable:
+        if rng.random() >= unanswerable_fraction:
             position = int(rng.integers(0, len(words) - 1))
-            words[position] = MARK
+            words[position] = MARKER_WORD
             answer_start = len(" ".join(words[: position + 1]) + " ")
             answers = {"text": [words[position + 1]], "answer_start": [answer_start]}
-        lines.append({"id": str(index), "question": f"{MARK} {WORDS[1]}",
+        lines.append({"id": str(index), "question": f"{MARKER_WORD} {WORDS[1]}",
                       "context": " ".join(words), "answers": answers})  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -75,14 +75,14 @@ def evaluate_random_model(stream: ExampleStream) -> HeldoutResult:
 
 @pytest.mark.parametrize("objective", ["masked", "left-to-right"])
 def test_unknown_tokens_are_excluded_from_the_metrics(objective: str) -> None:
-    """[UNK] is never a target, and not part of the unigram entropy."""
+    """[UNK] is never a target, and is not counted in the unigram entropy."""
     rng = np.random.default_rng(7)
-    split = Split.from_documents(
-        [
-            [np.where(rng.random(9) < 0.8, UNK_ID, rng.integers(5, 40, 9)).tolist()] * 4
-            for _ in range(40)
-        ]
-    )
+    documents = []
+    for _ in range(40):
+        is_unknown = rng.random(9) < 0.8
+        sentence = np.where(is_unknown, UNK_ID, rng.integers(5, 40, 9)).tolist()
+        documents.append([sentence] * 4)
+    split = Split.from_documents(documents)
     vocabulary = VocabularyInfo.from_tokenizer(make_tokenizer())
     settings = DataSettings.model_validate({"max_seqlen": 32, "objective": objective, "nsp": False})
     stream = build_heldout_stream(split, vocabulary, settings)

@@ -91,19 +91,19 @@ def test_losses_of_micro_batches_add_up_to_the_batch_mean(session: Session) -> N
     (micro_batches,) = objective.iter_batches(0)
     session.model.eval()
     with torch.no_grad():
-        losses: list[Any] = [
+        mean_losses: list[Any] = [
             objective.compute_losses(micro_batch, micro_batches, DropoutSeed(torch.tensor(0)))
             for micro_batch in micro_batches
         ]
         num_predictions, loss_sum = 0, 0.0
         for micro_batch in micro_batches:
-            sums = session.model(
+            losses = session.model(
                 micro_batch.packed,
                 micro_batch.masked_positions,
                 micro_batch.masked_labels,
                 micro_batch.nsp_labels,
             )
             num_predictions += len(micro_batch.masked_labels)
-            loss_sum += float(sums.mlm_loss)
-    mean_loss = pytest.approx(loss_sum / num_predictions)
-    assert sum(float(terms["mlm_loss"]) for terms in losses) == mean_loss
+            loss_sum += float(losses.mlm_loss)
+    total = sum(float(losses["mlm_loss"]) for losses in mean_losses)
+    assert total == pytest.approx(loss_sum / num_predictions)
