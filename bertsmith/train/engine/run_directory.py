@@ -23,7 +23,8 @@ _STORE_KEY = "run.store_path"
 _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
 #: Prefixes of settings that a run does not set itself: only the user sets them.
 _USER_SET_PREFIXES = ("task.", "features", "run.num_frozen_layers", "run.patience")
-#: Lists of a setting are printed in full if they have at most this many items together.
+#: The stored and the new value of a list are printed in full if they have at most this many items
+#: in total.
 _MAX_LIST_ITEMS = 12
 #: Maximum number of added and of removed items that are printed of longer lists.
 _MAX_CHANGES = 3

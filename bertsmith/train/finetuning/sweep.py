@@ -38,7 +38,7 @@ class GridPoint:
 
         NaN counts as the worst score.
         """
-        scores = [_replace_nan_by_worst(run.metrics[metric], metric) for run in self.runs]
+        scores = [_replace_nan_by_worst(result.metrics[metric], metric) for result in self.runs]
         statistics = (median(scores), min(scores), max(scores))
         median_score, min_score, max_score = (
             math.nan if math.isinf(score) else score for score in statistics
@@ -173,12 +173,12 @@ def _save_best_model(
     out: Path, points: list[GridPoint], stopped_run: FinetuneResult | None
 ) -> SweepResult:
     """Copy the model of the best run and write results.json, unless the sweep was stopped."""
-    runs = [run for point in points for run in point.runs]
-    if stopped_run or not runs:
+    results = [result for point in points for result in point.runs]
+    if stopped_run or not results:
         return SweepResult(out, points, None, None, stopped_run)
-    metric = runs[0].metric_names[0]
+    metric = results[0].metric_names[0]
     select = min if metric in LOWER_IS_BETTER else max
-    best = select(runs, key=lambda run: _replace_nan_by_worst(run.metrics[metric], metric))
+    best = select(results, key=lambda result: _replace_nan_by_worst(result.metrics[metric], metric))
     if not (best.run / MODEL_DIR).exists():
         raise RunError(
             f"{best.run}: this is the best run, but its model directory is missing; remove the run "
@@ -190,13 +190,13 @@ def _save_best_model(
     table = [
         {"hyperparameters": point.hyperparameters,
          **dict(zip(statistic_names, point.summarize_metric(metric), strict=True)),
-         "runs": {run.run.name: run.metrics for run in point.runs}}
+         "runs": {result.run.name: result.metrics for result in point.runs}}
         for point in points
     ]  # fmt: skip
-    results = {
+    summary = {
         "metric": metric, "best": best.run.name, "points": table, "counts": best.counts,
     }  # fmt: skip
-    write_json(out / RESULTS_FILE, results)
+    write_json(out / RESULTS_FILE, summary)
     return SweepResult(out, points, best, out / MODEL_DIR, None)
 
 

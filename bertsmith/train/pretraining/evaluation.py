@@ -76,7 +76,7 @@ class HeldoutResult:
         return max(self.num_is_next, self.num_sequences - self.num_is_next) / self.num_sequences
 
     def to_metrics(self) -> dict[str, float]:
-        """Return the metrics of the metrics log."""
+        """Return the metrics that are written to the metrics log, by name."""
         # Text with only [UNK] has no predictions.
         mean_loss = self.mlm_loss / self.num_predictions if self.num_predictions else math.nan
         metrics = {

@@ -249,7 +249,7 @@ def resolve_thread_count(
     load = device.measure_cpu_load()
     if not is_machine_busy(load):
         return settings
-    # Time without torch.compile, because its graphs depend on the number of threads.
+    # Time steps without torch.compile, whose graphs depend on the number of threads.
     eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
     choice = Session(eager, store).choose_thread_count(load, _get_timing_seconds(settings))
     progress.log(choice.describe())

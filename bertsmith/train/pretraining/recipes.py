@@ -169,9 +169,9 @@ def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
 def resolve_time_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
     """Set the number of steps that fit into ``seconds``, and the intervals that depend on it.
 
-    Evaluations get at most EVALUATION_SHARE of the time. If they would take longer, there are fewer
-    of them. If a single evaluation would take longer, it uses fewer sequences. The last step is
-    always followed by an evaluation.
+    Evaluations get at most EVALUATION_SHARE of the time. If evaluations are slow, there are fewer
+    of them, or a single one with fewer sequences. The last step is always followed by an
+    evaluation.
     """
     timing, run, checkpoint = settings.schedule, settings.run, settings.checkpoint
     max_eval_seconds = EVALUATION_SHARE * seconds

@@ -137,7 +137,7 @@ def test_fast_run_gets_more_steps() -> None:
 
 
 def test_late_slowdown_is_detected() -> None:
-    """The step time is measured over recent steps, not over the whole run."""
+    """Steps that become slow late in the run cause a revision, based on the recent step times."""
     simulation = SimulatedRun()
     revision = simulation.take_steps(lambda step: 0.1 if step < 450 else 1.0, 900)
     assert revision is not None
@@ -158,8 +158,8 @@ def test_late_run_keeps_steps_for_the_decay() -> None:
     assert revision.steps == revision.step + math.ceil(0.05 * revision.step)
 
 
-def test_slow_evaluations_count() -> None:
-    """The measured time of evaluations is part of the expected duration."""
+def test_slow_evaluations_cause_a_revision() -> None:
+    """A run with slow evaluations gets fewer steps, although its steps are as fast as expected."""
     revision = SimulatedRun().take_steps(lambda _: 0.1, 900, evaluation_seconds=2.0)
     assert revision is not None
     assert revision.steps < 400
@@ -222,10 +222,10 @@ def test_revision_is_stored_and_used_by_a_resumed_run(
         train(**{**arguments, "minutes": 2.0})
 
 
-def test_budget_limits_evaluations_of_the_user(
+def test_budget_overrides_the_evaluation_settings_of_the_user(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow evaluations are rarer than run.eval_every if they would take too much of the budget."""
+    """Slow evaluations are fewer and shorter than the user has set, to meet the time budget."""
     cost = replace(COST, step_seconds=0.5, evaluation_seconds=4.0, num_eval_sequences=8)
     monkeypatch.setattr(Session, "measure_cost", lambda *_: cost)
     monkeypatch.setattr(TimeBudget, "revise", lambda *_: None)

@@ -261,9 +261,9 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
     newest.write_bytes(newest.read_bytes()[:-1] + b"!")
     result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     assert steps == 6 + 5 + 4, "resumed after step 2"
-    for run, other in zip(result.points[0].runs, expected.points[0].runs, strict=True):
-        weights = (run.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
-        assert weights == (other.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
+    for resumed, uninterrupted in zip(result.points[0].runs, expected.points[0].runs, strict=True):
+        weights = (resumed.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
+        assert weights == (uninterrupted.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
 
 
 def test_late_signal_stops_the_sweep_after_the_run(
@@ -304,9 +304,10 @@ def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
     assert len(set(errors)) == 3
     assert result.best is not None
     assert result.best.metrics["mse"] == min(errors)
-    for run in point.runs:
-        lines = map(json.loads, (run.run / "metrics.jsonl").read_text().splitlines())
-        assert run.metrics["mse"] == min(line["mse"] for line in lines if line["kind"] == "heldout")
+    for run_result in point.runs:
+        lines = map(json.loads, (run_result.run / "metrics.jsonl").read_text().splitlines())
+        errors = [line["mse"] for line in lines if line["kind"] == "heldout"]
+        assert run_result.metrics["mse"] == min(errors)
 
 
 def test_nan_is_the_worst_score(tmp_path: Path) -> None:

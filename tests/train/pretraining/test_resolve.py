@@ -137,7 +137,7 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
     ],
 )
 def test_invalid_values_are_rejected(resolve: Any, assignment: str, message: str) -> None:
-    """A wrong type, a value out of range and a contradiction are a SettingsError."""
+    """A wrong type, a value out of range or a contradiction raises a SettingsError."""
     with pytest.raises(SettingsError, match=message):
         resolve(assignments=[assignment])
 
