@@ -88,7 +88,16 @@ def _parse_example(
 
 
 def _parse_label(value: Any, kind: TaskKind, labels: Sequence[str] | None = None) -> Label:
-    """Return the label in a cell. ``labels``: the known labels, which may include "nan"."""
+    """Convert the value of a cell to a label of the task's kind.
+
+    Args:
+        value: The value of the cell.
+        kind: The kind of task.
+        labels: The known labels, None if they are collected from the file.
+
+    Raises:
+        BadExampleError: The value is not a label of this kind.
+    """
     if kind == "multi":
         items = value.split(LABEL_SEPARATOR) if isinstance(value, str) else value
         items = items if isinstance(items, list) else [items]
@@ -103,6 +112,11 @@ def _parse_label(value: Any, kind: TaskKind, labels: Sequence[str] | None = None
         if not name:
             raise BadExampleError("an empty label")
         return name
+    return _parse_score(value)
+
+
+def _parse_score(value: Any) -> float:
+    """Convert the value of a cell to a finite number; raise BadExampleError for other values."""
     if isinstance(value, str) and not value.strip():
         raise BadExampleError("an empty label")
     if isinstance(value, bool):
@@ -117,9 +131,9 @@ def _parse_label(value: Any, kind: TaskKind, labels: Sequence[str] | None = None
 
 
 def _reject_missing_label(value: Any, labels: Sequence[str] | None) -> None:
-    """Raise BadExampleError for NaN in any case, which pandas writes for missing values.
+    """Raise BadExampleError for NaN, which pandas writes for missing values.
 
-    A class with that name can be listed in ``task.labels``.
+    The text "nan", in upper or lower case, is also rejected, unless ``labels`` contains it.
     """
     if isinstance(value, float) and math.isnan(value):
         raise BadExampleError("a missing label", ": NaN")
@@ -130,12 +144,12 @@ def _reject_missing_label(value: Any, labels: Sequence[str] | None) -> None:
     ):
         raise BadExampleError(
             "a missing label",
-            f": {value!r} (a class of that name must be listed in task.labels)",
+            f": {value!r} (if it is a class, it must be listed in task.labels)",
         )
 
 
 def _to_label_name(value: Any) -> str:
-    """Convert a cell to a label name. JSON's true becomes "true", 1 and 1.0 become "1"."""
+    """Convert a cell to the name of a label: true to "true", and both 1 and 1.0 to "1"."""
     if isinstance(value, bool):
         return json.dumps(value)
     if not isinstance(value, str | int | float):
@@ -155,22 +169,26 @@ def _reject_unknown_labels(label: Label, labels: Sequence[str] | None) -> None:
         return
     unknown = sorted((label if isinstance(label, frozenset) else {label}) - set(labels))
     if unknown:
-        listed = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
-        raise BadExampleError("an unknown label", f": {unknown[0]!r}; known labels are {listed}")
+        known_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
+        raise BadExampleError(
+            "an unknown label", f": {unknown[0]!r}; known labels are {known_labels}"
+        )
 
 
 def collect_labels(examples: Sequence[TextExample], path: str) -> tuple[str, ...]:
-    """Return the distinct labels: integers in numeric order, other names alphabetically.
+    """Return the distinct labels, none for regression; see ``TaskFamily``.
 
-    Regression has no labels. See ``TaskFamily``.
+    If all labels are integers, they are in numeric order, otherwise in alphabetical order.
 
     Raises:
         TaskError: All labels or scores are equal.
     """
     if all(isinstance(example.label, float) for example in examples):
-        first = examples[0].label
-        if all(example.label == first for example in examples):
-            raise TaskError(f"{path}: every score is {first}; expected at least two different ones")
+        first_score = examples[0].label
+        if all(example.label == first_score for example in examples):
+            raise TaskError(
+                f"{path}: every score is {first_score}; expected at least two different scores"
+            )
         return ()
     names: set[str] = set()
     for example in examples:
@@ -180,7 +198,7 @@ def collect_labels(examples: Sequence[TextExample], path: str) -> tuple[str, ...
             names |= example.label
     if len(names) < 2:
         problem = f"every label is {min(names)!r}" if names else "there is no label"
-        raise TaskError(f"{path}: {problem}; expected at least two different ones")
+        raise TaskError(f"{path}: {problem}; expected at least two different labels")
     if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
@@ -201,7 +219,8 @@ def encode_examples(
     sequences, is_truncated = [], []
     for example in examples:
         text_ids = [next(encoded_texts) for _ in example.texts]
-        truncated_ids = truncate_texts(text_ids, task.max_seqlen - 1 - len(text_ids))
+        num_special_tokens = 1 + len(text_ids)  # [CLS], and [SEP] after each text
+        truncated_ids = truncate_texts(text_ids, task.max_seqlen - num_special_tokens)
         is_truncated.append(sum(map(len, truncated_ids)) < sum(map(len, text_ids)))
         sequences.append([add_special_tokens(truncated_ids, tokenizer)])
     counts.num_truncated += sum(is_truncated)
@@ -212,10 +231,12 @@ def encode_examples(
 
 
 def build_targets(examples: Sequence[TextExample], head: HeadConfig) -> NDArray[Any] | None:
-    """Convert labels to numbers, None if an example is unlabeled.
+    """Convert the labels of n examples to target values.
 
     Returns:
-        Class indices, int64 [n]; scores, float32 [n]; or multi-label indicators, float32 [n, C].
+        For a single label the class indices, int64 [n]; for multiple labels 1 for each correct
+        label and 0 for the others, float32 [n, C]; for regression the scores, float32 [n]. None if
+        an example is unlabeled.
     """
     labels = [example.label for example in examples]
     if any(label is None for label in labels):
@@ -233,7 +254,10 @@ def build_targets(examples: Sequence[TextExample], head: HeadConfig) -> NDArray[
 
 
 def compute_losses(outputs: Tensor, batch: TaskMicroBatch, head: HeadConfig) -> Tensor:
-    """Return cross-entropy, mean binary cross-entropy over labels, or squared error: float32 [B].
+    """Return the loss of each example, float32 [B].
+
+    The loss is the cross-entropy for a single label, the mean binary cross-entropy of all labels
+    for multiple labels, and the squared error for regression.
 
     Args:
         outputs: float32 [B, C].
@@ -261,6 +285,7 @@ def compute_metrics(
     if head.kind == "regression":
         predicted, true = logits[:, 0].astype(np.float64), targets.astype(np.float64)
         return {name: metrics.REGRESSION_METRICS[name](predicted, true) for name in task.metrics}
+    # Metrics of one label, such as "f1:LOC", are taken from the class report.
     names = [name for name in task.metrics if ":" not in name]
     compute = compute_single_label_metrics if head.kind == "single" else compute_multilabel_metrics
     scores = compute(logits, targets, names)
@@ -280,7 +305,7 @@ def compute_single_label_metrics(
     Args:
         logits: [n, C].
         targets: Class indices [n].
-        names: Names of metrics.
+        names: Names of the metrics.
     """
     predicted = logits.argmax(-1)
     scores = {
@@ -289,12 +314,12 @@ def compute_single_label_metrics(
         if name != ROC_AUC
     }
     if ROC_AUC in names:
-        # ROC-AUC ranks examples by probability, which differs from the order of their logits.
+        # ROC-AUC ranks examples by the probability of a class. Logits would rank them differently.
         probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
         probabilities /= probabilities.sum(-1, keepdims=True)
         is_class = targets[:, None] == np.arange(logits.shape[1])
         if logits.shape[1] == 2:
-            # With two classes both columns give the same area up to rounding.
+            # With two classes, both columns have the same ROC-AUC up to rounding.
             probabilities, is_class = probabilities[:, 1:], is_class[:, 1:]
         scores[ROC_AUC] = metrics.macro_roc_auc_score(probabilities, is_class)
     return scores
@@ -309,11 +334,14 @@ def compute_multilabel_metrics(
 
     Args:
         logits: [n, C].
-        targets: Indicators [n, C].
-        names: Names of metrics.
+        targets: 1 for each correct label, 0 for the others, [n, C].
+        names: Names of the metrics.
     """
     predicted, true = (logits > 0).astype(np.int64), targets.astype(np.int64)
-    label_f1 = [metrics.f1_score(*columns) for columns in zip(predicted.T, true.T, strict=True)]
+    label_f1 = [
+        metrics.f1_score(predicted_column, true_column)
+        for predicted_column, true_column in zip(predicted.T, true.T, strict=True)
+    ]
     scores = {
         "f1": metrics.f1_score(predicted, true),
         "accuracy": float((predicted == true).all(-1).mean()),
@@ -330,7 +358,10 @@ def compute_class_report(
     examples: Sequence[TextExample],  # noqa: ARG001 - part of TaskFamily
     head: HeadConfig,
 ) -> dict[str, Any]:
-    """Return scores by label, and the confusion matrix for a single label; see ``TaskFamily``."""
+    """Return the scores of each label; see ``TaskFamily``.
+
+    Single-label tasks also have a confusion matrix. The report is empty for regression.
+    """
     assert inputs.targets is not None
     if head.kind == "regression":
         return {}
@@ -338,24 +369,26 @@ def compute_class_report(
     if head.kind == "single":
         return metrics.classification_report(logits.argmax(-1), targets, head.labels)
     predicted, true = logits > 0, targets > 0
-    counts = ((predicted & true).sum(0), predicted.sum(0), true.sum(0))
-    return {
-        "classes": {
-            label: metrics.compute_class_scores(*map(int, label_counts))
-            for label, *label_counts in zip(head.labels, *counts, strict=True)
-        },
+    num_correct = (predicted & true).sum(0).tolist()
+    num_predicted = predicted.sum(0).tolist()
+    num_true = true.sum(0).tolist()
+    classes = {
+        label: metrics.compute_class_scores(
+            num_correct[index], num_predicted[index], num_true[index]
+        )
+        for index, label in enumerate(head.labels)
     }
+    return {"classes": classes}
 
 
 def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the default and the supported metrics; see ``TaskFamily``."""
     if task.kind == "single":
-        # F1 refers to class 1 of two classes, so it is not offered for more classes.
-        is_multiclass = len(task.labels) > 2
-        supported = tuple(
-            name for name in metrics.CLASSIFICATION_METRICS if not (is_multiclass and name == "f1")
-        )
-        return ("accuracy", "macro_f1"), (*supported, ROC_AUC)
+        supported = [*metrics.CLASSIFICATION_METRICS, ROC_AUC]
+        if len(task.labels) > 2:
+            # The metric "f1" is the F1 of the second of two classes.
+            supported.remove("f1")
+        return ("accuracy", "macro_f1"), tuple(supported)
     if task.kind == "multi":
         return ("f1", "accuracy"), ("f1", "accuracy", "macro_f1", ROC_AUC)
     return ("spearman", "pearson"), tuple(metrics.REGRESSION_METRICS)

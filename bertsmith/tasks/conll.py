@@ -27,11 +27,14 @@ from bertsmith.tasks.text_files import detect_table_format, open_lines
 
 #: The first word of a line that starts a document.
 DOCUMENT_MARKER = "-DOCSTART-"
-#: Default columns of words and tags in tables, and the column that identifies the document.
-_DEFAULT_COLUMNS, _DOCUMENT_COLUMN = ("tokens", "tags"), "document"
+#: Default columns of JSON and Parquet files.
+_WORD_COLUMN, _TAG_COLUMN = "tokens", "tags"
+#: Column of JSON and Parquet files that identifies the document of a sentence.
+_DOCUMENT_COLUMN = "document"
 _SPACES_OR_TABS = re.compile("[ \\t]+")
-#: Formats with one sentence per row, and all formats of tagged sentences.
+#: Formats with one sentence per row.
 ROW_FORMATS = ("jsonl", "json", "parquet")
+#: All formats of tagged sentences.
 SENTENCE_FORMATS = ("conll", "conllu", *ROW_FORMATS)
 #: Number of lines used to detect the delimiter and the number of columns.
 _SAMPLE_LINES = 500
@@ -48,7 +51,7 @@ class TaggedSentence:
         text: The text of the sentence.
         unit_offsets: Character offsets [start, end) of each unit.
         tags: The tag of each unit, None for unlabeled data.
-        document: The number of the document; sentences of a document are consecutive.
+        document: Number of the document. The sentences of a document are consecutive.
         location: File and line, for messages.
     """
 
@@ -66,13 +69,13 @@ class RawSentence:
     Attributes:
         units: The text of each unit.
         tags: The tag of each unit.
-        document: The number of the document.
+        document: Number of the document.
         location: File and line, for messages.
         error: Why the sentence cannot be used, None if it can.
         line_numbers: The line of each unit, in formats with one unit per line.
-        cells: The row, in formats with one sentence per row.
-        source_lines: The lines of the file after the previous sentence up to the end of this one,
-            without line ends.
+        cells: Values of the row by column, in formats with one sentence per row.
+        source_lines: The lines of the file from the end of the previous sentence to the end of
+            this sentence, without line ends.
         first_line: The line number of ``source_lines[0]``, from 1.
     """
 
@@ -96,17 +99,18 @@ def detect_sentence_format(path: Path) -> str:
 
 
 def has_token_lists(source: TableSource, column: str | None) -> bool:
-    """Return whether rows contain lists of words rather than text.
+    """Return whether the rows of a table contain lists of words rather than text.
 
-    The first valid row decides; for a stream, which can be read only once, the column name does.
+    For a file, the first valid row is inspected. A stream can be read only once, so its rows are
+    assumed to contain lists if the column has the default name of a column of words.
 
     Args:
         source: The table.
         column: The column of the words, None for the default.
     """
-    name = _DEFAULT_COLUMNS[0] if column is None or is_column_number(column) else column
+    name = _WORD_COLUMN if column is None or is_column_number(column) else column
     if source.stream is not None:
-        return name == _DEFAULT_COLUMNS[0]
+        return name == _WORD_COLUMN
     with open_table(source) as table:
         first_row = next((row for row in table.rows if not row.error), None)
     return first_row is not None and isinstance(first_row.cells.get(name), list)
@@ -115,9 +119,9 @@ def has_token_lists(source: TableSource, column: str | None) -> bool:
 def looks_like_conll(text_start: str, labels: Collection[str]) -> bool:
     """Return whether a text has one word per line, like CoNLL files, rather than prose.
 
-    Lines of prose differ in their number of words. If all lines have the same number, the text is
-    taken for CoNLL if it has single words with blank lines between them, or if a column contains
-    only known labels.
+    Lines of prose have different numbers of words. If all lines have the same number of words, the
+    text is CoNLL if a column contains only labels of the model, or if each line has a single word
+    and there are blank lines between words.
 
     Args:
         text_start: The first part of the text.
@@ -129,14 +133,17 @@ def looks_like_conll(text_start: str, labels: Collection[str]) -> bool:
         lines = lines[:-1] or lines
     if any(_is_document_start(line) for line in lines):
         return True
-    units = [line for line in lines if line.strip() and not line.startswith(_COMMENT_PREFIX)]
-    has_tabs = all("\t" in line for line in units)
-    rows = [split_columns(line, tabs=has_tabs) for line in units]
-    if len(rows) < 2 or len(set(map(len, rows))) > 1:
+    word_lines = [line for line in lines if line.strip() and not line.startswith(_COMMENT_PREFIX)]
+    has_tabs = all("\t" in line for line in word_lines)
+    rows = [split_columns(line, has_tabs=has_tabs) for line in word_lines]
+    column_counts = {len(row) for row in rows}
+    if len(rows) < 2 or len(column_counts) > 1:
         return False
-    if len(rows[0]) == 1:
-        return any(not line.strip() for line in lines[: lines.index(units[-1])])
-    return any(set(column) <= set(labels) for column in zip(*rows, strict=True))
+    if column_counts == {1}:
+        previous_lines = lines[: lines.index(word_lines[-1])]
+        return any(not line.strip() for line in previous_lines)
+    columns = zip(*rows, strict=True)
+    return any(set(column) <= set(labels) for column in columns)
 
 
 def read_tagged_sentences(
@@ -228,15 +235,26 @@ def parse_sentence(
     tags = None
     if labeled:
         tags = tuple(to_bio2(raw.tags) if task.kind == "entities" else raw.tags)
-        allowed = set(tags if labels is None else labels)
-        unknown = next((index for index, tag in enumerate(tags) if tag not in allowed), None)
-        if unknown is not None:
-            listed = ", ".join(map(repr, list(labels or ())[:_MAX_LISTED_LABELS]))
-            raise BadExampleError(
-                "an unknown label", f": {tags[unknown]!r}; known labels are {listed}",
-                f"{path}, line {raw.line_numbers[unknown]:,}" if raw.line_numbers else None,
-            )  # fmt: skip
+        if labels is not None:
+            _reject_unknown_tags(raw, tags, labels, path)
     return TaggedSentence(separator.join(raw.units), tuple(units), tags, raw.document, raw.location)
+
+
+def _reject_unknown_tags(
+    raw: RawSentence,
+    tags: Sequence[str],
+    labels: Sequence[str],
+    path: Path,
+) -> None:
+    """Raise BadExampleError with the line of the first tag that is not one of ``labels``."""
+    for index, tag in enumerate(tags):
+        if tag not in labels:
+            known_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
+            raise BadExampleError(
+                "an unknown label",
+                f": {tag!r}; known labels are {known_labels}",
+                f"{path}, line {raw.line_numbers[index]:,}" if raw.line_numbers else None,
+            )
 
 
 def _read_conll_sentences(
@@ -259,7 +277,7 @@ def _read_conll_sentences(
     tag_column = get_column_index(task.label_column, "label_column", path) if labeled else None
     sample = list(islice(lines, _SAMPLE_LINES))
     columns = _ColumnFormat.detect(sample, line_rules, word_column, tag_column, path)
-    is_ignored: Callable[[str], bool] = conllu.is_not_word
+    is_ignored: Callable[[str], bool] = conllu.is_non_word_line
     if not is_conllu_file:
         is_ignored = partial(_is_comment, task.tag_level, columns)
     sentence = RawSentence([], [], 0, "")
@@ -296,12 +314,15 @@ def _add_unit(
     tag_column: int | None,
     location: str,
 ) -> RawSentence:
-    """Return the sentence with the unit of a line; an invalid line sets ``error``."""
+    """Add the unit (word or character) of a line to a sentence, and return the sentence.
+
+    A line with another number of columns adds an empty unit and sets ``error``.
+    """
     if not sentence.units:
         sentence = replace(sentence, location=location)
-    cells = columns.split(line)
+    cells = columns.split_line(line)
     if cells is None:
-        cells = [""] * columns.count
+        cells = [""] * columns.num_columns
         if sentence.error is None:
             sentence = replace(sentence, error=columns.build_error(line, location))
     sentence.units.append(cells[word_column])
@@ -316,44 +337,49 @@ def _is_document_start(line: str) -> bool:
 
 @dataclass(frozen=True)
 class _LineRules:
-    """Recognizes lines that are not units.
+    """Functions of a format that recognize lines without a word.
 
     Attributes:
-        is_document_start: Whether a line starts a document.
-        is_comment: Whether a line may be a comment; such lines do not determine the columns.
+        is_document_start: Returns whether a line starts a document.
+        may_be_comment: Returns whether a line may be a comment. The format of the columns is
+            detected from the other lines.
     """
 
     is_document_start: Callable[[str], bool]
-    is_comment: Callable[[str], bool]
+    may_be_comment: Callable[[str], bool]
 
 
 _CONLL = _LineRules(_is_document_start, lambda line: line.startswith(_COMMENT_PREFIX))
-_CONLLU = _LineRules(conllu.is_document_start, conllu.is_not_word)
+_CONLLU = _LineRules(conllu.is_document_start, conllu.is_non_word_line)
 
 
-def _is_comment(unit: str, columns: "_ColumnFormat | None", line: str) -> bool:
-    """Return whether a line is a comment as in KLUE's files; "##" may also be a word."""
+def _is_comment(tag_level: str, columns: "_ColumnFormat | None", line: str) -> bool:
+    """Return whether a line is a comment, which starts with "##" in KLUE's files.
+
+    "##" may also be a word: a line with the columns of the file is not a comment, unless tabs
+    separate the columns and "##" is followed by a space.
+    """
     if not line.startswith(_COMMENT_PREFIX):
         return False
-    if unit == "character" or columns is None:
+    if tag_level == "character" or columns is None:
         return True
-    if columns.tabs:
-        return line.startswith(f"{_COMMENT_PREFIX} ") or columns.split(line) is None
-    return columns.split(line) is None
+    if columns.has_tabs and line.startswith(f"{_COMMENT_PREFIX} "):
+        return True
+    return columns.split_line(line) is None
 
 
 @dataclass(frozen=True)
 class _ColumnFormat:
-    """Column format of a file.
+    """How the lines of a file are split into columns.
 
     Attributes:
-        tabs: Whether tabs separate the columns, otherwise spaces.
-        count: Number of columns.
-        first_location: File and line of the first line with this format, for messages.
+        has_tabs: Whether tabs separate the columns, otherwise spaces.
+        num_columns: Number of columns.
+        first_location: File and line of the first line with this many columns, for messages.
     """
 
-    tabs: bool
-    count: int
+    has_tabs: bool
+    num_columns: int
     first_location: str
 
     @classmethod
@@ -365,52 +391,63 @@ class _ColumnFormat:
         tag_column: int | None,
         path: Path,
     ) -> "_ColumnFormat | None":
-        """Return the most frequent format of the sampled lines, None if they hold no unit.
+        """Return the most frequent format of the sampled lines, None if they contain no word.
 
-        The most frequent one is used because the first line may be damaged.
+        The first line does not determine the format, because it may be damaged.
 
         Raises:
             TaskError: A required column is missing, or words and tags share a column.
         """
-        lines = [(number, line.rstrip("\r\n")) for number, line in enumerate(sample, 1)]
-        lines = [(number, line) for number, line in lines
-                 if line.strip() and not line_rules.is_document_start(line)
-                 and not line_rules.is_comment(line)]  # fmt: skip
-        if not lines:
+        word_lines: dict[int, str] = {}
+        for line_number, line_with_end in enumerate(sample, 1):
+            line = line_with_end.rstrip("\r\n")
+            is_other = line_rules.is_document_start(line) or line_rules.may_be_comment(line)
+            if line.strip() and not is_other:
+                word_lines[line_number] = line
+        if not word_lines:
             return None
-        tabs = 2 * sum("\t" in line for _, line in lines) > len(lines)
-        counts = [len(split_columns(line, tabs=tabs)) for _, line in lines]
-        count = Counter(counts).most_common(1)[0][0]
-        first_location = f"{path}, line {lines[counts.index(count)][0]:,}"
+        has_tabs = 2 * sum("\t" in line for line in word_lines.values()) > len(word_lines)
+        column_counts = {
+            line_number: len(split_columns(line, has_tabs=has_tabs))
+            for line_number, line in word_lines.items()
+        }
+        num_columns = Counter(column_counts.values()).most_common(1)[0][0]
+        first_line = next(line for line, count in column_counts.items() if count == num_columns)
+        location = f"{path}, line {first_line:,}"
         for column in (word_column, tag_column):
-            if column is not None and not -count <= column < count:
+            if column is not None and not -num_columns <= column < num_columns:
                 raise TaskError(
-                    f"{first_location}: a line of {count} columns, but column {column} is expected",
+                    f"{location}: a line of {num_columns} columns, but column {column} is "
+                    "expected; columns are numbered from 0, and task.text_column and "
+                    "task.label_column select them",
                 )
-        if tag_column is not None and word_column % count == tag_column % count:
+        if tag_column is not None and word_column % num_columns == tag_column % num_columns:
             raise TaskError(
-                f"{first_location}: words and tags would both be column {word_column % count} of "
-                f"{count}; expected a word and its tag, separated by spaces or tabs (select other "
-                "columns with task.text_column and task.label_column)",
+                f"{location}: words and tags would both be column {word_column % num_columns} of "
+                f"{num_columns}; expected a word and its tag, separated by spaces or tabs (select "
+                "other columns with task.text_column and task.label_column)",
             )
-        return cls(tabs, count, first_location)
+        return cls(has_tabs, num_columns, location)
 
-    def split(self, line: str) -> list[str] | None:
-        """Return the columns of a line, None if their number differs from ``count``."""
-        cells = split_columns(line, tabs=self.tabs)
-        return cells if len(cells) == self.count else None
+    def split_line(self, line: str) -> list[str] | None:
+        """Return the columns of a line, None if their number differs from ``num_columns``."""
+        cells = split_columns(line, has_tabs=self.has_tabs)
+        return cells if len(cells) == self.num_columns else None
 
     def build_error(self, line: str, location: str) -> BadExampleError:
         """Return the error for a line with another number of columns."""
-        separator = "tabs" if self.tabs else "spaces"
-        num_columns = len(split_columns(line, tabs=self.tabs))
-        detail = f": {num_columns} separated by {separator}; {self.first_location} has {self.count}"
+        separator = "tabs" if self.has_tabs else "spaces"
+        num_columns = len(split_columns(line, has_tabs=self.has_tabs))
+        detail = (
+            f": {num_columns} separated by {separator}; {self.first_location} has "
+            f"{self.num_columns}"
+        )
         return BadExampleError("a line with another number of columns", detail, location)
 
 
-def split_columns(line: str, *, tabs: bool) -> list[str]:
-    """Split a line at tabs, or at runs of spaces and tabs."""
-    if tabs:
+def split_columns(line: str, *, has_tabs: bool) -> list[str]:
+    """Split a line at tabs or, without ``has_tabs``, at runs of spaces and tabs."""
+    if has_tabs:
         return line.split("\t")
     # ``str.split`` would also split at non-breaking spaces within a word.
     return line.split() if line.isascii() else _SPACES_OR_TABS.split(line.strip(" \t"))
@@ -423,19 +460,17 @@ def read_row_sentences(
     labeled: bool,
 ) -> Iterator[RawSentence]:
     """Yield the sentences of JSON or Parquet rows with a list of words and a list of tags."""
-    word_column, tag_column = [
-        default if is_column_number(name) else name
-        for name, default in zip(
-            (task.text_column, task.label_column), _DEFAULT_COLUMNS, strict=True
-        )
-    ]
-    number, previous_document, seen_ids = -1, None, set[str]()
+    # Column numbers, which are the default for CoNLL files, select the default columns.
+    word_column = _WORD_COLUMN if is_column_number(task.text_column) else task.text_column
+    tag_column = _TAG_COLUMN if is_column_number(task.label_column) else task.label_column
+    document_number, previous_document, seen_ids = -1, None, set[str]()
     for row in rows:
-        # Without a document column each row is its own document.
         document = row.cells.get(_DOCUMENT_COLUMN)
-        number += document is None or document != previous_document
+        # A row without the column is a separate document.
+        if document is None or document != previous_document:
+            document_number += 1
         previous_document = document
-        raw = RawSentence([], [], number, row.location, cells=row.cells)
+        raw = RawSentence([], [], document_number, row.location, cells=row.cells)
         try:
             read_unique_id(row, task.id_column, seen_ids)
             units = _get_list(row, word_column)
@@ -472,10 +507,10 @@ def _get_list(row: Row, name: str, *, allow_numbers: bool = False) -> list[str]:
 
 
 def _parse_column_number(name: str, field: str, path: Path) -> int:
-    """Return the number of a CoNLL column; raise SettingsError for a name."""
+    """Convert the column number of a CoNLL file; raise SettingsError for a column name."""
     if not is_column_number(name):
         raise SettingsError(
-            f"{path}: task.{field} is {name!r}, but columns of CoNLL files have no names; give a "
-            "number, from 0, or from the end -1",
+            f"{path}: task.{field} is {name!r}, but columns of CoNLL files have no names; give "
+            "the column's number, from 0, or from -1 for the last column",
         )
     return int(name)

@@ -1,4 +1,4 @@
-"""Line types and columns of CoNLL-U, the format of Universal Dependencies.
+"""Lines and columns of CoNLL-U, the format of Universal Dependencies.
 
 Format: universaldependencies.org/format.html.
 """
@@ -10,7 +10,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.tasks.settings import is_column_number
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-#: ``TaskSettings`` field -> its default column.
+#: ``TaskSettings`` field -> the default column of CoNLL-U.
 DEFAULT_COLUMNS = {"text_column": "form", "label_column": "upos"}
 _NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
 #: Ids of multiword tokens (3-4) and of empty nodes (3.1).
@@ -27,7 +27,7 @@ def is_document_start(line: str) -> bool:
     return _NEW_DOCUMENT.match(line) is not None
 
 
-def is_not_word(line: str) -> bool:
+def is_non_word_line(line: str) -> bool:
     """Return whether a line is a comment, a multiword token or an empty node."""
     return line.startswith("#") or _NON_WORD_ID.match(line) is not None
 
@@ -36,13 +36,13 @@ def get_column_index(name: str, field: str, path: Path) -> int:
     """Return the index of a column.
 
     Args:
-        name: Name of the column. Numbers refer to plain CoNLL files, so they select the default
-            column.
+        name: Name of the column. A number, which is meant for plain CoNLL files, selects the
+            default column.
         field: The ``TaskSettings`` field, "text_column" or "label_column".
         path: The file, for error messages.
 
     Raises:
-        SettingsError: There is no such column.
+        SettingsError: CoNLL-U has no column of this name.
     """
     column = DEFAULT_COLUMNS[field] if is_column_number(name) else name.lower()
     if column not in COLUMNS:

@@ -17,7 +17,8 @@ _MAX_CELL_SIZE = 2**27
 _SAMPLE_LINES = 200
 #: Delimiters of .csv files other than the comma.
 _OTHER_DELIMITERS = (";", TAB, "|")
-#: Share of the sampled records that another delimiter must split into the same number of cells.
+#: A delimiter other than the comma must split at least this share of the sampled records into the
+#: same number of cells.
 _MIN_CONSISTENT_SHARE = 0.9
 _DELIMITER_NAMES = {"tab": TAB, "\\t": TAB, "comma": ",", "semicolon": ";"}
 
@@ -41,7 +42,7 @@ def parse_delimiter(text: str) -> str:
     """Return the delimiter that a user gave as a character or by name.
 
     Raises:
-        SettingsError: It is not a single character.
+        SettingsError: The text is neither a known name nor a single character.
     """
     delimiter = _DELIMITER_NAMES.get(text, text)
     if len(delimiter) != 1 or delimiter in '"\r\n':
@@ -52,32 +53,33 @@ def parse_delimiter(text: str) -> str:
     return delimiter
 
 
-def open_records(
+def detect_dialect(
     lines: Iterator[str],
     *,
-    tsv: bool,
+    is_tsv: bool,
     delimiter: str | None,
     has_header: bool,
 ) -> tuple[Dialect, int | None, Iterator[str]]:
-    """Detect the format of a table.
+    """Detect the delimiter, line ends and number of columns of a table.
 
     Args:
         lines: Lines of the table with their ends.
-        tsv: Whether cells are separated by tabs and not quoted, as in GLUE's files.
-        delimiter: Delimiter of CSV. None detects it: a comma, unless only another character splits
-            the records evenly.
+        is_tsv: Whether cells are separated by tabs and not quoted, as in GLUE's files.
+        delimiter: Delimiter of CSV, None to detect it. The comma is used unless only another
+            character splits the records into the same number of cells.
         has_header: Whether the first record names the columns.
 
     Returns:
-        The dialect; the number of columns, None with a header; and all lines. The number of columns
-        is the most frequent one, because the first record may be damaged.
+        The dialect; the number of columns, None with a header; and all lines, including those that
+        were read for the detection. The number of columns is that of most records, because the
+        first record may be damaged.
     """
     csv.field_size_limit(_MAX_CELL_SIZE)
     sample = list(islice(lines, _SAMPLE_LINES))
     newline = "\r\n" if sample and sample[0].endswith("\r\n") else "\n"
     if delimiter is not None:
-        dialect = Dialect(delimiter, not (tsv and delimiter == TAB), newline)
-    elif tsv:
+        dialect = Dialect(delimiter, not (is_tsv and delimiter == TAB), newline)
+    elif is_tsv:
         dialect = Dialect(TAB, has_quotes=False, newline=newline)
     else:
         detected = _detect_delimiter(sample, has_header=has_header)
@@ -88,7 +90,7 @@ def open_records(
 
 
 def _detect_delimiter(sample: Sequence[str], *, has_header: bool) -> str:
-    """Return the delimiter that splits the largest share of records into equally many cells."""
+    """Return the delimiter that splits the most records into the same number of cells."""
     shares = {}
     for delimiter in (",", *_OTHER_DELIMITERS):
         counts = _count_cells(sample, Dialect(delimiter, has_quotes=True))
@@ -132,7 +134,9 @@ def read_records(
     *,
     has_header: bool,
 ) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield the last line number and the cells of each record, None for an invalid record.
+    """Yield the number of the last line and the cells of each record.
+
+    The cells of an invalid record are None.
 
     Raises:
         TaskError: The header is invalid, or an invalid record spans several lines.

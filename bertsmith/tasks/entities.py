@@ -12,15 +12,15 @@ from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.metrics import compute_class_scores
 
 OUTSIDE_TAG = "O"
-#: The entity type of the tags B and I without a type, as in seqeval.
+#: The entity type of tags without a type, such as a bare B or I, as in seqeval.
 UNNAMED_TYPE = "_"
-#: Prefix of any scheme -> prefix of IOBES. BILOU uses L and U for E and S.
+#: Prefix in any scheme -> prefix in IOBES. BILOU has L and U instead of E and S.
 _IOBES_PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
 
 
 @dataclass(frozen=True, order=True)
 class Entity:
-    """An entity: the units [start, end) of a sentence, and its type."""
+    """An entity of type ``label``: the units (words or characters) [start, end) of a sentence."""
 
     start: int
     end: int
@@ -30,10 +30,10 @@ class Entity:
 def _split_tag(tag: str) -> tuple[str, str | None]:
     """Return the IOBES prefix and the entity type of a tag.
 
-    The type is None for O and ``UNNAMED_TYPE`` for a prefix alone.
+    The type is None for the tag O, and ``UNNAMED_TYPE`` for a prefix without a type.
 
     Raises:
-        BadExampleError: It is not an entity tag.
+        BadExampleError: The tag is not an entity tag.
     """
     if tag == OUTSIDE_TAG:
         return OUTSIDE_TAG, None
@@ -60,17 +60,17 @@ def find_non_entity_tags(labels: Sequence[str]) -> list[str]:
 def extract_entities(tags: Sequence[str]) -> Iterator[Entity]:
     """Yield the entities of a tagged sentence in any of the schemes IOB1, BIO2, IOBES and BILOU.
 
-    For tags that violate their scheme, a new entity starts wherever the previous one cannot
-    continue.
+    Where tags violate their scheme, a tag that cannot continue the previous entity starts a new
+    entity.
     """
     start, previous_prefix = 0, OUTSIDE_TAG
     current_type: str | None = None
     for index, tag in enumerate([*tags, OUTSIDE_TAG]):
         prefix, entity_type = _split_tag(tag)
-        continues = current_type == entity_type and prefix in "IE" and previous_prefix in "BI"
-        if current_type is not None and not continues:
+        is_continuation = current_type == entity_type and prefix in "IE" and previous_prefix in "BI"
+        if current_type is not None and not is_continuation:
             yield Entity(start, index, current_type)
-        if entity_type is not None and not continues:
+        if entity_type is not None and not is_continuation:
             start = index
         current_type, previous_prefix = entity_type, prefix
 
@@ -80,8 +80,8 @@ def to_bio2(tags: Sequence[str]) -> list[str]:
     bio2_tags = [OUTSIDE_TAG] * len(tags)
     for entity in extract_entities(tags):
         bio2_tags[entity.start] = _join_tag("B", entity.label)
-        inside_tags = [_join_tag("I", entity.label)] * (entity.end - entity.start - 1)
-        bio2_tags[entity.start + 1 : entity.end] = inside_tags
+        for index in range(entity.start + 1, entity.end):
+            bio2_tags[index] = _join_tag("I", entity.label)
     return bio2_tags
 
 
@@ -101,7 +101,7 @@ def compute_entity_scores(
     """Return precision, recall, F1 and macro F1 over the entities of all sentences.
 
     A predicted entity is correct if its boundaries and its type are correct. Macro F1 is the mean
-    over the entity types that occur in either argument. Scores are 0 without entities.
+    over the entity types that occur in either argument. All scores are 0 if there are no entities.
 
     Args:
         predicted: Predicted tags of each sentence.
@@ -115,7 +115,9 @@ def compute_entity_scores(
     )
     f1_by_type = [scores["f1"] for scores in compute_type_scores(predicted, true).values()]
     return {
-        **{name: overall[name] for name in ("f1", "precision", "recall")},
+        "f1": overall["f1"],
+        "precision": overall["precision"],
+        "recall": overall["recall"],
         "macro_f1": sum(f1_by_type) / len(f1_by_type) if f1_by_type else 0.0,
     }
 
@@ -136,7 +138,7 @@ def _count_entities(
     predicted: Sequence[Sequence[str]],
     true: Sequence[Sequence[str]],
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Count correct, predicted and true entities by type."""
+    """Return the numbers of correct, predicted and true entities of each type."""
     correct_counts: Counter[str] = Counter()
     predicted_counts: Counter[str] = Counter()
     true_counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The task families, and settings that depend on the family."""
+"""The task families (classify, answer, choose, tag) and the settings that each family uses."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ FAMILIES: dict[str, TaskFamily] = {
     "choose": multiple_choice,
     "tag": tagging,
 }
-#: Kinds with scores for each label.
+#: Kinds of task with scores for each label.
 _KINDS_WITH_LABEL_SCORES: tuple[TaskKind, ...] = ("single", "multi", "entities", "tags")
 #: Field of ``TaskSettings`` -> the families that use it. All families use the other fields.
 _FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ def reject_unused_fields(
     load_user_settings: Mapping[str, Any],
     files: Iterable[Path],
 ) -> None:
-    """Raise SettingsError if the user set a field that has no effect.
+    """Raise SettingsError if the user set a field that this kind of task does not use.
 
     Args:
         kind: The kind of task.
@@ -77,14 +77,14 @@ def reject_unused_fields(
         column_fields = sorted(load_user_settings.keys() & SQUAD_FIELDS.keys())
         if family == "answer" and column_fields and not has_question_rows(file):
             raise SettingsError(
-                f"task.{column_fields[0]}: field names are fixed in SQuAD's format, which {file} "
-                "has; remove it, or give one question per row in a file whose name ends in .jsonl "
-                "or .parquet",
+                f"task.{column_fields[0]}: {file} has SQuAD's format, whose field names are fixed; "
+                "remove the setting, or give one question per row in a file whose name ends in "
+                ".jsonl or .parquet",
             )
 
 
 def resolve_metrics(task: TaskSettings) -> list[str]:
-    """Return the metrics of a task, or the defaults of its kind.
+    """Return ``task.metrics`` or, if the list is empty, the default metrics of the kind.
 
     Raises:
         SettingsError: A metric is unknown.
@@ -94,18 +94,18 @@ def resolve_metrics(task: TaskSettings) -> list[str]:
         supported = (*supported, *(f"{score}:LABEL" for score in PER_LABEL_SCORES))
     for name in task.metrics:
         if name not in supported and not _is_label_metric(name, task):
+            num_labels = f" with {count_noun(len(task.labels), 'label')}" if task.labels else ""
             raise SettingsError(
-                f"task.metrics: {name!r} is not a metric of the kind {task.kind!r}"
-                + (f" with {count_noun(len(task.labels), 'label')}" if task.labels else "")
-                + f"; supported are {', '.join(supported)}",
+                f"task.metrics: {name!r} is not a metric of the kind {task.kind!r}{num_labels}; "
+                f"supported are {', '.join(supported)}",
             )
     return task.metrics or list(defaults)
 
 
 def _is_label_metric(name: str, task: TaskSettings) -> bool:
-    """Return whether a metric is a score of one of the task's labels, such as "f1:LOC".
+    """Return whether a metric is the score of one of the task's labels, such as "f1:LOC".
 
-    Any label is accepted while the labels are unknown, before the training file is read.
+    Before the training file is read, the labels may be unknown; then any label is accepted.
     """
     score_and_label = parse_label_metric(name)
     if task.kind not in _KINDS_WITH_LABEL_SCORES or score_and_label is None:
@@ -139,13 +139,15 @@ def get_task_settings(
             "I-…; if it marks tokens outside entities, rename it to O in id2label of config.json",
         )
     recorded = bundle.info.get("provenance", {}).get("task", {})
-    # The threshold was tuned on the held-out file, so it is among its metrics.
-    tuned = {name: value for name, value in bundle.info.get("heldout_metrics", {}).items()
-             if name == "null_threshold"}  # fmt: skip
+    tuned = {}
+    heldout_metrics = bundle.info.get("heldout_metrics", {})
+    if "null_threshold" in heldout_metrics:
+        # The threshold was tuned on the validation file and is stored with that file's metrics.
+        tuned["null_threshold"] = heldout_metrics["null_threshold"]
     family_defaults = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {})
     defaults = {**family_defaults, "max_seqlen": bundle.config.max_positions}
     if bundle.head.kind == "span" and not recorded:
-        # For models trained with other tools, use the default windows of transformers.
+        # Models trained with other tools get the default windows of transformers.
         length = min(question_answering.DEFAULT_MAX_SEQLEN, bundle.config.max_positions)
         overlap = min(question_answering.DEFAULT_WINDOW_OVERLAP, length // 2)
         defaults |= {"max_seqlen": length, "window_overlap": overlap}

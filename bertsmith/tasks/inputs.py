@@ -32,11 +32,11 @@ class ExampleCounts:
         num_read: Examples in the file.
         num_used: Examples without errors.
         num_truncated: Examples longer than the maximum length.
-        num_unreachable_answers: Answers that no window contains entirely; they are trained as
-            unanswerable.
+        num_unreachable_answers: Answers that no window contains entirely. Their questions are
+            trained as unanswerable.
         skipped: Number of skipped examples by reason.
         first_skipped: File and line of the first skipped example by reason.
-        unseen_labels: Configured labels without a training example.
+        unseen_labels: Labels of ``task.labels`` that no training example has.
         num_without_target: Training inputs without a target, which do not contribute to the loss.
         notes: Messages about how the file was read.
         token_counts: Tokens of the encoded texts, and how many are [UNK].
@@ -115,8 +115,9 @@ class BadExampleError(Exception):
     """An example that cannot be used.
 
     Attributes:
-        reason: The same text for all examples with this kind of error, used for counting.
-        location: File and line, if they differ from those of the example.
+        reason: What is wrong, without details of the example. Skipped examples are counted by
+            reason.
+        location: File and line of the error, None if it is at the start of the example.
     """
 
     def __init__(self, reason: str, detail: str = "", location: str | None = None) -> None:
@@ -125,16 +126,16 @@ class BadExampleError(Exception):
 
 
 def to_batch_token_indices(packed: PackedBatch, token_indices: Sequence[Sequence[int]]) -> Tensor:
-    """Convert token indices within each sequence to indices into the packed row: int64 [M]."""
-    starts = packed.cu_seqlens.tolist()
-    return torch.tensor(
-        [
-            start + index
-            for start, indices in zip(starts, token_indices, strict=False)
-            for index in indices
-        ],
-        dtype=torch.int64,
-    )
+    """Convert token indices within each sequence to indices into the packed batch.
+
+    Returns:
+        int64 [M], where M is the number of indices of all sequences.
+    """
+    batch_indices: list[int] = []
+    # ``cu_seqlens`` has one more entry: the end of the last sequence.
+    for start, indices in zip(packed.cu_seqlens.tolist(), token_indices, strict=False):
+        batch_indices += [start + index for index in indices]
+    return torch.tensor(batch_indices, dtype=torch.int64)
 
 
 @dataclass
@@ -142,15 +143,15 @@ class ModelInputs:
     """Encoded examples. A unit is a text, a window of a text, or a prompt with its endings.
 
     Attributes:
-        sequences: The sequences of each unit: one, or one for each ending.
+        sequences: The sequences of each unit. A prompt has one sequence for each ending, other
+            units have a single sequence.
         locations: File and line of each unit.
         is_truncated: Whether each unit was truncated.
-        targets: An array for each unit, concatenated along the first axis in a batch and empty if
-            the unit does not contain its target. None for unlabeled data.
-        token_indices: Tokens of each unit's sequence for which outputs are needed. None if the
+        targets: The targets of each unit, empty if the unit has no target. A micro-batch
+            concatenates them along the first axis. None for unlabeled data.
+        token_indices: Indices of the tokens of each unit for which outputs are needed. None if the
             model selects them.
-        decoding_data: What the task family needs to convert outputs to answers or tags, one item
-            per input.
+        decoding_data: Data that the task family needs to convert outputs to answers or tags.
     """
 
     sequences: list[list[TokenSequence]]
@@ -178,7 +179,7 @@ class ModelInputs:
         units: Sequence[int],
         class_weights: NDArray[np.float32] | None = None,
     ) -> "TaskMicroBatch":
-        """Return a micro-batch of the given units; the data must be labeled.
+        """Return a micro-batch of the selected units; the data must be labeled.
 
         Args:
             units: Indices of the units.
@@ -224,12 +225,12 @@ class TaskMicroBatch:
 
 
 class TaskFamily(Protocol):
-    """The functions of a task family's module.
+    """The functions that the module of a task family defines.
 
-    Each family has its own type of examples, which only its own functions inspect.
+    Each family has a different type of examples, which only functions of that family inspect.
     """
 
-    #: Default maximum tokens per input.
+    #: Default maximum number of tokens per input.
     DEFAULT_MAX_SEQLEN: int
 
     def read_examples(
@@ -253,7 +254,7 @@ class TaskFamily(Protocol):
         """
 
     def collect_labels(self, examples: Sequence[Any], path: str) -> tuple[str, ...]:
-        """Return the distinct labels in the order of the outputs.
+        """Return the distinct labels, in the order of the model's outputs.
 
         Args:
             examples: The training examples.
@@ -274,7 +275,7 @@ class TaskFamily(Protocol):
         """Encode examples as inputs of at most ``task.max_seqlen`` tokens; update ``counts``."""
 
     def compute_losses(self, outputs: Tensor, batch: TaskMicroBatch, head: HeadConfig) -> Tensor:
-        """Return the loss of each of the U targets, float32 [U], from a micro-batch's outputs."""
+        """Return the loss of each of the U targets of a micro-batch, float32 [U]."""
 
     def compute_metrics(
         self,
@@ -301,11 +302,14 @@ class TaskFamily(Protocol):
         examples: Sequence[Any],
         head: HeadConfig,
     ) -> dict[str, Any]:
-        """Return scores by class as JSON values, empty for families without classes.
+        """Return the scores of each class as JSON values, empty for families without classes.
 
-        ``classes`` has precision, recall, F1 and support of each label. ``confusion`` has the
-        counts of the predicted labels for each true label, if each target has a single label.
+        ``classes`` has the precision, recall, F1 and support of each label. If each target has a
+        single label, ``confusion`` has the counts of the predicted labels for each true label.
         """
 
     def list_metrics(self, task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the default metrics, the selecting one first, and all supported metrics."""
+        """Return the default metrics and all supported metrics of the task's kind.
+
+        The first default metric selects the best checkpoint.
+        """

@@ -20,16 +20,16 @@ JsonRow = tuple[int, dict[str, Any], str]
 
 
 class _ObjectDecoder:
-    """A JSON decoder that reports duplicate keys, of which Python keeps only the last value."""
+    """A JSON decoder that reports duplicate keys; Python's decoder keeps only the last value."""
 
     def __init__(self) -> None:
         self._has_duplicate_key = False
         self._decoder = json.JSONDecoder(object_pairs_hook=self._build_object)
 
     def _build_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        cells = dict(pairs)
-        self._has_duplicate_key |= len(cells) < len(pairs)
-        return cells
+        value = dict(pairs)
+        self._has_duplicate_key |= len(value) < len(pairs)
+        return value
 
     def decode(self, text: str, start: int) -> tuple[Any, int, str]:
         """Return the value at ``start``, the index of its end, and an error message or "".
@@ -69,11 +69,11 @@ def read_json(chunks: Iterator[str], path: Path) -> Iterator[JsonRow]:
     Only one object at a time is in memory.
 
     Args:
-        chunks: Consecutive pieces of the text.
+        chunks: Consecutive parts of the text.
         path: The file, for error messages.
 
     Raises:
-        TaskError: The text is neither.
+        TaskError: The text is neither a JSON array nor JSON lines.
     """
     prefix = ""
     for chunk in chunks:
@@ -95,25 +95,34 @@ def read_json(chunks: Iterator[str], path: Path) -> Iterator[JsonRow]:
 
 
 class _Buffer:
-    """The unread text: ``text`` from index ``start``, which is on line ``line``."""
+    """A text that is read in chunks.
+
+    Attributes:
+        text: A part of the text. The unread text starts at index ``start``.
+        start: Index of the next character.
+        line_number: Line number of the next character, from 1.
+    """
 
     def __init__(self, prefix: str, chunks: Iterator[str]) -> None:
-        self.text, self.start, self.line = prefix, 0, 1
-        self._pieces = chunks
+        self.text, self.start, self.line_number = prefix, 0, 1
+        self._chunks = chunks
 
     def advance(self, end: int) -> None:
         """Advance to index ``end`` of the text."""
-        self.line += self.text.count("\n", self.start, end)
+        self.line_number += self.text.count("\n", self.start, end)
         self.start = end
 
     def read_more(self) -> bool:
-        """Discard the text before ``start`` and double the rest; return False at the end.
+        """Discard the text before ``start``, and read until the unread text has doubled.
 
-        Doubling keeps the total work linear, since a long value is decoded again after each read.
+        A long value is decoded again after each read; doubling keeps the total work linear.
+
+        Returns:
+            Whether any text was read.
         """
         parts = [self.text[self.start :]]
         old_size = size = len(parts[0])
-        for chunk in self._pieces:
+        for chunk in self._chunks:
             parts.append(chunk)
             size += len(chunk)
             if size >= 2 * old_size:
@@ -121,8 +130,8 @@ class _Buffer:
         self.text, self.start = "".join(parts), 0
         return size > old_size
 
-    def next_character(self) -> str:
-        """Skip whitespace and return the next character, "" at the end."""
+    def skip_whitespace(self) -> str:
+        """Advance to the next character that is not whitespace and return it, "" at the end."""
         while True:
             match = _WHITESPACE_PATTERN.match(self.text, self.start)
             assert match is not None
@@ -136,24 +145,26 @@ def _read_array(prefix: str, chunks: Iterator[str], path: Path) -> Iterator[Json
     buffer, decoder = _Buffer(prefix, chunks), _ObjectDecoder()
 
     def build_error(problem: str) -> TaskError:
-        return TaskError(f"{path}, line {buffer.line:,}: not JSON: {problem}; repair the array")
+        return TaskError(
+            f"{path}, line {buffer.line_number:,}: not JSON: {problem}; repair the array"
+        )
 
-    buffer.next_character()
+    buffer.skip_whitespace()
     buffer.advance(buffer.start + 1)
-    separator = "" if buffer.next_character() == "]" else ","
+    separator = "" if buffer.skip_whitespace() == "]" else ","
     while separator == ",":
         value, end, error = _decode_value(buffer, decoder, build_error)
-        yield buffer.line, {} if error else value, error.replace("a line", "a value")
+        yield buffer.line_number, {} if error else value, error.replace("a line", "a value")
         buffer.advance(end)
-        separator = buffer.next_character()
+        separator = buffer.skip_whitespace()
         if separator not in (",", "]"):
             problem = f"{separator!r} instead of a comma" if separator else "the array has no end"
             raise build_error(problem)
         if separator == ",":
             buffer.advance(buffer.start + 1)
-            buffer.next_character()
+            buffer.skip_whitespace()
     buffer.advance(buffer.start + 1)
-    if buffer.next_character():
+    if buffer.skip_whitespace():
         raise build_error("text after the end of the array")
 
 
@@ -172,7 +183,7 @@ def _decode_value(
             continue
         if end < len(buffer.text):
             return value, end, error
-        # A number may continue in the next piece.
+        # The value may be a number that continues in the next chunk.
         size = end - buffer.start
         if not buffer.read_more():
             return value, size, error

@@ -7,22 +7,25 @@ from typing import Any
 
 from bertsmith.bundle import TaskKind
 from bertsmith.errors import TaskError
+from bertsmith.plurals import count_noun
 from bertsmith.tasks.entities import extract_entities
 from bertsmith.tasks.settings import TaskSettings
 
-#: Maximum number of labels in a summary, and of characters per label in messages.
-_MAX_LISTED_LABELS, _MAX_LABEL_LENGTH = 10, 40
-#: A label with a larger share of the examples causes a warning, because accuracy is misleading.
+#: Maximum number of labels in a summary.
+_MAX_LISTED_LABELS = 10
+#: Maximum number of characters of a label in messages.
+_MAX_LABEL_LENGTH = 40
+#: Accuracy is misleading if one label has a larger share of the examples, so there is a warning.
 _DOMINANT_SHARE = 0.8
-#: More distinct numbers than this are rarely class names.
+#: If a column has more distinct numbers than this, they are probably not class names.
 _MAX_NUMERIC_CLASSES = 20
 
 
 def count_labels(examples: Sequence[Any], kind: TaskKind) -> Counter[str]:
-    """Count the labels of examples.
+    """Count how many examples have each label; for tagging, how often each label occurs.
 
-    Counts class names, entity types, tags, or indices of correct endings. Empty for regression and
-    spans.
+    The labels are class names, tags, entity types, or the indices of the correct endings. The
+    counter is empty for regression and question answering.
     """
     if kind == "single":
         return Counter(example.label for example in examples)
@@ -40,7 +43,7 @@ def count_labels(examples: Sequence[Any], kind: TaskKind) -> Counter[str]:
 
 
 def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
-    """Return one line with the most frequent labels, the range of scores, or answer counts."""
+    """Return a line with the most frequent labels, the range of scores, or the answer counts."""
     if kind == "regression":
         scores = [float(example.label) for example in examples]
         mean = sum(scores) / len(scores)
@@ -48,7 +51,7 @@ def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
     if kind == "span":
         num_answered = sum(bool(example.answers) for example in examples)
         num_unanswered = len(examples) - num_answered
-        return f"questions with an answer {num_answered:,}, without {num_unanswered:,}"
+        return f"{num_answered:,} answerable and {num_unanswered:,} unanswerable questions"
     counts = count_labels(examples, kind)
     total = counts.total() if kind in ("tags", "entities") else len(examples)
     parts = [
@@ -58,12 +61,11 @@ def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
     if len(counts) > _MAX_LISTED_LABELS:
         parts.append(f"and {len(counts) - _MAX_LISTED_LABELS:,} more")
     noun = {"entities": "entity type", "tags": "tag"}.get(kind, "label")
-    plural = "" if len(counts) == 1 else "s"
-    return f"{len(counts):,} {noun}{plural}: {', '.join(parts)}"
+    return f"{count_noun(len(counts), noun)}: {', '.join(parts)}"
 
 
 def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
-    """Return warnings about the training labels of a classifier, empty for other kinds."""
+    """Return warnings about the training labels; only single-label tasks have any."""
     if task.kind != "single":
         return []
     counts = count_labels(examples, task.kind)
@@ -77,7 +79,7 @@ def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
     numbers = _parse_numbers(counts)
     if len(numbers) > _MAX_NUMERIC_CLASSES:
         warning = (
-            f"{len(numbers):,} different numbers are labels, each a class; if they are scores, "
+            f"{len(numbers):,} different numbers are used as class labels; if they are scores, "
             "use --kind regression"
         )
         return [warning]
@@ -94,10 +96,10 @@ def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
 
 
 def reject_numeric_labels(examples: Sequence[Any], task: TaskSettings) -> None:
-    """Raise TaskError if the labels of a classifier look like scores rather than classes.
+    """Raise TaskError if the labels of a single-label task look like scores.
 
-    Numbers are taken for scores if any is fractional, or if there are many and they are not
-    consecutive integers from 0 or 1.
+    Numbers look like scores if any of them is fractional, or if there are many different numbers
+    that are not consecutive integers from 0 or 1.
     """
     if task.kind != "single" or task.labels:
         return
@@ -117,7 +119,7 @@ def reject_numeric_labels(examples: Sequence[Any], task: TaskSettings) -> None:
 
 
 def _parse_numbers(labels: Iterable[str]) -> list[float]:
-    """Return the labels as numbers, empty if any is not a finite number."""
+    """Convert labels to numbers; return an empty list if any label is not a finite number."""
     try:
         numbers = [float(label) for label in labels]
     except ValueError:
@@ -127,13 +129,12 @@ def _parse_numbers(labels: Iterable[str]) -> list[float]:
 
 def _are_class_indices(numbers: Sequence[float]) -> bool:
     """Return whether numbers are consecutive integers from 0 or 1."""
-    return min(numbers) in (0, 1) and set(numbers) == {
-        min(numbers) + n for n in range(len(numbers))
-    }
+    first = min(numbers)
+    return first in (0, 1) and sorted(numbers) == [first + index for index in range(len(numbers))]
 
 
 def warn_about_accuracy(examples: Sequence[Any], accuracy: float) -> str | None:
-    """Return a warning if accuracy is not above that of predicting the majority class."""
+    """Return a warning if always predicting the majority class would be at least as accurate."""
     ((label, count),) = count_labels(examples, "single").most_common(1)
     majority_share = count / len(examples)
     if accuracy > majority_share or accuracy == 1:

@@ -11,14 +11,15 @@ Ints = NDArray[np.int64]
 
 
 def accuracy_score(predicted: Ints, true: Ints) -> float:
-    """Return the share of equal entries of two int64 [n]."""
+    """Return the share of correct predictions; both arrays are int64 [n]."""
     return float((predicted == true).mean())
 
 
 def f1_score(predicted: Ints, true: Ints) -> float:
-    """Return the F1 of class 1, for int64 arrays of one shape; 0 without true positives.
+    """Return the F1 of class 1, 0 without true positives; both arrays are int64 of equal shape.
 
-    For 0/1 matrices [n, C] it is the micro-averaged F1 of multi-label classification.
+    For matrices [n, C] of zeros and ones, this is the micro-averaged F1 of multi-label
+    classification.
     """
     true_positives = int(((predicted == 1) & (true == 1)).sum())
     total = int((predicted == 1).sum()) + int((true == 1).sum())
@@ -26,7 +27,7 @@ def f1_score(predicted: Ints, true: Ints) -> float:
 
 
 def macro_f1_score(predicted: Ints, true: Ints) -> float:
-    """Return the mean F1 of all classes that occur in either of two int64 [n]."""
+    """Return the mean F1 of the classes that occur in either array; both are int64 [n]."""
     classes = np.union1d(predicted, true)
     class_f1 = [f1_score((predicted == label).astype(np.int64), (true == label).astype(np.int64))
                 for label in classes]  # fmt: skip
@@ -34,9 +35,10 @@ def macro_f1_score(predicted: Ints, true: Ints) -> float:
 
 
 def matthews_corrcoef(predicted: Ints, true: Ints) -> float:
-    """Return the Matthews correlation of two int64 [n], for any number of classes (Gorodkin 2004).
+    """Return the Matthews correlation for any number of classes (Gorodkin 2004).
 
-    It is 0 if either has a single class, as in scikit-learn.
+    Both arrays are int64 [n]. The correlation is 0 if either has a single class, as in
+    scikit-learn.
     """
     classes, class_indices = np.unique(np.concatenate([predicted, true]), return_inverse=True)
     num_classes, n = len(classes), len(true)
@@ -53,36 +55,36 @@ def matthews_corrcoef(predicted: Ints, true: Ints) -> float:
 
 
 def confusion_matrix(predicted: Ints, true: Ints, num_classes: int) -> Ints:
-    """Return int64 [C, C]: row i, column j counts the examples of class i predicted as class j.
+    """Count the examples of class i that are predicted as class j, for all i and j: int64 [C, C].
 
     Args:
         predicted: Class indices, int64 [n].
         true: Class indices, int64 [n].
-        num_classes: C.
+        num_classes: Number of classes, C.
     """
     counts = np.bincount(true * num_classes + predicted, minlength=num_classes**2)
     return counts.reshape(num_classes, num_classes).astype(np.int64)
 
 
-def compute_class_scores(correct: int, predicted: int, support: int) -> dict[str, float]:
-    """Return precision, recall and F1 of a class, 0 where undefined, and its support.
+def compute_class_scores(num_correct: int, num_predicted: int, support: int) -> dict[str, float]:
+    """Return precision, recall, F1 and support of a class; undefined scores are 0.
 
     Args:
-        correct: Number of true positives.
-        predicted: Number of examples that are predicted as the class.
+        num_correct: Number of true positives.
+        num_predicted: Number of examples that are predicted as the class.
         support: Number of examples of the class.
     """
-    total = predicted + support
+    total = num_predicted + support
     return {
-        "precision": correct / predicted if predicted else 0.0,
-        "recall": correct / support if support else 0.0,
-        "f1": 2 * correct / total if total else 0.0,
+        "precision": num_correct / num_predicted if num_predicted else 0.0,
+        "recall": num_correct / support if support else 0.0,
+        "f1": 2 * num_correct / total if total else 0.0,
         "support": support,
     }
 
 
 def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) -> dict[str, Any]:
-    """Return scores by class and the confusion counts.
+    """Return the scores of each class and the confusion matrix.
 
     Args:
         predicted: Class indices, int64 [n].
@@ -91,59 +93,58 @@ def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) ->
 
     Returns:
         ``classes`` has the scores of each label. ``confusion`` maps each true label to the counts
-        of the predicted labels, without zeros.
+        of the predicted labels that are not 0.
     """
     matrix = confusion_matrix(predicted, true, len(labels))
-    class_counts = zip(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1), strict=True)
-    return {
-        "classes": {
-            label: compute_class_scores(*map(int, counts)) for label, *counts in class_counts
-        },
-        "confusion": {
-            label: {labels[index]: int(row[index]) for index in np.flatnonzero(row).tolist()}
-            for label, row in zip(labels, matrix, strict=True)
-        },
-    }
+    predicted_counts, true_counts = matrix.sum(0).tolist(), matrix.sum(1).tolist()
+    classes, confusion = {}, {}
+    for index, label in enumerate(labels):
+        counts = dict(zip(labels, matrix[index].tolist(), strict=True))
+        confusion[label] = {name: count for name, count in counts.items() if count}
+        classes[label] = compute_class_scores(
+            int(matrix[index, index]), predicted_counts[index], true_counts[index]
+        )
+    return {"classes": classes, "confusion": confusion}
 
 
 def pearson_correlation(predicted: Floats, true: Floats) -> float:
-    """Return the Pearson correlation of two float64 [n]; NaN if either is constant."""
+    """Return the Pearson correlation, NaN if either array is constant; both are float64 [n]."""
     if len(true) < 2 or np.ptp(predicted) == 0 or np.ptp(true) == 0:
         return float("nan")
     x, y = predicted - predicted.mean(), true - true.mean()
-    # Scaled so that squares of very small or very large numbers stay finite.
+    # Without scaling, squares of very large or very small numbers overflow or become 0.
     x, y = x / np.abs(x).max(), y / np.abs(y).max()
     return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
 
 
 def spearman_correlation(predicted: Floats, true: Floats) -> float:
-    """Return the Spearman correlation of two float64 [n]; ties get their mean rank."""
+    """Return the Spearman correlation; both arrays are float64 [n]. Ties get their mean rank."""
     return pearson_correlation(_mean_ranks(predicted), _mean_ranks(true))
 
 
 def mean_squared_error(predicted: Floats, true: Floats) -> float:
-    """Return the mean squared error of two float64 [n]."""
+    """Return the mean squared error; both arrays are float64 [n]."""
     return float(np.mean((predicted - true) ** 2))
 
 
 def mean_absolute_error(predicted: Floats, true: Floats) -> float:
-    """Return the mean absolute error of two float64 [n]."""
+    """Return the mean absolute error; both arrays are float64 [n]."""
     return float(np.mean(np.abs(predicted - true)))
 
 
 def f1_score_at_3(predicted: Floats, true: Floats) -> float:
-    """Return the F1 of KLUE-STS: scores from 0 to 5, float64 [n], are binarized at 3.
+    """Return the F1 of KLUE-STS, for which similarity scores from 0 to 5 are binarized at 3.
 
-    Source: Park et al. 2021 (arXiv:2105.09680).
+    Both arrays are float64 [n]. Source: Park et al. 2021 (arXiv:2105.09680).
     """
     return f1_score((predicted >= 3.0).astype(np.int64), (true >= 3.0).astype(np.int64))
 
 
 def roc_auc_score(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve; NaN if all examples are of one class.
+    """Return the area under the ROC curve, NaN if all examples are of one class.
 
-    It is the probability that a positive example scores higher than a negative one; ties count
-    half.
+    The area is the probability that a random positive example has a higher score than a random
+    negative example. Equal scores count half.
 
     Args:
         scores: float64 [n].
@@ -153,27 +154,33 @@ def roc_auc_score(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
     num_negative = len(is_positive) - num_positive
     if not num_positive or not num_negative:
         return float("nan")
+    # The sum of the ranks of the positive examples if all of them scored lowest.
     min_rank_sum = num_positive * (num_positive + 1) / 2
     num_ordered_pairs = _mean_ranks(scores)[is_positive].sum() - min_rank_sum
     return float(num_ordered_pairs / (num_positive * num_negative))
 
 
 def macro_roc_auc_score(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
-    """Return the mean ROC-AUC over columns, skipping columns of one class; NaN without any.
+    """Return the mean ROC-AUC of the columns that have both classes, NaN if no column has.
 
     Args:
         scores: float64 [n, C].
-        is_positive: bool [n, C], one-vs-rest for classes.
+        is_positive: bool [n, C]. For C classes, column c is whether each example has class c.
     """
-    areas = [roc_auc_score(*columns) for columns in zip(scores.T, is_positive.T, strict=True)]
-    defined = [area for area in areas if not np.isnan(area)]
-    return float(np.mean(defined)) if defined else float("nan")
+    areas = [
+        roc_auc_score(column_scores, is_column_positive)
+        for column_scores, is_column_positive in zip(scores.T, is_positive.T, strict=True)
+    ]
+    defined_areas = [area for area in areas if not np.isnan(area)]
+    return float(np.mean(defined_areas)) if defined_areas else float("nan")
 
 
 def parse_label_metric(name: str) -> tuple[str, str] | None:
-    """Split a metric of one label, such as "f1:LOC" into ("f1", "LOC"); None for other metrics."""
-    score, colon, label = name.partition(":")
-    return (score, label) if colon and label and score in PER_LABEL_SCORES else None
+    """Split a metric of one label, such as "f1:LOC", into ("f1", "LOC"); None for other metrics."""
+    score, _, label = name.partition(":")
+    if not label or score not in PER_LABEL_SCORES:
+        return None
+    return score, label
 
 
 def select_label_scores(
@@ -183,21 +190,21 @@ def select_label_scores(
     """Return the named metrics of single labels, such as "f1:LOC".
 
     Args:
-        names: Names of metrics; metrics of all labels are ignored.
-        classes: Scores by class, see ``classification_report``.
+        names: Names of metrics. Metrics that are not of a single label are ignored.
+        classes: The scores of each label; see ``classification_report``.
     """
     scores = {}
     for name in names:
         score_and_label = parse_label_metric(name)
         if score_and_label is not None:
             score, label = score_and_label
-            # Entity types that do not occur have no scores.
+            # ``classes`` lacks entity types that do not occur.
             scores[name] = classes.get(label, {}).get(score, 0.0)
     return scores
 
 
 def _mean_ranks(values: Floats) -> Floats:
-    """Return the rank of each of [n] values from 1, float64; ties get their mean rank."""
+    """Return the rank of each value, from 1, float64 [n]; equal values get their mean rank."""
     _, value_index, counts = np.unique(values, return_inverse=True, return_counts=True)
     last_ranks = np.cumsum(counts)
     ranks: Floats = (last_ranks - (counts - 1) / 2)[value_index].astype(np.float64)
@@ -205,7 +212,7 @@ def _mean_ranks(values: Floats) -> Floats:
 
 
 LOWER_IS_BETTER = frozenset({"mse", "mae"})
-#: Scores that are available for each label, with names such as "f1:LOC".
+#: Scores of a single label, which are selected by metrics such as "f1:LOC".
 PER_LABEL_SCORES = ("precision", "recall", "f1")
 CLASSIFICATION_METRICS: dict[str, Callable[[Ints, Ints], float]] = {
     "accuracy": accuracy_score,

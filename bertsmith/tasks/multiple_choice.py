@@ -45,7 +45,7 @@ class ChoiceExample:
 
     Attributes:
         prompt: The first text of each pair.
-        endings: The second texts.
+        endings: The second text of each pair.
         correct_index: Index of the correct ending, None for unlabeled data.
         location: File and line, for messages.
     """
@@ -75,25 +75,26 @@ def read_examples(
     for row in read_task_rows(path, task, counts):
         with counts.count_example(row.location, task, labeled=labeled):
             label = None
-            row_id = read_unique_id(row, task.id_column, seen_ids, needed=answers is not None)
+            row_id = read_unique_id(row, task.id_column, seen_ids, is_required=answers is not None)
             if answers is not None:
                 label = _get_answer(row_id, answers)
             elif labeled:
                 label = get_cell(row, task.label_column)
             examples.append(_parse_example(row, task, label, labeled=labeled))
-    num_orphans = len((answers or {}).keys() - seen_ids)
-    if num_orphans:
-        counts.num_read += num_orphans
-        counts.skipped["an answer without a row of that id"] += num_orphans
+    num_unmatched_answers = 0 if answers is None else len(answers.keys() - seen_ids)
+    if num_unmatched_answers:
+        counts.num_read += num_unmatched_answers
+        counts.skipped["an answer without a row of that id"] += num_unmatched_answers
     return counts.require_examples(examples, path), counts
 
 
 def read_prompt(row: Row, task: TaskSettings) -> tuple[str, tuple[str, ...]]:
-    """Return the prompt and the endings of a row. Raises BadExampleError."""
-    prompt, endings = get_text(row, task.text_column), _get_endings(row, task.ending_columns)
+    """Return the prompt and the endings of a row; raise BadExampleError for invalid texts."""
+    prompt = get_text(row, task.text_column)
+    endings = _get_endings(row, task.ending_columns)
     if task.pair_column:
-        start = get_text(row, task.pair_column)
-        endings = tuple(f"{start} {ending}" for ending in endings)
+        ending_start = get_text(row, task.pair_column)
+        endings = tuple(f"{ending_start} {ending}" for ending in endings)
     return prompt, endings
 
 
@@ -104,14 +105,14 @@ def _parse_example(row: Row, task: TaskSettings, label: Any, *, labeled: bool) -
 
 
 def _get_endings(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the endings, from one column each or from a single column of lists."""
+    """Return the endings of a row: one from each column, or the list in a single column."""
     if len(columns) > 1:
         return tuple(get_text(row, column) for column in columns)
     endings = get_cell(row, columns[0])
     if not isinstance(endings, list):
         raise TaskError(
-            f"{row.location}: the column {columns[0]!r} holds one ending; name a column for each "
-            "ending, or one whose cells are lists",
+            f"{row.location}: the column {columns[0]!r} holds one ending; give a column for each "
+            "ending, or a column whose cells are lists of endings",
         )
     if len(endings) < 2:
         raise BadExampleError("fewer than two endings", f" in column {columns[0]!r}")
@@ -137,7 +138,7 @@ def _read_answers(path: Path) -> dict[str, Any]:
 
 
 def _get_answer(row_id: str, answers: Mapping[str, Any]) -> Any:
-    """Return the label of a row from the separate file with labels."""
+    """Return the label that the separate label file has for a row."""
     if row_id not in answers:
         raise BadExampleError("an id without an answer", f": {row_id!r}")
     return answers[row_id]
@@ -146,8 +147,8 @@ def _get_answer(row_id: str, answers: Mapping[str, Any]) -> Any:
 def _parse_label(value: Any, columns: Sequence[str], num_endings: int) -> int:
     """Return the index of the correct ending.
 
-    A number is an index from 0, even if columns have numbers for names. Letters from A and names of
-    columns are also accepted.
+    A label is the index of an ending from 0, the name of its column, or a letter from A. A number
+    is always an index, even if the names of the columns are numbers.
     """
     if isinstance(value, float) and value.is_integer():
         # Integer columns with missing values are stored as floats.
@@ -176,7 +177,7 @@ def _parse_label(value: Any, columns: Sequence[str], num_endings: int) -> int:
 
 
 def collect_labels(examples: Sequence[ChoiceExample], path: str) -> tuple[str, ...]:  # noqa: ARG001
-    """Return no labels: the head has one output, the score of an ending."""
+    """Return no labels: the head has a single output, the score of an ending."""
     return ()
 
 
@@ -192,7 +193,7 @@ def encode_examples(
     tokenizer = tokenizer.with_counter(counts.token_counts)
     texts = [text for example in examples for text in (example.prompt, *example.endings)]
     encoded_texts = iter(tokenizer.encode_batch(texts))
-    max_pair_tokens = task.max_seqlen - 3
+    max_pair_tokens = task.max_seqlen - 3  # [CLS] and two [SEP] tokens
     sequences, is_truncated = [], []
     for example in examples:
         prompt_ids = next(encoded_texts)
@@ -215,14 +216,14 @@ def compute_losses(
     batch: TaskMicroBatch,
     head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
 ) -> Tensor:
-    """Return the cross-entropy over the endings of each prompt, float32 [U].
+    """Return the loss of each of U prompts, float32 [U]: the cross-entropy over its endings.
 
     Args:
         outputs: float32 [B, 1], the score of each ending.
         batch: The micro-batch.
         head: Kind of the head.
     """
-    # Padding with -inf gives missing endings probability 0.
+    # Prompts with fewer endings are padded with -inf, which has probability 0.
     ending_scores = list(torch.split(outputs[:, 0], batch.sequences_per_unit))
     scores = pad_sequence(ending_scores, batch_first=True, padding_value=float("-inf"))
     return F.cross_entropy(scores, batch.targets, reduction="none")

@@ -1,4 +1,4 @@
-"""Computing the outputs of a fine-tuned model for many inputs."""
+"""Computing the outputs of a fine-tuned model in batches of inputs of similar length."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +13,7 @@ from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_to
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.tasks.inputs import ModelInputs, TokenSequence, to_batch_token_indices
 
-#: A function like ``compute_outputs``. The server uses one that batches requests of all clients.
+#: ``compute_outputs`` or a replacement. That of the server batches the requests of all clients.
 ComputeOutputs = Callable[[TaskModel, ModelInputs], list[NDArray[np.float32]]]
 
 
@@ -22,12 +22,14 @@ def compute_outputs(
     inputs: ModelInputs,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[NDArray[np.float32]]:
-    """Return the outputs of each unit, float32 [m, C]: one row per sequence or requested token.
+    """Return the outputs of each unit, float32 [m, C].
+
+    The m rows are the sequences of the unit or, with ``inputs.token_indices``, the selected tokens.
 
     Args:
         model: A model in eval mode.
         inputs: The encoded examples.
-        autocast: Creates the autocast context of each batch.
+        autocast: Returns the autocast context in which a batch is computed.
     """
     device = next(model.parameters()).device
     max_tokens = choose_batch_tokens(device, model.config.feed_forward)
@@ -66,13 +68,13 @@ def compute_batch_outputs(
     sequences: Sequence[TokenSequence],
     token_indices: Sequence[Sequence[int]] | None = None,
 ) -> list[NDArray[np.float32]]:
-    """Return the outputs of each sequence, float32 [m, C], computed as one batch.
+    """Return the outputs of each sequence, float32 [m, C], from a single batch.
 
     Args:
         model: A model in eval mode.
         sequences: Token ids and segment ids of each sequence.
-        token_indices: Tokens of each sequence for which outputs are needed. None if the model
-            selects them.
+        token_indices: Indices of the tokens of each sequence for which outputs are needed. None if
+            the model selects them.
     """
     device = next(model.parameters()).device
     packed = pack_sequences(sequences)

@@ -20,10 +20,10 @@ class PublicTask:
     """A public benchmark task.
 
     Attributes:
-        fixed_settings: ``TaskSettings`` fields of the task. The first metric selects the best
+        fixed_settings: Values of ``TaskSettings`` fields. The first metric selects the best
             checkpoint.
         train_file: Name of the training file.
-        dev_files: Held-out files by name; the first one selects the best checkpoint.
+        dev_files: Validation files by name. The first one selects the best checkpoint.
         test_file: The unlabeled test file, None if there is none.
         test_settings: ``TaskSettings`` fields that differ in the test file.
     """
@@ -38,7 +38,8 @@ class PublicTask:
         """Return the ``TaskSettings`` fields for the task's files.
 
         Args:
-            path: The folder with the files, or a training file, part of which is then held out.
+            path: The folder with the files, or a training file. Part of a single training file is
+            held out for validation.
         """
         if path.is_file():
             return {
@@ -61,25 +62,47 @@ class PublicTask:
         return TaskSettings.parse(values, "the task")
 
 
-_ENTAILMENT = ("entailment", "not_entailment")
-_BINARY = ("0", "1")
+_ENTAILMENT_LABELS = ("entailment", "not_entailment")
+_BINARY_LABELS = ("0", "1")
 
 
-def _classification(
-    *columns: str, label: str = "label", labels: tuple[str, ...] = _BINARY,
-    metrics: tuple[str, ...] = ("accuracy",), header: bool = True,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the settings for classifying texts or text pairs, given one or two columns."""
-    text, pair = (*columns, None)[:2]
+def _make_classification_settings(
+    text: str,
+    pair: str | None = None,
+    *,
+    label: str = "label",
+    labels: tuple[str, ...] = _BINARY_LABELS,
+    metrics: tuple[str, ...] = ("accuracy",),
+    header: bool = True,
+) -> dict[str, Any]:
+    """Return the settings for classifying texts or text pairs.
+
+    Args:
+        text: Column of the text.
+        pair: Column of the second text, None for single texts.
+        label: Column of the label.
+        labels: Labels in the order of the outputs.
+        metrics: Names of the metrics.
+        header: Whether the first line names the columns.
+    """
     return {"kind": "single", "text_column": text, "pair_column": pair, "label_column": label,
             "labels": list(labels), "metrics": list(metrics), "header": header}  # fmt: skip
 
 
-_SIMILARITY = {"kind": "regression", "text_column": "sentence1", "pair_column": "sentence2",
-               "label_column": "score", "metrics": ["spearman", "pearson"]}  # fmt: skip
-_SQUAD = {"kind": "span", **SQUAD_FIELDS, "metrics": ["f1", "exact"]}
+_SIMILARITY_SETTINGS = {
+    "kind": "regression",
+    "text_column": "sentence1",
+    "pair_column": "sentence2",
+    "label_column": "score",
+    "metrics": ["spearman", "pearson"],
+}
+_SQUAD_SETTINGS = {"kind": "span", **SQUAD_FIELDS, "metrics": ["f1", "exact"]}
 
-_ENTITIES = {"kind": "entities", "text_column": "0", "metrics": ["f1", "precision", "recall"]}
+_ENTITY_SETTINGS = {
+    "kind": "entities",
+    "text_column": "0",
+    "metrics": ["f1", "precision", "recall"],
+}
 _CONLL_FILES: dict[str, Any] = {
     "train_file": "train.txt",
     "dev_files": {"dev": "valid.txt", "test": "test.txt"},
@@ -88,86 +111,136 @@ _CONLL_FILES: dict[str, Any] = {
 
 PUBLIC_TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
-        fixed_settings=_classification(
-            "3", label="1", header=False, metrics=("matthews", "accuracy"),
+        fixed_settings=_make_classification_settings(
+            "3",
+            label="1",
+            header=False,
+            metrics=("matthews", "accuracy"),
         ),
         test_settings={"text_column": "sentence"},
     ),
-    "sst-2": PublicTask(fixed_settings=_classification("sentence")),
+    "sst-2": PublicTask(fixed_settings=_make_classification_settings("sentence")),
     "mrpc": PublicTask(
-        fixed_settings=_classification(
-            "#1 String", "#2 String", label="Quality", metrics=("f1", "accuracy"),
+        fixed_settings=_make_classification_settings(
+            "#1 String",
+            "#2 String",
+            label="Quality",
+            metrics=("f1", "accuracy"),
         ),
     ),
-    "sts-b": PublicTask(fixed_settings=_SIMILARITY),
+    "sts-b": PublicTask(fixed_settings=_SIMILARITY_SETTINGS),
     "qqp": PublicTask(
-        fixed_settings=_classification(
-            "question1", "question2", label="is_duplicate", metrics=("f1", "accuracy"),
+        fixed_settings=_make_classification_settings(
+            "question1",
+            "question2",
+            label="is_duplicate",
+            metrics=("f1", "accuracy"),
         ),
     ),
     "mnli": PublicTask(
-        fixed_settings=_classification(
-            "sentence1", "sentence2", label="gold_label",
+        fixed_settings=_make_classification_settings(
+            "sentence1",
+            "sentence2",
+            label="gold_label",
             labels=("contradiction", "entailment", "neutral"),
         ),
         dev_files={"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},
         test_file="test_matched.tsv",
     ),
-    "qnli": PublicTask(fixed_settings=_classification("question", "sentence", labels=_ENTAILMENT)),
-    "rte": PublicTask(fixed_settings=_classification("sentence1", "sentence2", labels=_ENTAILMENT)),
-    "wnli": PublicTask(fixed_settings=_classification("sentence1", "sentence2")),
+    "qnli": PublicTask(
+        fixed_settings=_make_classification_settings(
+            "question", "sentence", labels=_ENTAILMENT_LABELS
+        )
+    ),
+    "rte": PublicTask(
+        fixed_settings=_make_classification_settings(
+            "sentence1", "sentence2", labels=_ENTAILMENT_LABELS
+        )
+    ),
+    "wnli": PublicTask(fixed_settings=_make_classification_settings("sentence1", "sentence2")),
     "nsmc": PublicTask(
-        fixed_settings=_classification("document"), train_file="ratings_train.txt",
-        dev_files={"test": "ratings_test.txt"}, test_file=None,
+        fixed_settings=_make_classification_settings("document"),
+        train_file="ratings_train.txt",
+        dev_files={"test": "ratings_test.txt"},
+        test_file=None,
     ),
     "korsts": PublicTask(
-        fixed_settings={**_SIMILARITY, "id_column": ""}, train_file="sts-train.tsv",
-        dev_files={"dev": "sts-dev.tsv"}, test_file=None,
+        fixed_settings={**_SIMILARITY_SETTINGS, "id_column": ""},
+        train_file="sts-train.tsv",
+        dev_files={"dev": "sts-dev.tsv"},
+        test_file=None,
     ),
-    "conll2003": PublicTask(fixed_settings={**_ENTITIES, "label_column": "3"}, **_CONLL_FILES),
+    "conll2003": PublicTask(
+        fixed_settings={**_ENTITY_SETTINGS, "label_column": "3"}, **_CONLL_FILES
+    ),
     "conll2003-pos": PublicTask(
         fixed_settings={
-            "kind": "tags", "text_column": "0", "label_column": "1", "metrics": ["accuracy"],
+            "kind": "tags",
+            "text_column": "0",
+            "label_column": "1",
+            "metrics": ["accuracy"],
         },
         **_CONLL_FILES,
     ),
     "klue-ner": PublicTask(
-        fixed_settings={**_ENTITIES, "label_column": "1", "tag_level": "character"},
-        train_file="klue-ner-v1.1_train.tsv", dev_files={"dev": "klue-ner-v1.1_dev.tsv"},
+        fixed_settings={**_ENTITY_SETTINGS, "label_column": "1", "tag_level": "character"},
+        train_file="klue-ner-v1.1_train.tsv",
+        dev_files={"dev": "klue-ner-v1.1_dev.tsv"},
         test_file=None,
     ),
     "squad": PublicTask(
-        fixed_settings=_SQUAD, train_file="train-v1.1.json", dev_files={"dev": "dev-v1.1.json"},
+        fixed_settings=_SQUAD_SETTINGS,
+        train_file="train-v1.1.json",
+        dev_files={"dev": "dev-v1.1.json"},
         test_file=None,
     ),
     "squad2": PublicTask(
-        fixed_settings=_SQUAD, train_file="train-v2.0.json", dev_files={"dev": "dev-v2.0.json"},
+        fixed_settings=_SQUAD_SETTINGS,
+        train_file="train-v2.0.json",
+        dev_files={"dev": "dev-v2.0.json"},
         test_file=None,
     ),
     "swag": PublicTask(
         fixed_settings={
-            "kind": "choice", "text_column": "sent1", "pair_column": "sent2",
-            "label_column": "label", "metrics": ["accuracy"],
+            "kind": "choice",
+            "text_column": "sent1",
+            "pair_column": "sent2",
+            "label_column": "label",
+            "metrics": ["accuracy"],
             "ending_columns": ["ending0", "ending1", "ending2", "ending3"],
         },
-        train_file="train.csv", dev_files={"val": "val.csv"}, test_file=None,
+        train_file="train.csv",
+        dev_files={"val": "val.csv"},
+        test_file=None,
     ),
-    # CODAH has a single file: a fifth is held out, and task.validation_fold (0 to 4) selects which.
+    # CODAH has a single file. A fifth of it is held out; task.validation_fold (0 to 4) selects the
+    # fifth.
     "codah": PublicTask(
         fixed_settings={
-            "kind": "choice", "text_column": "1", "ending_columns": ["2", "3", "4", "5"],
-            "label_column": "6", "header": False, "validation_fraction": 0.2,
+            "kind": "choice",
+            "text_column": "1",
+            "ending_columns": ["2", "3", "4", "5"],
+            "label_column": "6",
+            "header": False,
+            "validation_fraction": 0.2,
             "metrics": ["accuracy"],
         },
-        train_file="full_data.tsv", dev_files={}, test_file=None,
+        train_file="full_data.tsv",
+        dev_files={},
+        test_file=None,
     ),
     # Three rows of the training table have no third ending; they are skipped and reported.
     "comve-b": PublicTask(
         fixed_settings={
-            "kind": "choice", "text_column": "FalseSent",
+            "kind": "choice",
+            "text_column": "FalseSent",
             "ending_columns": ["OptionA", "OptionB", "OptionC"],
-            "label_file_suffix": "-answers", "skip_invalid": True, "metrics": ["accuracy"],
+            "label_file_suffix": "-answers",
+            "skip_invalid": True,
+            "metrics": ["accuracy"],
         },
-        train_file="train.csv", dev_files={"dev": "dev.csv"}, test_file=None,
+        train_file="train.csv",
+        dev_files={"dev": "dev.csv"},
+        test_file=None,
     ),
-}  # fmt: skip
+}

@@ -1,6 +1,7 @@
-"""Extractive question answering: windows of a context, their loss, and metrics of predicted spans.
+"""Extractive question answering (sections 4.2 and 4.3 of the paper).
 
-Sections 4.2 and 4.3 of the paper.
+The model predicts the span of the context that answers a question. Long contexts are split into
+overlapping windows.
 """
 
 from collections.abc import Sequence
@@ -42,8 +43,8 @@ __all__ = [
 
 #: The default of the original run_squad.py.
 DEFAULT_MAX_SEQLEN = 384
-#: Tokens shared by consecutive windows for models trained with other tools: the default of
-#: transformers' run_qa.py and pipeline.
+#: Number of tokens that consecutive windows share, for models trained with other tools: the default
+#: of transformers' run_qa.py and pipeline.
 DEFAULT_WINDOW_OVERLAP = 128
 #: Token ids of a context and their character offsets, int64 [n, 2].
 _ContextTokens = tuple[list[int], NDArray[np.int64]]
@@ -63,18 +64,21 @@ def encode_examples(
     task: TaskSettings,
     counts: ExampleCounts,
 ) -> ModelInputs:
-    """Encode each question as one or more windows [CLS] question [SEP] context [SEP].
+    """Encode each question as one or more inputs [CLS] question [SEP] window of context [SEP].
 
-    Questions are truncated to ``task.max_question_length`` tokens and to half of the input. A
-    question whose answers have no tokens has no target. ``decoding_data`` holds a ``ContextWindow``
-    for each input. See ``TaskFamily``.
+    Questions are truncated to ``task.max_question_length`` tokens, and to half of the input. If no
+    answer of a question has a token, its inputs have no target. ``decoding_data`` has the
+    ``ContextWindow`` of each input. See ``TaskFamily``.
     """
     assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
     contexts = _tokenize_contexts([example.context for example in examples], tokenizer)
     questions = tokenizer.encode_batch([example.question for example in examples])
-    max_question_tokens = min(task.max_question_length, (task.max_seqlen - 3) // 2)
-    inputs = ModelInputs([], [], [], [], [], decoding_data=[])
+    num_special_tokens = 3  # [CLS] and two [SEP] tokens
+    max_question_tokens = min(task.max_question_length, (task.max_seqlen - num_special_tokens) // 2)
+    inputs = ModelInputs(
+        sequences=[], locations=[], is_truncated=[], targets=[], token_indices=[], decoding_data=[]
+    )
     for example_index, (example, question_ids) in enumerate(zip(examples, questions, strict=True)):
         context_ids, offsets = contexts[example.context]
         answer = _find_answer_tokens(example, offsets)
@@ -84,9 +88,8 @@ def encode_examples(
         first_part = [tokenizer.cls_id, *question_ids[:max_question_tokens], tokenizer.sep_id]
         window_size = task.max_seqlen - len(first_part) - 1
         windows = split_into_windows(len(context_ids), window_size, _get_stride(task, window_size))
-        counts.num_unreachable_answers += answer is not None and not any(
-            start <= answer[0] and answer[1] < stop for start, stop in windows
-        )
+        if answer is not None and not _is_in_any_window(answer, windows):
+            counts.num_unreachable_answers += 1
         span_starts = _get_span_starts(windows, task)
         for (start, stop), can_start_span in zip(windows, span_starts, strict=True):
             second_part = [*context_ids[start:stop], tokenizer.sep_id]
@@ -111,12 +114,18 @@ def encode_examples(
     return inputs
 
 
+def _is_in_any_window(answer: tuple[int, int], windows: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a window contains both the first and the last token of an answer."""
+    first, last = answer
+    return any(start <= first and last < stop for start, stop in windows)
+
+
 def _get_stride(task: TaskSettings, window_size: int) -> int:
     """Return the number of tokens between the starts of consecutive windows."""
     if task.window_overlap is None:
-        # Consecutive windows share at least half of their tokens, even if windows are short.
+        # Even short windows share at least half of their tokens with the next window.
         return min(task.window_stride, max(window_size // 2, 1))
-    # With short windows a large overlap would result in a window for each token.
+    # A large overlap of short windows would result in a window for almost every token.
     return max(window_size - task.window_overlap, window_size // 8, 1)
 
 
@@ -124,7 +133,7 @@ def _get_span_starts(
     windows: Sequence[tuple[int, int]],
     task: TaskSettings,
 ) -> list[NDArray[np.bool_]]:
-    """Return, for each window of m tokens, which tokens a span may start with: bool [m]."""
+    """Return whether a predicted span may start with each of the m tokens of a window: bool [m]."""
     if task.window_overlap is None:
         return assign_tokens_to_windows(windows)
     return [np.ones(stop - start, np.bool_) for start, stop in windows]
@@ -139,20 +148,20 @@ def _append_input(
     is_truncated: bool,
     target: tuple[int, int] | None,
 ) -> None:
-    """Append a window to ``inputs``."""
+    """Append the input of a window to ``inputs``."""
     assert inputs.targets is not None
     assert inputs.token_indices is not None
     inputs.sequences.append([sequence])
     inputs.locations.append(example.location)
     inputs.is_truncated.append(is_truncated)
     inputs.targets.append(np.array([] if target is None else [target], np.int64).reshape(-1, 2))
-    # As in the original, the softmax is over all tokens, including those of the question.
+    # As in the original BERT, the softmax is over all tokens, including those of the question.
     inputs.token_indices.append(list(range(len(sequence[0]))))
     inputs.decoding_data.append(window)
 
 
 def _tokenize_contexts(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _ContextTokens]:
-    """Tokenize each distinct context once, since it is shared by several questions."""
+    """Tokenize each distinct context once, because several questions share a context."""
     distinct = list(dict.fromkeys(contexts))
     encoded = tokenizer.encode_batch_with_offsets(distinct)
     return {
@@ -165,7 +174,7 @@ def _find_answer_tokens(
     example: QuestionExample,
     offsets: NDArray[np.int64],
 ) -> tuple[int, int] | None:
-    """Return the first and last token of the first answer that has tokens, None without any."""
+    """Return the first and last token of the first answer that has tokens, None if none has."""
     answer_tokens = (
         find_covering_tokens(offsets, start, start + len(text))
         for text, start in example.answers or ()
@@ -179,12 +188,12 @@ def _get_target(
     stop: int,
     first_position: int,
 ) -> tuple[int, int]:
-    """Return the start and end positions of an answer in a window.
+    """Return the start and end positions of an answer in the input of a window.
 
-    Both are 0, the position of [CLS], if the window does not contain the whole answer.
+    Both positions are 0, which is [CLS], if the window does not contain the complete answer.
 
     Args:
-        answer: First and last token of the answer in the context, None without an answer.
+        answer: First and last token of the answer in the context, None if there is no answer.
         start: First context token of the window.
         stop: End of the window's context tokens, exclusive.
         first_position: Position of the first context token in the input.
@@ -199,7 +208,7 @@ def compute_losses(
     batch: TaskMicroBatch,
     head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
 ) -> Tensor:
-    """Return the mean cross-entropy of start and end over each window's tokens, float32 [B].
+    """Return the loss of each window, float32 [B]: the mean cross-entropy of start and end token.
 
     Args:
         outputs: float32 [T, 2], the start and end logits.

@@ -1,8 +1,8 @@
 """Reading questions about contexts, from SQuAD's JSON or from files with one question per row.
 
 SQuAD: Rajpurkar et al. 2016 (arXiv:1606.05250) and 2018 (arXiv:1806.03822). Rows have the columns
-of Hugging Face's datasets: id, question, context, answers {text: [...], answer_start: [...]}.
-Without ids, questions are numbered from 1.
+of the Hugging Face dataset: id, question, context, answers {text: [...], answer_start: [...]}.
+Rows without ids are numbered from 1.
 """
 
 import json
@@ -18,9 +18,9 @@ from bertsmith.tasks.tables import Row, read_task_rows
 from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text
 from bertsmith.text.alphabet import has_surrogates
 
-#: Formats with one question per row. JSON is one of them if it is an array.
+#: Formats with one question per row. A JSON file also has one question per row if it is an array.
 QUESTION_ROW_FORMATS = ("csv", "tsv", "jsonl", "parquet")
-#: Number of characters that are searched for the first non-blank one.
+#: Number of characters in which the first character that is not blank is searched.
 _SAMPLE_CHARACTERS = 4096
 #: Whitespace, and the bytes of the UTF-8 byte order mark decoded as Latin-1.
 _BLANKS = " \t\r\n\u00ef\u00bb\u00bf"
@@ -38,7 +38,7 @@ class QuestionExample:
         answers: Text and start offset of each answer. Empty for unanswerable questions, None for
             unlabeled data.
         id: The id of the question.
-        location: Place in the file, for messages.
+        location: File, and line or number of the question, for messages.
     """
 
     question: str
@@ -58,12 +58,15 @@ def read_examples(
     """Read questions from SQuAD's JSON (v1.1 or v2.0) or from rows; see ``TaskFamily``."""
     examples: list[QuestionExample] = []
     counts, seen_ids = ExampleCounts(), set[str]()
-    is_flat = has_question_rows(path)
-    flat_fields = {name: getattr(task, name) or default for name, default in SQUAD_FIELDS.items()}
-    fields = flat_fields if is_flat else SQUAD_FIELDS
-    rows = read_task_rows(path, task, counts) if is_flat else read_squad_rows(path, task.encoding)
+    has_rows = has_question_rows(path)
+    if has_rows:
+        rows = read_task_rows(path, task, counts)
+        fields = {name: getattr(task, name) or default for name, default in SQUAD_FIELDS.items()}
+    else:
+        rows = read_squad_rows(path, task.encoding)
+        fields = SQUAD_FIELDS
     for number, row in enumerate(rows, 1):
-        if is_flat and not row.error and "id" not in row.cells:
+        if has_rows and not row.error and "id" not in row.cells:
             row = replace(row, cells={**row.cells, "id": number})  # noqa: PLW2901
         with counts.count_example(row.location, task, labeled=labeled):
             example = _parse_example(row, fields, labeled=labeled)
@@ -91,12 +94,12 @@ def read_squad_rows(
     encoding: str = UTF8,
     stream: IO[bytes] | None = None,
 ) -> Iterator[Row]:
-    """Yield the questions of a file in SQuAD's format, each with its context, as rows.
+    """Yield the questions of a file in SQuAD's format as rows with the question and its context.
 
     Args:
-        path: The file; with ``stream`` only its name in messages.
+        path: The file. If there is a stream, ``path`` is only its name in messages.
         encoding: The text encoding.
-        stream: Read instead of the file.
+        stream: The stream to read, None to read the file.
     """
     articles = _get_list(_read_json(path, encoding, stream), "data", str(path))
     for article_number, article in enumerate(articles, 1):
@@ -107,9 +110,11 @@ def read_squad_rows(
             location = f"{article_location}, paragraph {paragraph_number:,}"
             for number, question in enumerate(_get_list(paragraph, "qas", location), 1):
                 if isinstance(question, dict):
-                    context = {key: paragraph[key] for key in ("context",) if key in paragraph}
+                    cells = dict(question)
+                    if "context" in paragraph:
+                        cells["context"] = paragraph["context"]
                     question_id = question.get("id", f"number {number:,}")
-                    yield Row(f"{location}, question {question_id}", question | context)
+                    yield Row(f"{location}, question {question_id}", cells)
                 else:
                     question_location = f"{location}, question number {number:,}"
                     yield Row(question_location, {}, "not a JSON object")
@@ -137,10 +142,15 @@ def _get_list(value: Any, key: str, location: str) -> list[Any]:
 
 
 def _parse_example(row: Row, fields: Mapping[str, str], *, labeled: bool) -> QuestionExample:
-    """Parse a row. ``fields``: names of the question, context and answers fields."""
-    question, context = (
-        _get_text(row, fields[key], SQUAD_FIELDS[key]) for key in ("text_column", "pair_column")
-    )
+    """Parse the question of a row.
+
+    Args:
+        row: The row.
+        fields: ``TaskSettings`` field -> name of the row's field.
+        labeled: Whether to read the answers.
+    """
+    question = _get_text(row, fields["text_column"], "question")
+    context = _get_text(row, fields["pair_column"], "context")
     question_id = _get_field(row, "id")
     is_valid_id = isinstance(question_id, str | int) and not isinstance(question_id, bool)
     if not is_valid_id or question_id == "":
@@ -159,19 +169,19 @@ def _get_field(row: Row, name: str) -> Any:
 
 
 def _get_text(row: Row, name: str, noun: str) -> str:
-    """Return the text of a field. ``noun``: its name in messages."""
+    """Return the text of the field ``name``, which error messages call ``noun``."""
     value = _get_field(row, name)
     if not isinstance(value, str):
         raise BadExampleError(f"a {noun} that is not text", f": {value!r}")
     if not value.strip():
         raise BadExampleError(f"an empty {noun}")
     if has_surrogates(value):
-        raise BadExampleError(f"a {noun} with half a character (a lone surrogate)")
+        raise BadExampleError(f"a {noun} with a lone surrogate (half of a character)")
     return value
 
 
 def _parse_answers(row: Row, name: str, context: str) -> tuple[tuple[str, int], ...]:
-    """Return text and start offset of each answer, checked against the context."""
+    """Return the text and start offset of each answer, which must match the context."""
     answers = _list_answers(_get_field(row, name))
     for text, start in answers:
         if not isinstance(text, str) or type(start) is not int:
@@ -184,16 +194,17 @@ def _parse_answers(row: Row, name: str, context: str) -> tuple[tuple[str, int], 
                 "an answer that is not in its context",
                 f": {text!r} at {start}, where the context has {excerpt!r}",
             )
-    if row.cells.get("is_impossible") not in (None, not answers):
-        raise BadExampleError(
-            "answers that contradict is_impossible",
-            f": it is {row.cells['is_impossible']!r}",
-        )
+    is_impossible = row.cells.get("is_impossible")
+    if is_impossible is not None and is_impossible != (not answers):
+        raise BadExampleError("answers that contradict is_impossible", f": it is {is_impossible!r}")
     return tuple(answers)
 
 
 def _list_answers(answers: Any) -> list[tuple[Any, Any]]:
-    """Return text and start of each answer, from SQuAD's list or Hugging Face's two lists."""
+    """Return the text and start of each answer.
+
+    SQuAD has a list of answers; the Hugging Face dataset has a list of texts and a list of starts.
+    """
     if isinstance(answers, Mapping):
         texts, starts = answers.get("text"), answers.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):

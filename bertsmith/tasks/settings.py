@@ -57,7 +57,7 @@ class TaskSettings(SettingsTable):
     train_file: str = ""
     #: Validation files by name; the first one selects the best checkpoint.
     validation_files: dict[str, str] = Field(default_factory=dict)
-    #: A hash of all files, computed by the run.
+    #: Hash of all data files, computed when the run starts.
     fingerprint: str = ""
     #: Maximum number of training examples, None for all.
     max_train_examples: Annotated[int, Field(ge=2)] | None = None
@@ -78,7 +78,7 @@ class TaskSettings(SettingsTable):
     pair_column: Column | None = None
     #: Column of the label (answer: the answers; choose: the correct ending).
     label_column: Column = "label"
-    #: Column of the row ids, which must be unique; "" for no such column.
+    #: Column of the row ids, which must be unique; "" if there is no such column.
     id_column: Column = "id"
     #: Whether the first line of a table contains the column names; without it, columns are
     #: numbered from 0.
@@ -113,12 +113,13 @@ class TaskSettings(SettingsTable):
     max_question_length: Annotated[int, Field(ge=1)] = 64
     #: answer: maximum tokens of a predicted answer.
     max_answer_length: Annotated[int, Field(ge=1)] = 30
-    #: answer: no answer is predicted if its score exceeds that of the best span by more than this.
-    #: None: tuned on the validation file, or infinite if all its questions have answers.
+    #: answer: no answer is predicted if the score of no answer exceeds that of the best span by
+    #: more than this. None: tuned on the validation file, or infinite if all its questions have
+    #: answers.
     null_threshold: float | None = None
     #: Examples per optimizer step.
     batch_size: Annotated[int, Field(ge=1)] = 32
-    #: Whether invalid rows are skipped and counted; otherwise they are an error.
+    #: Whether invalid rows are skipped and counted; otherwise an invalid row is an error.
     skip_invalid: bool = False
     #: "balanced": examples are weighted inversely to the frequency of their label.
     class_weights: Literal["none", "balanced"] = "none"
@@ -139,14 +140,16 @@ class TaskSettings(SettingsTable):
             del columns["label"]
         for (first, column), (second, other_column) in combinations(columns.items(), 2):
             if column == other_column:
-                raise ValueError(f"the column {column!r} is both {first} and {second}")
+                raise ValueError(
+                    f"the column {column!r} is both {first} and {second}; give different columns"
+                )
         return self
 
     def get_label_file(self, path: Path) -> Path | None:
         """Return the file with the labels of the table ``path``, None if they are a column."""
-        return (
-            path.with_stem(path.stem + self.label_file_suffix) if self.label_file_suffix else None
-        )
+        if not self.label_file_suffix:
+            return None
+        return path.with_stem(path.stem + self.label_file_suffix)
 
     def list_files(self) -> list[Path]:
         """Return all data files, including the separate files with labels."""

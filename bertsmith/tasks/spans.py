@@ -1,4 +1,4 @@
-"""Windows of a context, and the best spans of text from the scores of their tokens."""
+"""Splitting contexts into windows, and finding the best spans from the scores of their tokens."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ class ContextWindow:
     """The m context tokens of one input.
 
     Attributes:
-        example_index: Index of the question.
+        example_index: Index of the example (a question with its context).
         first_position: Position of the first context token in the input.
         offsets: Character offsets [start, end) of each token in the context, int64 [m, 2].
         can_start_span: Whether a span may start with each token, bool [m].
@@ -31,7 +31,7 @@ class ContextWindow:
 
 @dataclass(frozen=True)
 class Span:
-    """Characters [start, end) of a context. ``score``: start logit plus end logit."""
+    """The characters [start, end) of a context. ``score`` is the start logit plus the end logit."""
 
     text: str
     start: int
@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class SpanPredictions:
-    """The best spans of a question, with distinct texts and in descending order of score.
+    """The best spans of a question, which have different texts, in descending order of score.
 
     ``null_score`` is the score of no answer.
     """
@@ -51,7 +51,7 @@ class SpanPredictions:
 
 
 def split_into_windows(num_tokens: int, window_size: int, stride: int) -> list[tuple[int, int]]:
-    """Return the tokens [start, stop) of each window of a context.
+    """Split the tokens of a context into windows; return the tokens [start, stop) of each window.
 
     Args:
         num_tokens: Number of tokens of the context.
@@ -68,11 +68,12 @@ def split_into_windows(num_tokens: int, window_size: int, stride: int) -> list[t
 def assign_tokens_to_windows(windows: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
     """Assign each token to the window in which it has the most context.
 
-    The context of a token is the smaller number of tokens to its left and right, plus 0.01 times
-    the window's length. Ties go to the first window. This is the rule of the original run_squad.py.
+    The context of a token is the number of tokens to its left or right, whichever is smaller, plus
+    0.01 times the length of the window. In case of a tie, the first window is selected. This is the
+    rule of the original run_squad.py.
 
     Returns:
-        For each window of m tokens, bool [m]: whether the token is assigned to it.
+        For each window, whether each of its m tokens is assigned to the window: bool [m].
     """
     best_context = np.full(windows[-1][1], -np.inf)
     assigned_window = np.zeros(len(best_context), np.int64)
@@ -90,7 +91,7 @@ def find_covering_tokens(
     start: int,
     end: int,
 ) -> tuple[int, int] | None:
-    """Return the first and last token that overlap the characters [start, end), None without any.
+    """Return the first and last token that overlap the characters [start, end), None if none does.
 
     Args:
         offsets: Character offsets [start, end) of each token, int64 [n, 2].
@@ -113,7 +114,7 @@ def find_best_spans(
     """Return the best spans of each question.
 
     A span lies within one window and starts with a token for which ``can_start_span`` is set. The
-    score of no answer is the minimum over the windows of the score of [CLS].
+    score of no answer is the sum of the two logits of [CLS], minimized over the windows.
 
     Args:
         outputs: Start and end logits of the s tokens of each window, float32 [s, 2]; the first
@@ -131,18 +132,19 @@ def find_best_spans(
             logits = window_outputs.astype(np.float64)
             null_score = min(null_score, float(logits[0].sum()))
             context_logits = logits[window.first_position :]
-            table = _score_spans(context_logits, window.can_start_span, max_answer_tokens)
-            first, extra_tokens = np.nonzero(np.isfinite(table))
-            scores.append(table[first, extra_tokens])
-            offsets = window.offsets
-            spans.append(np.stack([offsets[first, 0], offsets[first + extra_tokens, 1]], 1))
+            span_scores = _score_spans(context_logits, window.can_start_span, max_answer_tokens)
+            first_tokens, extra_tokens = np.nonzero(np.isfinite(span_scores))
+            last_tokens = first_tokens + extra_tokens
+            scores.append(span_scores[first_tokens, extra_tokens])
+            starts, ends = window.offsets[first_tokens, 0], window.offsets[last_tokens, 1]
+            spans.append(np.stack([starts, ends], 1))
         best_spans = _select_distinct_spans(
             np.concatenate(scores),
             np.concatenate(spans),
             contexts[example_index],
             num_spans,
         )
-        # A context without tokens has no spans; an empty one stands for no answer.
+        # A context without tokens has no spans. An empty span represents no answer.
         best_spans = best_spans or [Span("", 0, 0, null_score)]
         predictions.append(SpanPredictions(best_spans, null_score))
     return predictions
@@ -153,11 +155,14 @@ def _score_spans(
     can_start_span: NDArray[np.bool_],
     max_answer_tokens: int,
 ) -> Floats:
-    """Return the scores of all spans, float64 [m, n]: from each of m tokens, of 1 to n tokens.
+    """Return the scores of all spans, float64 [m, n].
+
+    Entry [i, j] is the score of the span that starts with token i and has j + 1 tokens.
 
     Args:
         logits: Start and end logits, float64 [>= m, 2].
-        can_start_span: bool [m]. Spans from other tokens have the score -inf.
+        can_start_span: Whether a span may start with each token, bool [m]. Otherwise its score is
+            -inf.
         max_answer_tokens: Maximum tokens of a span.
     """
     num_tokens = len(can_start_span)
@@ -165,9 +170,9 @@ def _score_spans(
         return np.empty((0, 0))
     max_length = min(max_answer_tokens, num_tokens)
     end_logits = np.concatenate([logits[:num_tokens, 1], np.full(max_length - 1, -np.inf)])
-    table: Floats = logits[:num_tokens, :1] + sliding_window_view(end_logits, max_length)
-    table[~can_start_span] = -np.inf
-    return table
+    scores: Floats = logits[:num_tokens, :1] + sliding_window_view(end_logits, max_length)
+    scores[~can_start_span] = -np.inf
+    return scores
 
 
 def _select_distinct_spans(
@@ -176,7 +181,7 @@ def _select_distinct_spans(
     context: str,
     num_spans: int,
 ) -> list[Span]:
-    """Return the best spans, only the best one of those with equal text.
+    """Return the best spans; of several spans with the same text, only the best one is returned.
 
     Args:
         scores: Score of each span, float64 [n].
@@ -185,9 +190,10 @@ def _select_distinct_spans(
         num_spans: Maximum number of spans.
     """
     spans: dict[str, Span] = {}
-    for index in _iterate_by_score(scores, 8 * num_spans):
+    # Several of the best spans may have the same text, so more than ``num_spans`` are needed.
+    for index in _iterate_by_score(scores, num_best=8 * num_spans):
         start, end = offsets[index].tolist()
-        # Tokenizers that strip accents exclude combining characters after the last letter.
+        # If a tokenizer strips accents, tokens do not include combining characters at their end.
         while end < len(context) and unicodedata.combining(context[end]):
             end += 1
         text = context[start:end]
@@ -199,9 +205,9 @@ def _select_distinct_spans(
 
 
 def _iterate_by_score(scores: Floats, num_best: int) -> Iterator[int]:
-    """Yield indices in descending order of score: first the best few, then all of them again.
+    """Yield the indices of the ``num_best`` best scores, then of all scores, in descending order.
 
-    Usually the best few of thousands suffice, and a full sort takes much longer.
+    The best few of thousands of scores usually suffice, and sorting all of them takes much longer.
     """
     if num_best < len(scores):
         best = np.sort(np.argpartition(-scores, num_best)[:num_best])

@@ -1,8 +1,8 @@
 """Official metrics of SQuAD and KorQuAD: exact match, F1, and the no-answer threshold.
 
-They follow evaluate-v1.1 and evaluate-v2.0. The latter ignores answers that are empty after
-normalization, and an empty prediction is correct only for unanswerable questions. Character F1 is
-that of KorQuAD 1.0 (Lim et al. 2019, arXiv:1909.07005).
+The metrics follow the official scripts evaluate-v1.1 and evaluate-v2.0. Version 2.0 ignores answers
+that are empty after normalization, and counts an empty prediction as correct only for unanswerable
+questions. Character F1 is the metric of KorQuAD 1.0 (Lim et al. 2019, arXiv:1909.07005).
 """
 
 import math
@@ -27,7 +27,7 @@ def normalize_answer(text: str) -> str:
 
 
 def normalize_characters(text: str) -> str:
-    """Lowercase a text and remove quotation marks, punctuation and whitespace, as KorQuAD 1.0."""
+    """Lowercase a text and remove quotation marks, punctuation and whitespace, as in KorQuAD."""
     return "".join(text.translate(_KOREAN_MARKS).lower().translate(_PUNCTUATION).split())
 
 
@@ -47,12 +47,12 @@ def char_f1(predicted: str, answer: str) -> float:
 
 
 def _overlap_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
-    """Return the F1 of two multisets; 0 if they share no element."""
+    """Return the F1 of two multisets of words or characters; 0 if they share no element."""
     num_shared = (Counter(predicted) & Counter(answer)).total()
     return 2 * num_shared / (len(predicted) + len(answer)) if num_shared else 0.0
 
 
-#: Each metric with the normalization of the texts that it compares.
+#: Name of each metric -> the function that compares two texts, and their normalization.
 METRICS: dict[str, tuple[Callable[[str, str], float], Callable[[str], str]]] = {
     "f1": (f1, normalize_answer), "exact": (exact_match, normalize_answer),
     "char_f1": (char_f1, normalize_characters),
@@ -66,25 +66,27 @@ def _max_over_answers(
     *,
     is_v2: bool,
 ) -> Floats:
-    """Return the metric of n normalized predictions, the maximum over their answers: float64 [n].
+    """Return the metric of each of n predictions for its best correct answer, float64 [n].
 
     Args:
-        metric: Compares a prediction with an answer.
+        metric: The function that compares a prediction with an answer.
         predicted: Normalized predictions.
         answers: Normalized answers of each question.
-        is_v2: Use the rules of v2.0: empty answers are ignored, and an empty prediction is correct
-            only for unanswerable questions.
+        is_v2: Whether to use the rules of version 2.0: empty answers are ignored, and an empty
+            prediction is correct only for unanswerable questions.
     """
 
     def compare(text: str, answer: str) -> float:
-        return float(text == answer) if is_v2 and not (text and answer) else metric(text, answer)
+        if is_v2 and (not text or not answer):
+            return float(text == answer)
+        return metric(text, answer)
 
     scores = []
     for text, question_answers in zip(predicted, answers, strict=True):
-        usable: Sequence[str] = question_answers
+        valid_answers: Sequence[str] = question_answers
         if is_v2:
-            usable = [answer for answer in question_answers if answer] or [""]
-        scores.append(max(compare(text, answer) for answer in usable))
+            valid_answers = [answer for answer in question_answers if answer] or [""]
+        scores.append(max(compare(text, answer) for answer in valid_answers))
     return np.array(scores, np.float64)
 
 
@@ -95,23 +97,24 @@ def compute_squad_metrics(
     threshold: float | None = None,
     names: Sequence[str] = ("f1", "exact"),
 ) -> dict[str, float]:
-    """Return exact match and F1, from 0 to 1, over n questions.
+    """Return the means of exact match, F1 and other metrics over n questions, from 0 to 1.
 
-    The rules of v2.0 apply if any question is unanswerable, otherwise those of v1.1.
+    If any question is unanswerable, the rules of version 2.0 apply, otherwise those of 1.1.
 
     Args:
         predictions: The best span of each question.
         null_margins: Score of no answer minus the score of the span, float64 [n].
         answers: The correct answers of each question, empty for unanswerable questions.
-        threshold: No answer is predicted if the margin is above it. None: always predict the span
-            under v1.1; tune the threshold for the best F1 under v2.0 (section 4.3 of the paper).
-            ``math.inf``: always predict the span.
+        threshold: No answer is predicted if the margin is above the threshold. ``math.inf``:
+            always predict the span. None: as ``math.inf`` in version 1.1; in 2.0 use the threshold
+            with the best F1 (section 4.3 of the paper).
         names: The metrics to compute, including "f1" and "exact".
 
     Returns:
-        The metrics. Under v2.0 also the metrics over answerable ("HasAns_") and unanswerable
-        ("NoAns_") questions, the best metrics of any threshold ("best_f1") with their thresholds
-        ("best_f1_thresh"), and a finite threshold as "null_threshold".
+        The metrics. In version 2.0 also the metrics over answerable ("HasAns_f1") and unanswerable
+        ("NoAns_f1") questions, the best values over all thresholds ("best_f1") with the thresholds
+        that give them ("best_f1_thresh"), and the threshold that is used ("null_threshold"), unless
+        it is infinite.
     """
     has_answer = np.array([bool(question_answers) for question_answers in answers])
     is_v2 = not has_answer.all()
@@ -157,17 +160,18 @@ def find_best_threshold(
 ) -> tuple[float, float]:
     """Return the best mean score over all no-answer thresholds, and the threshold that gives it.
 
-    The threshold lies halfway between two margins, so that rounding cannot affect a question.
+    The threshold lies halfway between two margins, so rounding errors do not affect predictions.
 
     Args:
         span_scores: Score of each question if its span is predicted, float64 [n].
         null_scores: Score of each question if no answer is predicted, float64 [n].
-        null_margins: The values that are compared with the threshold, float64 [n].
+        null_margins: Score of no answer minus the score of the span, float64 [n]. No answer is
+            predicted if it is above the threshold.
     """
     order = np.argsort(null_margins, kind="stable")
     margins = null_margins[order]
     gains = np.concatenate([[0.0], np.cumsum((span_scores - null_scores)[order])])
-    # No threshold separates questions with equal margins.
+    # No threshold lies between two questions with equal margins.
     gains[1:-1][margins[1:] == margins[:-1]] = -np.inf
     thresholds = [margins[:1] - 1, (margins[1:] + margins[:-1]) / 2, margins[-1:] + 1]
     best = int(gains.argmax())

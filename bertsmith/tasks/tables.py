@@ -1,4 +1,4 @@
-"""Reading rows of CSV, TSV, JSON and Parquet files, with their locations for error messages."""
+"""Reading rows of CSV, TSV, JSON and Parquet files, with the location of each row for messages."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,15 +26,15 @@ _SUPPORTED_SUFFIXES = ".csv, .tsv, .txt, .jsonl, .json, .parquet"
 
 @dataclass(frozen=True)
 class TableSource:
-    """A table to read.
+    """A file or stream that contains a table.
 
     Attributes:
-        path: The file; with ``stream`` only its name in messages.
-        format: csv, tsv, jsonl, json or parquet; None uses the suffix.
+        path: The file. If there is a stream, ``path`` is only its name in messages.
+        format: csv, tsv, jsonl, json or parquet; None to detect it from the suffix.
         has_header: Whether the first line of CSV or TSV names the columns.
         encoding: The text encoding.
-        delimiter: Delimiter of CSV; None detects it.
-        stream: Read instead of the file.
+        delimiter: Delimiter of CSV; None to detect it.
+        stream: The stream to read, None to read the file.
     """
 
     path: Path
@@ -52,10 +52,10 @@ class Table:
     Attributes:
         rows: The rows.
         format: csv, tsv, jsonl, json or parquet.
-        columns: Names of the columns, None for JSON, where each row has its own.
-        dialect: Format of the records of CSV and TSV.
-        schema: Schema of Parquet.
-        notes: Messages about how the file is read.
+        columns: Names of the columns, None for JSON, whose rows may have different columns.
+        dialect: Format of the records of CSV and TSV, None for other formats.
+        schema: Arrow schema of Parquet, None for other formats.
+        notes: Messages for the user about how the file is read.
     """
 
     rows: Iterator["Row"]
@@ -72,9 +72,10 @@ class Row:
 
     Attributes:
         location: File and line, for messages.
-        cells: Values by column name, or by number without a header; empty if there is an error.
-        error: Why the row cannot be read, "" if it can.
-        has_variable_columns: Whether its columns may differ from those of the first row.
+        cells: Values by column name, or by column number if the table has no header. Empty if the
+            row is invalid.
+        error: Why the row is invalid, "" for a valid row.
+        has_variable_columns: Whether the row may have other columns than the first row.
     """
 
     location: str
@@ -87,7 +88,7 @@ def get_cell(row: Row, name: str) -> Any:
     """Return the value of a column.
 
     Raises:
-        BadExampleError: The cell is empty, or only this row lacks the column.
+        BadExampleError: The row is invalid, its cell is empty, or only this row lacks the column.
         TaskError: The table has no such column.
     """
     if row.error:
@@ -111,7 +112,7 @@ _MISSING_COLUMN = object()
 def get_nested_value(cells: Mapping[str, Any], name: str) -> Any:
     """Return the value of a column, ``_MISSING_COLUMN`` if there is none.
 
-    "labels.label" denotes the key "label" of the object in the column "labels".
+    The name "labels.label" denotes the key "label" of the object in the column "labels".
     """
     if name in cells:
         return cells[name]
@@ -123,7 +124,7 @@ def get_nested_value(cells: Mapping[str, Any], name: str) -> Any:
 
 
 def has_column(row: Row, name: str) -> bool:
-    """Return whether a row has a column; see ``get_nested_value``."""
+    """Return whether a row has a column or nested key; see ``get_nested_value``."""
     return get_nested_value(row.cells, name) is not _MISSING_COLUMN
 
 
@@ -135,9 +136,8 @@ def get_text(row: Row, name: str) -> str:
 def require_text(value: Any, name: str) -> str:
     """Return a value of the column ``name``; raise BadExampleError if it is empty or not text."""
     if not isinstance(value, str):
-        # Numbers are not converted, because they have lost their notation, such as leading zeros.
-        kind = _describe_type(value)
-        detail = f" in column {name!r}: found {kind}: {value!r}"
+        # Numbers are not converted, because their notation, such as leading zeros, is lost.
+        detail = f" in column {name!r}: found {_describe_type(value)}: {value!r}"
         raise BadExampleError("a value that is not text", detail)
     if not value.strip():
         raise BadExampleError("an empty text", f" in column {name!r}")
@@ -148,25 +148,25 @@ def require_text(value: Any, name: str) -> str:
 def reject_lone_surrogates(text: str, name: str) -> None:
     """Raise BadExampleError if a text of the column ``name`` has a lone surrogate.
 
-    JSON escapes can express lone surrogates, but text encodings cannot.
+    Half of a UTF-16 surrogate pair can occur as an escape in JSON, but cannot be encoded.
     """
     if has_surrogates(text):
-        raise BadExampleError("half a character", f" (a lone surrogate) in column {name!r}")
+        raise BadExampleError("a lone surrogate (half of a character)", f" in column {name!r}")
 
 
-def read_unique_id(row: Row, column: str, seen_ids: set[str], *, needed: bool = False) -> str:
+def read_unique_id(row: Row, column: str, seen_ids: set[str], *, is_required: bool = False) -> str:
     """Return the id of a row and add it to ``seen_ids``.
 
     Args:
         row: The row.
         column: The column of the ids.
         seen_ids: The ids of previous rows.
-        needed: Whether each row must have an id; otherwise a missing id is returned as "".
+        is_required: Whether each row must have an id; otherwise a missing id is returned as "".
 
     Raises:
-        BadExampleError: The id was seen before, or it is needed and missing.
+        BadExampleError: A previous row has the same id, or a required id is missing.
     """
-    if not needed and not row.error and row.cells.get(column) in (None, ""):
+    if not is_required and not row.error and row.cells.get(column) in (None, ""):
         return ""
     row_id = str(get_cell(row, column)).strip()
     if row_id in seen_ids:
@@ -192,16 +192,16 @@ def read_rows(
     delimiter: str | None = None,
     notes: list[str] | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a table. The suffix determines its format; ``.txt`` is read as TSV.
+    """Yield the rows of a table in the format of its suffix; ``.txt`` is read as TSV.
 
-    Cells of CSV may be quoted; in TSV quotation marks are ordinary characters, as in GLUE's files.
+    Cells of CSV may be quoted. In TSV, quotation marks are ordinary characters, as in GLUE's files.
 
     Args:
         path: The file.
         has_header: Whether the first line names the columns; otherwise the names are "0", "1", ….
         encoding: The text encoding.
-        delimiter: Delimiter of CSV; None detects it.
-        notes: Messages about how the file is read are appended to it.
+        delimiter: Delimiter of CSV; None to detect it.
+        notes: A list to which messages about how the file is read are appended.
 
     Raises:
         TaskError: The file cannot be read.
@@ -214,7 +214,7 @@ def read_rows(
 
 
 def read_task_rows(path: Path, task: TaskSettings, counts: ExampleCounts) -> Iterator[Row]:
-    """Yield the rows of a task's table; messages are added to ``counts``. See ``read_rows``."""
+    """Yield the rows of a task's file, and add messages to ``counts.notes``; see ``read_rows``."""
     return read_rows(
         path,
         has_header=task.header,
@@ -233,7 +233,7 @@ def open_table(source: TableSource) -> Iterator[Table]:
     """
     path = source.path
     if source.stream is None and path.is_dir():
-        raise TaskError(f"{path}: a folder; expected a file, {_SUPPORTED_SUFFIXES}")
+        raise TaskError(f"{path}: is a folder; expected a file: {_SUPPORTED_SUFFIXES}")
     table_format = source.format or detect_table_format(path)
     if table_format is None and _has_txt_suffix(path):
         table_format = "tsv"
@@ -265,9 +265,9 @@ def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str
     path, delimiter = source.path, source.delimiter
     if delimiter is not None:
         delimiter = delimited.parse_delimiter(delimiter)
-    dialect, num_columns, lines = delimited.open_records(
+    dialect, num_columns, lines = delimited.detect_dialect(
         lines,
-        tsv=table_format == "tsv",
+        is_tsv=table_format == "tsv",
         delimiter=delimiter,
         has_header=source.has_header,
     )
@@ -311,7 +311,7 @@ def _reject_duplicate_columns(columns: list[str], location: str) -> None:
 
 
 def _to_rows(values: Iterator[json_rows.JsonRow], path: Path) -> Iterator[Row]:
-    """Convert JSON objects to rows; those after the first valid one may have other columns."""
+    """Convert JSON objects to rows; rows after the first valid row may have other columns."""
     has_variable_columns = False
     for line_number, value, error in values:
         yield Row(f"{path}, line {line_number:,}", value, error, has_variable_columns)
@@ -326,7 +326,7 @@ def _open_parquet(source: TableSource) -> Table:
     except ModuleNotFoundError:
         raise MissingExtraError("pyarrow", "parquet", f"{path}: reading Parquet") from None
     try:
-        # Parquet is read from its end, so compressed files and streams are held in memory.
+        # Parquet is read from its end, so compressed files and streams are read into memory.
         if source.stream is not None:
             file = ParquetFile(BytesIO(decompress(source.stream)[1].read()))
         elif path.suffix.lower() in COMPRESSION_SUFFIXES:
@@ -359,7 +359,11 @@ def _read_parquet_rows(file: Any, path: Path) -> Iterator[Row]:
 
 
 def _to_python_rows(batch: Any, path: Path, num_previous_rows: int) -> list[dict[str, Any]]:
-    """Convert an Arrow batch to Python values; raise TaskError for values that Python lacks."""
+    """Convert an Arrow batch to rows of Python values.
+
+    Raises:
+        TaskError: Python cannot represent a value, such as a date after the year 9999.
+    """
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:

@@ -30,7 +30,7 @@ DEFAULT_MAX_SEQLEN = 128
 
 @dataclass(frozen=True)
 class TokenAlignment:
-    """The tokens of a sentence and their alignment with its units (words or characters).
+    """The tokens of a sentence, aligned with its units (words or characters).
 
     Attributes:
         ids: Token ids of the sentence.
@@ -38,7 +38,7 @@ class TokenAlignment:
             first token of each word (section 5.3 of the paper).
         unit_prediction_indices: For each unit, the index of its token in
             ``predicted_token_indices``, -1 if it has no token.
-        is_first_unit: For each unit whether it is the first unit of its token.
+        is_first_unit: For each unit, whether it is the first unit of its token.
     """
 
     ids: list[int]
@@ -53,9 +53,9 @@ class TaggingWindow:
 
     Attributes:
         ids: Token ids.
-        token_indices: Indices of the tokens whose tags are predicted.
-        targets: Class of each of these tokens, empty for unlabeled data.
-        location: File and line, for messages.
+        token_indices: Indices of the tokens for which a tag is predicted.
+        targets: The class of each of these tokens, empty for unlabeled data.
+        location: File and line of the first sentence, for messages.
     """
 
     ids: list[int]
@@ -76,7 +76,7 @@ def read_examples(
 
 
 def collect_labels(examples: Sequence[TaggedSentence], path: str) -> tuple[str, ...]:
-    """Return the distinct tags, "O" first, with an I- tag for each B- tag.
+    """Return the distinct tags, with "O" first. An I- tag is added for each B- tag.
 
     Raises:
         TaskError: There are fewer than two tags.
@@ -84,7 +84,7 @@ def collect_labels(examples: Sequence[TaggedSentence], path: str) -> tuple[str, 
     tags = {tag for example in examples for tag in example.tags or ()}
     if len(tags) < 2:
         problem = f"every tag is {min(tags)!r}" if tags else "there is no tag"
-        raise TaskError(f"{path}: {problem}; expected at least two different ones")
+        raise TaskError(f"{path}: {problem}; expected at least two different tags")
     begin_tags = {tag for tag in tags if tag.startswith("B-")}
     if tags <= {OUTSIDE_TAG, "B", "I"}:
         begin_tags |= tags & {"B"}
@@ -101,14 +101,14 @@ def encode_examples(
 ) -> ModelInputs:
     """Encode sentences as inputs; see ``TaskFamily``.
 
-    With sentence context each input is [CLS] sentence [SEP], truncated at its end. With document
-    context an input predicts whole sentences of up to half its length, surrounded by as many
-    tokens of the document as fit, and nothing is truncated. ``decoding_data`` holds a
-    ``TokenAlignment`` for each sentence.
+    With sentence context, each input is [CLS] sentence [SEP], truncated at its end. With document
+    context, the tags of whole sentences of up to half the input are predicted; the rest of the
+    input is filled with the tokens around these sentences, and nothing is truncated.
+    ``decoding_data`` has the ``TokenAlignment`` of each sentence.
     """
     assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
-    max_tokens = task.max_seqlen - 2
+    max_tokens = task.max_seqlen - 2  # [CLS] and [SEP]
     alignments = [_align_tokens(example, tokenizer) for example in examples]
     is_truncated = [False] * len(examples)
     if task.context == "sentence":
@@ -131,7 +131,7 @@ def encode_examples(
         locations=[window.location for window in windows],
         is_truncated=is_truncated,
         targets=targets,
-        # Shifted by [CLS].
+        # Each input starts with [CLS].
         token_indices=[[index + 1 for index in window.token_indices] for window in windows],
         decoding_data=alignments,
     )
@@ -158,7 +158,7 @@ def _align_tokens(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignme
 
 
 def _truncate(alignment: TokenAlignment, max_tokens: int) -> TokenAlignment:
-    """Keep the first ``max_tokens`` tokens; units of removed tokens have no token."""
+    """Truncate a sentence to ``max_tokens`` tokens; units of removed tokens have no token."""
     if len(alignment.ids) <= max_tokens:
         return alignment
     predicted_token_indices = [
@@ -179,7 +179,7 @@ def _get_targets(
     alignment: TokenAlignment,
     label_index: dict[str, int] | None,
 ) -> list[int]:
-    """Return the class of each predicted token: that of its first unit. Empty if unlabeled."""
+    """Return the class of the first unit of each predicted token, empty for unlabeled data."""
     if label_index is None or example.tags is None:
         return []
     units = zip(
@@ -195,7 +195,7 @@ def _build_windows(
     task: TaskSettings,
     max_tokens: int,
 ) -> Iterator[TaggingWindow]:
-    """Yield the inputs; their predicted tokens are in the order of the text."""
+    """Yield the window of each input, in the order of the text."""
     targets = [
         _get_targets(example, alignment, label_index)
         for example, alignment in zip(examples, alignments, strict=True)
@@ -241,18 +241,17 @@ def _build_document_windows(
         for token in alignment.predicted_token_indices
     ]
     all_targets = [target for sentence_targets in targets for target in sentence_targets]
-    half = max(max_tokens // 2, 1)
+    max_tagged_tokens = max(max_tokens // 2, 1)
     begin = num_predicted = 0
     while begin < len(ids):
-        # Tag as many whole sentences as fit; if none fits, tag a part of one.
-        end = starts[bisect_right(starts, begin + half) - 1]
+        # Predict the tags of the tokens [begin, end): as many whole sentences as fit into half of
+        # the window, or a part of a sentence if no whole sentence fits.
+        end = starts[bisect_right(starts, begin + max_tagged_tokens) - 1]
         if end <= begin:
-            end = min(begin + half, len(ids))
-        num_left = max(
-            min((max_tokens - end + begin) // 2, begin),
-            max_tokens - (len(ids) - begin),
-            0,
-        )
+            end = min(begin + max_tagged_tokens, len(ids))
+        # Half of the other tokens precede ``begin``, or more if the document ends in the window.
+        num_left = (max_tokens - (end - begin)) // 2
+        num_left = max(num_left, max_tokens - (len(ids) - begin))
         num_left = min(num_left, begin)
         window_start = begin - num_left
         next_predicted = bisect_left(predicted_token_indices, end)
@@ -271,7 +270,7 @@ def compute_losses(
     batch: TaskMicroBatch,
     head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
 ) -> Tensor:
-    """Return the cross-entropy of each tag, float32 [M], from outputs float32 [M, C]."""
+    """Return the cross-entropy of each of M predicted tags, float32 [M]; outputs are [M, C]."""
     return F.cross_entropy(outputs, batch.targets, reduction="none")
 
 
@@ -280,10 +279,11 @@ def to_unit_tags(
     alignments: Sequence[TokenAlignment],
     token_tags: Sequence[str],
 ) -> Iterator[list[str]]:
-    """Yield the tags of each sentence's units from the tags of the predicted tokens.
+    """Convert the tags of predicted tokens to the tags of all units; yield those of each sentence.
 
-    Further units of a token continue the entity of its first unit. A unit without a token continues
-    an entity if the units before and after it belong to it, and is outside otherwise.
+    If a token has several units, they continue the entity of its first unit. A unit without a token
+    continues an entity if the units before and after it belong to that entity; otherwise its tag is
+    O.
 
     Args:
         examples: The sentences.
@@ -311,7 +311,7 @@ def to_unit_tags(
 
 
 def _find_next_predictions(unit_prediction_indices: Sequence[int]) -> list[int]:
-    """Return for each unit the value of the next unit that is not -1, or -1."""
+    """Return, for each unit, the prediction index of the next unit with a token, -1 if none."""
     next_predictions, next_index = [-1] * len(unit_prediction_indices), -1
     for unit in range(len(unit_prediction_indices) - 1, -1, -1):
         next_predictions[unit] = next_index
@@ -328,7 +328,7 @@ def compute_metrics(
     head: HeadConfig,
     task: TaskSettings,
 ) -> dict[str, float]:
-    """Return the requested metrics over all units, including truncated ones; see ``TaskFamily``."""
+    """Return the metrics over all units, including truncated units; see ``TaskFamily``."""
     predicted, true = _get_predicted_and_true_tags(outputs, inputs, examples, head)
     is_correct = [
         predicted_tag == true_tag
@@ -351,12 +351,12 @@ def _compute_tag_macro_f1(
     true: list[list[str]],
     labels: Sequence[str],
 ) -> float:
-    """Return the mean F1 of all tags including O, the character-level metric of KLUE-NER.
+    """Return the mean F1 of all tags, including O: the character-level metric of KLUE-NER.
 
-    The F1 of a tag that does not occur is 1, as in KLUE's baseline code: f1_score(average="macro",
-    zero_division=1).
+    The F1 of a tag that does not occur is 1, as in KLUE's baseline code, which calls scikit-learn's
+    f1_score(average="macro", zero_division=1).
     """
-    predicted_indices, true_indices, names = _to_indices(predicted, true, labels)
+    predicted_indices, true_indices, names = _to_class_indices(predicted, true, labels)
     classes = metrics.classification_report(predicted_indices, true_indices, names)["classes"]
     occurring = {*np.unique(predicted_indices).tolist(), *np.unique(true_indices).tolist()}
     scores = [
@@ -365,23 +365,23 @@ def _compute_tag_macro_f1(
     return float(np.mean(scores))
 
 
-def _to_indices(
+def _to_class_indices(
     predicted: list[list[str]],
     true: list[list[str]],
     labels: Sequence[str],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
     """Return predicted and true tags of all units as class indices, and the names of the classes.
 
-    The classes are those of the model, followed by other tags that occur.
+    The classes are the labels of the model, followed by other tags that occur. For example, a unit
+    without a token may continue an entity with an I- tag that is not a label of the model.
     """
-    # Units without a token get their tag from their neighbors, and the model may not have it.
-    names = dict.fromkeys([*labels, *(tag for tags in (*predicted, *true) for tag in tags)])
+    predicted_tags = [tag for sentence_tags in predicted for tag in sentence_tags]
+    true_tags = [tag for sentence_tags in true for tag in sentence_tags]
+    names = list(dict.fromkeys([*labels, *predicted_tags, *true_tags]))
     class_index = {name: index for index, name in enumerate(names)}
-    predicted_indices, true_indices = (
-        np.array([class_index[tag] for tags in sentences for tag in tags], np.int64)
-        for sentences in (predicted, true)
-    )
-    return predicted_indices, true_indices, list(names)
+    predicted_indices = np.array([class_index[tag] for tag in predicted_tags], np.int64)
+    true_indices = np.array([class_index[tag] for tag in true_tags], np.int64)
+    return predicted_indices, true_indices, names
 
 
 def _get_predicted_and_true_tags(
@@ -390,7 +390,7 @@ def _get_predicted_and_true_tags(
     examples: Sequence[TaggedSentence],
     head: HeadConfig,
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Return predicted and true tags of the units of each sentence."""
+    """Return the predicted and the true tags of the units of each sentence."""
     logits = np.concatenate(outputs)
     token_tags = [head.labels[index] for index in logits.argmax(-1)]
     true_tags = [list(example.tags or ()) for example in examples]
@@ -403,11 +403,14 @@ def compute_class_report(
     examples: Sequence[TaggedSentence],
     head: HeadConfig,
 ) -> dict[str, Any]:
-    """Return scores by entity type, or by tag with the confusion matrix; see ``TaskFamily``."""
+    """Return the scores of each entity type, or of each tag with a confusion matrix.
+
+    See ``TaskFamily``.
+    """
     predicted, true = _get_predicted_and_true_tags(outputs, inputs, examples, head)
     if head.kind == "entities":
         return {"classes": compute_type_scores(predicted, true)}
-    return metrics.classification_report(*_to_indices(predicted, true, head.labels))
+    return metrics.classification_report(*_to_class_indices(predicted, true, head.labels))
 
 
 def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Decoding text files and streams in pieces, with decompression and any encoding."""
+"""Reading text files and streams in chunks, with decompression and any encoding."""
 
 import codecs
 import re
@@ -16,7 +16,7 @@ from bertsmith.text.archives import (
 )
 
 UTF8 = "utf-8"
-#: Common encodings other than UTF-8, suggested in error messages.
+#: Common encodings other than UTF-8, which error messages suggest.
 OTHER_ENCODINGS = "such as cp949 (Korean) or latin-1 (Western European)"
 #: File suffix -> table format. A suffix of a compressed file may follow.
 TABLE_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
@@ -34,9 +34,9 @@ def detect_table_format(path: Path) -> str | None:
 
 
 def is_txt_table(path: Path, text_column: str | None) -> bool:
-    """Return whether a .txt file is a table (TSV, as in fine-tuning): if a text column is named.
+    """Return whether a file is a .txt file that is read as TSV, because it has a text column.
 
-    Without the name of a column, each line is a text.
+    Without a text column, each line of a .txt file is a text.
     """
     return path.suffix.lower() == ".txt" and text_column is not None
 
@@ -61,12 +61,12 @@ def open_text(
     encoding: str = UTF8,
     stream: IO[bytes] | None = None,
 ) -> Iterator[Iterator[str]]:
-    """Open a text and yield its decompressed and decoded pieces, without a byte order mark.
+    """Open a text and yield it in decompressed and decoded chunks, without a byte order mark.
 
     Args:
-        path: The file; with ``stream`` only its name in messages.
+        path: The file. If there is a stream, ``path`` is only its name in messages.
         encoding: The text encoding.
-        stream: Read instead of the file.
+        stream: The stream to read, None to read the file.
 
     Raises:
         TaskError: The file is missing, damaged or in another encoding.
@@ -87,7 +87,14 @@ def open_text(
 
 
 def choose_output_encoding(path: Path, encoding: str) -> str:
-    """Return the encoding for output like a file: UTF-8 with a byte order mark if it has one."""
+    """Return the encoding for an output file that is like an input file.
+
+    If the input has a UTF-8 byte order mark, so has the output.
+
+    Args:
+        path: The input file.
+        encoding: The encoding of the input file.
+    """
     if codecs.lookup(encoding).name != UTF8 or not path.is_file():
         return encoding
     try:
@@ -111,12 +118,16 @@ def open_lines(
 
 
 def split_lines(chunks: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, with their ends, of a text that is given in pieces."""
+    """Yield the lines of a text, with their ends.
+
+    Args:
+        chunks: Consecutive parts of the text.
+    """
     pending = ""
     for chunk in chunks:
         text, end = pending + chunk, 0
         for match in _LINE.finditer(text):
-            # The "\n" of a "\r\n" may be in the next piece.
+            # If the chunk ends within "\r\n", the "\n" is in the next chunk.
             if match.end() == len(text) and text.endswith("\r"):
                 break
             yield match[0]
@@ -127,7 +138,7 @@ def split_lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _decode_stream(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str]:
-    """Yield decoded pieces of a stream; raise TaskError with the line of an invalid byte."""
+    """Yield a stream in decoded chunks; raise TaskError with the line of an invalid byte."""
     is_utf8 = codecs.lookup(encoding).name == UTF8
     decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
     line, is_first = 1, True

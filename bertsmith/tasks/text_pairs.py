@@ -18,14 +18,14 @@ def add_special_tokens(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> 
 def truncate_texts(texts: Sequence[Sequence[int]], max_tokens: int) -> list[Sequence[int]]:
     """Truncate one or two tokenized texts at their ends to ``max_tokens`` in total.
 
-    The longer text is cut first. If both are long, the shorter one gets half, like the
-    "longest_first" strategy of ``tokenizers``.
+    Like the strategy "longest_first" of ``tokenizers``, this removes tokens of the longer text
+    first. If both texts are longer than half of ``max_tokens``, each gets half of the tokens.
     """
     if len(texts) == 1:
         return [texts[0][:max_tokens]]
     lengths = [len(text) for text in texts]
     if sum(lengths) > max_tokens:
-        short = min(*lengths, max_tokens // 2)
-        is_first_longer = lengths[0] > lengths[1]
-        lengths = [max_tokens - short, short] if is_first_longer else [short, max_tokens - short]
+        shorter = min(*lengths, max_tokens // 2)
+        longer = max_tokens - shorter
+        lengths = [longer, shorter] if lengths[0] > lengths[1] else [shorter, longer]
     return [text[:length] for text, length in zip(texts, lengths, strict=True)]

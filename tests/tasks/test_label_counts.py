@@ -51,7 +51,7 @@ def test_every_task_kind_has_a_summary() -> None:
     summary = summarize_labels([make_sentence("N", "V", "N", "N")], "tags")
     assert summary.startswith("2 tags: N 3 (75")
     questions = [QuestionExample("q", "c", answers, "1", "f") for answers in ((("c", 0),), ())]
-    assert summarize_labels(questions, "span") == "questions with an answer 1, without 1"
+    assert summarize_labels(questions, "span") == "1 answerable and 1 unanswerable questions"
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_many_class_indices_cause_a_warning() -> None:
     """Many consecutive integers are accepted as classes, but may be scores."""
     examples = make_examples(*(str(n % 30) for n in range(90)))
     (warning,) = warn_about_labels(examples, TaskSettings())
-    assert "30 different numbers are labels" in warning
+    assert "30 different numbers are used as class labels" in warning

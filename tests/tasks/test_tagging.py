@@ -162,7 +162,7 @@ def test_klue_characters_are_read(tmp_path: Path) -> None:
         ("a.jsonl", '{"tokens": [7], "tags": ["O"]}', r"not text in 'tokens': 7"),
         ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', r"line 1: .* not text in 'tags': None"),
         ("a.jsonl", '{"tokens": ["a"], "tags": [true]}', r"not text in 'tags': True"),
-        ("a.jsonl", '{"tokens": ["\\ud83d"], "tags": ["O"]}', r"line 1: half a character"),
+        ("a.jsonl", '{"tokens": ["\\ud83d"], "tags": ["O"]}', r"line 1: a lone surrogate"),
         ("a.jsonl", '{"words": ["a"]}', r"no column 'tokens'; the columns are 'words'"),
     ],
 )  # fmt: skip
