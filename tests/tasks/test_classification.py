@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn import metrics as sklearn_metrics
 
 from bertsmith.bundle import HeadConfig, TaskKind
@@ -85,7 +86,7 @@ def test_nan_is_a_class_only_if_listed(tmp_path: Path) -> None:
 
 
 def test_duplicate_id_is_rejected(tmp_path: Path) -> None:
-    """Values of the column "id" must be unique, unless task.id_column says there are none."""
+    """Values of the column "id" must be unique, unless task.id_column is empty."""
     file = tmp_path / "a.csv"
     file.write_text("id,text,label\n7,red,1\n8,green,0\n7,blue,1\n")
     with pytest.raises(TaskError, match=r"line 4: a duplicate id: '7'; if the column 'id'"):
@@ -134,7 +135,7 @@ def test_equal_scores_are_rejected(tmp_path: Path) -> None:
 def test_wrong_json_type_is_an_error_or_skipped(
     tmp_path: Path, kind: TaskKind, text: Any, label: Any, message: str
 ) -> None:
-    """Values that are not text, or not a label of the task's kind, are not converted."""
+    """Texts and labels of a wrong type are not converted; their rows are errors or skipped."""
     rows = [{"text": text, "label": label}, {"text": "red", "label": 1}]
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -155,14 +156,14 @@ def test_equal_numbers_are_the_same_label(tmp_path: Path) -> None:
 
 
 def test_missing_column_is_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
-    """The error blames the settings rather than a row, and lists the file's columns."""
+    """The settings are wrong rather than a row, so the error lists the columns of the file."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")
     with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
         read_examples(tmp_path / "a.csv", TaskSettings(skip_invalid=True))
 
 
 def test_missing_json_key_is_skipped_after_the_first_row(tmp_path: Path) -> None:
-    """If the first valid row lacks the key, the settings are wrong, which is an error."""
+    """A first row without the key means that the settings are wrong, which is an error."""
     good, bad = '{"text": "red", "label": 1}\n', '{"text": "red"}\n'
     (tmp_path / "a.jsonl").write_text("oops\n" + good + bad + good)
     (tmp_path / "b.jsonl").write_text("oops\n" + bad + good)
@@ -187,15 +188,15 @@ def test_file_without_examples_is_rejected(tmp_path: Path) -> None:
 def test_labels_are_sorted() -> None:
     """Integers are in numeric order, other names in alphabetical order; one label is an error."""
 
-    def collect(*labels: str) -> tuple[str, ...]:
+    def sort_labels(*labels: str) -> tuple[str, ...]:
         return collect_labels([TextExample(("x",), label, "") for label in labels], "f")
 
-    assert collect("10", "9", "-1", "9") == ("-1", "9", "10")
-    assert collect("b", "a", "10") == ("10", "a", "b")
-    assert collect("1", "01", "0") == ("0", "01", "1")
-    assert collect("²", "1") == ("1", "²")
+    assert sort_labels("10", "9", "-1", "9") == ("-1", "9", "10")
+    assert sort_labels("b", "a", "10") == ("10", "a", "b")
+    assert sort_labels("1", "01", "0") == ("0", "01", "1")
+    assert sort_labels("²", "1") == ("1", "²")
     with pytest.raises(TaskError, match="every label is 'a'"):
-        collect("a", "a")
+        sort_labels("a", "a")
 
 
 def test_inputs_follow_the_paper(tokenizer: Tokenizer) -> None:
@@ -224,7 +225,7 @@ def test_inputs_follow_the_paper(tokenizer: Tokenizer) -> None:
 def test_longer_text_is_truncated_first(
     lengths: tuple[int, ...], max_tokens: int, expected: tuple[int, ...]
 ) -> None:
-    """Texts are truncated at their ends to the expected lengths."""
+    """Texts are truncated to the expected lengths; if both are long, each gets half the tokens."""
     texts = [list(range(length)) for length in lengths]
     assert tuple(map(len, truncate_texts(texts, max_tokens))) == expected
 
@@ -247,7 +248,7 @@ def test_truncation_equals_transformers(
         assert inputs.sequences == [[(expected["input_ids"], expected["token_type_ids"])]]
 
 
-def score_logits(
+def compute_logit_metrics(
     logits: list[list[float]], targets: Any, kind: TaskKind, **settings: Any
 ) -> dict[str, float]:
     """Compute metrics of logits [n, C] for targets [n] or [n, C]."""
@@ -260,26 +261,33 @@ def score_logits(
     return compute_metrics(outputs, inputs, [], HeadConfig(kind, tuple(task.labels)), task)
 
 
-def test_predictions_from_logits() -> None:
-    """A single label is the argmax, multiple labels are logits above 0, scores are raw outputs."""
+def test_predictions_are_derived_from_logits() -> None:
+    """A label is predicted by argmax, multiple labels by logits above 0, a score is the logit."""
     logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
-    single = score_logits(logits, [1, 0, 1], "single", metrics=["accuracy", "matthews"])
+    single = compute_logit_metrics(logits, [1, 0, 1], "single", metrics=["accuracy", "matthews"])
     assert single["accuracy"] == pytest.approx(2 / 3)
-    multi = score_logits(logits, [[1, 1], [1, 1], [0, 0]], "multi")
+    multi = compute_logit_metrics(logits, [[1, 1], [1, 1], [0, 0]], "multi")
+    # 3 of 3 predicted and 4 true labels are correct: F1 = 2 * 3 / (3 + 4).
     assert multi == {"f1": pytest.approx(6 / 7), "accuracy": pytest.approx(2 / 3)}
-    regression = score_logits([[row[0]] for row in logits], [1.0, 3.0, -1.0], "regression")
+    regression = compute_logit_metrics([[row[0]] for row in logits], [1.0, 3.0, -1.0], "regression")
     assert regression["pearson"] == pytest.approx(1.0)
 
 
-def test_metrics_equal_scikit_learn() -> None:
+def draw_logits(rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw the logits of 30 examples and 3 classes, with a large offset for each example."""
+    return rng.normal(0, 3, (30, 3)) + rng.normal(0, 9, (30, 1))
+
+
+def test_single_label_metrics_equal_scikit_learn() -> None:
     """ROC-AUC ranks by probability, and "f1:NAME" is the F1 of one label."""
     rng = np.random.default_rng(1)
-    logits = rng.normal(0, 3, (30, 3))
-    logits += rng.normal(0, 9, (30, 1))
+    logits = draw_logits(rng)
     classes = np.r_[np.arange(3), rng.integers(0, 3, 27)]
     names = ["roc_auc", "f1:c", "recall:a", "accuracy"]
     labels = ["a", "b", "c"]
-    scores = score_logits(logits.tolist(), classes.tolist(), "single", metrics=names, labels=labels)
+    scores = compute_logit_metrics(
+        logits.tolist(), classes.tolist(), "single", metrics=names, labels=labels
+    )
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     assert list(scores) == names
     assert scores["roc_auc"] == pytest.approx(
@@ -290,16 +298,28 @@ def test_metrics_equal_scikit_learn() -> None:
     assert scores["f1:c"] == pytest.approx(class_f1[2])
     class_recall = sklearn_metrics.recall_score(classes, predicted, average=None)
     assert scores["recall:a"] == pytest.approx(class_recall[0])
-    is_positive = classes > 0
-    scores = score_logits(
+
+
+def test_binary_roc_auc_equals_scikit_learn() -> None:
+    """With two classes, examples are ranked by the difference of the logits."""
+    rng = np.random.default_rng(1)
+    logits = draw_logits(rng)
+    is_positive = rng.random(30) < 0.6
+    scores = compute_logit_metrics(
         logits[:, :2].tolist(), is_positive.astype(int).tolist(), "single", metrics=["roc_auc"]
     )
     assert scores["roc_auc"] == pytest.approx(
         sklearn_metrics.roc_auc_score(is_positive, logits[:, 1] - logits[:, 0])
     )
+
+
+def test_multilabel_metrics_equal_scikit_learn() -> None:
+    """Macro F1, ROC-AUC and the precision of one label agree."""
+    rng = np.random.default_rng(1)
+    logits, labels = draw_logits(rng), ["a", "b", "c"]
     indicators = rng.random((30, 3)) < 0.5
     names = ["macro_f1", "roc_auc", "precision:b"]
-    scores = score_logits(
+    scores = compute_logit_metrics(
         logits.tolist(), indicators.astype(int).tolist(), "multi", metrics=names, labels=labels
     )
     assert scores["macro_f1"] == pytest.approx(
@@ -311,8 +331,12 @@ def test_metrics_equal_scikit_learn() -> None:
     assert scores["precision:b"] == pytest.approx(
         sklearn_metrics.precision_score(indicators, logits > 0, average=None)[1]
     )
+
+
+def test_regression_metrics_are_computed_by_name() -> None:
+    """The requested metrics are returned; one of the two scores is wrong by 1."""
     names = ["mse", "f1_at_3.0", "mae"]
-    scores = score_logits([[1.0], [4.0]], [2.0, 4.0], "regression", metrics=names)
+    scores = compute_logit_metrics([[1.0], [4.0]], [2.0, 4.0], "regression", metrics=names)
     assert scores == {"mse": 0.5, "f1_at_3.0": 1.0, "mae": 0.5}
 
 
@@ -331,7 +355,7 @@ def test_metrics_equal_scikit_learn() -> None:
 def test_unknown_metric_is_rejected(
     kind: TaskKind, labels: list[str], metric: str, supported: str
 ) -> None:
-    """The message lists the metrics of the kind; labels in metrics must be labels of the task."""
+    """The message lists the metrics of the kind; the label of a metric must be one of the task."""
     with pytest.raises(SettingsError, match=rf"{metric!r} is not a metric .*{supported}"):
         resolve_metrics(TaskSettings(kind=kind, labels=labels, metrics=[metric]))
 
@@ -340,24 +364,24 @@ def test_class_report_of_each_kind() -> None:
     """Single-label reports have a confusion matrix, multi-label only scores, regression nothing."""
     logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
 
-    def report(targets: Any, kind: TaskKind) -> dict[str, Any]:
+    def compute_report(targets: Any, kind: TaskKind) -> dict[str, Any]:
         outputs = [np.array([row], np.float32) for row in logits]
         unit_targets = [np.array([target]) for target in targets]
         inputs = ModelInputs([[]] * 3, [""] * 3, [False] * 3, unit_targets)
         return compute_class_report(outputs, inputs, [], HeadConfig(kind, ("a", "b")))
 
-    single = report([1, 0, 1], "single")
+    single = compute_report([1, 0, 1], "single")
     assert single["confusion"] == {"a": {"a": 1}, "b": {"a": 1, "b": 1}}
     assert single["classes"]["a"] == {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 1}
-    multi = report([[1, 1], [1, 1], [0, 0]], "multi")
+    multi = compute_report([[1, 1], [1, 1], [0, 0]], "multi")
     assert "confusion" not in multi
     assert multi["classes"]["b"] == {"precision": 1.0, "recall": 0.5, "f1": 2 / 3, "support": 2}
-    assert report([1.0, 2.0, 3.0], "regression") == {}
+    assert compute_report([1.0, 2.0, 3.0], "regression") == {}
 
 
 @pytest.mark.parametrize("name", PUBLIC_TASKS)
 def test_settings_of_public_tasks_are_valid(name: str) -> None:
-    """Settings and metrics are valid, and test files are read as the same kind of task."""
+    """The settings are valid, and test files have the same kind of task as training files."""
     values = PUBLIC_TASKS[name].resolve_settings(Path("f"))
     task = TaskSettings.parse({"name": name, **values}, "the task")
     assert resolve_metrics(task) == task.metrics

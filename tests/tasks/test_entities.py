@@ -19,7 +19,7 @@ TAGS = ["O", *(f"{prefix}-{name}" for prefix in "BIES" for name in ("PER", "LOC"
 
 
 def draw_sentences(rng: random.Random, tags: list[str]) -> list[list[str]]:
-    """Return random tags of 1 to 5 sentences, which mostly violate their scheme."""
+    """Return 1 to 5 sentences of random tags, most of which violate their scheme."""
     return [rng.choices(tags, k=rng.randint(1, 12)) for _ in range(rng.randint(1, 5))]
 
 
@@ -38,7 +38,7 @@ def test_entities_equal_seqeval(tags: list[str]) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tags", [TAGS, TAGS[:5], ["O", "B-PER"], ["O"]])
 def test_scores_equal_seqeval(tags: list[str]) -> None:
-    """Precision, recall, F1 and macro F1 agree on random tags, including sentences of O only."""
+    """Precision, recall, F1 and macro F1 agree on random tags, also if all tags are O."""
     rng = random.Random(2)
     for _ in range(300):
         true = draw_sentences(rng, tags)
@@ -84,7 +84,7 @@ def test_invalid_tag_is_rejected(tag: str) -> None:
 
 
 def test_bare_prefixes_form_one_unnamed_type() -> None:
-    """B and I without a type, for data with one kind of entity, are scored like other types."""
+    """B and I without a type are scored like an entity type; data may have only one type."""
     assert list(extract_entities(["B", "I", "O", "B", "B"])) == [
         Entity(0, 2, "_"),
         Entity(3, 4, "_"),

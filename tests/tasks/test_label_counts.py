@@ -67,15 +67,15 @@ def test_every_task_kind_has_a_summary() -> None:
 def test_unusual_class_counts_cause_a_warning(
     labels: list[str], settings: dict[str, str], message: str
 ) -> None:
-    """A warning is given for more classes than half the rows, or a class with over 80% of them."""
+    """Warnings: more classes than half of the examples, or a class with over 80% of them."""
     task = TaskSettings.parse(settings, "the test")
     warnings = warn_about_labels(make_examples(*labels), task)
-    assert len(warnings) == bool(message)
+    assert bool(warnings) == bool(message)
     assert message in "".join(warnings)
 
 
 def test_regression_has_no_label_warnings() -> None:
-    """A column of different numbers is normal for regression."""
+    """Scores of a regression task may all be different."""
     task = TaskSettings(kind="regression")
     assert warn_about_labels(make_examples(1.0, 2.0, 3.0), task) == []
 
@@ -88,7 +88,7 @@ def test_regression_has_no_label_warnings() -> None:
 def test_accuracy_of_majority_class_causes_a_warning(
     labels: str, accuracy: float, has_warning: bool
 ) -> None:
-    """A warning is given up to the majority class's share, except for an accuracy of 1."""
+    """Accuracy up to the share of the majority class causes a warning, unless it is 1."""
     warning = warn_about_accuracy(make_examples(*labels), accuracy)
     assert (warning is not None) == has_warning
 

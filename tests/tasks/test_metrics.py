@@ -11,18 +11,21 @@ from sklearn import metrics as sklearn_metrics
 
 from bertsmith.tasks import metrics
 
+#: Predicted and true classes of 1 to 60 examples.
 CLASS_PAIRS = st.integers(1, 60).flatmap(
     lambda n: st.tuples(
         st.lists(st.integers(0, 3), min_size=n, max_size=n),
         st.lists(st.integers(0, 3), min_size=n, max_size=n),
     )
 )
+#: Predicted and true classes, 0 or 1, of 1 to 40 examples.
 BINARY_PAIRS = st.integers(1, 40).flatmap(
     lambda n: st.tuples(
         st.lists(st.integers(0, 1), min_size=n, max_size=n),
         st.lists(st.integers(0, 1), min_size=n, max_size=n),
     )
 )
+#: Predicted and true scores of 3 to 40 examples. Small integers make ties frequent.
 NUMBER_PAIRS = st.integers(3, 40).flatmap(
     lambda n: st.tuples(
         st.lists(st.integers(-5, 5), min_size=n, max_size=n),
@@ -50,7 +53,7 @@ def test_multiclass_metrics_equal_scikit_learn(pair: tuple[list[int], list[int]]
 
 @given(BINARY_PAIRS)
 def test_binary_f1_equals_scikit_learn(pair: tuple[list[int], list[int]]) -> None:
-    """F1 is that of class 1, and 0 if class 1 does not occur."""
+    """F1 is computed for class 1, and is 0 if class 1 does not occur."""
     predicted, true = np.array(pair[0]), np.array(pair[1])
     assert metrics.f1_score(predicted, true) == pytest.approx(
         sklearn_metrics.f1_score(true, predicted, zero_division=0)
@@ -143,10 +146,10 @@ def test_mean_roc_auc_equals_scikit_learn() -> None:
         )
         assert metrics.macro_roc_auc_score(probabilities, is_class) == pytest.approx(expected)
         labels = rng.random((40, 4)) < 0.4
-        labels[0], labels[1] = True, False
+        labels[0], labels[1] = True, False  # Each column has both classes.
         expected = sklearn_metrics.roc_auc_score(labels, probabilities, average="macro")
         assert metrics.macro_roc_auc_score(probabilities, labels) == pytest.approx(expected)
-    labels[:, 2] = True
+    labels[:, 2] = True  # Column 2 has a single class and is skipped.
     expected = sklearn_metrics.roc_auc_score(labels[:, [0, 1, 3]], probabilities[:, [0, 1, 3]])
     assert metrics.macro_roc_auc_score(probabilities, labels) == pytest.approx(expected)
     assert np.isnan(metrics.macro_roc_auc_score(probabilities, np.ones((40, 4), np.bool_)))

@@ -52,7 +52,7 @@ def test_label_is_index_letter_or_column(tmp_path: Path, label: str, index: int)
 
 
 def test_number_is_an_index_rather_than_a_column(tmp_path: Path) -> None:
-    """CODAH's columns have numbers for names, and its labels are indices from 0."""
+    """CODAH has numbered columns, and its labels are indices of endings from 0."""
     (tmp_path / "t.tsv").write_text("o\tred\tgreen\tblue\t1\n")
     task = make_task(text_column="1", ending_columns=["2", "3"], label_column="4", header=False)
     ((example,), _) = read_examples(tmp_path / "t.tsv", task)
@@ -148,7 +148,7 @@ def test_wrong_json_type_is_rejected(tmp_path: Path, row: Any, message: str) -> 
 
 
 def test_wrong_columns_are_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
-    """Missing columns, or none given, are mistakes in the settings rather than in a row."""
+    """If columns are missing or not set, the settings are wrong rather than a row."""
     file = write_table(tmp_path / "t.csv", "red,green,blue,white,0")
     with pytest.raises(TaskError, match="no column 'd'; the columns are 'text', 'a'"):
         read_examples(file, make_task(ending_columns=["a", "d"], skip_invalid=True))
@@ -190,7 +190,7 @@ def test_answers_are_joined_by_id(tmp_path: Path) -> None:
 def test_row_without_valid_answer_is_an_error_or_skipped(
     tmp_path: Path, answers: str, ids: tuple[int, ...], message: str
 ) -> None:
-    """Duplicate ids, missing answers and invalid answers make a row invalid."""
+    """A row with a duplicate id, a missing answer or an invalid answer is invalid."""
     file = write_comve_files(tmp_path, answers, *ids)
     with pytest.raises(TaskError, match=message):
         read_examples(file, make_task(label_file_suffix="-answers"))
@@ -199,7 +199,7 @@ def test_row_without_valid_answer_is_an_error_or_skipped(
 
 
 def test_duplicate_id_is_rejected_in_a_labeled_table(tmp_path: Path) -> None:
-    """Ids are checked if there is a column "id", also without a separate file of answers."""
+    """The column "id" must be unique, even if labels are in the table; other columns need not."""
     rows = ("7,red,green,blue,white,0", "7,red,green,blue,white,0")
     file = write_table(tmp_path / "t.csv", *rows, header="id,text,a,b,c,label")
     with pytest.raises(TaskError, match=r"line 3: a duplicate id: '7'"):
@@ -209,7 +209,7 @@ def test_duplicate_id_is_rejected_in_a_labeled_table(tmp_path: Path) -> None:
 
 
 def test_answers_without_a_row_are_counted_as_skipped(tmp_path: Path) -> None:
-    """They do not affect the rows of the table."""
+    """Answers that no row needs do not affect the rows of the table."""
     file = write_comve_files(tmp_path, "7,A\n8,B\n9,C\n", 7)
     _, counts = read_examples(file, make_task(label_file_suffix="-answers"))
     assert (counts.num_read, counts.num_used) == (3, 1)
@@ -234,7 +234,7 @@ def test_damaged_label_file_is_an_error_even_with_skip_invalid(
 
 
 def test_each_ending_forms_a_pair_with_the_prompt(tmp_path: Path) -> None:
-    """Sequences are [CLS] prompt [SEP] ending [SEP], truncated as pairs; prompts have a target."""
+    """Sequences are [CLS] prompt [SEP] ending [SEP]; the target is the index of an ending."""
     vocabulary = (*SPECIAL_TOKENS, "red", "green", "blue", "##s")
     tokenizer = Tokenizer(TokenizerSpec(vocab=vocabulary))
     file = write_table(tmp_path / "t.csv", "red greens,blue,red,green green green,1",
@@ -251,7 +251,7 @@ def test_each_ending_forms_a_pair_with_the_prompt(tmp_path: Path) -> None:
     assert inputs.targets is not None
     assert np.concatenate(inputs.targets).tolist() == [1, 2]
     assert (inputs.is_truncated, counts.num_truncated) == ([True, False], 1)
-    assert inputs.count_tokens(1) == 3 * 5
+    assert inputs.count_tokens(1) == 3 * 5  # 3 endings: [CLS], 1 word, [SEP], 1 word, [SEP]
 
 
 def test_loss_is_cross_entropy_over_the_endings_of_a_prompt() -> None:

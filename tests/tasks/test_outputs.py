@@ -33,7 +33,7 @@ def test_outputs_do_not_depend_on_number_of_threads(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One and four threads give equal outputs, in the order of the inputs."""
-    # Small enough that there are many batches.
+    # With 128 tokens per batch there are many batches.
     monkeypatch.setattr("bertsmith.tasks.outputs.choose_batch_tokens", lambda *_: 128)
     rng, model = np.random.default_rng(3), build_model(name)
     lengths = rng.integers(3, 60, 90)
@@ -57,5 +57,5 @@ def test_outputs_do_not_depend_on_number_of_threads(
     for single_thread_output, output in zip(*outputs, strict=True):
         assert single_thread_output.shape == ((1, 3) if token_indices is None else (3, 3))
         np.testing.assert_allclose(single_thread_output, output, rtol=0, atol=1e-6)
-    # Outputs differ between units, so outputs in the wrong order would be detected.
+    # The outputs of units differ, so a wrong order would be detected.
     assert np.ptp(np.stack(outputs[0]), 0).min() > 1e-3

@@ -1,5 +1,6 @@
 """Extractive question answering: windows, predicted spans, losses and metrics."""
 
+import math
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,13 @@ def make_task(**changes: Any) -> TaskSettings:
     return TaskSettings.parse(values, "the test")
 
 
-def encode(
+def encode_questions(
     examples: list[QuestionExample],
     tokenizer: Tokenizer,
     counts: ExampleCounts | None = None,
     **settings: Any,
 ) -> ModelInputs:
-    """Encode examples with settings that differ from the defaults."""
+    """Encode examples with the default settings, except for ``settings``."""
     task = make_task(**settings)
     return encode_examples(examples, tokenizer, HEAD, task, counts or ExampleCounts())
 
@@ -71,7 +72,7 @@ def test_inputs_follow_the_paper(tokenizer: Tokenizer) -> None:
         QuestionExample("Who?", CONTEXT, (("s", 9),), "4", "f, four"),
     ]
     counts = ExampleCounts()
-    inputs = encode(examples, tokenizer, counts, max_question_length=5)
+    inputs = encode_questions(examples, tokenizer, counts, max_question_length=5)
     ids, segments = inputs.sequences[0][0]
     context_tokens = ["red", "green", "##s", "and", "blue", ",", "red", "again"]
     tokens = tokenizer.ids_to_tokens(ids)
@@ -89,11 +90,11 @@ def test_inputs_follow_the_paper(tokenizer: Tokenizer) -> None:
     assert truncated_tokens[:7] == ["[CLS]", *["who"] * 5, "[SEP]"]
     assert (counts.num_truncated, inputs.is_truncated) == (1, [False, False, True, False])
     unlabeled = [QuestionExample("Who?", CONTEXT, None, "1", "f")]
-    assert encode(unlabeled, tokenizer).targets is None
+    assert encode_questions(unlabeled, tokenizer).targets is None
 
 
 def repeat_words(num_words: int) -> str:
-    """Return a context of this many tokens."""
+    """Return a context of ``num_words`` words."""
     return " ".join(["red", "Greens", "and", "blue,"][index % 4] for index in range(num_words))
 
 
@@ -103,11 +104,11 @@ def test_windows_equal_transformers(tmp_path: Path, tokenizer: Tokenizer) -> Non
 
     tokenizer.save(tmp_path)
     hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    window_size = 16 - 3 - 4
+    window_size = 16 - 3 - 4  # max_seqlen without special tokens and question tokens
     for num_words in (1, 5, 6, 7, 13, 40):
         for stride in (1, 2, 4):
             example = QuestionExample("who and who?", repeat_words(num_words), (), "1", "f")
-            inputs = encode([example], tokenizer, max_seqlen=16, window_stride=stride)
+            inputs = encode_questions([example], tokenizer, max_seqlen=16, window_stride=stride)
             expected = hf_tokenizer(
                 example.question, example.context, truncation="only_second", max_length=16,
                 stride=window_size - stride, return_overflowing_tokens=True,
@@ -128,14 +129,14 @@ def test_windows_equal_transformers(tmp_path: Path, tokenizer: Tokenizer) -> Non
 def test_overlapping_windows_equal_transformers(
     tmp_path: Path, tokenizer: Tokenizer, overlap: int
 ) -> None:
-    """``task.window_overlap`` is transformers' stride, and spans may start with any token."""
+    """``task.window_overlap`` equals the stride of transformers; spans start with any token."""
     from transformers import AutoTokenizer
 
     tokenizer.save(tmp_path)
     hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for num_words in (1, 9, 10, 11, 40):
         example = QuestionExample("who and who?", repeat_words(num_words), (), "1", "f")
-        inputs = encode([example], tokenizer, max_seqlen=16, window_overlap=overlap)
+        inputs = encode_questions([example], tokenizer, max_seqlen=16, window_overlap=overlap)
         expected = hf_tokenizer(
             example.question, example.context, truncation="only_second", max_length=16,
             stride=overlap, return_overflowing_tokens=True,
@@ -145,17 +146,19 @@ def test_overlapping_windows_equal_transformers(
 
 
 def test_large_overlap_of_short_windows_is_limited(tokenizer: Tokenizer) -> None:
-    """Consecutive windows start at least an eighth of their length apart."""
-    example = QuestionExample("who", "red " * 200, (), "1", "f")
-    inputs = encode([example], tokenizer, max_seqlen=36, window_overlap=128)
-    assert len(inputs) == 1 + -(-(200 - 32) // 4)
+    """The starts of consecutive windows differ by at least an eighth of the window size."""
+    num_tokens, max_seqlen = 200, 36
+    example = QuestionExample("who", "red " * num_tokens, (), "1", "f")
+    inputs = encode_questions([example], tokenizer, max_seqlen=max_seqlen, window_overlap=128)
+    window_size = max_seqlen - 4  # [CLS], 1 question token and two [SEP]
+    assert len(inputs) == 1 + math.ceil((num_tokens - window_size) / (window_size // 8))
 
 
 def test_target_is_cls_unless_window_contains_the_whole_answer(tokenizer: Tokenizer) -> None:
-    """A window with a part of the answer has the same target as one without it."""
+    """A window with only a part of the answer has the same target as a window without answer."""
     context = "red " * 6 + "green blue" + " red" * 6
     example = QuestionExample("who", context, (("green blue", 24),), "1", "f")
-    inputs = encode([example], tokenizer, max_seqlen=11, window_stride=2)
+    inputs = encode_questions([example], tokenizer, max_seqlen=11, window_stride=2)
     assert inputs.targets is not None
     targets = np.concatenate(inputs.targets).tolist()
     for [(ids, _)], target in zip(inputs.sequences, targets, strict=True):
@@ -166,9 +169,9 @@ def test_target_is_cls_unless_window_contains_the_whole_answer(tokenizer: Tokeni
 
 
 def test_long_question_leaves_room_for_the_context(tokenizer: Tokenizer) -> None:
-    """With the minimum length the question takes half of the input; all context is covered."""
+    """A long question takes at most half of the input; the windows cover the whole context."""
     example = QuestionExample("who " * 70, CONTEXT, (("again", 25),), "1", "f")
-    inputs = encode([example], tokenizer, max_seqlen=8)
+    inputs = encode_questions([example], tokenizer, max_seqlen=8)
     covered = {tuple(pair) for window in inputs.decoding_data for pair in window.offsets.tolist()}
     assert len(covered) == 8
     assert all(len(ids) <= 8 for [(ids, _)] in inputs.sequences)
@@ -220,7 +223,7 @@ def test_best_spans_equal_exhaustive_search(tokenizer: Tokenizer) -> None:
     rng = np.random.default_rng(3)
     contexts = [CONTEXT, "red green blue and again " * 7, "red " * 60]
     examples = [QuestionExample("who", context, None, "", "f") for context in contexts]
-    inputs = encode(examples, tokenizer, max_seqlen=16, window_stride=4)
+    inputs = encode_questions(examples, tokenizer, max_seqlen=16, window_stride=4)
     windows: list[spans.ContextWindow] = inputs.decoding_data
     outputs = [rng.normal(size=(len(ids), 2)).astype(np.float32) for [(ids, _)] in inputs.sequences]
     for max_answer_tokens, num_spans in ((3, 5), (30, 20), (1, 1), (4, 1)):
@@ -276,7 +279,7 @@ def test_predicted_answer_has_the_original_characters(
     tokenizer = Tokenizer(TokenizerSpec(vocab=vocabulary, strip_accents=strip_accents))
     start = text.index(answer)
     example = QuestionExample("a", text, ((answer, start),), "1", "f")
-    inputs = encode([example], tokenizer)
+    inputs = encode_questions([example], tokenizer)
     assert inputs.targets is not None
     assert inputs.targets[0].tolist() != [[0, 0]]
     outputs = np.zeros((len(inputs.sequences[0][0][0]), 2), np.float32)
@@ -288,14 +291,14 @@ def test_predicted_answer_has_the_original_characters(
 
 
 def test_answer_without_tokens_is_no_target(tokenizer: Tokenizer) -> None:
-    """Such a question is not trained as unanswerable; another answer with tokens is used."""
+    """The target is another answer with tokens; without one, the question is not trained."""
     context, removed_answer = "red \ufffd blue", ("\ufffd", 4)
     answers = [(removed_answer,), (removed_answer, ("blue", 6)), ()]
     examples = [
         QuestionExample("who", context, question_answers, str(index), "f")
         for index, question_answers in enumerate(answers)
     ]
-    inputs = encode(examples, tokenizer)
+    inputs = encode_questions(examples, tokenizer)
     assert inputs.targets is not None
     assert [targets.tolist() for targets in inputs.targets] == [[], [[4, 4]], [[0, 0]]]
     assert inputs.find_units_with_target() == [1, 2]
@@ -304,8 +307,8 @@ def test_answer_without_tokens_is_no_target(tokenizer: Tokenizer) -> None:
 
 
 def test_context_without_tokens_gives_an_empty_answer(tokenizer: Tokenizer) -> None:
-    """It has one window, and the score of the empty span is that of no answer."""
-    inputs = encode([QuestionExample("who", "\ufffd", None, "", "f")], tokenizer)
+    """A context without tokens has one window; its only span is empty and means no answer."""
+    inputs = encode_questions([QuestionExample("who", "\ufffd", None, "", "f")], tokenizer)
     (prediction,) = spans.find_best_spans(
         [np.ones((4, 2), np.float32)],
         inputs.decoding_data,
@@ -317,11 +320,11 @@ def test_context_without_tokens_gives_an_empty_answer(tokenizer: Tokenizer) -> N
 
 
 def test_loss_is_mean_cross_entropy_of_start_and_end(tokenizer: Tokenizer) -> None:
-    """The softmax is over the tokens of a window only, whatever else is in the batch."""
+    """The softmax is over the tokens of a single window, not over the batch."""
     examples = [QuestionExample("who", CONTEXT, (("BLUE, red", 15),), "1", "f"),
                 QuestionExample("who", "red", (), "2", "f"),
                 QuestionExample("who", "red and", (("red", 0),), "3", "f")]  # fmt: skip
-    inputs = encode(examples, tokenizer)
+    inputs = encode_questions(examples, tokenizer)
     batch = inputs.make_micro_batch([0, 1, 2])
     assert batch.token_indices is not None
     assert torch.equal(batch.token_indices, torch.arange(len(batch.packed.ids)))
@@ -340,26 +343,27 @@ def test_loss_is_mean_cross_entropy_of_start_and_end(tokenizer: Tokenizer) -> No
 
 
 def test_metrics_use_best_span_and_no_answer_threshold(tokenizer: Tokenizer) -> None:
-    """Correct spans and correct null predictions score 1; a high threshold always gives a span."""
+    """Correct predictions score 1; with a high threshold, a span is always predicted."""
     examples = [QuestionExample("who", CONTEXT, (("Red", 0), ("BLUE", 15)), "1", "f"),
                 QuestionExample("who", CONTEXT, (), "2", "f")]  # fmt: skip
-    inputs = encode(examples, tokenizer)
+    inputs = encode_questions(examples, tokenizer)
     outputs = [np.zeros((inputs.count_tokens(unit), 2), np.float32) for unit in range(2)]
-    outputs[0][7] = 4.0  # "blue"
-    outputs[1][0] = 4.0
+    outputs[0][7] = 4.0  # The token "blue" has the highest start and end logit.
+    outputs[1][0] = 4.0  # [CLS] has the highest logits: no answer is predicted.
     metrics = compute_metrics(outputs, inputs, examples, HEAD, make_task())
     assert (metrics["f1"], metrics["exact"], metrics["NoAns_exact"]) == (1.0, 1.0, 1.0)
+    # The margins of no answer are 0 - 2 * 4 for the first question and 2 * 4 - 0 for the second.
     assert -8 < metrics["null_threshold"] < 8
     high_threshold = make_task(null_threshold=9.0)
     assert compute_metrics(outputs, inputs, examples, HEAD, high_threshold)["f1"] == 0.5
-    answerable = encode(examples[:1], tokenizer)
+    answerable = encode_questions(examples[:1], tokenizer)
     metrics = compute_metrics(outputs[:1], answerable, examples[:1], HEAD, make_task())
     assert metrics == {"f1": 1.0, "exact": 1.0}
 
 
 @pytest.mark.data
 def test_squad_answers_survive_tokenization(tmp_path: Path, shared_text: Path) -> None:
-    """At least 99% of the answers of SQuAD's dev set equal the text of their target tokens."""
+    """The text of the target tokens equals at least 99% of the answers in SQuAD's dev set."""
     with tarfile.open(shared_text.parent / "labelled.tar.xz") as archive:
         names = {"labelled/squad/dev-v1.1.json", "labelled/vocab/bert-base-uncased.txt"}
         for member in archive:
@@ -369,7 +373,7 @@ def test_squad_answers_survive_tokenization(tmp_path: Path, shared_text: Path) -
     tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
     examples, counts = read_examples(tmp_path / "labelled/squad/dev-v1.1.json", make_task())
     assert counts.num_used == counts.num_read == 10_570
-    inputs = encode(examples, tokenizer, max_seqlen=384)
+    inputs = encode_questions(examples, tokenizer, max_seqlen=384)
     assert inputs.targets is not None
     outputs = []
     for [(ids, _)], targets in zip(inputs.sequences, inputs.targets, strict=True):

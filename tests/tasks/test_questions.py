@@ -32,13 +32,16 @@ def make_question(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (question | changes).items() if value is not None}
 
 
-def test_squad_and_flat_files_are_read_alike(tmp_path: Path) -> None:
-    """SQuAD's JSON and Hugging Face's rows give the same examples, also unanswerable ones."""
-    plausible = {"is_impossible": True, "plausible_answers": [{"text": "Red", "answer_start": 0}]}
+def test_squad_files_and_rows_give_equal_examples(tmp_path: Path) -> None:
+    """SQuAD's JSON and rows of the Hugging Face dataset give the same examples."""
+    unanswerable_fields = {
+        "is_impossible": True,
+        "plausible_answers": [{"text": "Red", "answer_start": 0}],
+    }
     squad_file = write_squad_file(
         tmp_path / "a.json",
         make_question(is_impossible=False),
-        make_question(id="q2", answers=[], **plausible),
+        make_question(id="q2", answers=[], **unanswerable_fields),
     )
     squad_examples, counts = read_examples(squad_file, make_task())
     rows = [
@@ -47,32 +50,32 @@ def test_squad_and_flat_files_are_read_alike(tmp_path: Path) -> None:
         {"id": "q2", "question": "who?", "context": CONTEXT,
          "answers": {"text": [], "answer_start": []}},
     ]  # fmt: skip
-    flat_file = tmp_path / "a.jsonl"
-    flat_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flat_examples, _ = read_examples(flat_file, make_task())
+    row_file = tmp_path / "a.jsonl"
+    row_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row_examples, _ = read_examples(row_file, make_task())
     assert [
         (example.id, example.question, example.context, example.answers)
         for example in squad_examples
     ] == [("q1", "who?", CONTEXT, (("BLUE", 15),)), ("q2", "who?", CONTEXT, ())]
-    assert [example.answers for example in flat_examples] == [
+    assert [example.answers for example in row_examples] == [
         example.answers for example in squad_examples
     ]
     assert squad_examples[1].location == f"{squad_file}, article 1 (T), paragraph 1, question q2"
-    assert flat_examples[1].location == f"{flat_file}, line 2"
+    assert row_examples[1].location == f"{row_file}, line 2"
     assert (counts.num_read, counts.num_used) == (2, 2)
-    unlabeled, _ = read_examples(flat_file, make_task(), labeled=False)
+    unlabeled, _ = read_examples(row_file, make_task(), labeled=False)
     assert [example.answers for example in unlabeled] == [None, None]
 
 
-def test_flat_questions_without_ids_are_numbered(tmp_path: Path) -> None:
-    """Ids are required in SQuAD's format only."""
+def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
+    """Ids are required in SQuAD's format, but not in files with one question per row."""
     row = {"question": "who?", "context": CONTEXT, "answers": make_question()["answers"]}
     (tmp_path / "a.jsonl").write_text((json.dumps(row) + "\n") * 2)
     examples, _ = read_examples(tmp_path / "a.jsonl", make_task())
     assert [example.id for example in examples] == ["1", "2"]
 
 
-def test_columns_of_flat_files_can_be_set(tmp_path: Path) -> None:
+def test_columns_of_question_rows_can_be_set(tmp_path: Path) -> None:
     """Question, context and answers are read from the columns in the settings."""
     row = {"id": 1, "q": "who?", "passage": CONTEXT, "gold": make_question()["answers"]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
@@ -122,13 +125,13 @@ def test_columns_of_flat_files_can_be_set(tmp_path: Path) -> None:
 def test_invalid_question_is_an_error_or_skipped(
     tmp_path: Path, question: Any, message: str
 ) -> None:
-    """The error names file, article, paragraph and question; with skip_invalid it is counted."""
+    """The error names article, paragraph and question; with skip_invalid a question is skipped."""
     file = write_squad_file(tmp_path / "a.json", make_question(), question, make_question(id="q3"))
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(TaskError) as error:
         read_examples(file, make_task())
-    assert message in str(caught.value)
-    assert f"{file}, article 1 (T), paragraph 1, question" in str(caught.value)
-    assert "--skip-invalid" in str(caught.value)
+    assert message in str(error.value)
+    assert f"{file}, article 1 (T), paragraph 1, question" in str(error.value)
+    assert "--skip-invalid" in str(error.value)
     examples, counts = read_examples(file, make_task(skip_invalid=True))
     assert [example.id for example in examples] == ["q1", "q3"]
     assert (counts.num_read, counts.num_used, sum(counts.skipped.values())) == (3, 2, 1)
@@ -158,7 +161,7 @@ def test_empty_context_invalidates_its_questions(tmp_path: Path) -> None:
 def test_wrong_file_format_is_an_error_even_with_skip_invalid(
     tmp_path: Path, content: str, message: str
 ) -> None:
-    """The message names the place and the expected format."""
+    """The message names the location and the expected format."""
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(TaskError, match=message):
         read_examples(tmp_path / "a.json", make_task(skip_invalid=True))

@@ -22,9 +22,12 @@ TEXTS = st.lists(st.sampled_from(SIMILAR_WORDS), max_size=5).flatmap(
 ANSWERS = st.lists(TEXTS.filter(bool), max_size=4)
 #: Small integers, so that margins are often equal.
 NULL_MARGINS = st.integers(-3, 3).map(float)
-#: Predicted text, correct answers, and margin of no answer.
+#: Predicted text, correct answers, and the score of no answer minus the score of the prediction.
 Question = tuple[str, list[str], float]
 QUESTIONS = st.lists(st.tuples(TEXTS, ANSWERS, NULL_MARGINS), min_size=1, max_size=12)
+ANSWERABLE_QUESTIONS = st.lists(
+    st.tuples(TEXTS, ANSWERS.filter(bool), NULL_MARGINS), min_size=1, max_size=12
+)
 
 
 def normalize(text: str) -> str:
@@ -58,23 +61,23 @@ def score_answer(predicted: str, answer: str, metric: str, *, is_v2: bool) -> fl
     return 2 * precision * recall / (precision + recall)
 
 
-def mean_score(
+def compute_mean_score(
     predictions: Sequence[str], answers: Sequence[Sequence[str]], metric: str, *, is_v2: bool
 ) -> float:
-    """Score predictions like evaluate-v1.1 or evaluate-v2.0."""
+    """Return the mean score of predictions, as in evaluate-v1.1 or evaluate-v2.0."""
     total = 0.0
     for predicted, question_answers in zip(predictions, answers, strict=True):
-        usable = question_answers
+        valid_answers = question_answers
         if is_v2:
-            usable = [text for text in question_answers if normalize(text)] or [""]
-        total += max(score_answer(predicted, text, metric, is_v2=is_v2) for text in usable)
+            valid_answers = [text for text in question_answers if normalize(text)] or [""]
+        total += max(score_answer(predicted, text, metric, is_v2=is_v2) for text in valid_answers)
     return total / len(predictions)
 
 
 def split_questions(
     questions: Sequence[Question],
 ) -> tuple[list[str], list[list[str]], list[float]]:
-    """Return the predictions, the answers and the margins of no answer."""
+    """Return the predictions, the answers and the margins of all questions."""
     predictions, answers, margins = zip(*questions, strict=True)
     return list(predictions), list(map(list, answers)), list(margins)
 
@@ -103,19 +106,22 @@ def test_normalization_equals_reference(text: str) -> None:
     assert squad.normalize_answer(text) == normalize(text)
 
 
-@given(QUESTIONS.map(lambda questions: [row for row in questions if row[1]]).filter(bool))
+@given(ANSWERABLE_QUESTIONS)
 def test_v1_metrics_equal_reference(questions: list[Question]) -> None:
-    """If all questions have answers, only exact match and F1 are returned."""
+    """If all questions have answers, only exact match and F1 are returned, and both agree."""
     predictions, answers, margins = split_questions(questions)
     metrics = squad.compute_squad_metrics(predictions, np.array(margins), answers)
     assert metrics == pytest.approx(
-        {name: mean_score(predictions, answers, name, is_v2=False) for name in ("exact", "f1")}
+        {
+            name: compute_mean_score(predictions, answers, name, is_v2=False)
+            for name in ("exact", "f1")
+        }
     )
 
 
 @given(QUESTIONS, NULL_MARGINS)
 def test_v2_metrics_equal_reference(questions: list[Question], threshold: float) -> None:
-    """At a fixed threshold all metrics agree, including those of answerable questions only."""
+    """With a fixed threshold, the metrics of all and of answerable questions agree."""
     predictions, answers, margins = split_questions([*questions, ("b", [], 0.5)])
     metrics = squad.compute_squad_metrics(predictions, np.array(margins), answers, threshold)
     final_predictions = [
@@ -123,7 +129,7 @@ def test_v2_metrics_equal_reference(questions: list[Question], threshold: float)
         for text, margin in zip(predictions, margins, strict=True)
     ]
     for name in ("exact", "f1"):
-        expected = mean_score(final_predictions, answers, name, is_v2=True)
+        expected = compute_mean_score(final_predictions, answers, name, is_v2=True)
         assert metrics[name] == pytest.approx(expected)
         for prefix, is_answerable in (("HasAns", True), ("NoAns", False)):
             subset = [
@@ -135,14 +141,14 @@ def test_v2_metrics_equal_reference(questions: list[Question], threshold: float)
             assert (key in metrics) == bool(subset)
             if subset:
                 texts, subset_answers = zip(*subset, strict=True)
-                expected = mean_score(texts, subset_answers, name, is_v2=True)
+                expected = compute_mean_score(texts, subset_answers, name, is_v2=True)
                 assert metrics[key] == pytest.approx(expected)
     assert metrics["null_threshold"] == threshold
 
 
 @given(QUESTIONS)
 def test_best_threshold_maximizes_the_metric(questions: list[Question]) -> None:
-    """The tuned thresholds are optimal for F1 and exact match; metrics use the one for F1."""
+    """No other threshold is better; the metrics are those of the best threshold for F1."""
     predictions, answers, margins = split_questions([*questions, ("b", [], 0.5)])
     null_margins = np.array(margins)
     metrics = squad.compute_squad_metrics(predictions, null_margins, answers)
@@ -154,8 +160,8 @@ def test_best_threshold_maximizes_the_metric(questions: list[Question]) -> None:
         best = max(values[name] for values in metrics_by_threshold)
         assert metrics[f"best_{name}"] == pytest.approx(best)
         threshold = metrics[f"best_{name}_thresh"]
-        at_threshold = squad.compute_squad_metrics(predictions, null_margins, answers, threshold)
-        assert at_threshold[name] == pytest.approx(metrics[f"best_{name}"])
+        best_metrics = squad.compute_squad_metrics(predictions, null_margins, answers, threshold)
+        assert best_metrics[name] == pytest.approx(metrics[f"best_{name}"])
     assert metrics["f1"] == pytest.approx(metrics["best_f1"])
     threshold = metrics["null_threshold"]
     assert squad.compute_squad_metrics(predictions, null_margins, answers, threshold) == metrics
@@ -172,10 +178,13 @@ def test_best_f1_equals_official_sweep() -> None:
         answers[0] = []
         predictions = [str(text) for text in rng.choice(["x y", "x", "z"], num_questions)]
         null_margins = rng.normal(size=num_questions)
+        # Without any prediction, only unanswerable questions are correct.
         total = best = float(sum(not question_answers for question_answers in answers))
         for index in np.argsort(null_margins):
             if answers[index]:
-                total += mean_score([predictions[index]], [answers[index]], "f1", is_v2=True)
+                total += compute_mean_score(
+                    [predictions[index]], [answers[index]], "f1", is_v2=True
+                )
             else:
                 total -= 1
             best = max(best, total)
@@ -186,7 +195,7 @@ def test_best_f1_equals_official_sweep() -> None:
 @pytest.mark.parametrize(
     ("predicted", "answer", "expected"),
     [
-        ("서울특별시", "서울", 2 * 2 / 7),
+        ("서울특별시", "서울", 2 * 2 / (5 + 2)),
         ("《무궁화》 꽃", "무궁화꽃", 1.0),
         ("‘Apple’ (the)", "apple THE.", 1.0),
         ("가나", "다라", 0.0),
@@ -194,7 +203,7 @@ def test_best_f1_equals_official_sweep() -> None:
     ],
 )
 def test_character_f1_examples(predicted: str, answer: str, expected: float) -> None:
-    """Marks, punctuation and spaces are ignored, articles are not, and the best answer counts."""
+    """Quotation marks, punctuation and spaces are ignored; articles are not removed."""
     metrics = squad.compute_squad_metrics(
         [predicted], np.zeros(1), [["밖", answer]], names=("f1", "exact", "char_f1")
     )
@@ -212,13 +221,13 @@ def test_character_f1_of_unanswerable_questions() -> None:
     assert metrics["best_char_f1"] == pytest.approx(5 / 6)
 
 
-def test_hand_computed_metrics() -> None:
-    """The best answer counts, and v1.1 and v2.0 differ for answers that normalize to nothing."""
+def test_metrics_of_small_examples() -> None:
+    """The best answer counts; versions differ for answers that are empty after normalization."""
     metrics = squad.compute_squad_metrics(["the red fox"], np.zeros(1), [["fox", "a red fox"]])
     assert metrics == {"f1": 1.0, "exact": 1.0}
     metrics = squad.compute_squad_metrics(["red fox ran"], np.zeros(1), [["a dog", "fox"]])
     assert metrics == {"f1": pytest.approx(0.5), "exact": 0.0}
-    # "." and "." are equal in v1.1, but share no word; v2.0 ignores the answer.
+    # In version 1.1 the answer "." is an exact match without a common word; 2.0 ignores it.
     metrics = squad.compute_squad_metrics(["."], np.zeros(1), [["."]])
     assert metrics == {"f1": 0.0, "exact": 1.0}
     metrics = squad.compute_squad_metrics([".", "x"], np.zeros(2), [[".", "y"], []], 9.0)

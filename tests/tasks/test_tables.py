@@ -42,7 +42,7 @@ def test_quotation_mark_in_tsv_is_an_ordinary_character(tmp_path: Path) -> None:
 
 
 def test_columns_are_numbered_without_a_header(tmp_path: Path) -> None:
-    """The first line is then an ordinary row."""
+    """Without a header, the first line is an ordinary row."""
     (tmp_path / "a.tsv").write_text("p\tq\nr\ts\n")
     rows = [dict(row.cells) for row in read_rows(tmp_path / "a.tsv", has_header=False)]
     assert rows == [{"0": "p", "1": "q"}, {"0": "r", "1": "s"}]
@@ -53,7 +53,7 @@ def test_columns_are_numbered_without_a_header(tmp_path: Path) -> None:
     [
         ("a.csv", b"x,x\n1,2\n", r"line 1: duplicate column 'x'"),
         ("a.csv", b"x\n\xff\n", r"a\.csv, line 2: not UTF-8: byte 0xff; .*cp949 .*latin-1"),
-        # After the first block that is read, and after multibyte characters.
+        # The invalid byte is not in the first block that is read, and follows multibyte characters.
         (
             "a.jsonl",
             '{"x": "ä"}\n'.encode() * 5000 + b'{"x": "caf\xe9"}\n{}\n',
@@ -86,7 +86,7 @@ def test_unreadable_table_is_an_error_with_location(
 def test_invalid_row_does_not_affect_other_rows(
     tmp_path: Path, name: str, content: str, line: int, error: str
 ) -> None:
-    """It has a location and an error, and the row before it is valid."""
+    """An invalid row has a location and an error; the row before it is valid."""
     (tmp_path / name).write_text(content)
     first, second = read_rows(tmp_path / name)
     assert not first.error
@@ -101,7 +101,7 @@ def test_invalid_row_does_not_affect_other_rows(
     ],
 )
 def test_quotation_mark_that_spans_lines_is_an_error(tmp_path: Path, row: str, reason: str) -> None:
-    """It may hide any number of rows, so the row is not skipped."""
+    """The quoted text may contain any number of rows, so it is an error instead of skipped."""
     (tmp_path / "a.csv").write_text(f"label,text\n{row}\nc,three\n")
     with pytest.raises(TaskError, match=rf"a\.csv, line 2: the row that begins .* \({reason}"):
         list(read_rows(tmp_path / "a.csv"))
@@ -150,19 +150,23 @@ def test_compressed_tables_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_json_array_is_read_in_pieces(indent: int | None, size: int) -> None:
-    """Objects and line numbers do not depend on where the text is split."""
-    values = [{"text": "x" * n, "n": n, "inner": [{"k": [1.5, None]}]} for n in range(20)]
+@pytest.mark.parametrize("chunk_size", [1, 7, 10_000])
+def test_json_array_is_read_in_chunks(indent: int | None, chunk_size: int) -> None:
+    """Objects and line numbers do not depend on where the text is split into chunks."""
+    values = [
+        {"text": "x" * length, "length": length, "nested": [{"key": [1.5, None]}]}
+        for length in range(20)
+    ]
     text = "\n " + json.dumps(values, indent=indent) + "\n"
-    chunks = (text[start : start + size] for start in range(0, len(text), size))
+    chunks = (text[start : start + chunk_size] for start in range(0, len(text), chunk_size))
     rows = list(read_json(chunks, Path("a.json")))
     assert [value for _, value, _ in rows] == values
+    # With indentation, "[" is on line 2, and each object has 12 lines.
     assert [line for line, _, _ in rows][:2] == ([2, 2] if indent is None else [3, 15])
 
 
 def test_json_file_is_an_array_or_lines(tmp_path: Path) -> None:
-    """Values that are not objects are invalid rows; syntax errors in an array are errors."""
+    """Values that are not objects are invalid rows; an array with a syntax error is an error."""
     path = tmp_path / "a.json"
     path.write_text(json.dumps(ROWS))
     assert [dict(row.cells) for row in read_rows(path)] == ROWS
@@ -206,7 +210,7 @@ def test_dot_selects_a_key_of_an_object(tmp_path: Path) -> None:
     ],
 )
 def test_delimiter_is_detected(tmp_path: Path, content: str, delimiter: str) -> None:
-    """A delimiter other than the comma is reported, and used only if it splits rows evenly."""
+    """A delimiter that gives all rows the same number of cells is detected and reported."""
     path, notes = tmp_path / "a.csv", list[str]()
     path.write_text(content)
     rows = list(read_rows(path, notes=notes))
@@ -220,7 +224,7 @@ def test_delimiter_is_detected(tmp_path: Path, content: str, delimiter: str) -> 
 
 
 def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> None:
-    """Without a header the most frequent number of cells does; the damaged line is invalid."""
+    """Without a header, most lines determine the number of columns; others are invalid."""
     for name, lines in (
         ("a.tsv", "damaged\nred\t1\nblue\t0\n"),
         ("a.csv", '"x"y\nred,1\nblue,0\n'),
@@ -234,7 +238,7 @@ def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> No
         ]
 
 
-def test_other_encodings_are_read_if_given(tmp_path: Path) -> None:
+def test_encoding_can_be_set(tmp_path: Path) -> None:
     """The error for text that is not UTF-8 suggests encodings; unknown encodings are rejected."""
     path = tmp_path / "a.csv"
     path.write_bytes("글,값\n좋다,1\n".encode("cp949"))
@@ -255,7 +259,7 @@ def test_other_encodings_are_read_if_given(tmp_path: Path) -> None:
 
 
 def test_table_is_read_from_a_stream() -> None:
-    """The format is given, because a stream has no suffix; Parquet is supported too."""
+    """A stream has no suffix, so its format is set; CSV, JSON lines and Parquet are supported."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     buffer = io.BytesIO()

@@ -176,8 +176,10 @@ def test_invalid_sentence_is_an_error_or_skipped(
         read_examples(tmp_path / name, TWO_COLUMNS, labels=labels)
     if "no column" in message:
         return
-    good = '\n{"tokens": ["a"], "tags": ["O"]}\n' if name.endswith("jsonl") else "\n\na O\n"
-    (tmp_path / name).write_text(text + good)
+    valid_sentence = (
+        '\n{"tokens": ["a"], "tags": ["O"]}\n' if name.endswith("jsonl") else "\n\na O\n"
+    )
+    (tmp_path / name).write_text(text + valid_sentence)
     task = TWO_COLUMNS.model_copy(update={"skip_invalid": True})
     sentences, counts = read_examples(tmp_path / name, task, labels=labels)
     assert sentences[-1].tags == ("O",)
@@ -187,7 +189,7 @@ def test_invalid_sentence_is_an_error_or_skipped(
 
 @pytest.mark.parametrize("text", ["Paris\nParis\n", "a,B-X\nb,O\n"])
 def test_single_column_cannot_hold_words_and_tags(tmp_path: Path, text: str) -> None:
-    """With one column, as in CSV read as CoNLL, the last column is also the first."""
+    """Files with one column, such as CSV that is read as CoNLL, are rejected."""
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(TaskError, match=r"line 1: words and tags would both be column 0 of 1"):
         read_examples(tmp_path / "a.txt", TAGS)
@@ -195,7 +197,7 @@ def test_single_column_cannot_hold_words_and_tags(tmp_path: Path, text: str) -> 
 
 @pytest.mark.parametrize("separator", ["\t", " "])
 def test_klue_comments_are_ignored(tmp_path: Path, separator: str) -> None:
-    """In files of words "##" may also be a word."""
+    """Lines that start with "##" are comments, unless they have the columns of the file."""
     lines = ["Oslo B-LC", "## O", "is O", "", "## s2\t<it> has", "it O"]
     lines = [line if "s2" in line else line.replace(" ", separator) for line in lines]
     (tmp_path / "a.tsv").write_text("\n".join(["## word, tag:", "## s1\t<Oslo:LC> is", *lines, ""]))
@@ -205,7 +207,7 @@ def test_klue_comments_are_ignored(tmp_path: Path, separator: str) -> None:
 
 
 def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> None:
-    """The most frequent number of columns does; the sentence of the damaged line is invalid."""
+    """Most lines determine the number of columns; a sentence with another line is invalid."""
     (tmp_path / "a.txt").write_text("damaged\n\na O\nb B-X\n\nc O\n")
     with pytest.raises(TaskError, match=r"line 1: .* number of columns: 1 .* line 3 has 2"):
         read_examples(tmp_path / "a.txt", TWO_COLUMNS)
@@ -216,7 +218,7 @@ def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> No
 
 
 def test_error_for_characters_read_as_words_suggests_the_setting(tmp_path: Path) -> None:
-    """A space that is a unit is an empty word; the message names task.unit."""
+    """A space is an empty word, but a valid character; the message names task.tag_level."""
     (tmp_path / "k.tsv").write_text("서\tB-LC\n \tO\n살\tO\n")
     with pytest.raises(TaskError, match=r"an empty word; if .* --set task\.tag_level=character"):
         read_examples(tmp_path / "k.tsv", TWO_COLUMNS)
@@ -268,7 +270,7 @@ def test_integer_column_is_converted_to_text(tmp_path: Path) -> None:
 
 
 def test_consecutive_rows_of_a_document_are_grouped(tmp_path: Path) -> None:
-    """The column "document" identifies them; it is required with document context."""
+    """Rows with the same value in the column "document" are grouped; document context needs it."""
     rows = [{"tokens": ["a"], "tags": ["O"], **({"document": name} if name else {})}
             for name in ("x", "x", "y", "", "")]  # fmt: skip
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -320,9 +322,10 @@ def test_correct_outputs_score_one_unless_truncated(
     pairs = [("peter blackburn", "B-PER I-PER"), ("eu", "B-ORG"), ("rejects", "O"), ("oslo", "O")]
     examples = []
     for index in range(40):
-        chosen_pairs = [pairs[choice] for choice in rng.integers(0, 4, rng.integers(1, 9))]
-        text, tags = (" ".join(parts) for parts in zip(*chosen_pairs, strict=True))
-        examples.append(make_sentence(text, tags, index // 7))
+        sentence_pairs = [pairs[choice] for choice in rng.integers(0, 4, rng.integers(1, 9))]
+        text = " ".join(words for words, _ in sentence_pairs)
+        tags = " ".join(pair_tags for _, pair_tags in sentence_pairs)
+        examples.append(make_sentence(text, tags, document=index // 7))
     task = ENTITIES.model_copy(update={"context": context, "max_seqlen": length})
     counts = ExampleCounts()
     inputs = encode_examples(examples, tokenizer, HEAD, task, counts)
@@ -337,7 +340,7 @@ def test_correct_outputs_score_one_unless_truncated(
 
 
 def test_document_context_fills_the_inputs(tokenizer: Tokenizer) -> None:
-    """Every input is as long as its document allows and has tokens of one document only."""
+    """Each input is as long as possible and contains tokens of a single document."""
     examples = [make_sentence("eu", "B-ORG", 0) for _ in range(30)]
     examples += [make_sentence("oslo", "O", 1) for _ in range(3)]
     task = ENTITIES.model_copy(update={"context": "document", "max_seqlen": 12})
@@ -355,7 +358,7 @@ def test_document_context_fills_the_inputs(tokenizer: Tokenizer) -> None:
 def test_document_without_tokens_is_predicted_as_outside(
     tokenizer: Tokenizer, context: str
 ) -> None:
-    """It has an empty input without predictions, and its tags count in the metrics."""
+    """The input is empty, no tag is predicted, and all tags count as O in the metrics."""
     task = ENTITIES.model_copy(update={"context": context})
     examples = [make_sentence("\u200b \u200b", "O B-PER", 1)]
     inputs = encode_examples(examples, tokenizer, HEAD, task, ExampleCounts())
@@ -373,22 +376,22 @@ def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
     CPU time is measured because it does not depend on other processes.
     """
     task = ENTITIES.model_copy(update={"context": "document", "max_seqlen": 16})
-    split_task = ENTITIES.model_copy(update={"max_seqlen": 16})
+    sentence_task = ENTITIES.model_copy(update={"max_seqlen": 16})
 
-    def cpu_seconds(num_words: int) -> float:
+    def measure_cpu_seconds(num_words: int) -> float:
         document = make_sentence(" ".join(["peter"] * num_words), " ".join(["O"] * num_words))
         durations = []
         for _ in range(3):
             start = time.process_time()
             encode_examples([document], tokenizer, HEAD, task, ExampleCounts())
-            inputs = encode_examples([document], tokenizer, HEAD, split_task, ExampleCounts())
+            inputs = encode_examples([document], tokenizer, HEAD, sentence_task, ExampleCounts())
             alignments = inputs.decoding_data
             token_tags = ["O"] * len(alignments[0].predicted_token_indices)
             list(to_unit_tags([document], alignments, token_tags))
             durations.append(time.process_time() - start)
         return min(durations)
 
-    assert cpu_seconds(16_000) < 60 * cpu_seconds(1000)
+    assert measure_cpu_seconds(16_000) < 60 * measure_cpu_seconds(1000)
 
 
 def test_class_report_of_entities_and_tags(tokenizer: Tokenizer) -> None:
@@ -438,7 +441,7 @@ def test_character_macro_f1_equals_klue(tokenizer: Tokenizer) -> None:
 
 
 def test_characters_of_one_token_share_an_entity(tokenizer: Tokenizer) -> None:
-    """Only the first character's tag is predicted; other characters and spaces continue it."""
+    """Only the tag of the first character is predicted; the others continue its entity."""
     text = "서울에서 살."
     tags = ("B-LC", "I-LC", "I-LC", "I-LC", "I-LC", "I-LC", "O")
     units = tuple((index, index + 1) for index in range(len(text)))
@@ -463,7 +466,7 @@ def test_single_tag_is_rejected() -> None:
 
 
 def test_conll_2003_is_read_completely(labeled_data: Path) -> None:
-    """The numbers of sentences and entities are the published ones."""
+    """The numbers of sentences and entities equal those of Tjong Kim Sang and De Meulder 2003."""
     values = PUBLIC_TASKS["conll2003"].resolve_settings(labeled_data / "conll2003")
     task = TaskSettings.parse({"name": "conll2003", **values}, "the task")
     files = {"train": task.train_file, **task.validation_files}
