@@ -90,7 +90,7 @@ class RawSentence:
 
 def detect_sentence_format(path: Path) -> str:
     """Return the format that a file's suffix indicates, one of ``SENTENCE_FORMATS``."""
-    if conllu.is_conllu(path):
+    if conllu.has_conllu_suffix(path):
         return "conllu"
     table_format = detect_table_format(path)
     return table_format if table_format in ROW_FORMATS else "conll"
@@ -213,10 +213,10 @@ def parse_sentence(
     *,
     labeled: bool,
 ) -> TaggedSentence:
-    """Validate a sentence and compute the offsets of its units.
+    """Validate a sentence and compute the character offsets of its units.
 
     Raises:
-        BadExampleError: The sentence cannot be used.
+        BadExampleError: The sentence is invalid.
     """
     if raw.error:
         raise raw.error
@@ -226,16 +226,17 @@ def parse_sentence(
             advice = "; if each unit is one character, give --set task.tag_level=character"
         raise BadExampleError("an empty word", advice)
     separator = "" if task.tag_level == "character" else " "
-    units, start = [], 0
+    unit_offsets, start = [], 0
     for unit in raw.units:
-        units.append((start, start + len(unit)))
+        unit_offsets.append((start, start + len(unit)))
         start += len(unit) + len(separator)
     tags = None
     if labeled:
         tags = tuple(to_bio2(raw.tags) if task.kind == "entities" else raw.tags)
         if labels is not None:
             _reject_unknown_tags(raw, tags, labels, path)
-    return TaggedSentence(separator.join(raw.units), tuple(units), tags, raw.document, raw.location)
+    text = separator.join(raw.units)
+    return TaggedSentence(text, tuple(unit_offsets), tags, raw.document, raw.location)
 
 
 def _reject_unknown_tags(
@@ -268,15 +269,15 @@ def _read_conll_sentences(
 
     A sentence ends at a blank line or at the start of a document.
     """
-    is_conllu_file = file_format == "conllu"
-    line_rules = _CONLLU if is_conllu_file else _CONLL
-    get_column_index = conllu.get_column_index if is_conllu_file else _parse_column_number
+    is_conllu = file_format == "conllu"
+    line_rules = _CONLLU if is_conllu else _CONLL
+    get_column_index = conllu.get_column_index if is_conllu else _parse_column_number
     word_column = get_column_index(task.text_column, "text_column", path)
     tag_column = get_column_index(task.label_column, "label_column", path) if labeled else None
     sample = list(islice(lines, _SAMPLE_LINES))
     columns = ColumnFormat.detect(sample, line_rules, word_column, tag_column, path)
     is_ignored: Callable[[str], bool] = conllu.is_non_word_line
-    if not is_conllu_file:
+    if not is_conllu:
         is_ignored = partial(_is_comment, task.tag_level, columns)
     sentence = RawSentence([], [], 0, "")
     for line_number, line in enumerate(chain(sample, lines), 1):
@@ -372,9 +373,9 @@ def read_row_sentences(
         raw = RawSentence([], [], document_number, row.location, cells=row.cells)
         try:
             read_unique_id(row, task.id_column, seen_ids)
-            units = _get_list(row, word_column)
+            units = _get_text_list(row, word_column)
             # Hugging Face datasets use numbers as tags.
-            tags = _get_list(row, tag_column, allow_numbers=True) if labeled else []
+            tags = _get_text_list(row, tag_column, allow_numbers=True) if labeled else []
         except BadExampleError as bad_example:
             yield replace(raw, error=bad_example)
             continue
@@ -392,8 +393,8 @@ def read_row_sentences(
         yield replace(raw, units=units, tags=tags, error=error)
 
 
-def _get_list(row: Row, name: str, *, allow_numbers: bool = False) -> list[str]:
-    """Return a list of words or tags. Raises BadExampleError for any other value."""
+def _get_text_list(row: Row, name: str, *, allow_numbers: bool = False) -> list[str]:
+    """Return the list of words or tags in a column; raise BadExampleError for other values."""
     value = get_cell(row, name)
     if not isinstance(value, list):
         raise BadExampleError("no list where words or tags are expected", f" in {name!r}")

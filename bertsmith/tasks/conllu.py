@@ -17,7 +17,7 @@ _NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
 _NON_WORD_ID = re.compile(r"[0-9]+[-.][0-9]+\t")
 
 
-def is_conllu(path: Path) -> bool:
+def has_conllu_suffix(path: Path) -> bool:
     """Return whether a file has the suffix .conllu."""
     return path.suffix.lower() == ".conllu"
 

@@ -90,7 +90,10 @@ def detect_dialect(
 
 
 def _detect_delimiter(sample: Sequence[str], *, has_header: bool) -> str:
-    """Return the delimiter that splits the most records into the same number of cells."""
+    """Return the delimiter that splits the most records into the same number of cells.
+
+    With a header, the comma is preferred to other delimiters.
+    """
     shares = {}
     for delimiter in (",", *_OTHER_DELIMITERS):
         counts = _count_cells(sample, Dialect(delimiter, has_quotes=True))

@@ -138,20 +138,25 @@ def get_task_settings(
             f"{bundle.path}: the label {invalid_tags[0]!r} is not an entity tag; expected O, B-…, "
             "I-…; if it marks tokens outside entities, rename it to O in id2label of config.json",
         )
-    recorded = bundle.info.get("provenance", {}).get("task", {})
-    tuned = {}
+    recorded_settings = bundle.info.get("provenance", {}).get("task", {})
+    tuned_settings = {}
     heldout_metrics = bundle.info.get("heldout_metrics", {})
     if "null_threshold" in heldout_metrics:
         # The threshold was tuned on the validation file and is stored with that file's metrics.
-        tuned["null_threshold"] = heldout_metrics["null_threshold"]
+        tuned_settings["null_threshold"] = heldout_metrics["null_threshold"]
     family_defaults = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {})
     defaults = {**family_defaults, "max_seqlen": bundle.config.max_positions}
-    if bundle.head.kind == "span" and not recorded:
+    if bundle.head.kind == "span" and not recorded_settings:
         # Models trained with other tools get the default windows of transformers.
         length = min(question_answering.DEFAULT_MAX_SEQLEN, bundle.config.max_positions)
         overlap = min(question_answering.DEFAULT_WINDOW_OVERLAP, length // 2)
         defaults |= {"max_seqlen": length, "window_overlap": overlap}
-    values = {**defaults, **recorded, **tuned, "labels": list(bundle.head.labels)}
+    values = {
+        **defaults,
+        **recorded_settings,
+        **tuned_settings,
+        "labels": list(bundle.head.labels),
+    }
     # The format of the training files does not apply to other files.
     values |= {"skip_invalid": False, "encoding": UTF8, "delimiter": ""}
     if overrides.get("window_stride") is not None:

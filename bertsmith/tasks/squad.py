@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-#: Quotation marks and brackets that KorQuAD's evaluation script replaces by spaces.
+#: Quotation marks and brackets that KorQuAD's evaluation script replaces with spaces.
 _KOREAN_MARKS = dict.fromkeys(map(ord, "'\"《》<>〈〉()‘’"), " ")  # noqa: RUF001
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -31,22 +31,22 @@ def normalize_characters(text: str) -> str:
     return "".join(text.translate(_KOREAN_MARKS).lower().translate(_PUNCTUATION).split())
 
 
-def exact_match(predicted: str, answer: str) -> float:
+def compute_exact_match(predicted: str, answer: str) -> float:
     """Return 1 if two normalized texts are equal, else 0."""
     return float(predicted == answer)
 
 
-def f1(predicted: str, answer: str) -> float:
+def compute_word_f1(predicted: str, answer: str) -> float:
     """Return the F1 of the words of two normalized texts."""
-    return _overlap_f1(predicted.split(), answer.split())
+    return _compute_overlap_f1(predicted.split(), answer.split())
 
 
-def char_f1(predicted: str, answer: str) -> float:
-    """Return the F1 of the characters of two texts from ``normalize_characters``."""
-    return _overlap_f1(predicted, answer)
+def compute_char_f1(predicted: str, answer: str) -> float:
+    """Return the F1 of the characters of two texts that ``normalize_characters`` normalized."""
+    return _compute_overlap_f1(predicted, answer)
 
 
-def _overlap_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
+def _compute_overlap_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
     """Return the F1 of two multisets of words or characters; 0 if they share no element."""
     num_shared = (Counter(predicted) & Counter(answer)).total()
     return 2 * num_shared / (len(predicted) + len(answer)) if num_shared else 0.0
@@ -54,8 +54,8 @@ def _overlap_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
 
 #: Name of each metric -> the function that compares two texts, and their normalization.
 METRICS: dict[str, tuple[Callable[[str, str], float], Callable[[str], str]]] = {
-    "f1": (f1, normalize_answer), "exact": (exact_match, normalize_answer),
-    "char_f1": (char_f1, normalize_characters),
+    "f1": (compute_word_f1, normalize_answer), "exact": (compute_exact_match, normalize_answer),
+    "char_f1": (compute_char_f1, normalize_characters),
 }  # fmt: skip
 
 
@@ -170,6 +170,8 @@ def find_best_threshold(
     """
     order = np.argsort(null_margins, kind="stable")
     margins = null_margins[order]
+    # gains[k] is the change of the total score if the spans of the k questions with the smallest
+    # margins are predicted instead of no answer.
     gains = np.concatenate([[0.0], np.cumsum((span_scores - null_scores)[order])])
     # No threshold lies between two questions with equal margins.
     gains[1:-1][margins[1:] == margins[:-1]] = -np.inf

@@ -85,10 +85,12 @@ def collect_labels(examples: Sequence[TaggedSentence], path: str) -> tuple[str, 
     if len(tags) < 2:
         problem = f"every tag is {min(tags)!r}" if tags else "there is no tag"
         raise TaskError(f"{path}: {problem}; expected at least two different tags")
+    # "B" is a label without an entity type only if all tags lack types.
     begin_tags = {tag for tag in tags if tag.startswith("B-")}
     if tags <= {OUTSIDE_TAG, "B", "I"}:
         begin_tags |= tags & {"B"}
     tags |= set(map(to_inside_tag, begin_tags))
+    # Sort by entity type, and B- before I-.
     return tuple(sorted(tags, key=lambda tag: (tag != OUTSIDE_TAG, tag[2:], tag)))
 
 
@@ -209,6 +211,7 @@ def _build_windows(
                 example.location,
             )
         return
+    # The sentences [first, last) are a document.
     first = 0
     while first < len(examples):
         last = first
@@ -249,7 +252,7 @@ def _build_document_windows(
         end = starts[bisect_right(starts, begin + max_tagged_tokens) - 1]
         if end <= begin:
             end = min(begin + max_tagged_tokens, len(ids))
-        # Half of the other tokens precede ``begin``, or more if the document ends in the window.
+        # Half of the other tokens of the window precede ``begin``, or more if too few tokens follow.
         num_left = (max_tokens - (end - begin)) // 2
         num_left = max(num_left, max_tokens - (len(ids) - begin))
         num_left = min(num_left, begin)

@@ -156,7 +156,7 @@ def test_equal_numbers_are_the_same_label(tmp_path: Path) -> None:
 
 
 def test_missing_column_is_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
-    """The settings are wrong rather than a row, so the error lists the columns of the file."""
+    """A missing column is a mistake in the settings, so no row is skipped."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")
     with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
         read_examples(tmp_path / "a.csv", TaskSettings(skip_invalid=True))

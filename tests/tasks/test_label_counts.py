@@ -67,7 +67,7 @@ def test_every_task_kind_has_a_summary() -> None:
 def test_unusual_class_counts_cause_a_warning(
     labels: list[str], settings: dict[str, str], message: str
 ) -> None:
-    """Warnings: more classes than half of the examples, or a class with over 80% of them."""
+    """A class with over 80% of the examples, or a class for every two examples, is unusual."""
     task = TaskSettings.parse(settings, "the test")
     warnings = warn_about_labels(make_examples(*labels), task)
     assert bool(warnings) == bool(message)

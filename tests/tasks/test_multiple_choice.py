@@ -67,7 +67,7 @@ def test_letter_is_a_column_rather_than_an_index(tmp_path: Path) -> None:
 
 
 def test_pair_column_is_prepended_to_each_ending(tmp_path: Path) -> None:
-    """In SWAG each second text is sent2 and the ending, separated by a space."""
+    """In SWAG, the second text of a pair is "sent2" and the ending, separated by a space."""
     header = "video-id,sent1,sent2,ending0,ending1,ending2,ending3,label"
     row = "7,He waits.,She,runs.,sits.,eats.,sings.,2"
     file = write_table(tmp_path / "t.csv", row, header=header)
@@ -148,7 +148,7 @@ def test_wrong_json_type_is_rejected(tmp_path: Path, row: Any, message: str) -> 
 
 
 def test_wrong_columns_are_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
-    """If columns are missing or not set, the settings are wrong rather than a row."""
+    """Missing or unset columns are mistakes in the settings, so no row is skipped."""
     file = write_table(tmp_path / "t.csv", "red,green,blue,white,0")
     with pytest.raises(TaskError, match="no column 'd'; the columns are 'text', 'a'"):
         read_examples(file, make_task(ending_columns=["a", "d"], skip_invalid=True))

@@ -172,8 +172,10 @@ def test_long_question_leaves_room_for_the_context(tokenizer: Tokenizer) -> None
     """A long question takes at most half of the input; the windows cover the whole context."""
     example = QuestionExample("who " * 70, CONTEXT, (("again", 25),), "1", "f")
     inputs = encode_questions([example], tokenizer, max_seqlen=8)
-    covered = {tuple(pair) for window in inputs.decoding_data for pair in window.offsets.tolist()}
-    assert len(covered) == 8
+    covered_tokens = {
+        tuple(offsets) for window in inputs.decoding_data for offsets in window.offsets.tolist()
+    }
+    assert len(covered_tokens) == 8  # The context has 8 tokens.
     assert all(len(ids) <= 8 for [(ids, _)] in inputs.sequences)
 
 

@@ -379,6 +379,7 @@ def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
     sentence_task = ENTITIES.model_copy(update={"max_seqlen": 16})
 
     def measure_cpu_seconds(num_words: int) -> float:
+        """Return the smallest CPU time of three measurements."""
         document = make_sentence(" ".join(["peter"] * num_words), " ".join(["O"] * num_words))
         durations = []
         for _ in range(3):
