@@ -252,7 +252,7 @@ def _build_document_windows(
         end = starts[bisect_right(starts, begin + max_tagged_tokens) - 1]
         if end <= begin:
             end = min(begin + max_tagged_tokens, len(ids))
-        # Half of the other tokens of the window precede ``begin``, or more if too few tokens follow.
+        # Half of the other tokens precede ``begin``, or more if too few tokens follow ``end``.
         num_left = (max_tokens - (end - begin)) // 2
         num_left = max(num_left, max_tokens - (len(ids) - begin))
         num_left = min(num_left, begin)
