@@ -167,7 +167,8 @@ def _to_label_name(value: Any) -> str:
 def _reject_unknown_labels(label: Label, labels: Sequence[str] | None) -> None:
     if labels is None or isinstance(label, float):
         return
-    unknown = sorted((label if isinstance(label, frozenset) else {label}) - set(labels))
+    names = label if isinstance(label, frozenset) else {label}
+    unknown = sorted(names - set(labels))
     if unknown:
         known_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
         raise BadExampleError(

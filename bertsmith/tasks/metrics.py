@@ -29,8 +29,10 @@ def f1_score(predicted: Ints, true: Ints) -> float:
 def macro_f1_score(predicted: Ints, true: Ints) -> float:
     """Return the mean F1 of the classes that occur in either array; both are int64 [n]."""
     classes = np.union1d(predicted, true)
-    class_f1 = [f1_score((predicted == label).astype(np.int64), (true == label).astype(np.int64))
-                for label in classes]  # fmt: skip
+    class_f1 = []
+    for label in classes:
+        is_predicted, is_true = predicted == label, true == label
+        class_f1.append(f1_score(is_predicted.astype(np.int64), is_true.astype(np.int64)))
     return float(np.mean(class_f1))
 
 
@@ -205,10 +207,10 @@ def select_label_scores(
 
 def _mean_ranks(values: Floats) -> Floats:
     """Return the rank of each value, from 1, float64 [n]; equal values get their mean rank."""
-    _, value_index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, value_indices, counts = np.unique(values, return_inverse=True, return_counts=True)
     last_ranks = np.cumsum(counts)
-    ranks: Floats = (last_ranks - (counts - 1) / 2)[value_index].astype(np.float64)
-    return ranks
+    mean_ranks: Floats = (last_ranks - (counts - 1) / 2).astype(np.float64)
+    return mean_ranks[value_indices]
 
 
 LOWER_IS_BETTER = frozenset({"mse", "mae"})

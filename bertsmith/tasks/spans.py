@@ -95,8 +95,8 @@ def find_covering_tokens(
 
     Args:
         offsets: Character offsets [start, end) of each token, int64 [n, 2].
-        start: First character.
-        end: End of the characters, exclusive.
+        start: Index of the first character.
+        end: Index after the last character.
     """
     first = int(np.searchsorted(offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(offsets[:, 0], end, side="left")) - 1

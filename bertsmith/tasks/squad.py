@@ -166,7 +166,7 @@ def find_best_threshold(
         span_scores: Score of each question if its span is predicted, float64 [n].
         null_scores: Score of each question if no answer is predicted, float64 [n].
         null_margins: Score of no answer minus the score of the span, float64 [n]. No answer is
-            predicted if it is above the threshold.
+            predicted for margins above the threshold.
     """
     order = np.argsort(null_margins, kind="stable")
     margins = null_margins[order]

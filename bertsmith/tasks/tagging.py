@@ -133,7 +133,7 @@ def encode_examples(
         locations=[window.location for window in windows],
         is_truncated=is_truncated,
         targets=targets,
-        # Each input starts with [CLS].
+        # Add 1 because each input starts with [CLS].
         token_indices=[[index + 1 for index in window.token_indices] for window in windows],
         decoding_data=alignments,
     )

@@ -71,7 +71,7 @@ def test_invalid_row_is_an_error_or_skipped(
 
 
 def test_nan_is_a_class_only_if_listed(tmp_path: Path) -> None:
-    """A label "NaN" in any case is missing unless task.labels contains it."""
+    """The label "NaN", in upper or lower case, is missing unless task.labels contains it."""
     file = tmp_path / "a.csv"
     file.write_text("text,label\nred,NaN\ngreen,nan\nblue,na\nred,None\n")
     examples, counts = read_examples(file, TaskSettings(skip_invalid=True))
@@ -361,7 +361,7 @@ def test_unknown_metric_is_rejected(
 
 
 def test_class_report_of_each_kind() -> None:
-    """Single-label reports have a confusion matrix, multi-label only scores, regression nothing."""
+    """A confusion matrix is only reported for single labels; reports for regression are empty."""
     logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
 
     def compute_report(targets: Any, kind: TaskKind) -> dict[str, Any]:

@@ -57,9 +57,9 @@ def test_scores_equal_seqeval(tags: list[str]) -> None:
             for name, type_scores in compute_type_scores(predicted, true).items():
                 expected = report[name]
                 assert type_scores["support"] == expected["support"]
-                for key, seqeval_key in (("precision", "precision"), ("recall", "recall"),
-                                         ("f1", "f1-score")):  # fmt: skip
-                    assert type_scores[key] == pytest.approx(float(expected[seqeval_key]))
+                assert type_scores["precision"] == pytest.approx(float(expected["precision"]))
+                assert type_scores["recall"] == pytest.approx(float(expected["recall"]))
+                assert type_scores["f1"] == pytest.approx(float(expected["f1-score"]))
 
 
 def test_all_schemes_convert_to_the_same_bio2() -> None:

@@ -227,7 +227,7 @@ def test_answers_without_a_row_are_counted_as_skipped(tmp_path: Path) -> None:
 def test_damaged_label_file_is_an_error_even_with_skip_invalid(
     tmp_path: Path, answers: str, message: str
 ) -> None:
-    """No row of the table is invalid, so there is nothing to skip."""
+    """Rows of the label file are never skipped, because no row of the table is invalid."""
     file = write_comve_files(tmp_path, answers, 7, 8)
     with pytest.raises(TaskError, match=message):
         read_examples(file, make_task(label_file_suffix="-answers", skip_invalid=True))

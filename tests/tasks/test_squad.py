@@ -121,7 +121,7 @@ def test_v1_metrics_equal_reference(questions: list[Question]) -> None:
 
 @given(QUESTIONS, NULL_MARGINS)
 def test_v2_metrics_equal_reference(questions: list[Question], threshold: float) -> None:
-    """With a fixed threshold, the metrics of all and of answerable questions agree."""
+    """The metrics of all, of answerable and of unanswerable questions agree."""
     predictions, answers, margins = split_questions([*questions, ("b", [], 0.5)])
     metrics = squad.compute_squad_metrics(predictions, np.array(margins), answers, threshold)
     final_predictions = [

@@ -249,7 +249,7 @@ def test_word_may_contain_a_non_breaking_space(tmp_path: Path) -> None:
 
 
 def test_conll_column_names_are_rejected(tmp_path: Path) -> None:
-    """CoNLL columns are numbered; a name is not replaced by a default."""
+    """CoNLL columns are selected by number; a name is an error."""
     (tmp_path / "a.txt").write_text("a O x\n")
     for name in ("text_column", "label_column"):
         task = ENTITIES.model_copy(update={name: "word"})
@@ -358,7 +358,7 @@ def test_document_context_fills_the_inputs(tokenizer: Tokenizer) -> None:
 def test_document_without_tokens_is_predicted_as_outside(
     tokenizer: Tokenizer, context: str
 ) -> None:
-    """The input is empty, no tag is predicted, and all tags count as O in the metrics."""
+    """The model predicts no tag, and the metrics are those of predicting O for each word."""
     task = ENTITIES.model_copy(update={"context": context})
     examples = [make_sentence("\u200b \u200b", "O B-PER", 1)]
     inputs = encode_examples(examples, tokenizer, HEAD, task, ExampleCounts())
