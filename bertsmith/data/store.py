@@ -171,8 +171,8 @@ class SplitWriter:
         self._directory = directory
         self._unk_id = unk_id
         self.num_unknown = 0
-        self._id_type = _id_type(bits)
-        self._paths = {part: directory / f"{name}.{part}" for part in _part_types(bits)}
+        self._id_dtype = _get_id_dtype(bits)
+        self._paths = {part: directory / f"{name}.{part}" for part in _get_part_dtypes(bits)}
         self._files = {part: _temporary_path(path).open("wb") for part, path in self._paths.items()}
         self._hashes = {part: hashlib.sha256() for part in self._paths}
         self._num_tokens = self._num_sentences = self._num_documents = 0
@@ -196,7 +196,7 @@ class SplitWriter:
         sentence_ends = self._num_tokens + np.cumsum(sentence_sizes)
         document_ends = self._num_sentences + np.cumsum(document_sizes)
         with add_error_filename(self._directory):
-            self._write("ids", ids.astype(self._id_type, copy=False))
+            self._write("ids", ids.astype(self._id_dtype, copy=False))
             self._write("sentences", sentence_ends.astype(_OFFSET_TYPE))
             self._write("documents", document_ends.astype(_OFFSET_TYPE))
         self._num_tokens += len(ids)
@@ -257,7 +257,7 @@ class Store:
         tokenizer = Tokenizer.load(self.path / TOKENIZER_DIR)
         self.check_tokenizer(tokenizer)
         if tokenizer.vocab_size != self.manifest.vocab_size:
-            raise damaged_file_error(
+            raise make_damaged_file_error(
                 self.path / MANIFEST_FILE,
                 f"it gives a vocabulary of {self.manifest.vocab_size:,} words, "
                 f"but the tokenizer has {tokenizer.vocab_size:,}",
@@ -299,9 +299,9 @@ class Store:
         if name not in SPLITS:
             raise StoreError(f"{self.path}: no split {name!r}; choose one of {', '.join(SPLITS)}")
         manifest = self.manifest
-        paths = {part: self.path / f"{name}.{part}" for part in _part_types(manifest.bits)}
+        paths = {part: self.path / f"{name}.{part}" for part in _get_part_dtypes(manifest.bits)}
         split = Split(
-            ids=_map_array(paths["ids"], _id_type(manifest.bits)),
+            ids=_map_array(paths["ids"], _get_id_dtype(manifest.bits)),
             sentence_offsets=_map_array(paths["sentences"], _OFFSET_TYPE),
             document_offsets=_map_array(paths["documents"], _OFFSET_TYPE),
             name=f"{self.path} ({name})",
@@ -341,7 +341,7 @@ class Store:
         max_id = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
         if max_id >= self.manifest.vocab_size:
             problem = describe_out_of_vocabulary(max_id, self.manifest.vocab_size)
-            raise damaged_file_error(path, problem)
+            raise make_damaged_file_error(path, problem)
 
     def _verify_checksum(self, path: Path, progress: Progress) -> None:
         """Raise StoreError if the manifest has another checksum for the file.
@@ -358,18 +358,18 @@ class Store:
                 digest.update(chunk)
                 progress.advance(len(chunk))
         if digest.hexdigest() != expected:
-            raise damaged_file_error(
+            raise make_damaged_file_error(
                 path, f"its SHA-256 is {digest.hexdigest()[:12]}, expected {expected[:12]}"
             )
 
 
-def damaged_file_error(name: Path | str, problem: str) -> StoreError:
+def make_damaged_file_error(name: Path | str, problem: str) -> StoreError:
     """Return the error for a damaged file of a store."""
     return StoreError(f"{name}: the file is damaged: {problem}; {_REBUILD_ADVICE}")
 
 
 def describe_out_of_vocabulary(max_id: int, vocab_size: int) -> str:
-    """Describe an id outside the vocabulary, as the ``problem`` of ``damaged_file_error``."""
+    """Describe an id outside the vocabulary, as the ``problem`` of ``make_damaged_file_error``."""
     return f"it holds the token id {max_id:,}, but the vocabulary has {vocab_size:,} words"
 
 
@@ -400,12 +400,12 @@ def format_unknown_shares(counts: Mapping[SplitName, TokenCounts | None]) -> lis
     return [f"[UNK]: {shares}", *([warning] if warning else [])]
 
 
-def _part_types(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:
+def _get_part_dtypes(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:
     """Return the data type of each file of a split, by the suffix of its name."""
-    return {"ids": _id_type(bits), "sentences": _OFFSET_TYPE, "documents": _OFFSET_TYPE}
+    return {"ids": _get_id_dtype(bits), "sentences": _OFFSET_TYPE, "documents": _OFFSET_TYPE}
 
 
-def _id_type(bits: Literal[16, 32]) -> np.dtype[Any]:
+def _get_id_dtype(bits: Literal[16, 32]) -> np.dtype[Any]:
     return np.dtype("<u2" if bits == 16 else "<u4")
 
 
@@ -430,7 +430,7 @@ def _read_manifest(path: Path) -> Manifest:
             ) from None
         raise StoreError(f"{path}: not a store: it has no {MANIFEST_FILE}; {advice}") from None
     except ValueError as error:
-        raise damaged_file_error(file, f"not valid JSON: {error}") from None
+        raise make_damaged_file_error(file, f"not valid JSON: {error}") from None
     version = values.get("format") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:
         raise StoreError(
@@ -440,7 +440,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(json.dumps(values))
     except ValueError as error:
-        raise damaged_file_error(file, f"not a manifest of a store: {error}") from None
+        raise make_damaged_file_error(file, f"not a manifest of a store: {error}") from None
 
 
 def _check_file_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
@@ -453,13 +453,13 @@ def _check_file_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
         "sentences": counts.sentences + 1,
         "documents": counts.documents + 1,
     }
-    for part, dtype in _part_types(manifest.bits).items():
+    for part, dtype in _get_part_dtypes(manifest.bits).items():
         file = path / f"{name}.{part}"
         expected = num_elements[part] * dtype.itemsize
         if not file.is_file():
             raise StoreError(f"{file}: the file is missing; {_REBUILD_ADVICE}")
         if file.stat().st_size != expected:
-            raise damaged_file_error(
+            raise make_damaged_file_error(
                 file, f"it has {count_noun(file.stat().st_size, 'byte')}, expected {expected:,}"
             )
 
@@ -467,7 +467,7 @@ def _check_file_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
 def _check_offsets(path: Path, offsets: IntArray, end: int) -> None:
     """Raise StoreError unless the offsets ascend strictly from 0 to ``end``."""
     if int(offsets[0]) != 0 or int(offsets[-1]) != end:
-        raise damaged_file_error(
+        raise make_damaged_file_error(
             path,
             f"its offsets run from {int(offsets[0]):,} to {int(offsets[-1]):,}, "
             f"expected 0 to {end:,}",
@@ -476,7 +476,7 @@ def _check_offsets(path: Path, offsets: IntArray, end: int) -> None:
         chunk = offsets[first : first + _CHUNK_OFFSETS + 1]
         if (chunk[1:] <= chunk[:-1]).any():
             index = first + int(np.argmax(chunk[1:] <= chunk[:-1])) + 1
-            raise damaged_file_error(
+            raise make_damaged_file_error(
                 path, f"its offset number {index:,} is not above the one before it"
             )
 

@@ -21,7 +21,7 @@ from bertsmith.data.masking import VocabularyInfo, mask_tokens
 from bertsmith.data.packing import CuSeqlens, ExampleBatch, compute_max_seqlen, concat_batches
 from bertsmith.data.sentence_pairs import RNG_ORDER, PairSampler, SentencePairs
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import Split, damaged_file_error, describe_out_of_vocabulary
+from bertsmith.data.store import Split, describe_out_of_vocabulary, make_damaged_file_error
 
 #: Examples per run. A run is never divided between blocks. Runs are short, so that the many runs of
 #: a block are a fair sample of the split.
@@ -135,7 +135,7 @@ class ExampleStream:
         max_id = int(ids.max())
         if max_id >= self.vocabulary.vocab_size:
             problem = describe_out_of_vocabulary(max_id, self.vocabulary.vocab_size)
-            raise damaged_file_error(self._split.name, problem)
+            raise make_damaged_file_error(self._split.name, problem)
         if self.is_masked_lm:
             ids, masked_positions, labels = mask_tokens(
                 ids, cu_seqlens, pairs.rng_states, self.vocabulary, self._settings

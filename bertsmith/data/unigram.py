@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertsmith.data.counter_rng import IntArray
-from bertsmith.data.store import Split, damaged_file_error, describe_out_of_vocabulary
+from bertsmith.data.store import Split, describe_out_of_vocabulary, make_damaged_file_error
 
 #: Number of ids counted at a time.
 _CHUNK_IDS = 1 << 22
@@ -29,6 +29,6 @@ def count_token_ids(split: Split, vocab_size: int) -> IntArray:
         chunk_counts = np.bincount(split.ids[first : first + _CHUNK_IDS], minlength=vocab_size)
         if len(chunk_counts) > vocab_size:
             problem = describe_out_of_vocabulary(len(chunk_counts) - 1, vocab_size)
-            raise damaged_file_error(split.name, problem)
+            raise make_damaged_file_error(split.name, problem)
         counts += chunk_counts
     return counts

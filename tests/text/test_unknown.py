@@ -39,10 +39,10 @@ def test_korean_text_with_an_english_vocabulary(tokenizer: Tokenizer) -> None:
 def test_all_encode_methods_are_counted(tokenizer: Tokenizer) -> None:
     """Encoding with a counter gives the same ids and counts them, with and without offsets."""
     counts, expected = TokenCounts(), 0
-    counting = tokenizer.with_counter(counts)
+    counting_tokenizer = tokenizer.with_counter(counts)
     for text in (*ENGLISH, *KOREAN):
-        assert counting.encode(text) == tokenizer.encode(text)
-        assert counting.encode_with_offsets(text) == tokenizer.encode_with_offsets(text)
+        assert counting_tokenizer.encode(text) == tokenizer.encode(text)
+        assert counting_tokenizer.encode_with_offsets(text) == tokenizer.encode_with_offsets(text)
         expected += 2 * len(tokenizer.encode(text))
     assert counts.num_tokens == expected
     assert counts.num_unknown == 2 * 7
@@ -60,14 +60,16 @@ def test_special_tokens_are_not_counted(tokenizer: Tokenizer) -> None:
 def test_only_the_copy_with_the_counter_counts(tokenizer: Tokenizer) -> None:
     """A copy with a counter counts; the original and a pickled copy do not."""
     outer, inner = TokenCounts(), TokenCounts()
-    counting = tokenizer.with_counter(outer)
-    counting.with_counter(inner).encode("강")
+    counting_tokenizer = tokenizer.with_counter(outer)
+    counting_tokenizer.with_counter(inner).encode("강")
     tokenizer.encode("강")
-    pickle.loads(pickle.dumps(counting)).encode("강")
+    pickle.loads(pickle.dumps(counting_tokenizer)).encode("강")
     assert (outer, inner) == (TokenCounts(1, 1), TokenCounts(1, 1))
     tokenizer.encode("[MASK]", allow_special=True)
-    assert counting._get_backend(allow_special=True) is tokenizer._get_backend(allow_special=True)
-    assert counting.hash == tokenizer.hash
+    assert counting_tokenizer._get_backend(allow_special=True) is tokenizer._get_backend(
+        allow_special=True
+    )
+    assert counting_tokenizer.hash == tokenizer.hash
 
 
 def test_share_above_two_percent_gives_a_warning() -> None:

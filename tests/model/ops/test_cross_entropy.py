@@ -90,11 +90,11 @@ def test_onednn_gives_the_same_loss(
     monkeypatch.setattr(cross_entropy, "uses_onednn", lambda *_: True)
     shapes = set()
 
-    def recording_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def record_and_apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         shapes.add(x.shape)
         return onednn_linear(x, weight, bias)
 
-    monkeypatch.setattr(cross_entropy, "onednn_linear", recording_linear)
+    monkeypatch.setattr(cross_entropy, "onednn_linear", record_and_apply_linear)
     *inputs, labels = inputs_and_labels
     results = []
     for function in (linear_cross_entropy, torch_cross_entropy):
@@ -115,11 +115,11 @@ def test_bf16_rows_are_padded(
     shapes = set()
     original_linear = F.linear
 
-    def recording_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def record_and_apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         shapes.add((*x.shape, weight.shape[0]) if x.dtype == torch.bfloat16 else None)
         return original_linear(x, weight, bias)
 
-    monkeypatch.setattr("torch.nn.functional.linear", recording_linear)
+    monkeypatch.setattr("torch.nn.functional.linear", record_and_apply_linear)
     results = []
     for use_autocast in (True, False):
         leaves = [value.clone().requires_grad_() for value in inputs]

@@ -27,13 +27,13 @@ def onednn_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     onednn_linear = linear.onednn_linear
 
-    def recording_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def record_and_apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         shapes.append((*x.shape, weight.shape[0]))
         return onednn_linear(x, weight, bias)
 
     monkeypatch.setattr(linear, "has_slow_mkl", lambda: True)
     monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
-    monkeypatch.setattr(linear, "onednn_linear", recording_linear)
+    monkeypatch.setattr(linear, "onednn_linear", record_and_apply_linear)
     return shapes
 
 
@@ -88,11 +88,11 @@ def test_bf16_row_counts_are_bucketed(monkeypatch: pytest.MonkeyPatch) -> None:
     row_counts: list[int] = []
     original_forward = nn.Linear.forward
 
-    def recording_forward(self: nn.Linear, x: Tensor) -> Tensor:
+    def record_and_apply_forward(self: nn.Linear, x: Tensor) -> Tensor:
         row_counts.append(x.shape[0])
         return original_forward(self, x)
 
-    monkeypatch.setattr(nn.Linear, "forward", recording_forward)
+    monkeypatch.setattr(nn.Linear, "forward", record_and_apply_forward)
     torch.manual_seed(0)
     layer = Linear(9, 5)
     bf16_layer = Linear(9, 5).bfloat16()

@@ -57,7 +57,7 @@ def test_encoder_without_norm_has_no_layer_norm() -> None:
 
 
 @NORMS
-def test_token_indices_do_not_change_the_outputs(norm: str) -> None:
+def test_hidden_states_of_some_tokens_equal_those_of_all(norm: str) -> None:
     """Hidden states of selected tokens equal these rows of all hidden states."""
     config = make_prime_size_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(1)
