@@ -52,7 +52,8 @@ def draw_bernoulli(bits: UInt64Array, probability: float) -> BoolArray:
     The probability is rounded to a multiple of 2**-53.
     """
     threshold = round(probability * 2.0**53)
-    return (bits >> np.uint64(11)) < np.uint64(threshold)
+    upper_53_bits = bits >> np.uint64(64 - 53)
+    return upper_53_bits < np.uint64(threshold)
 
 
 def draw_uniform_integers(bits: UInt64Array, limits: IntArray) -> IntArray:

@@ -252,8 +252,11 @@ def _choose_part_tokens(requested: float, total: int) -> float:
     """
     smaller_split = min(requested, total - requested)
     return max(
+        # At most eight parts in the smaller split.
         smaller_split / 8,
+        # At most four parts, as long as they are not longer than useful.
         min(smaller_split / 4, _MAX_USEFUL_TOKENS),
+        # Long enough for pairs, unless the corpus is tiny.
         min(_MIN_PART_TOKENS, total / 16),
     )
 

@@ -127,11 +127,12 @@ def mask_tokens(
     else:
         keys = keys[concat_ranges(units.starts[:-1], num_predictions)]
     sequence, position = _unpack_keys(keys, cu_seqlens)
-    first = cu_seqlens[sequence] + position
+    masked_positions = cu_seqlens[sequence] + position
     if settings.whole_word_masking:
-        size = units.size[np.searchsorted(units.first, first)]
-        first = concat_ranges(first, size)
-    masked_positions = np.sort(first)
+        # So far these are only the first tokens of the chosen words.
+        word_sizes = units.size[np.searchsorted(units.first, masked_positions)]
+        masked_positions = concat_ranges(masked_positions, word_sizes)
+    masked_positions = np.sort(masked_positions)
     return _replace_tokens(ids, masked_positions, cu_seqlens, states, vocabulary, settings)
 
 
@@ -220,18 +221,21 @@ def _select_words(
     word of every sequence.
     """
     sequence, position = _unpack_keys(keys, cu_seqlens)
-    size = units.size[np.searchsorted(units.first, cu_seqlens[sequence] + position)]
-    last = units.starts[:-1] + np.add.reduceat(is_maskable, units.starts[:-1], dtype=np.int64)
-    word = units.starts[:-1].copy()
+    word_sizes = units.size[np.searchsorted(units.first, cu_seqlens[sequence] + position)]
+    starts = units.starts[:-1]
+    # For each sequence: the next word to try, the end of its words, and its remaining predictions.
+    next_word = starts.copy()
+    end = starts + np.add.reduceat(is_maskable, starts, dtype=np.int64)
     remaining = num_predictions.copy()
     selected: list[IntArray] = []
-    active = np.flatnonzero((word < last) & (remaining > 0))
+    active = np.flatnonzero((next_word < end) & (remaining > 0))
     while len(active):
-        fits = size[word[active]] <= remaining[active]
-        selected.append(word[active[fits]])
-        remaining[active[fits]] -= size[word[active[fits]]]
-        word[active] += 1
-        active = active[(word[active] < last[active]) & (remaining[active] > 0)]
+        words = next_word[active]
+        fits = word_sizes[words] <= remaining[active]
+        selected.append(words[fits])
+        remaining[active[fits]] -= word_sizes[words[fits]]
+        next_word[active] += 1
+        active = active[(next_word[active] < end[active]) & (remaining[active] > 0)]
     return np.concatenate(selected) if selected else np.zeros(0, np.int64)
 
 

@@ -50,7 +50,8 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
 
 PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
-#: A text with more tokens per sentence than this probably has no sentence ends. Prose has about 25.
+#: Maximum mean number of tokens per sentence. Prose has about 25; a text with a higher mean than
+#: this probably has no sentence ends.
 _MAX_MEAN_SENTENCE = 200
 
 
@@ -115,7 +116,7 @@ def _verify_existing(out: Path, plan: StorePlan, progress: Progress) -> Manifest
     if changes:
         raise StoreError(_describe_mismatch(out, "holds a store made from other inputs", changes))
     store.verify(progress)
-    # A run killed at the very end leaves its shards behind.
+    # A run that was killed after it wrote the manifest has not removed its shards.
     shutil.rmtree(out / PARTS_DIR, ignore_errors=True)
     return manifest
 

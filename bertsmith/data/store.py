@@ -45,7 +45,7 @@ _CHUNK_IDS = 1 << 24
 _OFFSET_TYPE = np.dtype("<i8")
 #: Number of bytes hashed at a time, and number of offsets checked at a time.
 _CHUNK_BYTES, _CHUNK_OFFSETS = 1 << 24, 1 << 20
-#: What to do about a damaged store, for error messages.
+#: Advice for error messages about a damaged store.
 _REBUILD_ADVICE = "remove the folder of the store and make it again with `bertsmith prepare`"
 
 
@@ -346,7 +346,7 @@ class Store:
     def _verify_checksum(self, path: Path, progress: Progress) -> None:
         """Raise StoreError if the manifest has another checksum for the file.
 
-        Advances ``progress`` by the bytes of the file.
+        The progress advances by the size of the file in bytes.
         """
         expected = self.manifest.checksums.get(path.name)
         if expected is None:

@@ -31,7 +31,7 @@ RUN_LENGTH = 16
 BLOCK_TOKENS = 1 << 20
 #: Number of blocks, and of epochs, in the cache: a batch may need two consecutive ones.
 _CACHE_SIZE = 2
-#: Distinguishes the random key of the run order from that of the sentence pairs.
+#: Part of the random key for the run order, so that it differs from the key of the sentence pairs.
 _RUN_ORDER = 1
 
 

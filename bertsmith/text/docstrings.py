@@ -178,7 +178,9 @@ def read_docstrings(file: Path) -> Iterator[str]:
 def _walk_docstrings(
     node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> Iterator[str]:
-    if docstring := ast.get_docstring(node, clean=False):
+    """Yield the docstrings of a node and of the definitions in its body, in source order."""
+    docstring = ast.get_docstring(node, clean=False)
+    if docstring:
         yield docstring
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

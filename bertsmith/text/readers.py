@@ -101,7 +101,7 @@ def _detect_container(kind: str, head: bytes) -> str:
     try:
         parse_json(first_line)
     except ValueError:
-        # A first line longer than the head cannot be parsed, so only its first characters are used.
+        # A line that is longer than the head cannot be parsed, so only its start is examined.
         is_truncated = len(first_line) >= HEAD_BYTES - len(BOM)
         return "jsonl" if is_truncated and first_line.startswith(b'{"') else "plain"
     return "jsonl"

@@ -33,7 +33,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _ADDED_TOKENS_FILE: Final = "added_tokens.json"
 #: File for properties that Hugging Face's files cannot express.
 BERTSMITH_FILE: Final = "bertsmith.json"
-#: Files of other kinds of tokenizers, to name the kind in the error message.
+#: Files of tokenizers that are not WordPiece, with the type of tokenizer for the error message.
 _UNSUPPORTED_FILES: Final = {
     "merges.txt": "byte-pair encoding (merges.txt)",
     "spiece.model": "SentencePiece (spiece.model)",

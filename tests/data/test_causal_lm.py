@@ -22,7 +22,7 @@ def test_every_token_is_predicted_at_the_previous_position(
     split: Split, vocabulary: VocabularyInfo
 ) -> None:
     """Each token that is not special is the label of the position before it; no id is replaced."""
-    batch = ExampleStream(split, vocabulary, SETTINGS, 48, 0, 0).batch(0, 40)
+    batch = ExampleStream(split, vocabulary, SETTINGS, 48, seed=0, epoch=0).batch(0, 40)
     assert not (batch.ids == vocabulary.mask_id).any()
     expected = [
         (position - 1, batch.ids[position])
@@ -44,7 +44,7 @@ def test_token_counts_do_not_depend_on_the_objective(
     """Both objectives count the original tokens, so they have the same unigram entropy."""
 
     def count_tokens(settings: DataSettings) -> np.ndarray:
-        stream = ExampleStream(split, vocabulary, settings, 48, 0, 0)
+        stream = ExampleStream(split, vocabulary, settings, 48, seed=0, epoch=0)
         return _count_unmasked_tokens(stream.batch(0, len(stream)), stream, vocabulary.vocab_size)
 
     np.testing.assert_array_equal(count_tokens(SETTINGS), count_tokens(DataSettings(nsp=False)))
@@ -57,7 +57,7 @@ def test_prediction_does_not_depend_on_later_tokens(
     config = make_prime_size_config(attention="causal", nsp=False, max_positions=48)
     torch.manual_seed(0)
     model = BertForPreTraining(config).eval()
-    batch = ExampleStream(split, vocabulary, SETTINGS, 48, 0, 0).batch(0, 1)
+    batch = ExampleStream(split, vocabulary, SETTINGS, 48, seed=0, epoch=0).batch(0, 1)
     position = 20
 
     def compute_hidden_states(ids: np.ndarray) -> torch.Tensor:

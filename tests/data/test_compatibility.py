@@ -32,7 +32,7 @@ def test_store_v01_opens() -> None:
     assert tokenizer.decode(first_sentence) == "stone river evening water evening."
     settings = DataSettings(max_seqlen=32)
     vocabulary = VocabularyInfo.from_tokenizer(tokenizer)
-    stream = ExampleStream(train, vocabulary, settings, settings.max_seqlen, 0, 0)
+    stream = ExampleStream(train, vocabulary, settings, settings.max_seqlen, seed=0, epoch=0)
     assert len(stream.batch(0, 8)) == 8
 
 

@@ -316,7 +316,7 @@ def test_concurrent_runs_are_rejected(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_errors_in_the_corpus_stop_or_are_counted(corpus: Path, tmp_path: Path) -> None:
-    """An invalid line stops with its location, or is skipped and counted in the manifest."""
+    """An invalid line is an error with its location; if skipped, the manifest counts the line."""
     source = tmp_path / "corpus.jsonl"
     source.write_bytes(corpus.read_bytes() + b'{"text": "\xff"}\n')
     with pytest.raises(CorpusError, match="line 201"):
@@ -363,7 +363,7 @@ def test_single_document_is_cut_for_the_held_out_split(tmp_path: Path) -> None:
         for start, end in pairwise(split.sentence_offsets):
             texts.append(TOKENIZER.decode(split.ids[start:end].tolist()))
         assert split.counts.documents >= 2
-        ExampleStream(split, vocabulary, DataSettings(), 32, 0, 0)
+        ExampleStream(split, vocabulary, DataSettings(), 32, seed=0, epoch=0)
     assert sorted(texts) == sorted(sentences)
     share = manifest.splits["heldout"].tokens / (3 * 26**2)
     assert share == pytest.approx(0.05, rel=0.35)

@@ -136,7 +136,7 @@ def test_sampler_equals_the_reference(
     split = make_split(60, seed=length)
     settings = DataSettings(short_seq_prob=short_seq_prob, nsp=nsp)
     expected = sample_reference(split, settings, length, 7, 3)
-    pairs = sample_epoch(PairSampler(split, settings, length, 7, 3), split)
+    pairs = sample_epoch(PairSampler(split, settings, length, seed=7, epoch=3), split)
     assert len(pairs.a_first) == len(expected)
     for index, example in enumerate(expected):
         first, size = pairs.a_first[index], pairs.a_size[index]
@@ -154,7 +154,7 @@ def test_long_sentences_are_truncated_as_in_the_reference() -> None:
     )
     settings = DataSettings()
     expected = sample_reference(split, settings, 64, 1, 0)
-    pairs = sample_epoch(PairSampler(split, settings, 64, 1, 0), split)
+    pairs = sample_epoch(PairSampler(split, settings, 64, seed=1, epoch=0), split)
     assert [example.a[0] for example in expected] == pairs.a_first.tolist()
     assert [example.b[0] for example in expected] == pairs.b_first.tolist()
     assert [len(example.b) for example in expected] == pairs.b_size.tolist()
@@ -167,7 +167,7 @@ def test_run_starts_do_not_depend_on_the_chunk_size(
     """With any chunk size, a run starts at every 16th example of the reference."""
     monkeypatch.setattr(sentence_pairs, "_CHUNK_SENTENCES", chunk_size)
     expected = sample_reference(split, DataSettings(), 96, 11, 2)
-    run_starts, count = PairSampler(split, DataSettings(), 96, 11, 2).find_run_starts(16)
+    run_starts, count = PairSampler(split, DataSettings(), 96, seed=11, epoch=2).find_run_starts(16)
     assert count == len(expected)
     assert run_starts.tolist() == [example.first_sentence for example in expected[::16]]
 
@@ -180,7 +180,7 @@ def test_every_sentence_is_consumed_once(split: Split) -> None:
         assert example.first_sentence == sentence
         sentence += example.num_consumed
     assert sentence == len(split.sentence_offsets) - 1
-    run_starts, _ = PairSampler(split, DataSettings(), 128, 3, 0).find_run_starts(1)
+    run_starts, _ = PairSampler(split, DataSettings(), 128, seed=3, epoch=0).find_run_starts(1)
     assert run_starts.tolist() == [example.first_sentence for example in examples]
 
 
@@ -192,7 +192,7 @@ def test_half_of_the_pairs_are_consecutive(make_split: Callable[..., Split]) -> 
         for example in sample_reference(split, DataSettings(), 128, 0, 0)
         if example.num_gathered > 1
     ]
-    pairs = sample_epoch(PairSampler(split, DataSettings(), 128, 0, 0), split)
+    pairs = sample_epoch(PairSampler(split, DataSettings(), 128, seed=0, epoch=0), split)
     num_random = sum(example.nsp_label for example in examples)
     assert abs(num_random / len(examples) - 0.5) < 5 * 0.5 / len(examples) ** 0.5
     follows = pairs.nsp_labels == 0
@@ -205,7 +205,7 @@ def test_half_of_the_pairs_are_consecutive(make_split: Callable[..., Split]) -> 
 def test_random_segments_are_from_other_documents(split: Split) -> None:
     """B is from the document of A if and only if the label says that it follows A."""
     for seed in range(5):
-        pairs = sample_epoch(PairSampler(split, DataSettings(), 64, seed, 0), split)
+        pairs = sample_epoch(PairSampler(split, DataSettings(), 64, seed=seed, epoch=0), split)
         document_starts = split.sentence_offsets[split.document_offsets]
         a_documents = np.searchsorted(document_starts, pairs.a_first, "right")
         b_documents = np.searchsorted(document_starts, pairs.b_first, "right")
@@ -217,7 +217,7 @@ def test_random_segments_are_from_other_documents(split: Split) -> None:
 def test_all_other_documents_are_equally_likely() -> None:
     """With three documents, B is from each of the two others equally often (5 sigma)."""
     split = Split.from_documents([[[5, 6]] * 20_000] * 3)
-    pairs = sample_epoch(PairSampler(split, DataSettings(), 8, 0, 0), split)
+    pairs = sample_epoch(PairSampler(split, DataSettings(), 8, seed=0, epoch=0), split)
     is_random = pairs.nsp_labels == 1
     document_starts = split.sentence_offsets[split.document_offsets]
     a_documents = np.searchsorted(document_starts, pairs.a_first[is_random], "right") - 1
@@ -231,7 +231,7 @@ def test_all_other_documents_are_equally_likely() -> None:
 def test_a_tenth_of_the_examples_is_short() -> None:
     """A tenth of the target lengths is drawn uniformly from 2 tokens to the maximum (5 sigma)."""
     split = Split.from_documents([[[5]] * 200_000, [[5]]])
-    pairs = sample_epoch(PairSampler(split, DataSettings(nsp=False), 52, 0, 0), split)
+    pairs = sample_epoch(PairSampler(split, DataSettings(nsp=False), 52, seed=0, epoch=0), split)
     # The last example of each of the two documents ends with the document.
     sizes = pairs.a_size[:-2]
     # One in 49 short targets has the maximum of 50 tokens.
@@ -242,7 +242,7 @@ def test_a_tenth_of_the_examples_is_short() -> None:
 
 def test_pairs_fit_the_length(split: Split) -> None:
     """A and B have at least one token each; together with [CLS] and two [SEP] they fit."""
-    pairs = sample_epoch(PairSampler(split, DataSettings(), 40, 0, 0), split)
+    pairs = sample_epoch(PairSampler(split, DataSettings(), 40, seed=0, epoch=0), split)
     assert min(pairs.a_size.min(), pairs.b_size.min()) >= 1
     assert (pairs.a_size + pairs.b_size).max() == 37
 
@@ -250,9 +250,9 @@ def test_pairs_fit_the_length(split: Split) -> None:
 def test_too_few_documents_are_rejected() -> None:
     """A split without documents is an error; with NSP, a split with one document is an error."""
     with pytest.raises(StoreError, match=r"no document.*--held-out share above 0"):
-        PairSampler(Split.from_documents([]), DataSettings(), 128, 0, 0)
+        PairSampler(Split.from_documents([]), DataSettings(), 128, seed=0, epoch=0)
     single = Split.from_documents([[[5, 6]]])
     with pytest.raises(StoreError, match=r"one document only.*nsp = false"):
-        PairSampler(single, DataSettings(), 128, 0, 0)
-    sampler = PairSampler(single, DataSettings(nsp=False), 128, 0, 0)
+        PairSampler(single, DataSettings(), 128, seed=0, epoch=0)
+    sampler = PairSampler(single, DataSettings(nsp=False), 128, seed=0, epoch=0)
     assert sampler.find_run_starts(16)[1] == 1

@@ -54,11 +54,11 @@ def test_example_depends_only_on_its_index(
 ) -> None:
     """An index gives the same example with any batch size and any order of access."""
     settings = DataSettings(nsp=nsp)
-    stream = ExampleStream(split, vocabulary, settings, 64, 5, 1)
+    stream = ExampleStream(split, vocabulary, settings, 64, seed=5, epoch=1)
     expected = to_tuples(stream.batch(0, len(stream)))
     assert len(expected) == len(stream) > 1000
     for size in (1, 17, 300):
-        other_stream = ExampleStream(split, vocabulary, settings, 64, 5, 1)
+        other_stream = ExampleStream(split, vocabulary, settings, 64, seed=5, epoch=1)
         firsts = list(range(0, len(stream), size))
         # Reading backwards rules out any dependence on earlier reads.
         sequences: list[tuple[object, ...]] = []
@@ -71,14 +71,15 @@ def test_example_depends_only_on_its_index(
 @pytest.mark.usefixtures("small_blocks")
 def test_epoch_contains_every_example_once(split: Split, vocabulary: VocabularyInfo) -> None:
     """Shuffling neither loses nor repeats examples, whatever the block size."""
-    small_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, 5, 1)
+    small_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, seed=5, epoch=1)
     pairs = small_blocks._sampler.sample_pairs(np.array([0]), np.array([split.counts.sentences]))
     expected_sizes = Counter((pairs.a_size + pairs.b_size + 3).tolist())
     batch = small_blocks.batch(0, len(small_blocks))
     assert Counter(np.diff(batch.cu_seqlens).tolist()) == expected_sizes
     assert len(pairs.a_first) == len(small_blocks)
+    # The fixture ``small_blocks`` restores this value after the test.
     stream_module.BLOCK_TOKENS = 1 << 20
-    large_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, 5, 1)
+    large_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, seed=5, epoch=1)
     other_batch = large_blocks.batch(0, len(large_blocks))
     assert Counter(to_tuples(other_batch)) == Counter(to_tuples(batch))
     assert to_tuples(other_batch) != to_tuples(batch)
@@ -87,7 +88,7 @@ def test_epoch_contains_every_example_once(split: Split, vocabulary: VocabularyI
 def test_epochs_and_seeds_give_different_examples(split: Split, vocabulary: VocabularyInfo) -> None:
     """Another epoch or another seed gives different pairs, order and masks."""
     streams = [
-        ExampleStream(split, vocabulary, DataSettings(), 64, seed, epoch)
+        ExampleStream(split, vocabulary, DataSettings(), 64, seed=seed, epoch=epoch)
         for seed, epoch in ((5, 0), (5, 1), (6, 0))
     ]
     example_sets = [set(to_tuples(stream.batch(0, len(stream)))) for stream in streams]
@@ -114,7 +115,7 @@ def test_block_mixes_documents(vocabulary: VocabularyInfo) -> None:
 
 def test_pair_is_packed_with_special_tokens(split: Split, vocabulary: VocabularyInfo) -> None:
     """A sequence is [CLS] A [SEP] B [SEP]; segments, positions and cu_seqlens match it."""
-    stream = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0)
+    stream = ExampleStream(split, vocabulary, DataSettings(), 64, seed=0, epoch=0)
     batch = stream.batch(0, len(stream))
     original_ids = unmask(batch)
     assert batch.max_seqlen == np.diff(batch.cu_seqlens).max() == 64
@@ -139,7 +140,7 @@ def test_segments_are_contiguous_text(vocabulary: VocabularyInfo) -> None:
         for document in documents
     ]
     split = Split.from_documents(documents)
-    stream = ExampleStream(split, vocabulary, DataSettings(), 48, 0, 0)
+    stream = ExampleStream(split, vocabulary, DataSettings(), 48, seed=0, epoch=0)
     batch = stream.batch(0, len(stream))
     original_ids = unmask(batch)
     for first, last in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
@@ -151,7 +152,7 @@ def test_segments_are_contiguous_text(vocabulary: VocabularyInfo) -> None:
 
 def test_single_segment_is_packed_without_nsp(split: Split, vocabulary: VocabularyInfo) -> None:
     """Without NSP a sequence is [CLS] A [SEP] in one segment, and there are no labels."""
-    stream = ExampleStream(split, vocabulary, DataSettings(nsp=False), 64, 0, 0)
+    stream = ExampleStream(split, vocabulary, DataSettings(nsp=False), 64, seed=0, epoch=0)
     batch = stream.batch(0, 100)
     assert batch.nsp_labels is None
     assert not batch.segments.any()
@@ -161,7 +162,7 @@ def test_single_segment_is_packed_without_nsp(split: Split, vocabulary: Vocabula
 
 def test_concatenated_slices_equal_the_batch(split: Split, vocabulary: VocabularyInfo) -> None:
     """Slicing a batch and concatenating the slices restores it; indices of a slice start at 0."""
-    batch = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0).batch(3, 50)
+    batch = ExampleStream(split, vocabulary, DataSettings(), 64, seed=0, epoch=0).batch(3, 50)
     slices = [batch.slice(first, first + 10) for first in range(0, 50, 10)]
     restored = concat_batches(slices)
     for name in ("ids", "segments", "positions", "cu_seqlens", "masked_positions", "masked_labels"):
@@ -174,7 +175,7 @@ def test_concatenated_slices_equal_the_batch(split: Split, vocabulary: Vocabular
 
 def test_index_beyond_the_epoch_is_rejected(split: Split, vocabulary: VocabularyInfo) -> None:
     """Examples beyond the end of the epoch are an error, not an empty batch."""
-    stream = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0)
+    stream = ExampleStream(split, vocabulary, DataSettings(), 64, seed=0, epoch=0)
     with pytest.raises(IndexError):
         stream.batch(len(stream) - 1, 2)
 
@@ -185,16 +186,18 @@ def test_too_small_corpus_is_rejected(vocabulary: VocabularyInfo) -> None:
     with pytest.raises(StoreError, match="no document"):
         EndlessStream(Split.from_documents([]), vocabulary, settings, length=128, seed=0)
     with pytest.raises(StoreError, match="one document only"):
-        ExampleStream(Split.from_documents([[[5, 6], [7]]]), vocabulary, settings, 128, 0, 0)
+        ExampleStream(
+            Split.from_documents([[[5, 6], [7]]]), vocabulary, settings, 128, seed=0, epoch=0
+        )
     two_documents = Split.from_documents([[[5]], [[6]]])
-    assert len(ExampleStream(two_documents, vocabulary, settings, 128, 0, 0)) == 2
+    assert len(ExampleStream(two_documents, vocabulary, settings, 128, seed=0, epoch=0)) == 2
 
 
 def test_endless_stream_concatenates_epochs(split: Split, vocabulary: VocabularyInfo) -> None:
     """A batch at the end of an epoch continues with the next epoch."""
     settings = DataSettings()
     epoch_4, epoch_5 = (
-        ExampleStream(split, vocabulary, settings, 64, 9, epoch) for epoch in (4, 5)
+        ExampleStream(split, vocabulary, settings, 64, seed=9, epoch=epoch) for epoch in (4, 5)
     )
     endless = EndlessStream(split, vocabulary, settings, length=64, seed=9, first_epoch=4)
     end = len(epoch_4)
@@ -245,7 +248,7 @@ def test_examples_are_stable_across_versions(vocabulary: VocabularyInfo) -> None
         for document in range(3)
     ]
     split = Split.from_documents(documents)
-    batch = ExampleStream(split, vocabulary, DataSettings(), 16, 1, 0).batch(0, 2)
+    batch = ExampleStream(split, vocabulary, DataSettings(), 16, seed=1, epoch=0).batch(0, 2)
     first_sequence = [2, 5, 6, 7, 40, 3, 8, 4, 10, 11, 11, 12, 13, 14, 3]
     second_sequence = [2, 19, 4, 21, 4, 3, 22, 23, 24, 25, 25, 26, 27, 28, 3]
     assert batch.ids.tolist() == first_sequence + second_sequence

@@ -51,7 +51,7 @@ def test_any_text_gets_the_same_ids(spec: TokenizerSpec, lines: list[str]) -> No
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_special_tokens_in_text_are_plain_text(spec: TokenizerSpec) -> None:
-    """The text "[SEP]" does not become a special token, although [SEP] is used internally."""
+    """The text "[SEP]" is plain text, although the cached tokenizer inserts [SEP] internally."""
     tokenizer = Tokenizer(spec)
     sentences = ["[SEP]", "the [SEP] end", "a[SEP]b", "[MASK] [CLS", "[sep] [ SEP ]"]
     assert_same_ids(tokenizer, CachedTokenizer(tokenizer), sentences)

@@ -209,7 +209,7 @@ def test_graph_has_the_documented_inputs_outputs_and_opset(tmp_path: Path) -> No
         "logits": ["batch_size", "sequence_length", 101],
         "seq_relationship_logits": ["batch_size", 2],
     }
-    # The word embeddings are stored once although the MLM decoder uses them too.
+    # The word embeddings [101, 21] are stored once, although the MLM decoder also uses them.
     sizes = [tuple(tensor.dims) for tensor in proto.graph.initializer]
     assert sizes.count((101, 21)) == 1
     assert (21, 101) not in sizes

@@ -183,7 +183,7 @@ def test_tensorflow_reads_exported_checkpoints(tmp_path: Path, run_tensorflow: R
 
 
 def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> None:
-    """Random weights under the original's names give the logits of transformers to 1e-5."""
+    """Random weights, stored as variables of the original BERT, give the logits of transformers."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=101, hidden_size=21, num_hidden_layers=2, num_attention_heads=3,

@@ -58,7 +58,7 @@ def test_encoder_without_norm_has_no_layer_norm() -> None:
 
 @NORMS
 def test_hidden_states_of_some_tokens_equal_those_of_all(norm: str) -> None:
-    """Hidden states of selected tokens equal these rows of all hidden states."""
+    """Hidden states computed only for some tokens equal those computed for all tokens."""
     config = make_prime_size_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(1)
     model, batch = BertModel(config), draw_batch(config)
