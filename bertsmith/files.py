@@ -20,7 +20,7 @@ _NUMBER_LIST = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE
 
 
 def check_new_directory(path: Path) -> None:
-    """Raise ModelError if ``path`` exists, except if it is an empty directory."""
+    """Raise ModelError if ``path`` exists and is not an empty directory."""
     is_empty_directory = path.is_dir() and not any(path.iterdir())
     if path.exists() and not is_empty_directory:
         raise ModelError(f"{path}: already exists and is not an empty folder; choose a new folder")
@@ -44,11 +44,11 @@ def sync(path: Path) -> None:
 
 
 def lock_open_file(file: BinaryIO, *, shared: bool = False) -> None:
-    """Wait for the lock of an open file (flock), which ends when the file is closed.
+    """Wait for the lock (flock) of an open file; closing the file releases the lock.
 
     Args:
         file: The open file.
-        shared: Other processes may hold a shared lock at the same time.
+        shared: Whether other processes may hold a shared lock at the same time.
     """
     fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
@@ -57,7 +57,7 @@ def lock_open_file(file: BinaryIO, *, shared: bool = False) -> None:
 def hold_lock(
     path: Path, *, error: Exception | None = None, on_wait: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Hold the exclusive lock of a file or directory (flock); create a missing file.
+    """Hold the exclusive lock (flock) of a file or directory; a missing file is created.
 
     Args:
         path: The file or directory.
@@ -175,7 +175,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         sync(path.parent)
         shutil.rmtree(previous_path, ignore_errors=True)
     except OSError as error:
-        # The temporary name would confuse users, and a failed write has no file name.
+        # Report ``path``: users do not know the temporary name, and a failed write has no name.
         filename = error.filename
         is_temporary = isinstance(filename, str) and Path(filename).is_relative_to(temporary_path)
         if error.errno is not None and (is_temporary or filename is None):

@@ -1,10 +1,10 @@
-"""The memory of this machine, and the formatting of memory sizes."""
+"""Measures the memory of this machine, and formats memory sizes."""
 
 import os
 from pathlib import Path
 from typing import Final
 
-#: Files with the memory limit of a container in bytes: cgroup v2, then v1.
+#: Files that contain the memory limit of a container in bytes: of cgroup v2, and of cgroup v1.
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -17,7 +17,7 @@ def get_total_memory_bytes() -> int:
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _CGROUP_LIMITS:
         limit = path.read_text(encoding="ascii").strip() if path.is_file() else ""
-        # Without a limit, the file of cgroup v2 contains the word "max".
+        # If there is no limit, the file of cgroup v2 contains the word "max".
         if limit.isdecimal():
             total_bytes = min(total_bytes, int(limit))
     return total_bytes + _get_swap_bytes()

@@ -1,4 +1,4 @@
-"""Counts with a noun in messages."""
+"""Formats a count and its noun, singular or plural, for messages."""
 
 
 def count_noun(count: float, singular: str, plural: str | None = None) -> str:
@@ -6,7 +6,7 @@ def count_noun(count: float, singular: str, plural: str | None = None) -> str:
 
     Args:
         count: A whole number.
-        singular: The noun, and what follows it, for a count of 1.
-        plural: The same for other counts; None: the last word of the singular with an "s".
+        singular: The noun for a count of 1; more words, such as "is", may follow it.
+        plural: The noun for other counts. Default: ``singular`` with an "s" at its end.
     """
     return f"{count:,.0f} {singular if count == 1 else plural or singular + 's'}"

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives progress and messages, and may display them, with one progress bar at a time."""
+    """Receives progress and messages, and may display them; there is one progress bar at a time."""
 
     def start(self, description: str, total: float | None, unit: str) -> None:
         """Start a progress bar, and finish the previous one.

@@ -21,10 +21,10 @@ class Settings(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str) -> Self:
-        """Validate ``values``.
+        """Validate ``values`` and return them as settings.
 
-        Raises SettingsError with ``source`` and the key. For an unknown key it suggests the most
-        similar valid one.
+        Raises SettingsError with ``source`` and the invalid keys. For an unknown key, the message
+        suggests the most similar valid key.
         """
         try:
             return cls.model_validate(dict(values))
@@ -37,7 +37,7 @@ class Settings(BaseModel):
 
 
 class SettingsTable(Settings):
-    """Settings that are a named table of a settings file; keys of version 0.1 are accepted."""
+    """A named table of a settings file, such as ``[optim]``; keys of version 0.1 are accepted."""
 
     #: The name of the table, such as ``optim``.
     table: ClassVar[str]
@@ -62,7 +62,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_stored_settings(path: Path) -> dict[str, Any]:
-    """Read the settings that a run has stored, also those of version 0.1, without warnings."""
+    """Read the settings.toml of a run, which may be of version 0.1, without warnings."""
     return upgrade_tables(read_toml(path), warn=False)
 
 
@@ -83,7 +83,7 @@ def load_user_settings(
     values: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the settings of the user: the TOML file, then ``values``, then ``assignments``.
+    """Merge the settings of the user: the TOML file, then ``values``, then ``assignments``.
 
     Later sources override earlier ones. Keys of version 0.1 get their current names. Raises
     SettingsError for an unreadable file or an invalid assignment.
@@ -119,12 +119,13 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _remove_none(value: Any) -> Any:
+    """Return nested tables without the keys whose value is None."""
     if isinstance(value, dict):
         return {key: _remove_none(item) for key, item in value.items() if item is not None}
     return value
 
 
-def _get_table(cls: type[BaseModel], key: str) -> type[BaseModel] | None:
+def _get_table_class(cls: type[BaseModel], key: str) -> type[BaseModel] | None:
     """Return the settings class of the field ``key``, or None if the field is not a table."""
     field = cls.model_fields.get(key)
     if field is None:
@@ -132,8 +133,8 @@ def _get_table(cls: type[BaseModel], key: str) -> type[BaseModel] | None:
     options: Sequence[Any] = (field.annotation,)
     if get_origin(field.annotation) is UnionType:
         options = get_args(field.annotation)
-    tables = [option for option in options if _is_settings_class(option)]
-    return tables[0] if tables else None
+    table_classes = [option for option in options if _is_settings_class(option)]
+    return table_classes[0] if table_classes else None
 
 
 def _is_settings_class(annotation: Any) -> bool:
@@ -144,14 +145,14 @@ def _list_valid_keys(cls: type[BaseModel], location: Sequence[int | str]) -> lis
     """Return the valid keys of the table that contains ``location``."""
     table: type[BaseModel] | None = cls
     for key in location[:-1]:
-        table = table and _get_table(table, str(key))
+        table = None if table is None else _get_table_class(table, str(key))
     return list(table.model_fields) if table else []
 
 
 def _iter_setting_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all settings."""
+    """Yield the dotted names of all settings, such as "optim.lr"."""
     for key in cls.model_fields:
-        table = _get_table(cls, key)
+        table = _get_table_class(cls, key)
         if table is None:
             yield prefix + key
         else:
@@ -191,6 +192,6 @@ def _format_validation_error(cls: type[BaseModel], error: ValidationError, sourc
         suggestion = _suggest_name(cls, str(detail["loc"][-1]), valid_keys)
         hint = f"; did you mean {suggestion!r}?" if suggestion else ""
         lines.append(
-            f"{source}: unknown setting {name!r}{hint} (known here: {', '.join(valid_keys)})"
+            f"{source}: unknown setting {name!r}{hint} (valid settings: {', '.join(valid_keys)})"
         )
     return "\n".join(lines)

@@ -12,6 +12,7 @@ UInt64Array = NDArray[np.uint64]
 #: 2**64 divided by the golden ratio, made odd: the distance between consecutive counters.
 INCREMENT = 0x9E3779B97F4A7C15
 _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+#: Numbers of bits to shift by.
 _27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 

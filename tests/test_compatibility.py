@@ -20,12 +20,12 @@ from bertsmith.compatibility import (
     upgrade_sweep_results,
 )
 from bertsmith.compatibility.lab import upgrade_lab_record
-from bertsmith.data.settings import DataSettings  # noqa: F401 (a subclass)
+from bertsmith.data.settings import DataSettings  # noqa: F401 (defines a subclass of SettingsTable)
 from bertsmith.errors import SettingsError
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import SettingsTable, load_user_settings, read_stored_settings
 from bertsmith.tasks.families import get_task_settings
-from bertsmith.tasks.settings import TaskSettings  # noqa: F401 (a subclass)
+from bertsmith.tasks.settings import TaskSettings  # noqa: F401 (defines a subclass of SettingsTable)
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
@@ -45,8 +45,8 @@ def test_old_values_are_read_and_warned_about() -> None:
     assert settings.initialization == "neighbor-heads"
 
 
-def test_old_assignments_override_recipe_defaults(tmp_path: Path) -> None:
-    """``--set optim.clip`` and an old settings file give the same settings as the new names."""
+def test_old_names_in_a_file_and_in_assignments_are_upgraded(tmp_path: Path) -> None:
+    """Old names in a settings file and in ``--set`` are merged under the new names."""
     config = tmp_path / "settings.toml"
     config.write_text("[run]\nmicro_tokens = 512\n")
     with pytest.warns(FutureWarning):
@@ -93,20 +93,20 @@ def test_old_options_are_accepted() -> None:
         assert upgrade_arguments(["predict", "--", "--skip-bad"])[-1] == "--skip-bad"
 
 
-def test_unknown_key_similar_to_an_old_name() -> None:
-    """A misspelled old name suggests the current name."""
+def test_misspelled_old_key_suggests_the_current_name() -> None:
+    """For a misspelled old key, the error suggests the current key."""
     with pytest.raises(SettingsError, match="'clipp'; did you mean 'max_grad_norm'"):
         OptimSettings.parse({"lr": 1e-3, "clipp": 0.25}, "a file")
 
 
 def test_both_names_at_once_are_an_error() -> None:
-    """A table with the old and the new key is ambiguous and is refused."""
+    """A table with both the old and the new key is an error."""
     with pytest.raises(SettingsError, match="clip"):
         OptimSettings.parse({"lr": 1e-3, "clip": 0.25, "max_grad_norm": 1.0}, "a file")
 
 
 def test_current_names_give_no_warning() -> None:
-    """Settings under current names pass unchanged and silently."""
+    """Settings under their current names are unchanged and give no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for table, names in RENAMED_SETTINGS.items():
@@ -115,7 +115,7 @@ def test_current_names_give_no_warning() -> None:
 
 
 def test_downgrade_inverts_upgrade() -> None:
-    """Old settings come back from their upgraded form, also in nested tables."""
+    """Downgrading upgraded settings returns the old settings, also in nested tables."""
     old: dict[str, Any] = {
         "values": {"task": {"longest_question": 16}},
         "run": {"first_weights": "across"},
@@ -161,8 +161,8 @@ def test_counts_and_sweeps_of_version_0_1_are_read() -> None:
     assert upgrade_sweep_results(current) == current
 
 
-def test_hash_of_a_vocabulary_has_not_changed() -> None:
-    """The hash is that of version 0.1, although fields of the tokenizer have new names."""
+def test_vocabulary_hash_is_that_of_version_0_1() -> None:
+    """Renamed fields of the tokenizer do not change the hash that version 0.1 computed."""
     spec = TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a"), max_word_chars=50, strip_accents=True)
     assert spec.fingerprint() == (
         "68700b22ead9f54bda3109388a7e50ff392adacd153f476dbc929792558b4326"
@@ -213,7 +213,7 @@ def test_model_info_of_version_0_1_is_read() -> None:
     assert upgrade_model_info(current) == current
 
 
-def test_null_threshold_of_a_model_of_version_0_1(tmp_path: Path) -> None:
+def test_null_threshold_of_version_0_1_is_used(tmp_path: Path) -> None:
     """The threshold tuned by version 0.1 is used for predictions."""
     model = Path(__file__).parent / "cli" / "fixtures" / "v0.1" / "answer" / "model"
     copy = shutil.copytree(model, tmp_path / "model")

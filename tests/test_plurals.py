@@ -1,4 +1,4 @@
-"""Counts with a noun in messages."""
+"""Counts and their nouns in messages."""
 
 from bertsmith.plurals import count_noun
 

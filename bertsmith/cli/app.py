@@ -23,17 +23,17 @@ HELP_SECTIONS = {
 
 
 class _SectionedGroup(TyperGroup):
-    """Lists the commands in sections."""
+    """A command group whose help lists the commands by section."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections of HELP_SECTIONS with aligned columns."""
+        """Write the name and the summary of each command below the title of its section."""
         name_width = max(map(len, self.commands))
-        # Click indents a row by 2 and separates its columns by 2.
+        # The same limit as in Click's own format_commands.
         summary_width = formatter.width - 6 - name_width
-        for title, names in HELP_SECTIONS.items():
+        for title, command_names in HELP_SECTIONS.items():
             rows = [
                 (name.ljust(name_width), self.commands[name].get_short_help_str(summary_width))
-                for name in names
+                for name in command_names
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)

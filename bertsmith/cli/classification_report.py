@@ -51,7 +51,7 @@ def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[
 
 
 def _format_confused_pairs(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a table of the most frequent pairs of a true and a different predicted label."""
+    """Return a table of the most frequent errors, by true and predicted label."""
     pairs = sorted(
         (
             (count, true, predicted)
@@ -68,7 +68,7 @@ def _format_confused_pairs(confusion: Mapping[str, Mapping[str, int]]) -> list[s
     if not rows:
         return ["no label was confused with another", ""]
     title = f"the {len(rows)} most confused of {len(pairs):,} pairs (all: --json):"
-    header = ["true", "predicted", "count", "of true"]
+    header = ["true", "predicted", "count", "% of true"]
     return [title, *_align_columns(header, rows, num_text_columns=2), ""]
 
 
@@ -81,7 +81,10 @@ def _align_columns(
     right-aligned.
     """
     table = [
-        [_shorten(cell) if column < num_text_columns else cell for column, cell in enumerate(row)]
+        [
+            _truncate_label(cell) if column < num_text_columns else cell
+            for column, cell in enumerate(row)
+        ]
         for row in [header, *rows]
     ]
     widths = [max(map(cell_len, cells)) for cells in zip(*table, strict=True)]
@@ -97,7 +100,7 @@ def _align_columns(
     return lines
 
 
-def _shorten(text: str) -> str:
+def _truncate_label(text: str) -> str:
     """Return a label on one line, truncated to ``_MAX_LABEL_WIDTH`` terminal cells."""
     line = " ".join(text.split())
     if cell_len(line) <= _MAX_LABEL_WIDTH:

@@ -1,5 +1,6 @@
 """``bertsmith compare``: compare the config, weights and outputs of two models."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.use.inspection.compare import Comparison, Difference, VocabularyComparison
 
 EXIT_DIFFERENT = 1
-#: Maximum number of tensors printed, largest difference first; --json contains all.
+#: Maximum number of tensors to print, the largest difference first; --json contains all.
 _MAX_TENSORS = 20
 _VALUE_COLUMNS = ("", "A", "B")
 
@@ -67,10 +68,10 @@ def compare(
     check_device(device)
     check_readable(text)
     a, b = find_model(a), find_model(b)
-    from bertsmith.use.inspection import compare as comparing
+    from bertsmith.use.inspection.compare import compare as compare_models
 
     lines = list(read_lines(text)) if text is not None else None
-    comparison = comparing.compare(a, b, lines, tolerance=tolerance, device=resolve_device(device))
+    comparison = compare_models(a, b, lines, tolerance=tolerance, device=resolve_device(device))
     if as_json:
         print_json(comparison.to_json())
     else:
@@ -92,7 +93,7 @@ def _print_comparison(comparison: "Comparison") -> None:
     print_table(
         _VALUE_COLUMNS, ((name, *map(str, values)) for name, values in comparison.config.items())
     )
-    _print_vocabulary(comparison.vocabulary)
+    _print_vocabulary_comparison(comparison.vocabulary)
     _print_tensors(comparison)
     _print_outputs(comparison)
     print_line("")
@@ -100,7 +101,7 @@ def _print_comparison(comparison: "Comparison") -> None:
     print_line(f"{verdict} (tolerance {comparison.tolerance:g})")
 
 
-def _print_vocabulary(vocabulary: "VocabularyComparison") -> None:
+def _print_vocabulary_comparison(vocabulary: "VocabularyComparison") -> None:
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(vocabulary.sizes))
     state = (
         count_noun(vocabulary.num_different_ids, "id differs", "ids differ")
@@ -111,8 +112,8 @@ def _print_vocabulary(vocabulary: "VocabularyComparison") -> None:
     print_table(
         ("id", "A", "B"),
         (
-            (f"{token_id}", *("-" if word is None else word for word in words))
-            for token_id, *words in vocabulary.examples
+            (str(token_id), "-" if word_a is None else word_a, "-" if word_b is None else word_b)
+            for token_id, word_a, word_b in vocabulary.examples
         ),
     )
     print_table(
@@ -129,17 +130,16 @@ def _print_tensors(comparison: "Comparison") -> None:
     }
     num_tensors = len(comparison.tensors)
     print_line(f"tensors: {num_tensors - len(differences):,} of {num_tensors:,} are bitwise equal")
-    # Missing tensors and different shapes (None) first.
-    names = sorted(
-        differences,
-        key=lambda name: (
-            differences[name].max_abs_difference is not None,
-            -(differences[name].max_abs_difference or 0),
-        ),
-    )
+    names = sorted(differences, key=lambda name: _rank_difference(differences[name]), reverse=True)
     _print_differences((name, differences[name]) for name in names[:_MAX_TENSORS])
     if len(names) > _MAX_TENSORS:
         print_line(f"  and {len(names) - _MAX_TENSORS:,} more (--json lists all)")
+
+
+def _rank_difference(difference: "Difference") -> float:
+    """Return the largest absolute difference; infinity for tensors that cannot be subtracted."""
+    largest_difference = difference.max_abs_difference
+    return math.inf if largest_difference is None else largest_difference
 
 
 def _print_outputs(comparison: "Comparison") -> None:
@@ -187,8 +187,12 @@ def _format_number(value: float | None) -> str:
 
 
 def _describe_mismatch(difference: "Difference") -> str:
-    """Return why two tensors cannot be subtracted; empty if they can."""
-    a, b = difference.shapes
-    if a is None or b is None:
-        return "only in B" if a is None else "only in A"
-    return "" if difference.max_abs_difference is not None else f"shapes {a} and {b}"
+    """Return why two tensors cannot be subtracted; an empty string if they can."""
+    shape_a, shape_b = difference.shapes
+    if shape_a is None:
+        return "only in B"
+    if shape_b is None:
+        return "only in A"
+    if difference.max_abs_difference is None:
+        return f"shapes {shape_a} and {shape_b}"
+    return ""

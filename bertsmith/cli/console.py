@@ -48,7 +48,9 @@ def print_json(value: Any) -> None:
 def print_example_counts(counts: Mapping[str, Any], prefix: str = "") -> None:
     """Print how many examples of a file were read, used, skipped and truncated.
 
-    counts: a ``tasks.inputs.ExampleCounts`` as JSON values.
+    Args:
+        counts: The fields of a ``tasks.inputs.ExampleCounts`` as JSON values.
+        prefix: Text before the counts, such as the name of the file.
     """
     skipped = counts["skipped"]
     # Results of version 0.1 have no unknown_share.
@@ -61,7 +63,7 @@ def print_example_counts(counts: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table on a terminal, tab-separated rows without a header elsewhere.
+    """Print a table with a header on a terminal, or tab-separated rows elsewhere.
 
     Print nothing if there are no rows.
     """
@@ -84,7 +86,7 @@ class TerminalProgress:
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._task_id: TaskID | None = None
         self._description, self._unit = "", ""
         self._total: float | None = None
         self._completed = 0.0
@@ -110,17 +112,17 @@ class TerminalProgress:
             console=stderr,
             transient=False,
         )
-        self._task = self._bar.add_task(description, total=total, unit=unit, details="")
+        self._task_id = self._bar.add_task(description, total=total, unit=unit, details="")
         self._bar.start()
 
     def advance(self, amount: float, **fields: str) -> None:
-        """Advance the bar by ``amount`` units and show ``fields``, or the rate without fields."""
+        """Advance the bar by ``amount`` units; show ``fields``, or the rate if there are none."""
         self._completed += amount
         details = "  ".join(f"{name} {value}" for name, value in fields.items())
         elapsed_seconds = time.monotonic() - self._start_time
-        if self._bar is not None and self._task is not None:
+        if self._bar is not None and self._task_id is not None:
             rate = f"{self._completed / max(elapsed_seconds, 1e-9):,.0f}/s"
-            self._bar.update(self._task, completed=int(self._completed), details=details or rate)
+            self._bar.update(self._task_id, completed=int(self._completed), details=details or rate)
         elif time.monotonic() - self._last_line_time >= PLAIN_LINE_INTERVAL:
             self._last_line_time = time.monotonic()
             log(self._format_line(details, elapsed_seconds))
@@ -133,10 +135,10 @@ class TerminalProgress:
         """Finish the bar."""
         if self._bar is not None:
             self._bar.stop()
-        self._bar = self._task = None
+        self._bar = self._task_id = None
 
     def _format_line(self, details: str, elapsed_seconds: float) -> str:
-        """Return the progress as a line of text."""
+        """Return the progress as one line of text, for output that is not a terminal."""
         total, remaining = "", ""
         if self._total:
             total = f" of {self._total:,.0f}"

@@ -99,19 +99,19 @@ def stats(
     options = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
     sources = corpus_options.find_sources(corpus)
     report = CorpusReport()
-    num_sentences = num_words = longest_document = 0
+    num_sentences = num_words = max_document_length = 0
     with corpus_options.terminal_progress() as progress:
         progress.start("Reading", None, "characters")
         for document in read_documents(sources, options, report):
             for sentence in split_sentences(document.text, language, document.presplit):
                 num_sentences += 1
                 num_words += len(sentence.split())
-            longest_document = max(longest_document, len(document.text))
+            max_document_length = max(max_document_length, len(document.text))
             progress.advance(len(document.text))
     report.require_documents()
     if as_json:
         counts = {"sources": len(sources), "sentences": num_sentences, "words": num_words}
-        print_json(counts | {"longest_document": longest_document} | report.to_json())
+        print_json(counts | {"longest_document": max_document_length} | report.to_json())
         return
     for line in report.lines():
         print_line(line)
@@ -119,7 +119,7 @@ def stats(
         f"{count_noun(num_sentences, 'sentence')}, "
         f"{count_noun(num_words, 'whitespace-separated word')}"
     )
-    print_line(f"longest document: {count_noun(longest_document, 'character')}")
+    print_line(f"longest document: {count_noun(max_document_length, 'character')}")
     formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
     print_line(f"formats: {formats} (of {count_noun(len(sources), 'source')})")
 
@@ -200,6 +200,7 @@ def docstrings(
     num_modules = num_sentences = num_characters = 0
 
     def count_modules(modules: "Iterator[ModuleProse]") -> "Iterator[ModuleProse]":
+        """Yield the modules and count their sentences and characters."""
         nonlocal num_modules, num_sentences, num_characters
         for module in modules:
             sentences = [sentence for paragraph in module.paragraphs for sentence in paragraph]
@@ -243,12 +244,14 @@ def _open_output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]
 def _advance_per_document(
     documents: "Iterator[Document]", progress: "TerminalProgress"
 ) -> "Iterator[Document]":
+    """Yield the documents and advance the progress bar by one for each."""
     for document in documents:
         yield document
         progress.advance(1)
 
 
 def _log_next_command(out: Path | None) -> None:
+    """Log the path of the output file and a command that reads it; nothing without a file."""
     from bertsmith.cli.console import log
 
     if out is not None:

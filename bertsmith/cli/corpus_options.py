@@ -23,8 +23,8 @@ Format = Annotated[
     str,
     typer.Option(
         "--format",
-        help="Text layout: sentences (one per line, blank lines between documents), prose or "
-        "markdown; or file format: jsonl, wikiextractor or parquet; or auto.",
+        help="Input format: sentences (one per line, a blank line between documents), prose, "
+        "markdown, jsonl, wikiextractor or parquet; auto detects it.",
     ),
 ]
 Field = Annotated[
@@ -32,7 +32,9 @@ Field = Annotated[
 ]
 OnError = Annotated[
     str,
-    typer.Option("--on-error", help="For text that cannot be read: stop, or skip and count it."),
+    typer.Option(
+        "--on-error", help="What to do about unreadable text: stop, or skip it and count it."
+    ),
 ]
 Deduplicate = Annotated[
     str,
@@ -87,15 +89,15 @@ def find_sources(corpus: list[str]) -> "list[Source]":
         num_others = len(ignored_files) - 1
         others = f" and {num_others:,} more" if num_others else ""
         log(
-            f"note: ignored {ignored_files[0]}{others}: unknown file name suffix (name a file "
-            "explicitly to read it)"
+            f"note: ignored {ignored_files[0]}{others}: unknown file name suffix; to read such a "
+            "file, pass its name as an argument"
         )
     return corpus_sources
 
 
 @contextmanager
 def terminal_progress() -> "Iterator[TerminalProgress]":
-    """Yield a progress bar that is finished when the block ends, also after an error."""
+    """Yield a progress bar that is finished when the block ends, even with an error."""
     from bertsmith.cli.console import TerminalProgress
 
     progress = TerminalProgress()
@@ -114,7 +116,7 @@ def log_report(report: "CorpusReport") -> None:
 
 
 def check_overwrite(path: Path, force: bool) -> None:
-    """Raise CorpusError if ``path`` is a folder, or a file and ``force`` is not set."""
+    """Raise CorpusError if ``path`` is a folder, or a file that ``force`` does not replace."""
     from bertsmith.errors import CorpusError
 
     if path.is_dir():

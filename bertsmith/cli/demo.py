@@ -16,7 +16,7 @@ VOCAB_SIZE = 8000
 #: Sequences per evaluation: all of the validation split, for a narrow confidence interval.
 EVAL_SEQUENCES = 5000
 
-SENTENCES = (
+MASKED_SENTENCES = (
     "Return the [MASK] of the list.",
     "If the file does not [MASK], an error is raised.",
     "The [MASK] value is None.",
@@ -40,9 +40,9 @@ def demo(
 ) -> None:
     """Train a small BERT on the documentation of installed packages.
 
-    Runs and shows the five commands that train a model on any text: collect the text, learn a
-    vocabulary, prepare the data, pre-train, and fill in masks. An interrupted demo continues where
-    it stopped.
+    Prints and runs five commands, which you can repeat with your own text: collect the text, learn
+    a vocabulary, prepare the data, pre-train, and fill in masks. An interrupted demo continues
+    where it stopped.
     """
     corpus, tokenizer, store = out / "corpus.jsonl", out / "tokenizer", out / "store"
     run = out / f"run-{seed}"
@@ -62,7 +62,7 @@ def demo(
         "pretrain", "--data", store, "--size", "tiny", "--minutes", minutes, "--out", run,
         *(argument for setting in settings for argument in ("--set", setting)),
     )  # fmt: skip
-    _run_command("fill", run, *SENTENCES, "--top", 3)
+    _run_command("fill", run, *MASKED_SENTENCES, "--top", 3)
     log("")
     log(f"The model is in {run / 'model'}; the loss curve is {run / 'curve.png'}.")
     log("Next: run the same commands on your own text, or continue with this model:")
@@ -82,10 +82,10 @@ def _check_output(out: Path, corpus: Path) -> None:
 
 
 def _run_command(*arguments: object) -> None:
-    """Log a bertsmith command and run it; exit with its status if it does not succeed."""
-    words = [str(argument) for argument in arguments]
+    """Log a bertsmith command and run it; exit with its status if it fails."""
+    command = [str(argument) for argument in arguments]
     log("")
-    log(f"$ bertsmith {shlex.join(words)}")
-    status = app(words, standalone_mode=False)
+    log(f"$ bertsmith {shlex.join(command)}")
+    status = app(command, standalone_mode=False)
     if status:
         raise typer.Exit(status)

@@ -49,7 +49,7 @@ LayerOption = Annotated[
         show_default=False,
     ),
 ]
-#: Columns added to a table if each token has a vector.
+#: Columns that are added to a table if each token gets a vector (--pooling none).
 _TOKEN_COLUMNS = ["tokens", "ids", "offsets", "vectors"]
 #: The suggested next step for each output suffix.
 _NEXT_STEPS = {
@@ -58,8 +58,8 @@ _NEXT_STEPS = {
     ".parquet": "in Python, pyarrow.parquet.read_table({python_path})",
     ".index": 'bertsmith search {shell_path} "..."',
 }
-_READ_BYTES = 2**20
-#: Lines are not counted in larger files: that would take more than a few seconds.
+_BLOCK_BYTES = 2**20
+#: The lines of larger files are not counted, because that takes more than a few seconds.
 _MAX_COUNTED_BYTES = 2**33
 
 
@@ -159,7 +159,8 @@ def embed(
         bool,
         typer.Option(
             "--fast",
-            help="Use weights of 8 or 16 bits; the cosine to exact vectors is at least 0.995.",
+            help="Use 8-bit or 16-bit weights; the cosine similarity to exact vectors is at least "
+            "0.995.",
         ),
     ] = False,
     device: Device = "auto",
@@ -174,7 +175,7 @@ def embed(
     an .index is built by several threads, so only its vectors are the same.)
     """
     if resume and out is None:
-        raise InputError("--resume needs the file to continue: add --out")
+        raise InputError("--resume without an output file; add --out with the file to continue")
     settings = parse_vector_settings(
         layer, combine=combine, weights=parse_numbers("weights", weights), pooling=pooling,
         normalize=normalize,
@@ -200,7 +201,7 @@ def embed(
     embedder = embedder.with_token_counter(unknown.counts)
     texts = _open_texts(
         source, table_format, text or DEFAULT_TEXT_COLUMN, header, delimiter,
-        by_token=settings.pooling == "none",
+        per_token=settings.pooling == "none",
     )  # fmt: skip
     with texts as opened_texts:
         if out is None:
@@ -232,8 +233,13 @@ def _check_model_and_output(model: Path, out: Path | None, settings: "VectorSett
 class _Texts:
     """Lines or table rows to embed.
 
-    total: their number if known. unbuffered: embed each line by itself (a terminal). columns: of
-    a table. may_be_endless: whether to warn during the input and not only at its end.
+    Attributes:
+        lines: The lines or table rows.
+        total: Number of lines or rows; None if unknown.
+        unbuffered: Whether to embed each line at once, because a user types it on a terminal.
+        columns: Columns of the table; None for lines.
+        may_be_endless: Whether to warn about [UNK] during the input, not only at its end.
+        unit: What an item is called in messages: "line" or "row".
     """
 
     lines: "Iterable[str | TextRow]"
@@ -266,7 +272,7 @@ def _detect_table_format(
 @contextmanager
 def _open_texts(
     source: Input, table_format: str | None, text_column: str, header: bool | None,
-    delimiter: str | None, *, by_token: bool,
+    delimiter: str | None, *, per_token: bool,
 ) -> Iterator[_Texts]:  # fmt: skip
     """Open the lines or the table rows to embed."""
     from bertsmith.tasks.tables import has_column, open_table
@@ -293,7 +299,7 @@ def _open_texts(
                 f"{source.path}: no column {text_column!r}; the columns are "
                 f"{', '.join(map(repr, columns))}; name the text column with --text"
             )
-        new_columns = _TOKEN_COLUMNS if by_token else ["vector"]
+        new_columns = _TOKEN_COLUMNS if per_token else ["vector"]
         names, notes = choose_column_names(new_columns, columns, source.path)
         for note in table.notes + notes:
             log(note)
@@ -302,7 +308,7 @@ def _open_texts(
 
 
 def parse_numbers(option: str, value: str | None) -> list[float] | None:
-    """Return the numbers of a comma-separated option. Raises SettingsError."""
+    """Parse the value of an option as comma-separated numbers. Raises SettingsError."""
     if value is None:
         return None
     try:
@@ -312,7 +318,7 @@ def parse_numbers(option: str, value: str | None) -> list[float] | None:
 
 
 def parse_vector_settings(layer: str | None, **values: Any) -> "VectorSettings":
-    """Return the settings for the --layer option and other values. Raises SettingsError."""
+    """Return the vector settings from --layer and from settings by name. Raises SettingsError."""
     from bertsmith.use.vector_settings import build_vector_settings
 
     layers = parse_numbers("layer", layer)
@@ -401,9 +407,10 @@ def count_lines(name: str) -> int | None:
             if detect_compression(file.read(HEAD_BYTES)):
                 return None
             file.seek(0)
-            while block := file.read(_READ_BYTES):
-                num_lines, last_byte = num_lines + block.count(b"\n"), block[-1:]
+            while block := file.read(_BLOCK_BYTES):
+                num_lines += block.count(b"\n")
+                last_byte = block[-1:]
     except OSError:
-        # The code that reads the lines raises an error with an explanation.
+        # The same error is raised and explained when the lines are read.
         return None
     return num_lines + (last_byte != b"\n")

@@ -56,17 +56,17 @@ def explain_error(error: Exception) -> tuple[str, int]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    class_name, text = type(error).__name__, str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and (
-            class_name == "OutOfMemoryError"
-            or any(phrase in text for phrase in _OUT_OF_MEMORY_PHRASES)
-        )
-    )
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    # Compared by name because torch may not be loaded.
+    is_cuda_error = type(error).__name__ == "OutOfMemoryError"
+    return is_cuda_error or any(phrase in str(error) for phrase in _OUT_OF_MEMORY_PHRASES)
 
 
 def _explain_os_error(error: OSError) -> str:
+    """Return the reason of an OSError, its file, and for a full disk what to do."""
     filename = str(error.filename) if error.filename else ""
     reason = error.strerror or str(error)
     if error.errno in _STORAGE_ERRORS:
@@ -77,9 +77,10 @@ def _explain_os_error(error: OSError) -> str:
             "pretrain and finetune continue where they stopped"
         )
     if error.errno == errno.EBADF and filename in ("", "standard output"):
-        return "standard input or output is closed, but this command needs it; redirect it"
+        return "standard input or output is closed, but the command needs it; redirect it to a file"
     return f"{filename}: {reason}" if filename else reason
 
 
 def _has_surrogate(error: UnicodeEncodeError) -> bool:
+    """Return whether the invalid character is a surrogate (half of a UTF-16 pair)."""
     return 0xD800 <= ord(error.object[error.start]) <= 0xDFFF

@@ -1,4 +1,4 @@
-"""``bertsmith evaluate``: metrics on labeled data, and accuracy on minimal pairs."""
+"""``bertsmith evaluate``: compute metrics on labeled data or minimal pairs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,8 @@ from bertsmith.settings import load_user_settings
 )
 def evaluate(
     model: Model,
-    more_minimal_pairs: Annotated[
+    # A shell expands --minimal-pairs *.jsonl to an option with one file, and more arguments.
+    files_after_first: Annotated[
         list[Path] | None, typer.Argument(metavar="FILE", hidden=True)
     ] = None,
     data: Annotated[
@@ -101,7 +102,7 @@ def evaluate(
     shown (--json contains all). Columns default to those of the training table.
 
     With --minimal-pairs, the model needs a masked-LM head. A pair is correct if sentence_good has
-    a higher pseudo-log-likelihood than sentence_bad, see `bertsmith score`.
+    a higher pseudo-log-likelihood than sentence_bad (see `bertsmith score`).
     """
     if minimal_pairs:
         labeled_data_options = {
@@ -110,12 +111,12 @@ def evaluate(
         }  # fmt: skip
         check_unused_options(labeled_data_options, "not valid with --minimal-pairs; remove it")
         evaluate_minimal_pairs(
-            model, [*minimal_pairs, *(more_minimal_pairs or [])], pll, skip_invalid=skip_invalid,
+            model, [*minimal_pairs, *(files_after_first or [])], pll, skip_invalid=skip_invalid,
             encoding=encoding, out=out, device=device, as_json=as_json,
         )  # fmt: skip
         return
-    if more_minimal_pairs:
-        raise InputError(f"{more_minimal_pairs[0]}: unexpected argument; use --data FILE")
+    if files_after_first:
+        raise InputError(f"{files_after_first[0]}: unexpected argument; use --data FILE")
     if data is None:
         raise InputError("nothing to evaluate on: add --data FILE or --minimal-pairs FILE")
     check_unused_options({"--pll": pll, "--out": out}, "only valid with --minimal-pairs; remove it")
@@ -127,7 +128,10 @@ def evaluate(
     task_options = {name: value for name, value in options.items() if value is not None}
     overrides = load_user_settings(None, {"task": task_options}, assignments or [])
     if len(overrides) > 1 or not isinstance(overrides["task"], dict):
-        raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
+        raise SettingsError(
+            "--set: only settings of the task can be changed, such as task.header=false; remove "
+            "the others"
+        )
     if not data.exists():
         raise InputError(f"{data}: no such file")
     bundle = load_fine_tuned_model(model, device)

@@ -11,8 +11,8 @@ from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import Model, find_model
 
-#: For each format: a function of the model and the output folder that returns notes, and the
-#: options that it accepts.
+#: Format -> path of the function that writes it, and names of its options. The function takes the
+#: model, the output folder and the options, and returns notes for the user.
 _WRITERS = {
     "hf": ("bertsmith.interop.huggingface.write_huggingface", ()),
     "sentence-transformers": (
@@ -44,7 +44,9 @@ def export(
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     int8: Annotated[
         bool,
-        typer.Option("--int8", help="onnx: store weights in 8 bits, a third of the size."),
+        typer.Option(
+            "--int8", help="onnx: quantize the weights to 8 bits, which needs a third of the space."
+        ),
     ] = False,
     pooling: Annotated[
         str | None,
@@ -65,8 +67,8 @@ def export(
 ) -> None:
     """Convert a model to another format, such as ONNX.
 
-    The converted model computes the same outputs; a model that the format cannot express is
-    rejected.
+    The converted model computes the same outputs (nearly the same with --int8). A model that the
+    format cannot express is rejected.
 
     hf: a Hugging Face model directory with a single safetensors file.
 

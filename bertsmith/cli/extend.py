@@ -56,15 +56,19 @@ def extend(
     """Add words to a model's vocabulary before further pre-training.
 
     Existing token ids do not change. The embedding of a new word is initialized to the mean of its
-    pieces' embeddings. A longer word that starts with a new word is then split after it. Text must
-    be prepared again for the new model; stores prepared for the old one are rejected.
+    pieces' embeddings. A longer word that starts with a new word is split after the new word from
+    then on. Text must be prepared again for the new model; stores prepared for the old model are
+    rejected.
     """
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new_directory
     from bertsmith.text import vocabulary_extension
 
     if (words is None) == (not corpus):
-        raise SettingsError("no words to add: use either --words FILE or --from-corpus PATH")
+        options = "neither of them" if words is None else "both"
+        raise SettingsError(
+            f"expected either --words FILE or --from-corpus PATH, found {options}; use one of them"
+        )
     check_new_directory(out)
     model_options.check_readable(words)
     model = model_options.find_model(model)
@@ -82,8 +86,10 @@ def extend(
         _log_word_check(check)
         extension = vocabulary_extension.extend_vocabulary(original.tokenizer, check.accepted)
     else:
-        reading = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
-        word_counts = _count_words(original.tokenizer, corpus or [], reading)
+        reading_options = corpus_options.parse_corpus_options(
+            text_format, field, on_error, deduplicate
+        )
+        word_counts = _count_words(original.tokenizer, corpus or [], reading_options)
         extension = vocabulary_extension.extend_vocabulary(
             original.tokenizer,
             vocabulary_extension.find_frequent_words(original.tokenizer, word_counts, count),
@@ -101,7 +107,7 @@ def extend(
 def _count_words(
     tokenizer: "Tokenizer", corpus: list[str], options: "CorpusOptions"
 ) -> "WordCounts":
-    """Count the words of a corpus; sentences are not split because no word spans two."""
+    """Count the words of a corpus, without splitting it into sentences, which words do not need."""
     from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.words import WordCounts
 
@@ -143,12 +149,14 @@ def _log_extension(
     """Log the added words, how the fit to the corpus changes, and the next commands."""
     num_unknown = sum(pieces == (extension.tokenizer.unk_id,) for pieces in extension.piece_ids)
     if num_unknown:
-        log(f"note: {num_unknown:,} of the words were [UNK]; they are initialized to its embedding")
+        log(
+            f"note: {num_unknown:,} of the words were tokenized as [UNK]; their embeddings are "
+            "initialized to the embedding of [UNK]"
+        )
     last_id = extension.first_id + len(extension.words) - 1
     log(
         f"added {count_noun(len(extension.words), 'word')}, ids {extension.first_id:,} to "
-        f"{last_id:,}: "
-        f"{_list_words(extension.words)}"
+        f"{last_id:,}: {_list_words(extension.words)}"
     )
     if fit is not None:
         if fit.num_dropped:
@@ -159,8 +167,8 @@ def _log_extension(
         for label, quality in (("before", fit.before), ("after", fit.after)):
             log(
                 f"{label}: {quality.pieces_per_word:.3f} pieces per word, "
-                f"{quality.single_piece_share:.2%} of the words in the vocabulary, "
-                f"{quality.unknown_share:.4%} unknown"
+                f"{quality.single_piece_share:.2%} of the words are in the vocabulary, "
+                f"{quality.unknown_share:.4%} are [UNK]"
             )
     log(f"wrote {out}")
     if is_fine_tuned:
@@ -172,6 +180,6 @@ def _log_extension(
 
 
 def _list_words(words: "list[str] | tuple[str, ...]") -> str:
-    """Return the first words of a list and how many there are besides."""
+    """Return the first ``_MAX_LISTED`` words, and the number of the others, as text."""
     others = f" and {len(words) - _MAX_LISTED:,} more" if len(words) > _MAX_LISTED else ""
     return ", ".join(words[:_MAX_LISTED]) + others

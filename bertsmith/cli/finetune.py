@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LabelKind(StrEnum):
-    """Kinds of labels."""
+    """Values of --kind: the kinds of labels that a model predicts."""
 
     single = "single"
     multi = "multi"
@@ -90,8 +90,8 @@ def finetune(
     kind: Annotated[
         LabelKind | None,
         typer.Option(
-            help="classify: one label per text, several (separated by |), or a number; tag: "
-            "entities or plain tags."
+            help="Kind of label. classify: single (one label per text), multi (several, separated "
+            "by |) or regression (a number); tag: entities or tags (such as parts of speech)."
         ),
     ] = None,
     metric: Annotated[
@@ -103,7 +103,7 @@ def finetune(
     ] = None,
     features: Annotated[
         FeatureLayers | None,
-        typer.Option(help="Freeze the encoder and train a BiLSTM on these layers of it."),
+        typer.Option(help="Freeze the encoder and train a BiLSTM on the outputs of these layers."),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the training data.", min=0)
@@ -186,10 +186,12 @@ def finetune(
     if is_sweep:
         _run_sweep(task, model, out, seeds=seeds, grid=grid, as_json=as_json, options=options)
     else:
-        _run_once(task, model, out, as_json=as_json, options=options)
+        _finetune_once(task, model, out, as_json=as_json, options=options)
 
 
-def _run_once(task: str, model: Path, out: Path, *, as_json: bool, options: dict[str, Any]) -> None:
+def _finetune_once(
+    task: str, model: Path, out: Path, *, as_json: bool, options: dict[str, Any]
+) -> None:
     """Fine-tune once and print the metrics."""
     from bertsmith.train.finetuning import finetune as finetuning
 
@@ -243,20 +245,20 @@ def _run_sweep(
 
 
 def _log_next_command(run: Path, model: Path) -> None:
-    """Log a ``predict`` command with the inputs that the task needs."""
+    """Log a ``predict`` command with placeholders for the texts that the task needs."""
     from bertsmith.settings import read_stored_settings
     from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
     task = read_stored_settings(run / SETTINGS_FILE)["task"]
-    endings = len(task.get("ending_columns", ())) or 2
+    num_endings = len(task.get("ending_columns", ())) or 2
     command = format_predict_command(
-        model, task["kind"], pair="pair_column" in task, endings=endings
+        model, task["kind"], takes_pair="pair_column" in task, num_endings=num_endings
     )
     log(f"next: {command}")
 
 
 def _exit_stopped(result: "FinetuneResult") -> NoReturn:
-    """Exit with the status of the signal that stopped a run or a sweep."""
+    """Log that a run was stopped, and exit with the status of the signal that stopped it."""
     log(
         f"stopped after step {result.step} of {result.steps} and saved a checkpoint; "
         "run the same command to continue"

@@ -1,11 +1,11 @@
-"""Suggested next commands, quoted so that they can be pasted into a shell."""
+"""Formats suggested next commands, quoted so that they can be pasted into a shell."""
 
 import shlex
 from pathlib import Path
 
 
 def quote_path(path: Path | str) -> str:
-    """Return a path quoted for a shell; a leading ``-`` is not mistaken for an option."""
+    """Return a path quoted for a shell; a leading ``-`` gets the prefix ``./``."""
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
@@ -21,19 +21,22 @@ def format_fill_command(model: Path | str) -> str:
 
 
 def format_predict_command(
-    model: Path | str, kind: str, *, pair: bool = False, endings: int = 2
+    model: Path | str, task_kind: str, *, takes_pair: bool = False, num_endings: int = 2
 ) -> str:
     """Return a ``predict`` command for a fine-tuned model.
 
-    kind: the model's ``bundle.TaskKind``. pair: whether it takes two texts. endings: number of
-    endings of a multiple-choice model.
+    Args:
+        model: The model directory or run directory.
+        task_kind: The model's ``bundle.TaskKind``.
+        takes_pair: Whether the model takes two texts.
+        num_endings: Number of endings of a multiple-choice model.
     """
     argument = '"..."'
-    if kind == "span":
+    if task_kind == "span":
         argument = quote_tab_separated_texts("QUESTION", "CONTEXT")
-    elif kind == "choice":
-        numbered_endings = (f"ENDING {number}" for number in range(1, endings + 1))
-        argument = quote_tab_separated_texts("PROMPT", *numbered_endings)
-    elif pair:
+    elif task_kind == "choice":
+        endings = (f"ENDING {number}" for number in range(1, num_endings + 1))
+        argument = quote_tab_separated_texts("PROMPT", *endings)
+    elif takes_pair:
         argument = quote_tab_separated_texts("TEXT", "SECOND TEXT")
     return f"bertsmith predict {quote_path(model)} {argument}"

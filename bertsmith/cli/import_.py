@@ -67,7 +67,10 @@ def import_(
 
     if is_model_directory(source):
         if uncased is not None or files_from is not None:
-            raise SettingsError("--uncased and --files-from are for TensorFlow checkpoints")
+            raise SettingsError(
+                "--uncased, --cased and --files-from are only for TensorFlow checkpoints, but "
+                f"{source} is a Hugging Face model; remove them"
+            )
         for note in write_huggingface(source, out):
             log(f"note: {note}")
         if as_json:
@@ -86,7 +89,7 @@ def import_(
 
 
 def _log_report(report: dict[str, Any]) -> None:
-    """Log the checkpoint format, the casing, and missing and unused weights."""
+    """Log the format of a checkpoint, its casing, and its missing and unused weights."""
     log(f"read {report['source']}")
     log(report["case"])
     if report["newly_initialized"]:
@@ -96,8 +99,7 @@ def _log_report(report: dict[str, Any]) -> None:
     if report["num_training_state_tensors"]:
         log(
             f"not used: {count_noun(report['num_training_state_tensors'], 'tensor')} of the "
-            "optimizer and the "
-            "training"
+            "optimizer and the training"
         )
 
 

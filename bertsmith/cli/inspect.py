@@ -17,7 +17,8 @@ _NEXT_COMMANDS: "dict[ArtifactKind, str]" = {
     "store": "bertsmith pretrain --data PATH --out RUN",
     "index": 'bertsmith search PATH "..."',
 }
-#: The same for models, by the prefix of the first head's description.
+#: The suggested next command for a model, by the prefix of its first head's description. The empty
+#: prefix is for every other model.
 _NEXT_COMMANDS_BY_HEAD = {
     "masked LM": 'bertsmith fill PATH "... [MASK] ..."',
     "": "bertsmith finetune TASK --model PATH --data DATA --out RUN",
@@ -45,8 +46,10 @@ def inspect(
     examples: Annotated[
         int, typer.Option(help="Number of training examples to sample from a store.", min=0)
     ] = 3,
-    length: Annotated[int, typer.Option(help="Length of these examples in tokens.", min=8)] = 128,
-    seed: Annotated[int, typer.Option(help="Random seed of these examples.", min=0)] = 0,
+    length: Annotated[
+        int, typer.Option(help="Length of the sampled examples in tokens.", min=8)
+    ] = 128,
+    seed: Annotated[int, typer.Option(help="Random seed of the sampled examples.", min=0)] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Verify the checksums of a store's files.")
     ] = False,
@@ -63,7 +66,7 @@ def inspect(
 
     kind, artifact_path = identify_artifact(path)
     if verify and kind != "store":
-        raise StoreError(f"{path}: --verify is for token stores, this is a {kind}; remove --verify")
+        raise StoreError(f"{path}: --verify is for token stores, found {kind!r}; remove --verify")
     if kind == "store":
         report, lines = _describe_store(artifact_path, examples, length, seed, verify)
     elif kind == "tokenizer":
@@ -77,16 +80,21 @@ def inspect(
         print_line(line)
     next_command = _NEXT_COMMANDS.get(kind)
     if kind == "model":
-        first_head = "".join(report["heads"][:1])
-        next_command = next(
-            command
-            for prefix, command in _NEXT_COMMANDS_BY_HEAD.items()
-            if first_head.startswith(prefix)
-        )
-        if first_head.startswith("fine-tuned"):
-            next_command = format_predict_command("PATH", first_head.partition("(")[2].rstrip(")"))
+        next_command = _choose_model_command(report["heads"])
     if next_command:
         log("next: " + next_command.replace("PATH", quote_path(artifact_path)))
+
+
+def _choose_model_command(heads: list[str]) -> str:
+    """Return the suggested command for a model with these heads; PATH stands for its path."""
+    first_head = heads[0] if heads else ""
+    if first_head.startswith("fine-tuned"):
+        task_kind = first_head.partition("(")[2].rstrip(")")
+        return format_predict_command("PATH", task_kind)
+    for prefix, command in _NEXT_COMMANDS_BY_HEAD.items():
+        if first_head.startswith(prefix):
+            return command
+    raise AssertionError("the empty prefix matches every head")
 
 
 def _describe_tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -22,7 +22,7 @@ EXPERIMENTS = (
 
 
 class ScaleName(StrEnum):
-    """Names of the scales."""
+    """Names of the scales: how large the models and the data of an experiment are."""
 
     smoke = "smoke"
     small = "small"
@@ -66,7 +66,7 @@ def lab(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Runs with different seeds. Default: set by the scale.", min=1),
+        typer.Option(help="Number of runs with different seeds. Default: set by the scale.", min=1),
     ] = None,
     out: Annotated[Path, typer.Option(help="Tables and plots are written to OUT/SCALE.")] = Path(
         "lab"
@@ -87,9 +87,9 @@ def lab(
 ) -> None:
     """Run one of the paper's experiments.
 
-    Prints a table of the results next to the paper's figures. An interrupted command continues
-    where it stopped if it is run again. Runs that several experiments need are shared. If a run
-    fails, the others continue.
+    Prints a table of the results next to the paper's numbers. An interrupted command continues
+    where it stopped if it is run again. A model that several experiments need is trained only once.
+    If a run fails, the others continue.
     """
     if name not in EXPERIMENTS:
         raise SettingsError(f"unknown experiment {name!r}; expected: {', '.join(EXPERIMENTS)}")
@@ -129,8 +129,8 @@ def lab(
     if files:
         log(f"wrote {', '.join(files)}")
     if outcome.failures:
-        results_are = "results are" if outcome.num_missing > 1 else "result is"
-        log(f"{outcome.num_missing} {results_are} missing; run the same command to try again")
+        missing_results = count_noun(outcome.num_missing, "result is", "results are")
+        log(f"{missing_results} missing; run the same command to try again")
         raise typer.Exit(1)
     log(f"next: open {files[-1]}")
 
@@ -139,33 +139,36 @@ def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
     """Print the stages to run and their estimated minutes."""
     if run.find_missing_stages():
         log("measuring the speed of this machine …")
-    stages = run.plan()
-    total_minutes = sum(stage.seconds or 0.0 for stage in stages) / 60
+    planned_stages = run.plan()
+    total_minutes = sum(planned.seconds or 0.0 for planned in planned_stages) / 60
     if as_json:
-        print_json({"stages": list(map(_plan_to_json, stages)), "minutes": total_minutes})
+        stages = [_planned_stage_to_json(planned) for planned in planned_stages]
+        print_json({"stages": stages, "minutes": total_minutes})
         return
     rows = []
-    for stage in stages:
-        minutes = "" if stage.seconds is None else f"{stage.seconds / 60:.1f}"
-        num_steps = f"{stage.num_steps:,}" if stage.num_steps else ""
-        rows.append((stage.stage.name, stage.description, num_steps, minutes))
+    for planned in planned_stages:
+        minutes = "" if planned.seconds is None else f"{planned.seconds / 60:.1f}"
+        num_steps = f"{planned.num_steps:,}" if planned.num_steps else ""
+        rows.append((planned.stage.name, planned.description, num_steps, minutes))
     print_table(("stage", "description", "steps", "minutes"), rows)
     num_results = len(run.stages)
-    num_unknown = sum(stage.seconds is None for stage in stages)
-    about = "at least" if num_unknown else "about"
-    unknown = f", and {num_unknown} without an estimate" if num_unknown else ""
+    num_without_estimate = sum(planned.seconds is None for planned in planned_stages)
+    estimate = f"about {total_minutes:,.0f} minutes"
+    if num_without_estimate:
+        estimate = (
+            f"at least {total_minutes:,.0f} minutes, and {num_without_estimate} without an estimate"
+        )
     print_line(
-        f"{count_noun(len(stages), 'stage')} to run for "
-        f"{count_noun(num_results, 'result')}: {about} {total_minutes:,.0f} "
-        f"minutes{unknown}"
+        f"{count_noun(len(planned_stages), 'stage')} to run for "
+        f"{count_noun(num_results, 'result')}: {estimate}"
     )
 
 
-def _plan_to_json(stage: "PlannedStage") -> dict[str, object]:
+def _planned_stage_to_json(planned: "PlannedStage") -> dict[str, object]:
     return {
-        "name": stage.stage.name,
-        "description": stage.description,
-        "steps": stage.num_steps,
-        "settings": dict(stage.stage.settings),
-        "minutes": None if stage.seconds is None else stage.seconds / 60,
+        "name": planned.stage.name,
+        "description": planned.description,
+        "steps": planned.num_steps,
+        "settings": dict(planned.stage.settings),
+        "minutes": None if planned.seconds is None else planned.seconds / 60,
     }

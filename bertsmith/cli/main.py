@@ -1,6 +1,7 @@
 """Entry point of the program: runs a command and turns exceptions into error messages."""
 
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -11,14 +12,14 @@ from bertsmith.cli.signals import Terminated, raise_terminated
 from bertsmith.compatibility import upgrade_arguments
 from bertsmith.files import add_error_filename
 
-#: Exit status after a signal, minus its number.
-EXIT_SIGNAL = 128
+#: A program that signal N ends exits with the status 128 + N, as in a shell.
+SIGNAL_EXIT_OFFSET = 128
 #: Exit status after Ctrl-C (SIGINT).
-EXIT_INTERRUPTED = EXIT_SIGNAL + 2
+EXIT_INTERRUPTED = SIGNAL_EXIT_OFFSET + signal.SIGINT
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as one line, without the source line that raised it."""
+    """Print a warning on one line, without the line of code that issued it."""
     sys.stderr.write(f"warning: {message}\n")
 
 
@@ -41,11 +42,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
-    except Terminated as signal:
-        # Nothing more is written to stdout, whose reader may have stopped reading.
+    except Terminated as terminated:
+        # Flushing stdout would block if its reader has stopped reading.
         streams.discard_stdout()
-        sys.stderr.write(f"terminated by {signal}\n")
-        sys.exit(EXIT_SIGNAL + signal.number)
+        sys.stderr.write(f"terminated by {terminated}\n")
+        sys.exit(SIGNAL_EXIT_OFFSET + terminated.number)
     except BrokenPipeError:
         # The reader of stdout exited (as in `| head`).
         streams.discard_stdout()

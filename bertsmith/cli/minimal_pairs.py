@@ -1,4 +1,4 @@
-"""``bertsmith evaluate --minimal-pairs``: accuracy on pairs of sentences."""
+"""``bertsmith evaluate --minimal-pairs``: compute the accuracy on minimal pairs of sentences."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def evaluate_minimal_pairs(
     device: str,
     as_json: bool,
 ) -> None:
-    """Print the accuracy of a model on minimal pairs; ``pll`` None means all variants."""
+    """Print the accuracy of a model on minimal pairs, for all PLL variants if ``pll`` is None."""
     for file in files:
         if not file.is_dir():
             check_readable(file)
@@ -82,7 +82,7 @@ def _print_results(results: "MinimalPairResults") -> None:
 
 
 def _log_notes(results: "MinimalPairResults") -> None:
-    """Log ties and skipped pairs."""
+    """Log the number of ties (equal scores of both sentences) and of skipped pairs."""
     for variant, count in results.overall.num_ties.items():
         if count:
             log(f"ties with --pll {variant}, counted as incorrect: {count:,}")

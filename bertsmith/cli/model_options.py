@@ -68,7 +68,7 @@ FORMAT_OPTION = typer.Option(
 
 
 class LinesFormat(StrEnum):
-    """The only format of inputs that are always read as lines."""
+    """The only value of --format in commands that read one text per line."""
 
     lines = "lines"
 
@@ -77,7 +77,7 @@ LinesFormatOption = Annotated[
     LinesFormat | None,
     typer.Option(
         "--format",
-        help="lines: one text per line, also if the input looks like a table.",
+        help="lines: read one text per line, even if the input looks like a table.",
         show_default=False,
     ),
 ]
@@ -163,7 +163,7 @@ def _log_notes(bundle: Bundle) -> Bundle:
 
 
 def check_unused_options(options: Mapping[str, Any], reason: str) -> None:
-    """Raise InputError for an option that has a value but no effect."""
+    """Raise InputError with ``reason`` for an option that has a value, but no effect."""
     for name, value in options.items():
         if value is not None:
             raise InputError(f"{name}: {reason}")
@@ -208,7 +208,7 @@ def read_lines(name: str, encoding: str = "utf-8") -> Iterator[str]:
     if name == STDIN:
         if sys.stdin.isatty():
             log("reading lines from the terminal; Ctrl-D ends them")
-            # Detecting a compression would block until more lines are typed.
+            # Detecting compression would block until more lines are typed.
             yield from _decode_lines(sys.stdin.buffer, STDIN_NAME, encoding)
         else:
             yield from _read_stream(sys.stdin.buffer, STDIN_NAME, encoding)
@@ -221,6 +221,7 @@ def read_lines(name: str, encoding: str = "utf-8") -> Iterator[str]:
 
 
 def _read_stream(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
+    """Yield the decoded lines of a stream that may be compressed; ``name`` is for messages."""
     from bertsmith.text.archives import DECOMPRESSION_ERRORS, decompress
 
     try:
@@ -234,6 +235,7 @@ def _read_stream(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
 
 
 def _decode_lines(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[str]:
+    """Yield the decoded lines without line endings; log a message if there are none."""
     number = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -250,7 +252,7 @@ def _decode_lines(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[
 
 
 def _read_encoded_lines(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
-    """Yield the lines of a stream in another encoding; line endings may have several bytes."""
+    """Yield the lines of a stream that is not UTF-8; its line endings may have several bytes."""
     from bertsmith.tasks.text_files import open_lines
 
     with open_lines(Path(name), encoding=encoding, stream=stream) as lines:
@@ -292,8 +294,12 @@ def open_lines(name: str, lines_format: LinesFormat | None) -> Iterator[str]:
 class Input:
     """An input file or standard input.
 
-    head: its first characters, empty for a terminal. stream: the decompressed content of standard
-    input or a pipe, from its first byte; None for files and terminals.
+    Attributes:
+        name: The file's path, or "-" for standard input.
+        encoding: Encoding of the text.
+        head: The first characters; empty for a terminal.
+        stream: The decompressed content of standard input or a pipe, from its first byte; None for
+            files and terminals.
     """
 
     name: str
@@ -315,7 +321,7 @@ class Input:
     def to_table_source(
         self, table_format: str | None, *, header: bool = True, delimiter: str | None = None
     ) -> "TableSource":
-        """Return the input as a table; ``table_format`` None: detected from the file name."""
+        """Return the input as a table; without ``table_format``, the file name tells the format."""
         from bertsmith.tasks.tables import TableSource
 
         return TableSource(self.path, table_format, header, self.encoding, delimiter, self.stream)
@@ -334,7 +340,7 @@ def open_input(name: str, encoding: str | None) -> Input:
         if name == STDIN:
             head, stream = decompress(sys.stdin.buffer)
             return Input(name, encoding, head.decode(encoding, "replace"), stream)
-        file = Path(name).open("rb")  # noqa: SIM115 - a pipe stays open because it is read once
+        file = Path(name).open("rb")  # noqa: SIM115 - a pipe stays open: it can be read once
         head, stream = decompress(file)
         if not Path(name).is_file():
             return Input(name, encoding, head.decode(encoding, "replace"), stream)
@@ -349,8 +355,10 @@ def open_input(name: str, encoding: str | None) -> Input:
 def check_not_table(source: Input, columns: Iterable[str], remedy: str | None = None) -> None:
     """Raise InputError if an input to be read as lines is binary or looks like a table.
 
-    columns: names that identify a line as the header of a table. remedy: what to do about a
-    table; None: name its format and column.
+    Args:
+        source: The input.
+        columns: Column names; a first line with one of them is the header of a table.
+        remedy: The end of the message about a table; None suggests --format and --text.
     """
     head = source.head.removeprefix("\ufeff").lstrip()
     if "\0" in head:

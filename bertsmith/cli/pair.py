@@ -70,7 +70,7 @@ def pair(
 
 
 def _read_pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the pair given as arguments, or the pairs on standard input if ``b`` is None."""
+    """Yield the pair of arguments, or the pairs on standard input if ``b`` is None."""
     if b is None:
         for number, line in enumerate(read_lines(STDIN), 1):
             first, tab, second = line.partition("\t")

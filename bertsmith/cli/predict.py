@@ -81,8 +81,8 @@ def predict(
             "--input",
             help="A file with one text per line, or a table (.csv, .tsv, .jsonl, .json or "
             ".parquet); for taggers also CoNLL, CoNLL-U or lists of tokens; may be compressed; - "
-            "is standard input. A line typed on a terminal is answered at once; otherwise about "
-            "1,000 are predicted together.",
+            "is standard input. Lines typed on a terminal are predicted one by one, other lines "
+            "in groups of about 1,000.",
         ),
     ] = None,
     out: Annotated[
@@ -115,8 +115,8 @@ def predict(
         bool,
         typer.Option(
             "--skip-invalid",
-            help="Count invalid input instead of stopping: lines are skipped, rows of a table are "
-            "kept with empty predictions.",
+            help="Count invalid input instead of stopping. Invalid lines are skipped; invalid rows "
+            "of a table get empty predictions.",
         ),
     ] = False,
     glue: Annotated[
@@ -133,8 +133,8 @@ def predict(
 ) -> None:
     """Predict labels, tags, answers or choices for texts or a table.
 
-    The model is made by `bertsmith finetune`. With --json, each prediction is printed as a line of
-    JSON; with --out, only a summary is.
+    The model must be fine-tuned, with `bertsmith finetune` or another toolkit. With --json, each
+    prediction is printed as a line of JSON; with --json and --out, only a summary is printed.
 
     A table is written with added columns: label and probability, labels and probabilities, score,
     answer with answer_start and probability, choice with ending and probability, entities, or
@@ -142,11 +142,7 @@ def predict(
     additional last column, CoNLL-U gets Predicted=TAG in its last column, and lists of tokens get
     tags and probabilities.
     """
-    if sum((input_file is not None, bool(texts), glue is not None, squad is not None)) != 1:
-        raise InputError(
-            "expected exactly one input: texts, --input FILE (- for standard input), --glue FILE, "
-            "or --squad FILE"
-        )
+    _check_one_input(input_file, texts or None, glue, squad)
     columns = {"text_column": text, "pair_column": pair,
                "ending_columns": endings.split(",") if endings else None}  # fmt: skip
     table_options = {
@@ -157,7 +153,10 @@ def predict(
         input_options = table_options | {"--encoding": encoding, "--format": input_format}
         check_unused_options(input_options, "only valid with --input FILE; remove it")
     if skip_invalid and (glue or squad):
-        raise InputError("--skip-invalid: a benchmark needs a prediction for each row; remove it")
+        raise InputError(
+            "--skip-invalid: not valid with --glue or --squad, which need a prediction for each "
+            "row; remove it"
+        )
     for file in (input_file, glue, squad):
         check_readable(file)
     source = None if input_file is None else open_input(input_file, encoding)
@@ -204,13 +203,23 @@ def predict(
     unknown.warn()
 
 
+def _check_one_input(*inputs: object) -> None:
+    """Raise InputError unless exactly one of the inputs is not None."""
+    num_inputs = sum(value is not None for value in inputs)
+    if num_inputs != 1:
+        raise InputError(
+            f"expected exactly one input, found {num_inputs}; use texts, --input FILE (- for "
+            "standard input), --glue FILE, or --squad FILE"
+        )
+
+
 def _log_num_truncated(count: int) -> None:
     if count:
         log(f"truncated to the model's maximum length: {count:,}")
 
 
 def _has_header(bundle: "FineTunedBundle", header: bool | None) -> bool:
-    """Return whether a table has a header; by default as the training table."""
+    """Return whether a table has a header; if ``header`` is None, as the training table."""
     task = bundle.info.get("provenance", {}).get("task", {})
     return bool(task.get("header", True)) if header is None else header
 
@@ -261,9 +270,14 @@ def _detect_format(
 
 @dataclass(frozen=True)
 class _TablePrediction:
-    """Prediction of a table: its source and how to write it.
+    """A table to predict, and how to write its predictions.
 
-    out: the file to write, or None for stdout. columns: names of the input columns.
+    Attributes:
+        source: The table.
+        out: The file to write; None for stdout.
+        columns: Settings of the task that name input columns, such as ``text_column``.
+        skip_invalid: Whether invalid rows get empty predictions instead of stopping.
+        as_json: Whether to print JSON: the rows, or only a summary if there is a file to write.
     """
 
     source: "TableSource"
@@ -300,7 +314,7 @@ class _TablePrediction:
 def _log_table_counts(
     counts: "TableCounts", path: Path, out: Path | None, *, as_json: bool
 ) -> None:
-    """Log a summary of a predicted table, and print it as JSON if requested with --out."""
+    """Log a summary of a predicted table; with --json and --out, also print it as JSON."""
     for note in counts.notes:
         log(note)
     if out is not None and as_json:

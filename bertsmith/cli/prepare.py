@@ -61,8 +61,8 @@ def prepare(
     from bertsmith.data.plan import PrepareOptions
     from bertsmith.text.wordpiece import Tokenizer
 
-    reading = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
-    options = PrepareOptions(language=language, held_out=held_out, corpus=reading)
+    reading_options = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
+    options = PrepareOptions(language=language, held_out=held_out, corpus=reading_options)
     loaded_tokenizer = Tokenizer.load(_locate_tokenizer(tokenizer))
     with corpus_options.terminal_progress() as progress:
         sources = corpus_options.find_sources(corpus)
@@ -77,7 +77,7 @@ def prepare(
 
 
 def _locate_tokenizer(tokenizer: Path) -> Path:
-    """Return the folder of the tokenizer files, for a run or a Hub id that of its model."""
+    """Return the folder of the tokenizer files; for a run or a Hub id, the folder of its model."""
     from bertsmith.text.tokenizer_files import find_vocabulary_file
 
     if find_vocabulary_file(tokenizer) is not None:

@@ -38,7 +38,9 @@ def pretrain(
     ] = None,
     recipe: Annotated[
         RecipeName,
-        typer.Option(help="paper: as published (Devlin et al. 2018); fast: with later methods."),
+        typer.Option(
+            help="paper: as published (Devlin et al. 2018); fast: with later improvements."
+        ),
     ] = RecipeName.fast,
     steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.", min=1)] = None,
     epochs: Annotated[
@@ -121,7 +123,7 @@ def pretrain(
         model = quote_path(result.model)
         log(f"next: bertsmith finetune TASK --model {model} --data DATA --out RUN")
     log(
-        f"to train it further: bertsmith pretrain --from {quote_path(out)} "
+        f"to train this model further: bertsmith pretrain --from {quote_path(out)} "
         f"--data {quote_path(data)} --out NEW"
     )
 

@@ -44,8 +44,8 @@ def push(
 ) -> None:
     """Upload a model to the Hugging Face Hub.
 
-    Uploads weights, tokenizer and model card in one commit. Log in first with `hf auth login`, or
-    set HF_TOKEN. Fill in the license in the model's README.md before.
+    Uploads weights, tokenizer and model card in one commit. Before you push, fill in the license in
+    the model's README.md, and log in with `hf auth login` or set HF_TOKEN.
     """
     from bertsmith.bundle.directory import locate_model
 

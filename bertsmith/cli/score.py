@@ -80,7 +80,7 @@ def score(
         if not text and file in (None, STDIN):
             unknown.warn()
         if as_json:
-            print_json(_to_json(number, line_score, include_tokens=tokens))
+            print_json(_score_to_json(number, line_score, include_tokens=tokens))
             continue
         print_line(_format_row(line_score))
         if tokens:
@@ -93,18 +93,18 @@ def score(
 
 
 class _Totals:
-    """Sums over all lines, and counts of lines without a score by reason."""
+    """Sums over all scored lines, and the number of lines without a score for each reason."""
 
     def __init__(self) -> None:
         self.num_lines = self.num_tokens = 0
         self.log_likelihood = 0.0
-        self.problems: dict[str, int] = {}
+        self.num_unscored_lines: dict[str, int] = {}
 
     def add(self, line_score: "Score") -> None:
         """Add the score of a line."""
         if line_score.problem:
             reason = line_score.problem.partition(":")[0]
-            self.problems[reason] = self.problems.get(reason, 0) + 1
+            self.num_unscored_lines[reason] = self.num_unscored_lines.get(reason, 0) + 1
             return
         self.num_lines += 1
         self.num_tokens += len(line_score.tokens)
@@ -119,7 +119,7 @@ class _Totals:
                 f"sum {self.log_likelihood:,.2f} nats, {mean:.4f} per token; "
                 f"pseudo-perplexity {math.exp(-mean):,.2f}"
             )
-        for reason, count in self.problems.items():
+        for reason, count in self.num_unscored_lines.items():
             log(f"lines without a score: {count:,} ({reason})")
 
 
@@ -131,7 +131,7 @@ def _format_row(line_score: "Score") -> str:
     return f"{metrics}\t{len(line_score.tokens)}\t{line_score.text}"
 
 
-def _to_json(number: int, line_score: "Score", *, include_tokens: bool) -> dict[str, Any]:
+def _score_to_json(number: int, line_score: "Score", *, include_tokens: bool) -> dict[str, Any]:
     """Return a score as JSON; a line without a score has an ``error``."""
     fields: dict[str, Any] = {"line": number, "text": line_score.text}
     if line_score.problem:

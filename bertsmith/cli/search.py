@@ -99,6 +99,7 @@ def search(
 
 
 def _check_queries(queries: Iterable[str]) -> Iterator[str]:
+    """Yield the queries. Raises InputError for an empty one."""
     for number, query in enumerate(queries, 1):
         if not query.strip():
             raise InputError(f"query {number:,} is empty; expected a text to search for")

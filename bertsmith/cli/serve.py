@@ -35,7 +35,7 @@ def serve(
         ),
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")
+        str, typer.Option(help="Address to listen on; with 0.0.0.0, other machines can connect.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8080,
     api_key: Annotated[
@@ -92,7 +92,7 @@ def serve(
     overrides = load_user_settings(None, {}, assignments or [])
     if set(overrides) - {"serve"}:
         raise SettingsError(
-            f"--set {next(iter(overrides))}: expected serve.…, such as "
+            f"--set {next(iter(overrides))}: expected a setting of the table serve, such as "
             "serve.request_timeout_seconds=5"
         )
     named_models = _name_models(models)
@@ -140,14 +140,14 @@ def serve(
 def _resolve_api_key(api_key: str | None) -> str | None:
     """Return the API key of the option or the environment; None if neither is set.
 
-    Raises SettingsError for an empty key, so that an unset variable does not open the server.
+    Raises SettingsError for an empty key, because a server without a key would accept everyone.
     """
     origin = f"${API_KEY_VARIABLE}" if api_key is None else "--api-key"
     key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
     if key is not None and not key.strip():
         raise SettingsError(f"{origin} is empty; set a key, or unset it to serve without one")
     # A key read from a file ends with a line break, which clients cannot send.
-    return key and key.strip()
+    return None if key is None else key.strip()
 
 
 def _name_models(models: list[str]) -> list[tuple[str, str]]:
@@ -159,10 +159,12 @@ def _name_models(models: list[str]) -> list[tuple[str, str]]:
     for argument in models:
         name, equals, path = argument.partition("=")
         if not equals or "/" in name:
-            name, path = _default_name(argument), argument
+            name, path = _get_default_name(argument), argument
         if not path:
             raise SettingsError(f"{argument!r}: no model; give MODEL or NAME=MODEL")
-        if not name or name in paths_by_name:
+        if not name:
+            raise SettingsError(f"{argument}: the model has no name; give it one: NAME=MODEL")
+        if name in paths_by_name:
             raise SettingsError(
                 f"{argument}: the name {name!r} is already used; give each model a name: NAME=MODEL"
             )
@@ -170,7 +172,7 @@ def _name_models(models: list[str]) -> list[tuple[str, str]]:
     return list(paths_by_name.items())
 
 
-def _default_name(model: str) -> str:
+def _get_default_name(model: str) -> str:
     """Return the name of a model's folder; for RUN/model, the name of the run directory."""
     path = Path(model)
     path = path.resolve() if path.exists() else path

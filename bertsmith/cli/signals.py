@@ -28,7 +28,7 @@ def raise_terminated() -> Iterator[None]:
         return
     numbers = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
-        signal.signal(number, _raise)
+        signal.signal(number, _raise_once)
     try:
         yield
     finally:
@@ -36,8 +36,9 @@ def raise_terminated() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of handlers
+def _raise_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of handlers
+    """Restore the default effect of the signals, and raise Terminated."""
     for other in _SIGNALS:
-        if signal.getsignal(other) is _raise:
+        if signal.getsignal(other) is _raise_once:
             signal.signal(other, signal.SIG_DFL)
     raise Terminated(number)

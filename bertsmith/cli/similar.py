@@ -62,9 +62,9 @@ def similar(
 ) -> None:
     """Compare a word's vectors in different sentences.
 
-    Prints cosine distances: 0 means identical, 1 means orthogonal. The vector of a word of several
-    pieces is their mean. If a line does not contain the word, words that start with it are used,
-    such as a Korean noun with a particle.
+    Prints cosine distances: 0 means identical, 1 means orthogonal. The vector of a word that
+    consists of several pieces is the mean of their vectors. If a line does not contain the word,
+    words that start with it are used, such as a Korean noun with a particle.
     """
     settings = parse_vector_settings(layer)
     if not word.strip():
@@ -83,7 +83,8 @@ def similar(
     lines = list(input_lines)
     distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_invalid)
     num_texts = len({occurrence.text_index for occurrence in distances.occurrences})
-    if num_skipped := len(lines) - num_texts:
+    num_skipped = len(lines) - num_texts
+    if num_skipped:
         log(f"skipped {count_noun(num_skipped, 'line')} without the word {word!r}")
     if as_json:
         print_json(distances.to_json())
@@ -96,20 +97,20 @@ def similar(
 
 
 def _print_distances(distances: "WordDistances") -> None:
-    """Print a row per occurrence: all distances, or the nearest and the farthest occurrence."""
-    count = len(distances.occurrences)
+    """Print all distances of each occurrence, or only its nearest and farthest occurrence."""
+    num_occurrences = len(distances.occurrences)
     rows = []
     for number, (context, row) in enumerate(
         zip(distances.contexts, distances.distances, strict=True), 1
     ):
-        if count <= _MAX_COLUMNS:
+        if num_occurrences <= _MAX_COLUMNS:
             rows.append((str(number), context, *(f"{distance:.4f}" for distance in row)))
             continue
         others = [index for index in row.argsort(kind="stable") if index != number - 1]
         extremes = (f"{row[index]:.4f} to {index + 1}" for index in (others[0], others[-1]))
         rows.append((str(number), context, *extremes))
-    if count <= _MAX_COLUMNS:
-        print_table(("", "", *map(str, range(1, count + 1))), rows)
+    if num_occurrences <= _MAX_COLUMNS:
+        print_table(("", "", *map(str, range(1, num_occurrences + 1))), rows)
     else:
         print_table(("", "", "nearest", "farthest"), rows)
-        log(f"{count_noun(count, 'occurrence')}; --json prints all distances")
+        log(f"{count_noun(num_occurrences, 'occurrence')}; --json prints all distances")

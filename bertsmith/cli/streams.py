@@ -1,4 +1,4 @@
-"""Standard streams that work if they are closed, piped, or in a locale other than UTF-8."""
+"""Prepares the standard streams, which may be closed, piped, or not UTF-8."""
 
 import io
 import os
@@ -12,8 +12,9 @@ _ENCODING_VARIABLE = "PYTHONIOENCODING"
 def configure_streams() -> None:
     """Open closed standard streams and write UTF-8 unless stdout is a terminal.
 
-    Otherwise the next file opened would reuse a closed stream's descriptor, and a character
-    missing in the locale would end the program. Unencodable characters are written as escapes.
+    Without this, the next file that is opened would get the descriptor of a closed stream, and a
+    character that the locale cannot encode would end the program. Such characters are written as
+    escapes.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -25,9 +26,9 @@ def configure_streams() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open closed descriptors so that using them fails; messages to stderr are lost.
+    """Open closed descriptors, so that no other file gets them.
 
-    Reading stdin and writing stdout raise OSError (EBADF).
+    Reading stdin and writing stdout then raise OSError (EBADF); messages to stderr are lost.
     """
     for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:

@@ -1,4 +1,4 @@
-"""The warning of commands if too many tokens of the input are [UNK]."""
+"""Warns if too many tokens of a command's input are [UNK]."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -15,8 +15,8 @@ AnyBundle = TypeVar("AnyBundle", "PretrainedBundle", "FineTunedBundle")
 class UnknownTokenWarning:
     """Counts the tokens of a command and warns once if too many are [UNK].
 
-    A command warns at its end. One that reads standard input also warns after each answer,
-    because its input may never end.
+    A command calls ``warn`` at its end. A command that reads standard input also calls it after
+    each result, because the input may never end.
     """
 
     def __init__(self, counts: TokenCounts | None = None) -> None:
@@ -29,7 +29,7 @@ class UnknownTokenWarning:
         return replace(bundle, tokenizer=bundle.tokenizer.with_counter(self.counts))
 
     def warn(self) -> None:
-        """Print the warning if it is due and has not been printed."""
+        """Print the warning if too many tokens were [UNK], and it has not been printed yet."""
         warning = None if self._has_warned else self.counts.format_warning()
         if warning is not None:
             self._has_warned = True

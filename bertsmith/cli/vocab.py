@@ -110,10 +110,10 @@ def learn(
         min_frequency=min_frequency,
         coverage=coverage,
     )
-    reading = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
+    reading_options = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
     with corpus_options.terminal_progress() as progress:
         learned = vocabulary.learn_vocabulary(
-            corpus_options.find_sources(corpus), reading, options, progress
+            corpus_options.find_sources(corpus), reading_options, options, progress
         )
     with atomic_directory(out) as directory:
         learned.tokenizer.save(directory)
@@ -148,7 +148,7 @@ def _check_overwrite(out: Path, force: bool) -> None:
 
 
 def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, corpus: list[str]) -> None:
-    """Log how well the vocabulary fits, the path and the next command."""
+    """Log how well the vocabulary fits the text, the output folder and the next command."""
     from bertsmith.cli.console import log
 
     corpus_options.log_report(learned.corpus)

@@ -199,7 +199,7 @@ def upgrade_settings(values: Mapping[str, Any], table: str, *, warn: bool = True
         name = RENAMED_SETTINGS.get(table, {}).get(key, key)
         if name != key:
             if name in values:
-                # Both names: strict validation reports the old one as unknown.
+                # With both names, keep the old one, which strict validation reports as unknown.
                 name = key
             elif warn:
                 _warn(f"the setting {table}.{key} is now {table}.{name}; use the new name")
@@ -241,7 +241,7 @@ def upgrade_tables(tables: Mapping[str, Any], *, warn: bool = True) -> dict[str,
 
 
 def downgrade_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings under the names of version 0.1, in the order given.
+    """Return nested settings under the names of version 0.1, in unchanged order.
 
     The lab identifies a stage by a hash over its settings. Hashing the old names keeps results
     that were recorded with version 0.1.
@@ -304,9 +304,9 @@ def upgrade_embedding_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_index_file(index: Path, name: str) -> Path:
-    """Return the path of a file in an index, whose name is another one in version 0.1.
+    """Return the path of a file of an index, which may have its name of version 0.1.
 
-    The path has the current name if neither file exists.
+    If neither file exists, the path has the current name.
     """
     old_path = index / OLD_INDEX_FILES.get(name, name)
     return old_path if old_path.is_file() and not (index / name).exists() else index / name
@@ -317,8 +317,8 @@ def upgrade_request(body: Mapping[str, Any], fields: Collection[str]) -> dict[st
 
     Args:
         body: The body.
-        fields: The current fields of the endpoint. An old field is kept, and then rejected as
-            unknown, if the endpoint does not have the new one or the body has both.
+        fields: The current fields of the endpoint. An old field keeps its name, and is then
+            rejected as unknown, if the endpoint has no such field or the body has both names.
     """
     names = {old: new for old, new in RENAMED_REQUEST_FIELDS.items()
              if new in fields and new not in body}  # fmt: skip
@@ -326,7 +326,7 @@ def upgrade_request(body: Mapping[str, Any], fields: Collection[str]) -> dict[st
 
 
 def upgrade_finetuning_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a fine-tuning run's result.json, or a copy in the lab's results, in current names."""
+    """Return a fine-tuning result, of a result.json or of the lab, under its current names."""
     upgraded = dict(result)
     if "figures" in result:
         upgraded = rename_keys(result, RENAMED_RESULT_FIELDS)
@@ -353,7 +353,7 @@ def downgrade_tokenizer_spec(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _upgrade_counts(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counts of a result by file, each under its current names."""
+    """Return the example counts of each file under their current names."""
     return {
         file: rename_keys(values, RENAMED_COUNTS) if isinstance(values, Mapping) else values
         for file, values in counts.items()
@@ -366,7 +366,7 @@ def rename_keys(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
 
 
 def invert(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the old name of each new name."""
+    """Return a mapping from new to old names, from a mapping from old to new names."""
     return {new: old for old, new in names.items()}
 
 

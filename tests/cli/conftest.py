@@ -1,4 +1,4 @@
-"""Fixtures that run the program in this process, and a small random model."""
+"""Fixtures that run the program in this process, and small random models."""
 
 import io
 import sys
@@ -45,13 +45,13 @@ class _Terminal(io.TextIOWrapper):
 
 @pytest.fixture
 def run_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCli:
-    """Return a function that runs the program with arguments and the bytes of stdin."""
+    """Return a function that runs the program in this process with arguments and standard input."""
 
     def run_command(
-        *arguments: object, stdin: bytes = b"", terminal: bool = False
+        *arguments: object, stdin: bytes = b"", stdin_is_terminal: bool = False
     ) -> CompletedCommand:
         monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
-        stream_class = _Terminal if terminal else io.TextIOWrapper
+        stream_class = _Terminal if stdin_is_terminal else io.TextIOWrapper
         monkeypatch.setattr(sys, "stdin", stream_class(io.BytesIO(stdin)))
         status = 0
         try:
@@ -73,6 +73,7 @@ def tokenizer() -> Tokenizer:
 def save_model(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True) -> Path:
     """Save a small random pre-trained model and return its directory."""
     torch.manual_seed(3)
+    # Odd sizes, so that confusing two of them is an error.
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size,
         layers=2,

@@ -1,4 +1,4 @@
-"""Class reports and confusion matrices fit a terminal of 80 columns for all labels."""
+"""Per-class metrics and confusion matrices fit a terminal of 80 columns for all labels."""
 
 import random
 
@@ -50,6 +50,7 @@ def test_many_classes_are_shortened_to_the_worst() -> None:
     confusion = {label: {label: 90, "label 0": 10 + number} for number, label in enumerate(labels)}
     lines = format_confusion_matrix(confusion)
     assert lines[0] == "the 10 most confused of 59 pairs (all: --json):"
+    # Of the 159 examples of label 59, 69 are predicted as label 0.
     assert lines[2].split() == ["label", "59", "label", "0", "69", "43.4%"]
     assert format_confusion_matrix({label: {label: 1} for label in labels})[0] == (
         "no label was confused with another"

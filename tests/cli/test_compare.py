@@ -10,6 +10,9 @@ import torch
 from bertsmith import bundle
 from tests.cli.conftest import RunCli
 
+#: Number of tensors of the fixture ``model``.
+NUM_TENSORS = 46
+
 
 @pytest.fixture(scope="module")
 def modified_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
@@ -29,7 +32,7 @@ def test_equal_models_exit_with_0(run_cli: RunCli, model: Path, tmp_path: Path) 
     assert completed.status == 0, completed.err
     lines = completed.out.splitlines()
     assert "config: equal" in lines
-    assert "tensors: 46 of 46 are bitwise equal" in lines
+    assert f"tensors: {NUM_TENSORS} of {NUM_TENSORS} are bitwise equal" in lines
     assert "  masked LM\t0\t0" in lines
     assert lines[-1] == "equal (tolerance 0)"
 
@@ -38,7 +41,7 @@ def test_different_models_exit_with_1(run_cli: RunCli, model: Path, modified_mod
     """Different tensors and outputs are listed; a larger tolerance makes the models equal."""
     completed = run_cli("compare", model, modified_model)
     assert completed.status == 1
-    assert "tensors: 45 of 46 are bitwise equal" in completed.out
+    assert f"tensors: {NUM_TENSORS - 1} of {NUM_TENSORS} are bitwise equal" in completed.out
     assert "  cls.predictions.bias\t0.001\t" in completed.out
     assert "  layer 2\t0\t0" in completed.out
     assert completed.out.rstrip().endswith("different (tolerance 1e-05)")
@@ -52,7 +55,7 @@ def test_json_contains_all_tensors(run_cli: RunCli, model: Path, modified_model:
     assert completed.status == 1
     comparison = json.loads(completed.out)
     assert comparison["equal"] is False
-    assert len(comparison["tensors"]) == 46
+    assert len(comparison["tensors"]) == NUM_TENSORS
     assert comparison["num_texts"] == 2
     bias = comparison["tensors"]["cls.predictions.bias"]
     assert bias["max_abs_difference"] == pytest.approx(0.001, rel=1e-3)
@@ -95,7 +98,7 @@ def test_terminal_output_is_a_table(
 
 
 def test_errors_exit_with_2(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
-    """A missing model or text file exits with 2, not with 1 as a difference does."""
+    """A missing model or text file exits with 2, because 1 is the status of different models."""
     assert run_cli("compare", model, tmp_path / "nothing").status == 2
     completed = run_cli("compare", model, model, "--text", tmp_path / "nothing")
     assert completed.status == 2

@@ -29,7 +29,7 @@ finally:
         ("bertsmith pretrain --recipe p", ["paper"]),
     ],
 )
-def test_bash_completion(line: str, expected: list[str]) -> None:
+def test_bash_completion_does_not_load_torch(line: str, expected: list[str]) -> None:
     """Completion returns the matching words without loading torch."""
     environment = {
         **os.environ,

@@ -141,9 +141,9 @@ def test_output_with_unknown_suffix_is_an_error(
     assert ".jsonl" in completed.err
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_command_leaves_no_file(
-    tmp_path: Path, number: signal.Signals, status: int
+    tmp_path: Path, signal_number: signal.Signals, status: int
 ) -> None:
     """Ctrl-C and SIGTERM in ``corpus docstrings`` exit with 130 and 143, and write nothing."""
     command = [sys.executable, "-m", "bertsmith", "corpus", "docstrings"]
@@ -152,7 +152,7 @@ def test_interrupted_command_leaves_no_file(
     deadline = time.monotonic() + 60
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(number)
+    process.send_signal(signal_number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
     assert "Traceback" not in err

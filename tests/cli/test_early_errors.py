@@ -48,7 +48,7 @@ INVALID_COMMANDS = [
     ("similar M T --word ''", "--word is empty; give a word"),
     ("similar nowhere T --word a", "nowhere: no such file or directory"),
     ("search nowhere x", "nowhere: does not exist; make an index"),
-    ("predict M", "expected exactly one input: texts, --input FILE"),
+    ("predict M", "expected exactly one input, found 0; use texts, --input FILE"),
     ("predict M --input no.txt", "no.txt: cannot be read"),
     ("predict nowhere x", "nowhere: no such file or directory"),
     ("evaluate M --data no.tsv", "no.tsv: no such file"),
@@ -106,7 +106,9 @@ def outcomes(
     (folder / "T").write_text("One line.\n")
     (folder / "t.csv").write_text("text,label\none,1\n")
     corpus = folder / "a.txt"
-    corpus.write_text("\n\n".join(f"Line {n} is here.\nSo is {n}." for n in range(60)))
+    corpus.write_text(
+        "\n\n".join(f"Line {number} is here.\nSo is {number}." for number in range(60))
+    )
     # Without torch only the existence of the weights is checked, so the file may be empty.
     tokenizer.save(folder / "M", 43)
     config = {"vocab_size": 181, "hidden_size": 8, "num_attention_heads": 2}

@@ -53,7 +53,7 @@ def test_embed_without_out_prints_json_lines(
 
 def test_terminal_input_is_embedded_line_by_line(run_cli: RunCli, model: Path) -> None:
     """A typed line is embedded at once, and a message tells the user to type."""
-    completed = run_cli("embed", model, stdin=b"ferry\nriver\n", terminal=True)
+    completed = run_cli("embed", model, stdin=b"ferry\nriver\n", stdin_is_terminal=True)
     assert len(completed.out.splitlines()) == 2
     assert "Ctrl-D" in completed.err
 
@@ -125,9 +125,9 @@ def test_embed_options_equal_those_of_encode(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_embed_continues_with_resume(
-    model: Path, tmp_path: Path, number: signal.Signals, status: int
+    model: Path, tmp_path: Path, signal_number: signal.Signals, status: int
 ) -> None:
     """Ctrl-C and SIGTERM save; the same command with --resume completes the file."""
     out, pipe = tmp_path / "v.npy", tmp_path / "pipe"
@@ -144,7 +144,7 @@ def test_interrupted_embed_continues_with_resume(
             if state.exists() and json.loads(state.read_text())["num_lines"]:
                 break
             time.sleep(0.1)
-        process.send_signal(number)
+        process.send_signal(signal_number)
         _, err = process.communicate(timeout=60)
         writer.close()
     assert process.returncode == status, err
@@ -154,7 +154,8 @@ def test_interrupted_embed_continues_with_resume(
     file.write_text("the ferry\n" * 30_000)
     command = [*program, str(file), "--out", str(out)]
     rejected = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (rejected.returncode, "--resume" in rejected.stderr) == (2, True)
+    assert rejected.returncode == 2
+    assert "--resume" in rejected.stderr
     resumed = subprocess.run(
         [*command, "--resume"], capture_output=True, text=True, check=False, timeout=120
     )
@@ -162,7 +163,7 @@ def test_interrupted_embed_continues_with_resume(
     assert np.load(out).shape == (30_000, 22)
 
 
-def test_count_lines(tmp_path: Path, lines_file: Path) -> None:
+def test_lines_of_plain_files_are_counted(tmp_path: Path, lines_file: Path) -> None:
     """Lines of plain files are counted; compressed files, stdin and missing files give None."""
     assert count_lines(str(lines_file)) == 5
     lines_file.write_text(lines_file.read_text() + "\n")
@@ -175,7 +176,7 @@ def test_count_lines(tmp_path: Path, lines_file: Path) -> None:
 
 
 def test_similar_prints_distances(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
-    """A row per occurrence with its distances, as text, JSON or a plot."""
+    """Each occurrence gets a row with its distances, as text, as JSON and in a plot."""
     file, plot = tmp_path / "lines.txt", tmp_path / "ferry.png"
     file.write_text("\n".join([*SENTENCES[:2], "강의 ferry $5 $6"]))
     completed = run_cli("similar", model, file, "--word", "ferry", "--layer", -2, "--plot", plot)
@@ -195,7 +196,7 @@ def test_similar_prints_distances(run_cli: RunCli, model: Path, tmp_path: Path) 
 
 
 def test_similar_with_missing_words_and_many_occurrences(run_cli: RunCli, model: Path) -> None:
-    """Lines without the word are errors or skipped; above 12 occurrences only extremes follow."""
+    """A line without the word is an error or skipped; of many distances, the extremes are shown."""
     similar = ("similar", model, "--word", "ferry")
     completed = run_cli(*similar, stdin=b"ferry\nriver\n")
     assert completed.status == 2
@@ -203,6 +204,7 @@ def test_similar_with_missing_words_and_many_occurrences(run_cli: RunCli, model:
     completed = run_cli(*similar, "--skip-invalid", stdin=b"ferry\nriver\nferry\n")
     assert "skipped 1 line without the word 'ferry'" in completed.err
     completed = run_cli(*similar, stdin=b"the ferry\na ferry\n" * 10)
+    # The texts "a ferry" have even numbers; rounding decides which of them is the farthest.
     assert re.fullmatch(
         r"  1\tthe \[ferry\]\t0\.0000 to 3\t0\.\d{4} to (2|4|20)", completed.out.splitlines()[0]
     )
@@ -212,7 +214,7 @@ def test_similar_with_missing_words_and_many_occurrences(run_cli: RunCli, model:
 def test_search_prints_the_most_similar_lines(
     run_cli: RunCli, model: Path, lines_file: Path
 ) -> None:
-    """Cosine, line number and line are printed for each query; --json has the same."""
+    """Cosine, line number and line of each hit are printed, as text or with --json."""
     index = lines_file.with_name("v.index")
     assert run_cli("embed", model, lines_file, "--out", index).status == 0
     completed = run_cli("search", index, SENTENCES[1], "--top", 2)
@@ -337,6 +339,7 @@ def test_embed_reads_other_encodings(run_cli: RunCli, model: Path, tmp_path: Pat
     (tmp_path / "t.csv").write_bytes(f"text\n{text}\n".encode("cp949"))
     for name in ("l.txt", "t.csv"):
         completed = run_cli("embed", model, tmp_path / name)
-        assert (completed.status, "949" in completed.err) == (2, True)
+        assert completed.status == 2
+        assert "949" in completed.err
         completed = run_cli("embed", model, tmp_path / name, "--encoding", "cp949")
         assert json.loads(completed.out)["text"] == text

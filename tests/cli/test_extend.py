@@ -24,7 +24,7 @@ def test_words_of_a_file_are_added(run_cli: RunCli, model: Path, tmp_path: Path)
         "Ferrymen as ferrymen",
         "2 rejected:",
         "winter | - | time",
-        "1 of the words were [UNK]",
+        "1 of the words were tokenized as [UNK]",
         "added 3 words, ids ",
         f"wrote {out}",
         f"next: bertsmith prepare CORPUS... --tokenizer {out}",
@@ -62,8 +62,8 @@ def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "either --words FILE or --from-corpus"),
-        (["--words", "w.txt", "--from-corpus", "a.txt"], "either --words FILE or --from-corpus"),
+        ([], "--from-corpus PATH, found neither"),
+        (["--words", "w.txt", "--from-corpus", "a.txt"], "--from-corpus PATH, found both"),
         (["--words", "nowhere.txt"], "nowhere.txt"),
         (["--words", "known.txt"], "no word to add"),
         (["--from-corpus", "nowhere"], "nowhere"),

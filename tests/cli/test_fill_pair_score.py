@@ -172,7 +172,7 @@ def test_invalid_arguments_are_errors(
 
 def test_reading_from_a_terminal_is_announced(run_cli: RunCli, model: Path) -> None:
     """A message tells the user to type if stdin is a terminal, but not if it is a pipe."""
-    assert "Ctrl-D" in run_cli("score", model, stdin=b"ferry\n", terminal=True).err
+    assert "Ctrl-D" in run_cli("score", model, stdin=b"ferry\n", stdin_is_terminal=True).err
     assert "Ctrl-D" not in run_cli("score", model, stdin=b"ferry\n").err
 
 

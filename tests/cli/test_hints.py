@@ -27,7 +27,7 @@ def test_quoted_paths_survive_a_shell(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "pair", "texts"),
+    ("task_kind", "takes_pair", "texts"),
     [
         ("single", False, ["..."]),
         ("single", True, ["TEXT", "SECOND TEXT"]),
@@ -36,9 +36,13 @@ def test_quoted_paths_survive_a_shell(name: str) -> None:
         ("tags", False, ["..."]),
     ],
 )
-def test_predict_command_has_the_texts_of_the_task(kind: str, pair: bool, texts: list[str]) -> None:
+def test_predict_command_has_the_texts_of_the_task(
+    task_kind: str, takes_pair: bool, texts: list[str]
+) -> None:
     """A pasted ``predict`` command gets the texts that the model needs, separated by tabs."""
-    command = hints.format_predict_command(SPECIAL_CHARACTERS, kind, pair=pair, endings=3)
+    command = hints.format_predict_command(
+        SPECIAL_CHARACTERS, task_kind, takes_pair=takes_pair, num_endings=3
+    )
     shell = ["bash", "-c", command.replace("bertsmith predict", "printf '%s\\n'")]
     output = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.splitlines() == [SPECIAL_CHARACTERS, "\t".join(texts)]

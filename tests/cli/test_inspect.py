@@ -23,7 +23,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokeni
     return folder
 
 
-def test_tokenizer(run_cli: RunCli, tokenizer_folder: Path, tokenizer: Tokenizer) -> None:
+def test_inspect_shows_a_vocabulary(
+    run_cli: RunCli, tokenizer_folder: Path, tokenizer: Tokenizer
+) -> None:
     """A tokenizer folder, its files, and a vocab.txt of any name show the vocabulary."""
     renamed = tokenizer_folder.parent / "mine.txt"
     renamed.write_bytes((tokenizer_folder / "vocab.txt").read_bytes())
@@ -39,7 +41,9 @@ def test_tokenizer(run_cli: RunCli, tokenizer_folder: Path, tokenizer: Tokenizer
         assert report["size"] == tokenizer.vocab_size
 
 
-def test_store(run_cli: RunCli, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_inspect_shows_and_verifies_a_store(
+    run_cli: RunCli, tokenizer_folder: Path, tmp_path: Path
+) -> None:
     """A store shows its counts and examples with masks; --verify detects damage."""
     corpus = tmp_path / "corpus.jsonl"
     texts = [f"{DOCUMENT * (2 + number % 3)} {number}." for number in range(40)]
@@ -72,7 +76,7 @@ def test_store(run_cli: RunCli, tokenizer_folder: Path, tmp_path: Path) -> None:
     assert "--verify is for token stores" in completed.err
 
 
-def test_model(run_cli: RunCli, model: Path) -> None:
+def test_inspect_shows_config_heads_and_tensors_of_a_model(run_cli: RunCli, model: Path) -> None:
     """A model directory, or its config.json, shows config, heads and tensors."""
     for path in (model, model / "config.json"):
         completed = run_cli("inspect", path)
@@ -84,7 +88,9 @@ def test_model(run_cli: RunCli, model: Path) -> None:
     assert json.loads(run_cli("inspect", model, "--json").out)["config"]["feed_forward"] == 31
 
 
-def test_tensors_and_settings(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
+def test_inspect_shows_tensor_and_settings_files(
+    run_cli: RunCli, model: Path, tmp_path: Path
+) -> None:
     """A .safetensors file shows its tensors, a settings file its settings."""
     output = run_cli("inspect", model / "model.safetensors").out
     assert "cls.predictions.bias" in output

@@ -25,7 +25,9 @@ def pairs_file(tmp_path: Path) -> Path:
     ]
     path = tmp_path / "pairs.jsonl"
     path.write_text(
-        "".join(json.dumps({"sentence_good": a, "sentence_bad": b}) + "\n" for a, b in pairs)
+        "".join(
+            json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n" for good, bad in pairs
+        )
     )
     return path
 
@@ -47,16 +49,16 @@ def test_accuracy_of_each_file_and_overall(
     run_cli: RunCli, model: Path, pairs_file: Path, tmp_path: Path
 ) -> None:
     """Several files may follow the option; each has a row, and ties are reported."""
-    second = tmp_path / "second.jsonl"
-    second.write_text(pairs_file.read_text().partition("\n")[0])
-    completed = run_cli("evaluate", model, "--minimal-pairs", pairs_file, second)
+    second_file = tmp_path / "second.jsonl"
+    second_file.write_text(pairs_file.read_text().partition("\n")[0])
+    completed = run_cli("evaluate", model, "--minimal-pairs", pairs_file, second_file)
     assert completed.status == 0, completed.err
-    results = evaluate_minimal_pairs(load(model), [pairs_file, second])
+    results = evaluate_minimal_pairs(load(model), [pairs_file, second_file])
     header, first_row, second_row, all_row, mean_row = completed.out.splitlines()
     assert header.split() == ["pairs", "original", "within-word"]
     for row, name, num_pairs, accuracy in (
         (first_row, str(pairs_file), ["3"], results.files[pairs_file].accuracy),
-        (second_row, str(second), ["1"], results.files[second].accuracy),
+        (second_row, str(second_file), ["1"], results.files[second_file].accuracy),
         (all_row, "all pairs", ["4"], results.overall.accuracy),
         (mean_row, "mean of files", [], results.mean_accuracy),
     ):
@@ -66,7 +68,7 @@ def test_accuracy_of_each_file_and_overall(
     assert "ties with --pll original, counted as incorrect: 1" in completed.err
 
 
-def test_json_out_and_one_variant(
+def test_json_and_out_contain_the_selected_variant(
     run_cli: RunCli, model: Path, pairs_file: Path, tmp_path: Path
 ) -> None:
     """--json prints an object, --out writes a row for each pair, --pll selects a variant."""
@@ -128,8 +130,8 @@ def test_models_without_mlm_head_are_errors(
     run_cli: RunCli, model_without_mlm_head: Path, pairs_file: Path, arguments: list[str]
 ) -> None:
     """Commands that predict masked tokens name the missing head."""
-    command, *rest = [pairs_file if word == "PAIRS" else word for word in arguments]
-    completed = run_cli(command, model_without_mlm_head, *rest, stdin=b"ferry\n")
+    command, *other_arguments = [pairs_file if word == "PAIRS" else word for word in arguments]
+    completed = run_cli(command, model_without_mlm_head, *other_arguments, stdin=b"ferry\n")
     assert completed.status == 2
     assert f"{model_without_mlm_head}: this model has no masked-LM head" in completed.err
 

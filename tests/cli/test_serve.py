@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.serve import _default_name, _name_models
+from bertsmith.cli.serve import _get_default_name, _name_models
 from bertsmith.errors import SettingsError
 from tests.cli.conftest import RunCli
 
@@ -15,11 +15,12 @@ from tests.cli.conftest import RunCli
     [
         (["nowhere"], "nowhere: no such file or directory"),
         (["nowhere", "--set", "serve.texs=5"], "texs"),
-        (["nowhere", "--set", "run.seed=5"], "expected serve.…"),
+        (["nowhere", "--set", "run.seed=5"], "expected a setting of the table serve"),
         (["nowhere", "--set", "serve.max_texts=0"], "texts: Input should be greater"),
         ([""], "'': no model; give MODEL or NAME=MODEL"),
         (["a="], "'a=': no model; give MODEL or NAME=MODEL"),
         (["a=nowhere", "a=elsewhere"], "the name 'a' is already used"),
+        (["=nowhere"], "=nowhere: the model has no name"),
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
         (["nowhere", "--api-key", ""], "--api-key is empty; set a key, or unset it"),
         (["nowhere", "--host", "300.1.1.1"], "300.1.1.1"),
@@ -56,12 +57,14 @@ def test_used_port_is_an_error(run_cli: RunCli) -> None:
     assert "Address already in use" in completed.err
 
 
-def test_model_names(tmp_path: Path) -> None:
+def test_model_is_named_by_its_folder_or_argument(tmp_path: Path) -> None:
     """A model is named by its folder, or by the run directory; NAME=MODEL sets the name."""
     (tmp_path / "my-run" / "model").mkdir(parents=True)
     run_directory = str(tmp_path / "my-run")
-    assert _default_name(run_directory) == _default_name(f"{run_directory}/model") == "my-run"
-    assert _default_name("google-bert/bert-base-uncased") == "bert-base-uncased"
+    assert (
+        _get_default_name(run_directory) == _get_default_name(f"{run_directory}/model") == "my-run"
+    )
+    assert _get_default_name("google-bert/bert-base-uncased") == "bert-base-uncased"
     assert _name_models(["a=x/y", "google-bert/b"]) == [("a", "x/y"), ("b", "google-bert/b")]
     # An equals sign after a slash is part of the path.
     assert _name_models(["lr/a=3/model"]) == [("a=3", "lr/a=3/model")]

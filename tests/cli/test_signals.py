@@ -14,9 +14,9 @@ from bertsmith.cli.signals import Terminated, raise_terminated
 OLD_RUNS = Path(__file__).parent.parent / "train" / "fixtures" / "v0.1"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGHUP])
 def test_temporary_model_of_an_unfinished_run_is_removed(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, signal_number: signal.Signals
 ) -> None:
     """The model written from a checkpoint is removed; the exit status is that of the signal."""
     runs, temporary = tmp_path / "runs", tmp_path / "temporary"
@@ -26,24 +26,24 @@ def test_temporary_model_of_an_unfinished_run_is_removed(
     settings.write_text(settings.read_text().replace("@ROOT@", str(runs)))
     # A child of `nohup` inherits an ignored SIGHUP.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    masked = tmp_path / "masked.txt"
-    masked.write_text("[MASK]\n" * 5000)
-    with masked.open() as stdin:
+    masked_texts = tmp_path / "masked.txt"
+    masked_texts.write_text("[MASK]\n" * 5000)
+    with masked_texts.open() as stdin:
         process = subprocess.Popen(
             [sys.executable, "-m", "bertsmith", "fill", str(runs / "pretrain-stopped"), "-"],
             env=os.environ | {"TMPDIR": str(temporary)}, text=True,
             stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-    # No more is read from standard output, so the process waits until it can write.
+    # Only one line is read from standard output, so the process blocks when the pipe is full.
     assert process.stdout is not None
     process.stdout.readline()
     assert list(temporary.glob("bertsmith-*"))
-    process.send_signal(number)
+    process.send_signal(signal_number)
     process.wait(timeout=60)
     err = process.stderr.read() if process.stderr else ""
     process.stdout.close()
-    assert process.returncode == 128 + number, err
-    assert err.endswith(f"terminated by {number.name}\n")
+    assert process.returncode == 128 + signal_number, err
+    assert err.endswith(f"terminated by {signal_number.name}\n")
     assert "Traceback" not in err
     assert not list(temporary.glob("bertsmith-*"))
 

@@ -55,7 +55,7 @@ def text(request: pytest.FixtureRequest) -> str:
 
 
 def run_and_check_warning(run_cli: RunCli, text: str, *arguments: object) -> Any:
-    """Run a command; expect one warning for Korean text and none for English."""
+    """Run a command; assert that it warns once for Korean text, and never for English text."""
     completed = run_cli(*arguments)
     assert completed.status == 0, completed.err
     assert completed.err.count(WARNING) == (text == KOREAN)
@@ -121,7 +121,7 @@ def test_commands_of_fine_tuned_models_warn(
 def test_warning_for_standard_input_is_not_delayed(
     run_cli: RunCli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading standard input, the warning comes once, with the first answer."""
+    """A command that reads standard input warns once, with its first result."""
     stderr_after_first_line: list[str] = []
     stderr = io.StringIO()
     monkeypatch.setattr("bertsmith.cli.unknown_warning.log", lambda line: stderr.write(line + "\n"))
@@ -133,6 +133,6 @@ def test_warning_for_standard_input_is_not_delayed(
 
     monkeypatch.setattr("bertsmith.cli.model_options.read_lines", read_typed_lines)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert run_cli("embed", model, "-", terminal=True).status == 0
+    assert run_cli("embed", model, "-", stdin_is_terminal=True).status == 0
     assert WARNING in stderr_after_first_line[0]
     assert stderr.getvalue() == stderr_after_first_line[0]

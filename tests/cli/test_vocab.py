@@ -11,7 +11,7 @@ import pytest
 from bertsmith.text.wordpiece import Tokenizer
 from tests.cli.conftest import RunCli
 
-FILES = {"bertsmith.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
+TOKENIZER_FILES = {"bertsmith.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def test_vocabulary_is_written_and_reported(run_cli: RunCli, corpus: Path, tmp_p
     out = tmp_path / "out"
     completed = run_cli("vocab", corpus, "--size", 170, "--out", out)
     assert completed.status == 0, completed.err
-    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.name for path in out.iterdir()} == TOKENIZER_FILES
     assert Tokenizer.load(out).vocab_size == 170
     assert completed.out == ""
     for part in ("held-out", "pieces", "[UNK]", "longest words", f"wrote {out}", "next:"):
         assert part in completed.err
 
 
-def test_json_report(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
+def test_json_option_prints_the_report(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
     """--json prints one object with the report."""
     completed = run_cli("vocab", corpus, "--size", 170, "--out", tmp_path / "out", "--json")
     report = json.loads(completed.out)
