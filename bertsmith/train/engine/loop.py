@@ -228,7 +228,7 @@ class _Loop:
         return self.state.step % interval == 0 or self.state.step == self._options.steps
 
     def _take_step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
-        """Take one optimizer step and log it."""
+        """Take one optimizer step, and write its metrics to the log if a log line is due."""
         options, objective, step = self._options, self._objective, self.state.step
         lr = options.lr_at_step(step)
         should_log = (step + 1) % options.log_every == 0 or step in (0, options.steps - 1)
@@ -249,7 +249,8 @@ class _Loop:
             line |= result.losses
             line |= {"lr": lr, "grad_norm": result.grad_norm}
             line |= {"seconds": round(stopwatch.total_seconds, 3)}
-            line |= {"grad_norms": result.grad_norms} if options.grad_norm_groups else {}
+            if options.grad_norm_groups:
+                line["grad_norms"] = result.grad_norms
             line |= {"tokens_per_second": round(tokens_per_second), "mfu": mfu}
             self._metrics_log.write(line)
         self._progress.advance(

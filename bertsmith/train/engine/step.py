@@ -13,7 +13,7 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 
 #: Odd multipliers that give every step and micro-batch a different dropout seed.
-_STEP_KEY, _MICRO_BATCH_KEY = 0x9E3779B1, 0x85EBCA6B
+_STEP_MULTIPLIER, _MICRO_BATCH_MULTIPLIER = 0x9E3779B1, 0x85EBCA6B
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ def derive_dropout_seed(seed: int, step: int, micro_batch_index: int) -> int:
         step: Step number, from 0.
         micro_batch_index: Number of the micro-batch in the batch, from 0.
     """
-    return (seed * 2**32 + step * _STEP_KEY + micro_batch_index * _MICRO_BATCH_KEY) % 2**62
+    return (
+        seed * 2**32 + step * _STEP_MULTIPLIER + micro_batch_index * _MICRO_BATCH_MULTIPLIER
+    ) % 2**62
 
 
 LossFunction = Callable[[Any, list[Any], DropoutSeed], dict[str, Tensor]]

@@ -138,7 +138,7 @@ def _drop_computed_values(
 ) -> dict[str, Any]:
     """Return the settings of another run without the values that the new run computes itself.
 
-    Removed are the config and path of the start model, the number of steps if the length is set in
+    These are the config and path of the start model, the number of steps if the length is set in
     epochs, the defaults of the task, and the labels if the training file is another one.
     """
     task_table, schedule = get_table(settings, "task"), get_table(settings, "schedule")

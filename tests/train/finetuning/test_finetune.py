@@ -274,14 +274,14 @@ def test_late_signal_stops_the_sweep_after_the_run(
     values = {**FAST_SETTINGS, "schedule": {"steps": 2}}
     steps = 0
 
-    def signal_in_step_2(*arguments: Any, **keywords: Any) -> Any:
+    def raise_signal_in_step_2(*arguments: Any, **keywords: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 2:
             signal.raise_signal(signal.SIGTERM)
         return take_step(*arguments, **keywords)
 
-    monkeypatch.setattr(loop, "take_step", signal_in_step_2)
+    monkeypatch.setattr(loop, "take_step", raise_signal_in_step_2)
     out = tmp_path / "sweep"
     result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     assert result.stopped_run is not None

@@ -141,7 +141,9 @@ def test_run_resumes_after_a_nan_loss(
     compute_losses = PretrainingObjective.compute_losses
     num_calls = 0
 
-    def nan_in_step_4(self: Any, micro_batch: Any, micro_batches: Any, dropout_seed: Any) -> Any:
+    def return_nan_in_step_4(
+        self: Any, micro_batch: Any, micro_batches: Any, dropout_seed: Any
+    ) -> Any:
         nonlocal num_calls
         num_calls += 1
         losses = compute_losses(self, micro_batch, micro_batches, dropout_seed)
@@ -149,7 +151,7 @@ def test_run_resumes_after_a_nan_loss(
             return {name: loss * math.nan for name, loss in losses.items()}
         return losses
 
-    monkeypatch.setattr(PretrainingObjective, "compute_losses", nan_in_step_4)
+    monkeypatch.setattr(PretrainingObjective, "compute_losses", return_nan_in_step_4)
     with pytest.raises(RunError, match=r"step 4: the loss is nan.*examples 12 to 15.*length 32"):
         train(steps=6, checkpoint__every=1)
     step, directory = list_checkpoints(tmp_path / "run")[-1]
