@@ -66,8 +66,8 @@ class _Parts(NamedTuple):
 
     Attributes:
         hashes: Hash of each part, which decides whether it is held out, uint64 [parts].
-        num_tokens: Tokens in each part, int64 [parts].
-        num_sentences: Sentences in each part, int64 [parts].
+        num_tokens: Number of tokens in each part, int64 [parts].
+        num_sentences: Number of sentences in each part, int64 [parts].
         is_first: Whether the part is the first of its document, bool [parts].
     """
 

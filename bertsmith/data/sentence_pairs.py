@@ -42,8 +42,8 @@ from bertsmith.splitmix64 import UInt64Array
     RNG_SENTENCE,
     RNG_ORDER,
 ) = range(7)
-#: First index of the coin flips that decide whether a token is removed at the front or the back,
-#: for segment A and for segment B. Both series use every second index from there.
+#: First indices of the coin flips that decide whether a token is removed at the front or the back:
+#: one for segment A and one for segment B. Each series uses every second index from its first.
 RNG_TRUNCATE_A, RNG_TRUNCATE_B = 16, 17
 #: Number of sentences processed at once, chosen to fit the processor's cache.
 _CHUNK_SENTENCES = 1 << 16
@@ -135,14 +135,14 @@ class PairSampler:
         self._key = derive_key(seed, epoch)
         self._check_documents()
 
-    def find_run_starts(self, run_length: int) -> tuple[IntArray, int]:
-        """Divide the epoch into runs of ``run_length`` consecutive examples.
+    def find_chunk_starts(self, chunk_length: int) -> tuple[IntArray, int]:
+        """Divide the epoch into chunks of ``chunk_length`` consecutive examples.
 
         Returns:
-            The first sentence of each run, int64 [runs], and the exact number of examples.
+            The first sentence of each chunk, int64 [chunks], and the exact number of examples.
         """
         offsets, num_sentences = self._split.sentence_offsets, len(self._split.sentence_offsets) - 1
-        run_starts: list[IntArray] = []
+        chunk_starts: list[IntArray] = []
         count = first = 0
         while first < num_sentences:
             last = min(first + _CHUNK_SENTENCES, num_sentences)
@@ -155,11 +155,11 @@ class PairSampler:
                 sentences, document_ends, offsets[first : reach + 1], first
             )
             starts, num_consumed = _follow_chain(self._count_consumed(sentences, candidates))
-            num_to_complete_run = -count % run_length
-            run_starts.append(first + starts[num_to_complete_run::run_length])
+            num_to_complete_run = -count % chunk_length
+            chunk_starts.append(first + starts[num_to_complete_run::chunk_length])
             count += len(starts)
             first += num_consumed
-        return np.concatenate(run_starts), count
+        return np.concatenate(chunk_starts), count
 
     def sample_pairs(self, firsts: IntArray, lasts: IntArray) -> SentencePairs:
         """Return the examples in some ranges of sentences, in order.
@@ -266,7 +266,7 @@ class PairSampler:
 
         Args:
             states: Random states, uint64 [n].
-            documents: Numbers of the documents not to draw from, int64 [n].
+            documents: Indices of the documents to exclude, int64 [n].
             target: Number of tokens to reach, int64 [n], unless the document ends before.
 
         Returns:

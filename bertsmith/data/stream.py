@@ -1,8 +1,8 @@
 """The stream of training examples: a pure function of (seed, epoch, index).
 
 An epoch uses every document of a split once. The examples of an epoch, in the order of the store,
-are grouped into runs of 16. The runs are shuffled over the whole split. A fixed number of shuffled
-runs forms a block, and the examples of a block are shuffled. So reading an example requires
+are grouped into chunks of 16. The chunks are shuffled over the whole split. A fixed number of shuffled
+chunks forms a block, and the examples of a block are shuffled. So reading an example requires
 computing only its block, and the examples of a batch come from all parts of the store.
 """
 
@@ -23,16 +23,16 @@ from bertsmith.data.sentence_pairs import RNG_ORDER, PairSampler, SentencePairs
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split, describe_out_of_vocabulary, make_damaged_file_error
 
-#: Examples per run. A run is never divided between blocks. Runs are short, so that the many runs of
-#: a block are a fair sample of the split.
-RUN_LENGTH = 16
+#: Number of examples per chunk of consecutive examples. A chunk is never divided between blocks.
+#: Chunks are short, so that the many chunks of a block are a representative sample of the split.
+CHUNK_LENGTH = 16
 #: Approximate number of tokens in a block. Computing a block takes tens of milliseconds and a few
 #: megabytes.
 BLOCK_TOKENS = 1 << 20
 #: Number of blocks, and of epochs, in the cache: a batch may need two consecutive ones.
 _CACHE_SIZE = 2
-#: Part of the random key for the run order, so that it differs from the key of the sentence pairs.
-_RUN_ORDER = 1
+#: Part of the random key for the chunk order, so that it differs from the key of the sentence pairs.
+_CHUNK_ORDER = 1
 
 
 class ExampleStream:
@@ -70,16 +70,16 @@ class ExampleStream:
         self.vocabulary = vocabulary
         self._settings = settings
         self._sampler = PairSampler(split, settings, length, seed, epoch)
-        run_starts, self._num_examples = self._sampler.find_run_starts(RUN_LENGTH)
-        self._run_offsets = np.append(run_starts, split.counts.sentences)
-        # The last run may be shorter. It stays last, so that all others start at multiples of
-        # RUN_LENGTH.
-        run_states = init_states(
-            derive_key(seed, epoch, _RUN_ORDER), np.arange(len(run_starts) - 1)
+        chunk_starts, self._num_examples = self._sampler.find_chunk_starts(CHUNK_LENGTH)
+        self._chunk_offsets = np.append(chunk_starts, split.counts.sentences)
+        # The last chunk may be shorter. It stays last, so that all others start at multiples of
+        # CHUNK_LENGTH.
+        chunk_states = init_states(
+            derive_key(seed, epoch, _CHUNK_ORDER), np.arange(len(chunk_starts) - 1)
         )
-        order = np.argsort(random_bits(run_states, RNG_ORDER), kind="stable")
-        self._run_order = np.append(order, len(run_starts) - 1)
-        self._runs_per_block = max(BLOCK_TOKENS // length // RUN_LENGTH, 1)
+        order = np.argsort(random_bits(chunk_states, RNG_ORDER), kind="stable")
+        self._chunk_order = np.append(order, len(chunk_starts) - 1)
+        self._chunks_per_block = max(BLOCK_TOKENS // length // CHUNK_LENGTH, 1)
         self._blocks: OrderedDict[int, ExampleBatch] = OrderedDict()
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class ExampleStream:
         last = first + count
         if count < 1 or not 0 <= first < last <= self._num_examples:
             raise IndexError(f"examples {first} to {last} of an epoch of {self._num_examples}")
-        block_size = self._runs_per_block * RUN_LENGTH
+        block_size = self._chunks_per_block * CHUNK_LENGTH
         parts = []
         for number in range(first // block_size, (last - 1) // block_size + 1):
             block_start = number * block_size
@@ -124,9 +124,11 @@ class ExampleStream:
 
     def _build_block(self, number: int) -> ExampleBatch:
         """Compute all examples of a block."""
-        first_run = number * self._runs_per_block
-        runs = np.sort(self._run_order[first_run : first_run + self._runs_per_block])
-        pairs = self._sampler.sample_pairs(self._run_offsets[runs], self._run_offsets[runs + 1])
+        first_chunk = number * self._chunks_per_block
+        chunks = np.sort(self._chunk_order[first_chunk : first_chunk + self._chunks_per_block])
+        pairs = self._sampler.sample_pairs(
+            self._chunk_offsets[chunks], self._chunk_offsets[chunks + 1]
+        )
         order_bits = random_bits(pairs.rng_states, RNG_ORDER)
         pairs = pairs.take(np.argsort(order_bits, kind="stable"))
         ids, segments, positions, cu_seqlens = pack_pairs(

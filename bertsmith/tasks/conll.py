@@ -70,7 +70,7 @@ class RawSentence:
         document: Number of the document.
         location: File and line, for messages.
         error: Why the sentence cannot be used, None if it can.
-        line_numbers: The line of each unit, in formats with one unit per line.
+        line_numbers: The line of each token, in formats with one token per line.
         cells: Values of the row by column, in formats with one sentence per row.
         source_lines: The lines of the file from the end of the previous sentence to the end of
             this sentence, without line ends.
@@ -265,7 +265,7 @@ def _read_conll_sentences(
     *,
     with_source_lines: bool,
 ) -> Iterator[RawSentence]:
-    """Yield the sentences of a CoNLL or CoNLL-U file, which has one unit per line.
+    """Yield the sentences of a CoNLL or CoNLL-U file, which has one token per line.
 
     A sentence ends at a blank line or at the start of a document.
     """
@@ -341,8 +341,8 @@ _CONLLU = LineRules(conllu.is_document_start, conllu.is_non_word_line)
 def _is_comment(tag_level: str, columns: ColumnFormat | None, line: str) -> bool:
     """Return whether a line is a comment, which starts with "##" in KLUE's files.
 
-    "##" may also be a word: a line with the columns of the file is not a comment, unless tabs
-    separate the columns and "##" is followed by a space.
+    "##" can also be a token with a tag: a line with the columns of the file is not a comment,
+    unless tabs separate the columns and "##" is followed by a space.
     """
     if not line.startswith(_COMMENT_PREFIX):
         return False

@@ -206,7 +206,7 @@ def select_label_scores(
 
 
 def _mean_ranks(values: Floats) -> Floats:
-    """Return the rank of each value, from 1, float64 [n]; equal values get their mean rank."""
+    """Return the 1-based ranks of the values, float64 [n]; equal values get their mean rank."""
     _, value_indices, counts = np.unique(values, return_inverse=True, return_counts=True)
     last_ranks = np.cumsum(counts)
     mean_ranks: Floats = (last_ranks - (counts - 1) / 2).astype(np.float64)

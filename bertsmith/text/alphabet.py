@@ -119,7 +119,7 @@ class CharacterCounts:
         Args:
             coverage: Share of the text's characters that the alphabet should cover, 0 to 1.
             max_pieces: Maximum number of vocabulary entries for characters outside ``required``.
-            required: Characters to include in any case.
+            required: Characters that are always included.
         """
         totals, counted_continuations = self._normalize_counts()
         order = sorted(totals, key=lambda character: (-totals[character], character))

@@ -43,8 +43,8 @@ class TokenizerSpec:
     """Everything that determines the ids of a text.
 
     Attributes:
-        vocab: The words in the order of their ids. If a word is repeated, its last id is used, as
-            in the original code.
+        vocab: The tokens in the order of their ids. If a token is repeated, its last id is used,
+            as in the original code.
         added: Added tokens. Those that are not in ``vocab`` have the ids after those of ``vocab``,
             in order.
         lowercase: Whether text is lowercased.
@@ -107,8 +107,8 @@ class TokenizerSpec:
 
 
 def index_vocabulary(vocab: tuple[str, ...]) -> dict[str, int]:
-    """Return the id of each word, which is its index. A repeated word gets its last index."""
-    return {word: index for index, word in enumerate(vocab)}
+    """Return the id of each token, which is its index. A repeated token gets its last index."""
+    return {token: index for index, token in enumerate(vocab)}
 
 
 def build_normalizer(spec: TokenizerSpec) -> normalizers.Normalizer:

@@ -164,12 +164,14 @@ def test_long_sentences_are_truncated_as_in_the_reference() -> None:
 def test_run_starts_do_not_depend_on_the_chunk_size(
     split: Split, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
-    """With any chunk size, a run starts at every 16th example of the reference."""
+    """With any chunk size, a chunk starts at every 16th example of the reference."""
     monkeypatch.setattr(sentence_pairs, "_CHUNK_SENTENCES", chunk_size)
     expected = sample_reference(split, DataSettings(), 96, 11, 2)
-    run_starts, count = PairSampler(split, DataSettings(), 96, seed=11, epoch=2).find_run_starts(16)
+    chunk_starts, count = PairSampler(
+        split, DataSettings(), 96, seed=11, epoch=2
+    ).find_chunk_starts(16)
     assert count == len(expected)
-    assert run_starts.tolist() == [example.first_sentence for example in expected[::16]]
+    assert chunk_starts.tolist() == [example.first_sentence for example in expected[::16]]
 
 
 def test_every_sentence_is_consumed_once(split: Split) -> None:
@@ -180,8 +182,8 @@ def test_every_sentence_is_consumed_once(split: Split) -> None:
         assert example.first_sentence == sentence
         sentence += example.num_consumed
     assert sentence == len(split.sentence_offsets) - 1
-    run_starts, _ = PairSampler(split, DataSettings(), 128, seed=3, epoch=0).find_run_starts(1)
-    assert run_starts.tolist() == [example.first_sentence for example in examples]
+    chunk_starts, _ = PairSampler(split, DataSettings(), 128, seed=3, epoch=0).find_chunk_starts(1)
+    assert chunk_starts.tolist() == [example.first_sentence for example in examples]
 
 
 def test_half_of_the_pairs_are_consecutive(make_split: Callable[..., Split]) -> None:
@@ -255,4 +257,4 @@ def test_too_few_documents_are_rejected() -> None:
     with pytest.raises(StoreError, match=r"one document only.*nsp = false"):
         PairSampler(single, DataSettings(), 128, seed=0, epoch=0)
     sampler = PairSampler(single, DataSettings(nsp=False), 128, seed=0, epoch=0)
-    assert sampler.find_run_starts(16)[1] == 1
+    assert sampler.find_chunk_starts(16)[1] == 1

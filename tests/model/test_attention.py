@@ -375,7 +375,7 @@ def test_varlen_is_as_accurate_as_padded(
     """In 16 bits, outputs and gradients of `varlen` have at most twice the error of `padded`."""
     torch.manual_seed(6)
     direction: Any = "causal" if causal else "bidirectional"
-    # Head width 64, because flash attention needs a multiple of 8.
+    # Head dimension 64: flash attention needs a multiple of 8.
     config = make_prime_size_config(width=192, attention=direction, attention_dropout=0.0)
     exact_layer = SelfAttention(config, dropout_index=0).cuda().to(dtype).eval()
     hidden = torch.randn(sum(lengths), 192, device="cuda").to(dtype)

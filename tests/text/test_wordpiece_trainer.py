@@ -112,7 +112,7 @@ def test_rare_characters_leave_room_for_words() -> None:
 
 @pytest.mark.parametrize("strip_accents", [False, True])
 def test_character_counts_match_the_tokenizer(strip_accents: bool) -> None:
-    """The counts equal those of the characters in the words that the tokenizer splits."""
+    """The character counts equal those of the words that the pre-tokenizer produces."""
     texts = [
         "Ünïcödé! 天地a地 \u0130stanbul q\u00adw a\u0000b x-y 가나 ﬁ ½ é\u0301e",
         *make_texts(1),
