@@ -179,7 +179,7 @@ def _find_task_kind(class_names: Sequence[str]) -> TaskKind | None:
 
 
 def _check_architecture(hf_config: Mapping[str, Any], path: Path) -> None:
-    """Raise ModelError for a model other than BERT."""
+    """Raise ModelError unless the model is a BERT."""
     # Configs written before 2020 have no model_type.
     model_type = hf_config.get("model_type", "bert")
     name = _OTHER_ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None

@@ -38,7 +38,7 @@ _BUFFERS: Final = ("bert.embeddings.position_ids", "bert.embeddings.token_type_i
 #: Names under which some checkpoints contain copies of the word embeddings and the decoder bias.
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MLM_BIAS: Final = "cls.predictions.bias"
-#: Prefix of weight names -> the other architecture that uses the prefix.
+#: Prefix of weight names -> the architecture that uses the prefix; none of them is BERT.
 _OTHER_ARCHITECTURES: Final = {
     "roberta.": "RoBERTa", "distilbert.": "DistilBERT", "albert.": "ALBERT",
     "electra.": "ELECTRA", "generator_predictions.": "ELECTRA",
@@ -113,8 +113,8 @@ def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def detect_other_architecture(stored_names: Iterable[str]) -> str | None:
-    """Return the architecture to which the names of the weights belong; None for BERT."""
+def detect_non_bert_architecture(stored_names: Iterable[str]) -> str | None:
+    """Return the architecture that the names of the weights indicate; None for BERT."""
     names = [re.sub(r"^module\.", "", name) for name in stored_names]
     architectures = (
         architecture

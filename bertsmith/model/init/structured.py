@@ -31,7 +31,7 @@ _NEIGHBOR_RMS = 0.5
 _SAME_WORD_SCORE = 16.0
 #: Match head: added to the score of keys in the other segment, and subtracted from the score of
 #: keys in the query's segment. The query's word then scores 22 in the other segment and 10 in its
-#: own segment. Other words score 6 and -6, with a standard deviation of about 4 at a head width
+#: own segment. Other words score 6 and -6, with a standard deviation of about 4 at a head dimension
 #: of 32.
 _SEGMENT_SCORE = 6.0
 #: Match head: score of [CLS].
@@ -45,7 +45,7 @@ _CLS_RMS = 1.0
 _COUNT_SCALE = 2.0
 _TYPICAL_SHARE = 0.45
 #: The match head needs one dimension for the segment, one for [CLS] and some for words.
-_MIN_HEAD_WIDTH = 4
+_MIN_HEAD_DIM = 4
 
 
 @torch.no_grad()
@@ -55,8 +55,8 @@ def init_neighbor_heads(model: BertForPreTraining) -> None:
     Call this after ``init_from_unigrams``. Learned position embeddings become sinusoids in separate
     dimensions, where a shift is a rotation (Vaswani et al. 2017, section 3.5). One head attends to
     the previous token and one to the next token. In a causal model, the second head attends to the
-    token before the previous one. A model with one head has only the first of them. A model that is
-    too narrow for separate position dimensions is not changed.
+    token before the previous one. In a model with a single head, this head attends to the previous
+    token. A model that is too narrow for separate position dimensions is not changed.
     """
     subspaces = _Subspaces.separate_positions(model)
     if subspaces is None:
@@ -86,7 +86,7 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
     """
     layers, config = _attention_layers(model), model.config
     is_deep_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
-    if not is_deep_enough or config.head_width < _MIN_HEAD_WIDTH:
+    if not is_deep_enough or config.head_dim < _MIN_HEAD_DIM:
         init_neighbor_heads(model)
         return
     subspaces = _Subspaces.separate_positions(model)
@@ -119,29 +119,29 @@ def _neighbor_shifts(model: BertForPreTraining) -> tuple[int, int]:
 
 
 def _attention_layers(model: BertForPreTraining) -> list[SelfAttention]:
-    """Return the attention of each encoder layer, in order."""
+    """Return the self-attention module of each encoder layer, in order."""
     return [module for module in model.modules() if isinstance(module, SelfAttention)]
 
 
 class _HeadWeights:
-    """Views of the weights of one attention head, which can be written to.
+    """Writable views of the weights of one attention head.
 
     Attributes:
-        head_width: H.
+        head_dim: H.
         query: [H, D]; ``key`` and ``value`` likewise.
         query_bias: [H]; ``key_bias`` and ``value_bias`` likewise.
         output: [D, H], the head's columns of the output layer.
     """
 
     def __init__(self, attention: SelfAttention, head: int) -> None:
-        self.head_width, width = attention.head_width, attention.output.in_features
-        shape = (3, attention.num_heads, self.head_width)
+        self.head_dim, width = attention.head_dim, attention.output.in_features
+        shape = (3, attention.num_heads, self.head_dim)
         weights = attention.query_key_value.weight.view(*shape, width)[:, head]
         biases = attention.query_key_value.bias.view(shape)[:, head]
         self.query, self.key, self.value = weights
         self.query_bias, self.key_bias, self.value_bias = biases
-        start = head * self.head_width
-        self.output = attention.output.weight[:, start : start + self.head_width]
+        start = head * self.head_dim
+        self.output = attention.output.weight[:, start : start + self.head_dim]
 
 
 class _Subspaces:
@@ -198,11 +198,11 @@ class _Subspaces:
         """Change the embeddings so that the last dimensions contain only positions.
 
         Returns:
-            The changed embeddings; None if they have too few dimensions or fixed positions, and are
-            therefore not changed.
+            The changed embeddings; None if they are not changed, because they have too few
+            dimensions or fixed positions.
         """
         embeddings, config = model.bert.embeddings, model.config
-        num_pairs = min(config.head_width, config.width // 4) // 2
+        num_pairs = min(config.head_dim, config.width // 4) // 2
         if not num_pairs or embeddings.has_fixed_positions:
             return None
         words, positions = embeddings.words.weight, embeddings.positions.weight
@@ -230,7 +230,7 @@ def _init_shift_head(subspaces: _Subspaces, head: _HeadWeights, shift: int) -> N
     """
     rows = torch.arange(0, 2 * len(subspaces.frequencies), 2)
     sine, cosine = rows + subspaces.num_word_dims, rows + subspaces.num_word_dims + 1
-    scale = (_NEIGHBOR_SCORE * head.head_width**0.5 / subspaces.position_energy) ** 0.5
+    scale = (_NEIGHBOR_SCORE * head.head_dim**0.5 / subspaces.position_energy) ** 0.5
     for weight in (head.query, head.key, head.value):
         weight.zero_()
     head.key[rows, sine] = scale
@@ -241,23 +241,24 @@ def _init_shift_head(subspaces: _Subspaces, head: _HeadWeights, shift: int) -> N
     head.query[rows, cosine] = scale * rotation.sin()
     head.query[rows + 1, sine] = -scale * rotation.sin()
     nn.init.orthogonal_(head.value[:, : subspaces.num_word_dims])
-    head.output.normal_(std=_NEIGHBOR_RMS / head.head_width**0.5)
+    head.output.normal_(std=_NEIGHBOR_RMS / head.head_dim**0.5)
 
 
 def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> None:
-    """Make a head attend to the query's word in the other segment, or to [CLS] if it is not there.
+    """Make a head attend to the query's token in the other segment, or else to [CLS].
 
-    The last dimension of queries and keys encodes the segment, the one before it [CLS], and the
-    other dimensions the word. Attention to [CLS] always adds the same vector to the output. The
-    mean of the outputs over a sequence therefore determines how many words the segments share.
+    The last dimension of queries and keys encodes the segment, the second to last dimension encodes
+    [CLS], and the other dimensions encode the token. Attention to [CLS] always adds the same vector
+    to the output. The mean of the outputs over a sequence therefore determines how many words the
+    segments share.
     """
-    score, last = head.head_width**0.5, head.head_width - 1
+    score, last = head.head_dim**0.5, head.head_dim - 1
     head.query.zero_()
     head.key.zero_()
     # Random orthogonal directions. The first two span the segment embeddings and are not used.
     directions = torch.randn(subspaces.num_word_dims, subspaces.num_word_dims)
     directions[:, :2] = subspaces.segment_half_difference_and_mean()[:, : subspaces.num_word_dims].T
-    words = torch.linalg.qr(directions).Q[:, 2 : head.head_width].T
+    words = torch.linalg.qr(directions).Q[:, 2 : head.head_dim].T
     words *= (_SAME_WORD_SCORE * score / (len(words) * subspaces.word_variance)) ** 0.5
     head.query[: last - 1, : subspaces.num_word_dims] = words
     head.key[: last - 1, : subspaces.num_word_dims] = words

@@ -47,7 +47,8 @@ class AttentionLayout:
         is_causal: Whether a token attends only to itself and earlier tokens.
         buckets: Sequences of similar length; empty for `varlen`.
         unpad_indices: int64 [T], the index of each token among the padded rows of all buckets,
-            concatenated. None if all sequences have the same length: padding is then a view.
+            concatenated. None if all sequences have the same length, because padding is then only a
+            reshape.
         pad_indices: int64 [padded rows], the index of the token that is copied to each padded row.
             Padding repeats the last token of its sequence. None if ``unpad_indices`` is None.
     """
@@ -103,7 +104,7 @@ def _build_buckets(
 def _build_bucket(
     sequence_indices: list[int], lengths: Tensor, *, is_causal: bool, dtype: torch.dtype
 ) -> Bucket:
-    """Build the bucket of the sequences ``sequence_indices``, given all lengths of the batch."""
+    """Build the bucket of the sequences with these indices; ``lengths`` are those of the batch."""
     bucket_lengths = lengths[sequence_indices]
     max_seqlen = round_up_seqlen(int(bucket_lengths.max()))
     if bool((bucket_lengths == max_seqlen).all()):

@@ -300,5 +300,5 @@ def _compute_query_key_value(
     hidden = list(model.bert.iter_hidden_states(batch))[layer]
     if model.config.norm == "pre":
         hidden = model.bert.encoder.layers[layer].attention_norm(hidden)  # type: ignore[operator]
-    qkv = attention.query_key_value(hidden).view(-1, 3, attention.num_heads, attention.head_width)
+    qkv = attention.query_key_value(hidden).view(-1, 3, attention.num_heads, attention.head_dim)
     return tuple(tensor[:, head].detach() for tensor in qkv.unbind(1))
