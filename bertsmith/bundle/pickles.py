@@ -97,7 +97,8 @@ def _check_pickles(path: Path, data: bytes, count: int, file_size: int) -> None:
     Pickles that declare more data than the file can hold are rejected: the sum of their integers
     must not exceed twice the file size. In a valid file, the numbers of stored elements add up to
     at most the file size, because each element takes at least one byte. Shapes and offsets are
-    integers too, so the limit is twice as high. Memoized integers are rejected, because they could be used many times but would be counted only once.
+    integers too, so the limit is twice as high. Memoized integers are rejected, because they could
+    be used many times but would be counted only once.
 
     Args:
         path: The file, for error messages.

@@ -106,7 +106,7 @@ def load_with_random_loader(data: st.DataObject, directory: Path) -> None:
 def valid_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with valid model directories.
 
-    They are pre-trained, fine-tuned, sharded, and in the current and the old pickle format.
+    The models are pre-trained, fine-tuned, sharded, and in the current and old pickle formats.
     """
     root = tmp_path_factory.mktemp("valid")
     bundle.save(
@@ -173,7 +173,7 @@ def make_header_mutator(data: st.DataObject) -> Callable[[bytes], bytes]:
 def test_mutated_json(
     directory: str, name: str, valid_directories: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Mutated config.json, bertsmith.json, index and tokenizer.json."""
+    """Model directories with a mutated JSON file load or raise a BertsmithError."""
     load_with_random_loader(
         data,
         copy_with_change(
@@ -188,7 +188,7 @@ def test_mutated_json(
 def test_unexpected_config_values(
     name: str, valid_directories: Path, tmp_path: Path, value: Any
 ) -> None:
-    """Any JSON value for keys of config.json that are parsed further."""
+    """Models with any JSON value in a config key either load or raise a BertsmithError."""
 
     def change(content: bytes) -> bytes:
         return json.dumps(json.loads(content) | {name: value}).encode()
@@ -204,7 +204,7 @@ def test_unexpected_config_values(
 def test_mutated_safetensors_header(
     valid_directories: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """The header of a safetensors file with mutated values."""
+    """Model directories with a mutated safetensors header load or raise a BertsmithError."""
     load_with_random_loader(
         data,
         copy_with_change(
@@ -232,7 +232,7 @@ def test_mutated_safetensors_header(
 def test_mutated_bytes(
     directory: str, name: str, valid_directories: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Any file with changed bytes, or truncated."""
+    """Model directories with a changed or truncated file load or raise a BertsmithError."""
 
     def change(content: bytes) -> bytes:
         return mutate_bytes(data, content)
@@ -245,7 +245,7 @@ def test_mutated_bytes(
 @FUZZ_SETTINGS
 @given(data=st.data())
 def test_mutated_vocabulary(tmp_path: Path, data: st.DataObject) -> None:
-    """vocab.txt with repeated, empty or arbitrary lines, and a mutated tokenizer config."""
+    """Tokenizers with arbitrary vocab.txt lines and config values load or raise an error."""
     lines = list(make_tokenizer(40).vocab)
     for _ in range(data.draw(st.integers(1, 4))):
         line = data.draw(st.one_of(st.sampled_from(lines), st.text(max_size=4)))

@@ -27,11 +27,11 @@ _NEIGHBOR_SCORE = 16.0
 #: Neighbor heads: RMS of the output divided by the RMS of the layer's input. Three times this value
 #: gave worse models.
 _NEIGHBOR_RMS = 0.5
-#: Match head: attention score of a key that has the same word as the query.
-_SAME_WORD_SCORE = 16.0
+#: Match head: attention score of the key of the query's token.
+_SAME_TOKEN_SCORE = 16.0
 #: Match head: added to the score of keys in the other segment, and subtracted from the score of
-#: keys in the query's segment. The query's word then scores 22 in the other segment and 10 in its
-#: own segment. Other words score 6 and -6, with a standard deviation of about 4 at a head dimension
+#: keys in the query's segment. The query's token then scores 22 in the other segment and 10 in its
+#: own segment. Other tokens score 6 and -6, with a standard deviation of about 4 at a head dimension
 #: of 32.
 _SEGMENT_SCORE = 6.0
 #: Match head: score of [CLS].
@@ -40,11 +40,11 @@ _CLS_SCORE = 16.0
 #: input.
 _CLS_RMS = 1.0
 #: Count head: the output divided by the RMS of the layer's input is
-#: _COUNT_SCALE * (share - _TYPICAL_SHARE), where share is the fraction of tokens whose match head
-#: attends to [CLS].
+#: _COUNT_SCALE * (fraction - _TYPICAL_FRACTION), where fraction is the fraction of tokens whose match
+#: head attends to [CLS].
 _COUNT_SCALE = 2.0
-_TYPICAL_SHARE = 0.45
-#: The match head needs one dimension for the segment, one for [CLS] and some for words.
+_TYPICAL_FRACTION = 0.45
+#: The match head needs one dimension for the segment, one for [CLS] and the others for tokens.
 _MIN_HEAD_DIM = 4
 
 
@@ -68,11 +68,11 @@ def init_neighbor_heads(model: BertForPreTraining) -> None:
 
 @torch.no_grad()
 def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
-    """Initialize neighbor heads, and heads that match and count words across segments.
+    """Initialize neighbor heads, and heads that match and count tokens across segments.
 
     Call this after ``init_from_unigrams``. The first layer contains the neighbor heads and the
-    match head, which finds each word in the other segment. The second layer contains the count
-    head, which counts the words that were not found. The next-sentence classifier starts at 0,
+    match head, which finds each token in the other segment. The second layer contains the count
+    head, which counts the tokens without a match. The next-sentence classifier starts at 0,
     because random logits would disturb the encoder before the classifier is useful.
 
     In a model with two heads per layer, the neighbor head for the next token is in the second
@@ -82,7 +82,7 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
 
     Args:
         model: Changed in place.
-        cls_id: Id of the [CLS] token, to which words without a match attend.
+        cls_id: Id of the [CLS] token, to which tokens without a match attend.
     """
     layers, config = _attention_layers(model), model.config
     is_deep_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
@@ -186,9 +186,9 @@ class _Subspaces:
             -float(mean @ half_difference / squared_norm),
         )
 
-    def word_readout(self, word_id: int) -> Tensor:
-        """Return a weight [D] that maps a word to 1 and other words to about 0 in both segments."""
-        embedding: Tensor = self.embeddings.words.weight[word_id]
+    def token_readout(self, token_id: int) -> Tensor:
+        """Return a weight [D] that maps a token to 1 and other tokens to about 0."""
+        embedding: Tensor = self.embeddings.words.weight[token_id]
         segment_basis = torch.linalg.qr(self.segment_half_difference_and_mean().T).Q
         embedding = embedding - segment_basis @ (segment_basis.T @ embedding)
         return embedding * self.scale / embedding.pow(2).sum()
@@ -249,8 +249,8 @@ def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> 
 
     The last dimension of queries and keys encodes the segment, the second to last dimension encodes
     [CLS], and the other dimensions encode the token. Attention to [CLS] always adds the same vector
-    to the output. The mean of the outputs over a sequence therefore determines how many words the
-    segments share.
+    to the output. The mean of the outputs over a sequence therefore determines how many tokens
+    the segments share.
     """
     score, last = head.head_dim**0.5, head.head_dim - 1
     head.query.zero_()
@@ -258,26 +258,26 @@ def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> 
     # Random orthogonal directions. The first two span the segment embeddings and are not used.
     directions = torch.randn(subspaces.num_word_dims, subspaces.num_word_dims)
     directions[:, :2] = subspaces.segment_half_difference_and_mean()[:, : subspaces.num_word_dims].T
-    words = torch.linalg.qr(directions).Q[:, 2 : head.head_dim].T
-    words *= (_SAME_WORD_SCORE * score / (len(words) * subspaces.word_variance)) ** 0.5
-    head.query[: last - 1, : subspaces.num_word_dims] = words
-    head.key[: last - 1, : subspaces.num_word_dims] = words
-    segment, bias = subspaces.segment_readout()
+    directions = torch.linalg.qr(directions).Q[:, 2 : head.head_dim].T
+    directions *= (_SAME_TOKEN_SCORE * score / (len(directions) * subspaces.word_variance)) ** 0.5
+    head.query[: last - 1, : subspaces.num_word_dims] = directions
+    head.key[: last - 1, : subspaces.num_word_dims] = directions
+    segment_weight, bias = subspaces.segment_readout()
     root = (_SEGMENT_SCORE * score) ** 0.5
-    head.query[last], head.query_bias[last] = segment * root, bias * root
-    head.key[last], head.key_bias[last] = -segment * root, -bias * root
+    head.query[last], head.query_bias[last] = segment_weight * root, bias * root
+    head.key[last], head.key_bias[last] = -segment_weight * root, -bias * root
     # [CLS] belongs to segment A: cancel the segment's contribution to its score.
-    head.key[last - 1] = head.value[0] = subspaces.word_readout(cls_id)
-    head.query[last - 1] = segment * _SEGMENT_SCORE * score
+    head.key[last - 1] = head.value[0] = subspaces.token_readout(cls_id)
+    head.query[last - 1] = segment_weight * _SEGMENT_SCORE * score
     head.query_bias[last - 1] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score
     head.output[:, 0].normal_(std=_CLS_RMS * subspaces.input_rms)
 
 
-def _init_count_head(subspaces: _Subspaces, head: _HeadWeights, mark: Tensor) -> None:
-    """Make a head compute the fraction of tokens whose hidden state contains ``mark`` [D].
+def _init_count_head(subspaces: _Subspaces, head: _HeadWeights, feature: Tensor) -> None:
+    """Make a head compute the fraction of tokens whose hidden state contains ``feature`` [D].
 
     Queries and keys keep their random initialization, with which attention is almost uniform.
     """
-    head.value[0] = mark / mark.pow(2).sum()
-    head.value_bias[0] = -_TYPICAL_SHARE
+    head.value[0] = feature / feature.pow(2).sum()
+    head.value_bias[0] = -_TYPICAL_FRACTION
     head.output[:, 0].normal_(std=_COUNT_SCALE * subspaces.input_rms)

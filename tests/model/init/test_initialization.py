@@ -1,4 +1,4 @@
-"""Initialization from word counts, and initialization of structured attention heads."""
+"""Initialization from token counts, and initialization of structured attention heads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +34,7 @@ CLS, SEP = 2, 3
 
 
 def test_mlm_bias_starts_at_the_word_frequencies() -> None:
-    """Softmax of the decoder bias equals the smoothed word frequencies."""
+    """Softmax of the decoder bias equals the smoothed token frequencies."""
     model = BertForPreTraining(CONFIG)
     counts = torch.tensor([0, 0, 0, 0, 0, 5, 10, 20, 40, 24, 1])
     init_from_unigrams(model, counts)
@@ -87,7 +87,7 @@ def test_positions_use_dimensions_without_words() -> None:
 def test_neighbor_heads_attend_to_neighbors(
     attention: str, norm: str, shifts: tuple[int, int]
 ) -> None:
-    """Each of two heads attends to a neighbor of every word, and copies only word dimensions."""
+    """Two heads attend to the neighbors of every token, and copy only the word dimensions."""
     torch.manual_seed(3)
     config = WIDE_CONFIG.model_copy(update={"attention": attention, "norm": norm})
     model = BertForPreTraining(config).eval()
@@ -126,7 +126,7 @@ def test_fixed_positions_are_not_changed() -> None:
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> None:
-    """A word attends to the same word in the other segment, or to [CLS] if there is none."""
+    """A token attends to the same token in the other segment, or to [CLS] if there is none."""
     torch.manual_seed(3)
     config = WIDE_CONFIG.model_copy(update={"layers": 2, "heads": heads, "nsp": True})
     model = BertForPreTraining(config).eval()
@@ -140,7 +140,7 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> N
     in_a, in_b = torch.arange(10, 20), torch.arange(60, 70)
     assert probabilities[in_a, in_b].mean() > 0.6
     assert probabilities[in_b, in_a].mean() > 0.6
-    # Neither the word itself nor the same word in the same segment counts as a match.
+    # Neither the token itself nor the same token in the same segment counts as a match.
     unmatched = torch.tensor([*range(1, 10), *range(20, 60), *range(70, 100)])
     assert probabilities[unmatched, 0].median() > 0.3
     assert probabilities[torch.arange(30, 35), torch.arange(40, 45)].mean() < 0.3
@@ -167,7 +167,7 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
 
 @pytest.mark.parametrize("norm", ["post", "pre", "none"])
 def test_head_outputs_have_the_intended_size(norm: str) -> None:
-    """Neighbor heads add half of the input's RMS; the cross-segment head adds the input's RMS."""
+    """Outputs have half of the input's RMS for neighbor heads, and all of it for the match head."""
     torch.manual_seed(3)
     changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).eval()
@@ -230,7 +230,7 @@ def test_next_sentence_logits_start_at_zero() -> None:
     "initialize", [partial(init_cross_segment_heads, cls_id=CLS), init_neighbor_heads]
 )
 def test_initialization_works_on_cuda(initialize: Callable[[BertForPreTraining], None]) -> None:
-    """On CUDA all weights are finite, and the positions, which are not random, equal the CPU's."""
+    """On CUDA all weights are finite, and the position embeddings equal those on the CPU."""
     changes = {"layers": 2, "heads": 4, "nsp": True}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes))
     cuda_model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).cuda()
