@@ -121,7 +121,7 @@ def test_pretrained_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelC
 def test_fine_tuned_logits_equal_those_of_pytorch(
     tmp_path: Path, head: HeadConfig, config: ModelConfig
 ) -> None:
-    """The logits of all heads agree within 1e-4, also of causal models, which pool the last token."""
+    """The logits of all heads agree within 1e-4; causal models pool the last token."""
     model = randomize_weights(head.build_model(config)).eval()
     save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
     write_onnx(tmp_path / "m", tmp_path / "o")

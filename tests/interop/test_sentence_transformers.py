@@ -94,7 +94,7 @@ def encode_with_sentence_transformers(
 
 
 def assert_close(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    """Compare vectors to 1e-5."""
+    """Assert that vectors agree within 1e-5."""
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
@@ -200,7 +200,7 @@ def test_model_in_its_own_folder_is_read(
 
 
 @pytest.mark.parametrize("nsp", [True, False])
-def test_transformers_reads_it_without_warnings(
+def test_exported_directory_loads_without_warnings(
     tmp_path: Path, tokenizer: Tokenizer, nsp: bool
 ) -> None:
     """Exports load without warnings in sentence-transformers, and with pooler in AutoModel."""

@@ -31,8 +31,8 @@ _NEIGHBOR_RMS = 0.5
 _SAME_TOKEN_SCORE = 16.0
 #: Match head: added to the score of keys in the other segment, and subtracted from the score of
 #: keys in the query's segment. The query's token then scores 22 in the other segment and 10 in its
-#: own segment. Other tokens score 6 and -6, with a standard deviation of about 4 at a head dimension
-#: of 32.
+#: own segment. Other tokens score 6 and -6, with a standard deviation of about 4 at a head
+#: dimension of 32.
 _SEGMENT_SCORE = 6.0
 #: Match head: score of [CLS].
 _CLS_SCORE = 16.0
@@ -40,8 +40,8 @@ _CLS_SCORE = 16.0
 #: input.
 _CLS_RMS = 1.0
 #: Count head: the output divided by the RMS of the layer's input is
-#: _COUNT_SCALE * (fraction - _TYPICAL_FRACTION), where fraction is the fraction of tokens whose match
-#: head attends to [CLS].
+#: _COUNT_SCALE * (fraction - _TYPICAL_FRACTION), where fraction is that of the tokens whose
+#: match head attends to [CLS].
 _COUNT_SCALE = 2.0
 _TYPICAL_FRACTION = 0.45
 #: The match head needs one dimension for the segment, one for [CLS] and the others for tokens.
@@ -85,8 +85,8 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
         cls_id: Id of the [CLS] token, to which tokens without a match attend.
     """
     layers, config = _attention_layers(model), model.config
-    is_deep_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
-    if not is_deep_enough or config.head_dim < _MIN_HEAD_DIM:
+    is_large_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
+    if not is_large_enough or config.head_dim < _MIN_HEAD_DIM:
         init_neighbor_heads(model)
         return
     subspaces = _Subspaces.separate_positions(model)
@@ -252,24 +252,26 @@ def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> 
     to the output. The mean of the outputs over a sequence therefore determines how many tokens
     the segments share.
     """
-    score, last = head.head_dim**0.5, head.head_dim - 1
+    score_scale, last = head.head_dim**0.5, head.head_dim - 1
     head.query.zero_()
     head.key.zero_()
     # Random orthogonal directions. The first two span the segment embeddings and are not used.
     directions = torch.randn(subspaces.num_word_dims, subspaces.num_word_dims)
     directions[:, :2] = subspaces.segment_half_difference_and_mean()[:, : subspaces.num_word_dims].T
     directions = torch.linalg.qr(directions).Q[:, 2 : head.head_dim].T
-    directions *= (_SAME_TOKEN_SCORE * score / (len(directions) * subspaces.word_variance)) ** 0.5
+    directions *= (
+        _SAME_TOKEN_SCORE * score_scale / (len(directions) * subspaces.word_variance)
+    ) ** 0.5
     head.query[: last - 1, : subspaces.num_word_dims] = directions
     head.key[: last - 1, : subspaces.num_word_dims] = directions
     segment_weight, bias = subspaces.segment_readout()
-    root = (_SEGMENT_SCORE * score) ** 0.5
+    root = (_SEGMENT_SCORE * score_scale) ** 0.5
     head.query[last], head.query_bias[last] = segment_weight * root, bias * root
     head.key[last], head.key_bias[last] = -segment_weight * root, -bias * root
     # [CLS] belongs to segment A: cancel the segment's contribution to its score.
     head.key[last - 1] = head.value[0] = subspaces.token_readout(cls_id)
-    head.query[last - 1] = segment_weight * _SEGMENT_SCORE * score
-    head.query_bias[last - 1] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score
+    head.query[last - 1] = segment_weight * _SEGMENT_SCORE * score_scale
+    head.query_bias[last - 1] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score_scale
     head.output[:, 0].normal_(std=_CLS_RMS * subspaces.input_rms)
 
 

@@ -161,7 +161,7 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
         token_indices, token_indices + 1
     ]
     assert previous.mean() > 0.8
-    # The second layer's input also contains the first layer's output, which blurs positions.
+    # The second layer's input also contains the first layer's output, which adds noise to the positions.
     assert following.mean() > (0.2 if layer else 0.8)
 
 
@@ -203,7 +203,7 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_count_head_reports_the_number_of_shared_words(changes: dict[str, Any]) -> None:
-    """The number of shared words explains most variance of the pooled hidden state."""
+    """The main direction of the pooled states correlates with the number of shared words."""
     torch.manual_seed(3)
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"nsp": True} | changes)).eval()
     init_cross_segment_heads(model, CLS)
