@@ -51,8 +51,8 @@ class BertModel(nn.Module):
             num_layers: Number of layers to compute; None for all.
         """
         x = self.embeddings(batch, dropout_seed)
-        causal = self.config.attention == "causal"
-        layout = build_attention_layout(batch, self.kernel, is_causal=causal, dtype=x.dtype)
+        is_causal = self.config.attention == "causal"
+        layout = build_attention_layout(batch, self.kernel, is_causal=is_causal, dtype=x.dtype)
         yield x
         yield from self.encoder.iter_layer_outputs(
             x, layout, dropout_seed, token_indices, num_layers

@@ -56,7 +56,7 @@ def extend_and_reload(old: Any, directory: Path) -> Any:
 
 
 def test_new_embedding_is_the_mean_of_its_subtokens(tmp_path: Path) -> None:
-    """New embeddings and decoder biases are means over the subtokens, or those of [UNK]."""
+    """New embeddings and decoder biases are means over subtokens; without any, those of [UNK]."""
     old = create_pretrained(tmp_path / "old")
     new = extend_and_reload(old, tmp_path / "new")
     subtokens = ["ferry ##man", "한 ##국 ##어", "##man ##men", "[UNK]"]

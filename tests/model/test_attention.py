@@ -160,7 +160,7 @@ def test_bucketing_does_not_change_the_output(
 def test_bucket_lengths_are_rounded_to_the_simd_width(
     simd_width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket's length is rounded up to a multiple of the SIMD width if that is close."""
+    """A bucket's length is rounded up to the SIMD width if this adds at most half a width."""
     monkeypatch.setattr(bucketing, "_simd_width", lambda: simd_width)
     for lengths, expected in (
         (VARIED_LENGTHS, None),

@@ -40,8 +40,8 @@ _CLS_SCORE = 16.0
 #: input.
 _CLS_RMS = 1.0
 #: Count head: the output divided by the RMS of the layer's input is
-#: _COUNT_SCALE * (fraction - _TYPICAL_FRACTION), where fraction is that of the tokens whose
-#: match head attends to [CLS].
+#: _COUNT_SCALE * (unmatched - _TYPICAL_FRACTION), where unmatched is the fraction of tokens
+#: whose match head attends to [CLS].
 _COUNT_SCALE = 2.0
 _TYPICAL_FRACTION = 0.45
 #: The match head needs one dimension for the segment, one for [CLS] and the others for tokens.

@@ -124,7 +124,7 @@ def _build_mask(lengths: Tensor, max_seqlen: int, *, is_causal: bool, dtype: tor
     mask = mask.masked_fill(is_padding, -math.inf)[:, None, None, :]
     if not is_causal:
         return mask
-    # A query at a padded position still sees the first token, so no row is all -inf.
+    # A query at a padded position still attends to the first token, so no row is all -inf.
     return mask + _build_causal_mask(max_seqlen, dtype, lengths.device)
 
 
@@ -144,12 +144,12 @@ def _build_padding_indices(
     pad_indices = []
     num_rows = 0
     for bucket in buckets:
-        in_bucket = slice(None) if bucket.sequence_indices is None else bucket.sequence_indices
+        bucket_indices = slice(None) if bucket.sequence_indices is None else bucket.sequence_indices
         ordinals = torch.arange(bucket.num_sequences, device=lengths.device)
         bucket_first_rows = num_rows + ordinals * bucket.max_seqlen
-        first_rows[in_bucket] = bucket_first_rows.to(first_rows.dtype)
+        first_rows[bucket_indices] = bucket_first_rows.to(first_rows.dtype)
         pad_indices.append(
-            _build_pad_indices(starts[in_bucket], lengths[in_bucket], bucket.max_seqlen)
+            _build_pad_indices(starts[bucket_indices], lengths[bucket_indices], bucket.max_seqlen)
         )
         num_rows += bucket.num_rows
     num_tokens = batch.ids.shape[0]

@@ -216,8 +216,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
         float32 [].
     """
     dtype = matmul_dtype(x)
-    same_dtype = torch.is_autocast_enabled("cpu") or x.dtype == weight.dtype
-    if x.is_cpu and same_dtype and dtype in (torch.float32, torch.bfloat16):
+    has_same_dtype = torch.is_autocast_enabled("cpu") or x.dtype == weight.dtype
+    if x.is_cpu and has_same_dtype and dtype in (torch.float32, torch.bfloat16):
         loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels, dtype)  # type: ignore[no-untyped-call]
         return loss
     return F.cross_entropy(F.linear(x, weight, bias).float(), labels, reduction="sum")

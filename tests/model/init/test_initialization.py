@@ -161,13 +161,13 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
         token_indices, token_indices + 1
     ]
     assert previous.mean() > 0.8
-    # The second layer's input also contains the first layer's output, which adds noise to the positions.
+    # The second layer's input also contains the first layer's output, which is noise here.
     assert following.mean() > (0.2 if layer else 0.8)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre", "none"])
 def test_head_outputs_have_the_intended_size(norm: str) -> None:
-    """Outputs have half of the input's RMS for neighbor heads, and all of it for the match head."""
+    """The output's RMS is half the input's for neighbor heads, and equal for the match head."""
     torch.manual_seed(3)
     changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).eval()
