@@ -30,7 +30,7 @@ _HF_LAYER_NAMES = {
     "feed_forward_norm": "output.LayerNorm",
 }
 #: Prefixes of the names of weights that transformers does not have.
-_BERTSMITH_ONLY = ("layer_weights", "layer_scale", "lstm.")
+_NAMES_WITHOUT_HF_EQUIVALENT = ("layer_weights", "layer_scale", "lstm.")
 #: Prefixes of names in a checkpoint of a BertModel without heads, which lack "bert.".
 _BARE_ENCODER_PREFIXES: Final = ("embeddings.", "encoder.", "pooler.")
 #: Index buffers that old releases of transformers stored with the weights.
@@ -60,7 +60,7 @@ def map_to_hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tup
     for name in parameter_names:
         if name == "mlm.decoder.weight":
             continue  # Tied to the word embeddings, which are stored once.
-        if name.startswith(_BERTSMITH_ONLY):
+        if name.startswith(_NAMES_WITHOUT_HF_EQUIVALENT):
             names[name] = (name,)
             continue
         if name in _HF_NAMES:

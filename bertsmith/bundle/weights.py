@@ -291,7 +291,7 @@ def describe_names(directory: Path, message: str, names: Iterable[str]) -> list[
     all_names = list(names)
     if not all_names:
         return []
-    listed = ", ".join(all_names[:_MAX_LISTED_NAMES])
+    listed_names = ", ".join(all_names[:_MAX_LISTED_NAMES])
     num_omitted = len(all_names) - _MAX_LISTED_NAMES
-    ending = f" and {num_omitted:,} more" if num_omitted > 0 else ""
-    return [f"{directory}: {message}: {listed}{ending}"]
+    suffix = f" and {num_omitted:,} more" if num_omitted > 0 else ""
+    return [f"{directory}: {message}: {listed_names}{suffix}"]

@@ -205,7 +205,7 @@ def test_untied_decoder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
-    """Unused embedding rows are reported; a number of rows unlike vocab_size is an error."""
+    """Unused embedding rows are reported; another number of rows than vocab_size is an error."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     words = make_tokenizer(97).vocab
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))

@@ -30,11 +30,11 @@ def apply_smoothquant(graph: Graph) -> None:
             continue
         activation, weight = node.inputs
         scales = _compute_scales(norm_weights[activation], graph.initializers[weight])
-        smoothed, factors = f"{node.outputs[0]} smoothed input", f"{node.outputs[0]} factors"
+        smoothed_input, factors = f"{node.outputs[0]} smoothed input", f"{node.outputs[0]} factors"
         graph.initializers[factors] = (1 / scales).astype(np.float32)
         graph.initializers[weight] = graph.initializers[weight] * scales[:, None]
-        nodes.append(Node("Mul", (activation, factors), (smoothed,), {}))
-        nodes.append(replace(node, inputs=(smoothed, weight)))
+        nodes.append(Node("Mul", (activation, factors), (smoothed_input,), {}))
+        nodes.append(replace(node, inputs=(smoothed_input, weight)))
     graph.nodes[:] = nodes
 
 

@@ -69,9 +69,9 @@ def read_tensorflow(
         model, report = _build_model(lambda: BertForPreTraining(config), checkpoint, stored_names)
         info = info | {"imported": imported | report}
         return PretrainedBundle(model, tokenizer, config, folder, info)
-    tuned, report = _build_model(lambda: head.build_model(config), checkpoint, stored_names)
+    fine_tuned, report = _build_model(lambda: head.build_model(config), checkpoint, stored_names)
     info = info | {"imported": imported | report}
-    return FineTunedBundle(tuned, tokenizer, config, head, folder, info)
+    return FineTunedBundle(fine_tuned, tokenizer, config, head, folder, info)
 
 
 def _map_to_stored_names(checkpoint: Checkpoint) -> dict[str, str]:
