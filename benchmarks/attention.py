@@ -42,7 +42,7 @@ LENGTH_DISTRIBUTIONS = {
     "CoLA": (2.4, 0.35, 4, 47),
 }
 BATCH_SIZE, NUM_RUNS = 32, 9
-#: (number of heads, head width) of the lab's models and of a mini model.
+#: (number of heads, head dimension) of the lab's models and of a mini model.
 HEAD_SHAPES = ((4, 32), (4, 64))
 LENGTHS, NUM_TOKENS = (16, 64, 128, 256, 512), 4096
 

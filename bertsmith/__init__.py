@@ -9,7 +9,7 @@ Axis letters in shapes:
     S  maximum sequence length    L  layers
     D  width                      P  predictions
     N  attention heads            C  classes
-    H  head width, D / N
+    H  head dimension, D / N
 """
 
 from importlib import import_module

@@ -179,18 +179,18 @@ def _find_task_kind(class_names: Sequence[str]) -> TaskKind | None:
 
 
 def _check_architecture(hf_config: Mapping[str, Any], path: Path) -> None:
-    """Raise ModelError for a model other than BERT."""
+    """Raise ModelError unless the model is a BERT."""
     # Configs written before 2020 have no model_type.
     model_type = hf_config.get("model_type", "bert")
     name = _OTHER_ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if model_type not in ("bert", "bertsmith"):
-        found = f"{model_type!r} ({name})" if name else repr(model_type)
+        type_text = f"{model_type!r} ({name})" if name else repr(model_type)
         raise ModelError(
-            f"{path}: model_type is {found}; expected 'bert' or 'bertsmith'; use a BERT model",
+            f"{path}: model_type is {type_text}; expected 'bert' or 'bertsmith'; use a BERT model",
         )
     for class_name in get_architectures(hf_config):
-        is_other = class_name.lower().startswith(tuple(_OTHER_ARCHITECTURES))
-        if is_other and not class_name.startswith("Bert"):
+        has_other_prefix = class_name.lower().startswith(tuple(_OTHER_ARCHITECTURES))
+        if has_other_prefix and not class_name.startswith("Bert"):
             raise ModelError(
                 f"{path}: architectures contains {class_name}, which is not a BERT class; use a "
                 "BERT model"

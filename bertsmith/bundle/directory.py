@@ -25,7 +25,7 @@ def locate_model(model: Path | str) -> Path:
     Args:
         model: A model directory, a run directory, a file in a model directory, or OWNER/NAME on
             the hub, such as "google-bert/bert-base-uncased", optionally with "@" and a revision. A
-            sentence-transformers model may contain the model in the folder 0_Transformer.
+            sentence-transformers directory may contain the BERT in its folder 0_Transformer.
 
     Raises:
         ModelError: There is no model at this path, or it cannot be downloaded.
@@ -95,7 +95,7 @@ def find_weights_file(directory: Path) -> str | None:
 
 
 def is_hub_id(path: Path) -> bool:
-    """Return whether a path can only be a hub id.
+    """Return whether a path is a hub id and not a local path.
 
     A misspelled local path must not cause a network request. A path is therefore not a hub id if
     its first folder exists, if its suffix is that of a model file, or if its last part is "model",

@@ -18,7 +18,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.text.vocabulary_extension import VocabularyExtension
 
-#: Names of weights with a row or an entry for each vocabulary entry.
+#: Names of weights with a row or an element for each token of the vocabulary.
 _VOCABULARY_WEIGHTS = ("bert.embeddings.words.weight", "mlm.decoder.weight", "mlm.decoder.bias")
 #: The key of bertsmith.json that lists the extensions.
 EXTENSIONS_KEY = "vocab_extensions"

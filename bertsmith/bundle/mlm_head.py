@@ -47,7 +47,7 @@ def check_predicts_masked_tokens(directory: Path, info: Mapping[str, Any]) -> No
 
 
 def missing_head_error(directory: Path, head: str) -> ModelError:
-    """Return the error for a model without a head, such as "masked-LM head"."""
+    """Return the error for a model without the head named ``head``, such as "masked-LM head"."""
     return ModelError(
         f"{directory}: this model has no {head}, which is needed here; train one with "
         "`bertsmith pretrain --from`, or use a model that has it"

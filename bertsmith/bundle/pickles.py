@@ -94,9 +94,11 @@ def _read_zip_pickle(path: Path, file_size: int) -> bytes:
 def _check_pickles(path: Path, data: bytes, count: int, file_size: int) -> None:
     """Check consecutive pickles.
 
-    The sum of all integers is limited to twice the file size: each storage element takes at least
-    one byte, and shapes and offsets are integers too. Integers must not be memoized, because a
-    memoized integer could be used many times but would be counted once.
+    Pickles that declare more data than the file can hold are rejected: the sum of their integers
+    must not exceed twice the file size. In a valid file, the numbers of stored elements add up to
+    at most the file size, because each element takes at least one byte. Shapes and offsets are
+    integers too, so the limit is twice as high. Memoized integers are rejected, because they could
+    be used many times but would be counted only once.
 
     Args:
         path: The file, for error messages.

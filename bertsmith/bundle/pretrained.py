@@ -148,7 +148,7 @@ def _initialize_mlm_head(model: BertForPreTraining) -> None:
 
 
 def describe_unused_rows(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> list[str]:
-    """Return a list with one message about word embeddings without a token; empty if none."""
+    """Return a list with one message about unused rows of the word embeddings, or an empty list."""
     num_unused = config.vocab_size - tokenizer.vocab_size
     if not num_unused:
         return []

@@ -201,7 +201,7 @@ def _list_pickled(path: Path) -> dict[str, StoredTensor]:
 
 
 def _return_tensor(tensor: Tensor) -> Tensor:
-    """Load a tensor that ``torch.load`` has already memory-mapped or read."""
+    """Return a tensor that ``torch.load`` has already memory-mapped or read."""
     return tensor
 
 

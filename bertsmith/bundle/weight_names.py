@@ -30,7 +30,7 @@ _HF_LAYER_NAMES = {
     "feed_forward_norm": "output.LayerNorm",
 }
 #: Prefixes of the names of weights that transformers does not have.
-_BERTSMITH_ONLY = ("layer_weights", "layer_scale", "lstm.")
+_NAMES_WITHOUT_HF_EQUIVALENT = ("layer_weights", "layer_scale", "lstm.")
 #: Prefixes of names in a checkpoint of a BertModel without heads, which lack "bert.".
 _BARE_ENCODER_PREFIXES: Final = ("embeddings.", "encoder.", "pooler.")
 #: Index buffers that old releases of transformers stored with the weights.
@@ -38,7 +38,7 @@ _BUFFERS: Final = ("bert.embeddings.position_ids", "bert.embeddings.token_type_i
 #: Names under which some checkpoints contain copies of the word embeddings and the decoder bias.
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MLM_BIAS: Final = "cls.predictions.bias"
-#: Prefix of weight names -> the other architecture that uses the prefix.
+#: Prefix of weight names -> the architecture that uses the prefix; none of them is BERT.
 _OTHER_ARCHITECTURES: Final = {
     "roberta.": "RoBERTa", "distilbert.": "DistilBERT", "albert.": "ALBERT",
     "electra.": "ELECTRA", "generator_predictions.": "ELECTRA",
@@ -60,7 +60,7 @@ def map_to_hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tup
     for name in parameter_names:
         if name == "mlm.decoder.weight":
             continue  # Tied to the word embeddings, which are stored once.
-        if name.startswith(_BERTSMITH_ONLY):
+        if name.startswith(_NAMES_WITHOUT_HF_EQUIVALENT):
             names[name] = (name,)
             continue
         if name in _HF_NAMES:
@@ -113,8 +113,8 @@ def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def detect_other_architecture(stored_names: Iterable[str]) -> str | None:
-    """Return the architecture to which the names of the weights belong; None for BERT."""
+def detect_non_bert_architecture(stored_names: Iterable[str]) -> str | None:
+    """Return the architecture that the names of the weights indicate; None for BERT."""
     names = [re.sub(r"^module\.", "", name) for name in stored_names]
     architectures = (
         architecture

@@ -16,7 +16,7 @@ from bertsmith.bundle.config import CONFIG_FILE
 from bertsmith.bundle.tensor_files import FLOAT_DTYPES, StoredTensor, list_tensors
 from bertsmith.bundle.weight_names import (
     DECODER_WEIGHT,
-    detect_other_architecture,
+    detect_non_bert_architecture,
     is_redundant,
     map_to_hf_names,
     normalize_names,
@@ -82,11 +82,11 @@ def open_weights(directory: Path, config: ModelConfig) -> StoredWeights:
     than the stored tensors need.
 
     Raises:
-        ModelError: The weights are missing or damaged, belong to another architecture, or have
-            other sizes than the config.
+        ModelError: The weights are missing or damaged, belong to another architecture, or do not
+            have the sizes in the config.
     """
     file_tensors = list_tensors(directory)
-    architecture = detect_other_architecture(file_tensors)
+    architecture = detect_non_bert_architecture(file_tensors)
     if architecture is not None:
         article = "an" if architecture[0] in "AE" else "a"
         raise ModelError(
@@ -107,7 +107,8 @@ def open_weights(directory: Path, config: ModelConfig) -> StoredWeights:
     }
     for name, shape in expected_shapes.items():
         _get_tensor(weights, name, shape)
-    # This ends at the first missing layer, even if a damaged config specifies billions of layers.
+    # The loop ends at the first missing layer, even if a damaged config specifies billions of
+    # layers.
     for layer in range(config.layers):
         query_name = f"bert.encoder.layer.{layer}.attention.self.query.weight"
         _get_tensor(weights, query_name, (config.width, config.width))
@@ -168,7 +169,7 @@ def allocate_on_cpu(meta_model: Model, directory: Path) -> Model:
 
 
 def tie_decoder(model: nn.Module) -> None:
-    """Make the masked-LM decoder share the word embeddings again, which ``to_empty`` separates."""
+    """Tie the masked-LM decoder to the word embeddings again, because ``to_empty`` unties them."""
     head = getattr(model, "mlm", None)
     if head is not None:
         word_embeddings = model.get_submodule("bert.embeddings.words")
@@ -280,7 +281,7 @@ def _get_tensor(weights: StoredWeights, name: str, shape: tuple[int, ...]) -> St
 
 
 def describe_names(directory: Path, message: str, names: Iterable[str]) -> list[str]:
-    """Return a list with one message about weight names; empty if there are no names.
+    """Return a list with one message about weight names, or an empty list if there are no names.
 
     Args:
         directory: The model directory.
@@ -290,7 +291,7 @@ def describe_names(directory: Path, message: str, names: Iterable[str]) -> list[
     all_names = list(names)
     if not all_names:
         return []
-    listed = ", ".join(all_names[:_MAX_LISTED_NAMES])
+    listed_names = ", ".join(all_names[:_MAX_LISTED_NAMES])
     num_omitted = len(all_names) - _MAX_LISTED_NAMES
-    ending = f" and {num_omitted:,} more" if num_omitted > 0 else ""
-    return [f"{directory}: {message}: {listed}{ending}"]
+    suffix = f" and {num_omitted:,} more" if num_omitted > 0 else ""
+    return [f"{directory}: {message}: {listed_names}{suffix}"]

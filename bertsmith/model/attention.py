@@ -36,7 +36,7 @@ def reference_attention(
         key: [T, N, H].
         value: [T, N, H].
         layout: Sequence boundaries of the batch.
-        draw_mask: Draws the dropout masks of the probabilities; None for no dropout.
+        draw_mask: Function that draws the dropout masks of the probabilities; None for no dropout.
 
     Returns:
         The output [T, N, H], and each sequence's probabilities [N, S_b, S_b] before dropout.
@@ -74,7 +74,7 @@ class SelfAttention(nn.Module):
             dropout_index: Index of the dropout on the attention probabilities.
         """
         super().__init__()
-        self.num_heads, self.head_width = config.heads, config.head_width
+        self.num_heads, self.head_dim = config.heads, config.head_dim
         self.query_key_value = Linear(config.width, 3 * config.width)
         self.output = Linear(config.width, config.width)
         self.dropout = Dropout(config.attention_dropout, dropout_index)
@@ -86,7 +86,7 @@ class SelfAttention(nn.Module):
         dropout_seed: DropoutSeed | None,
         token_indices: Tensor | None = None,
     ) -> Tensor:
-        """Compute the attention output of all tokens, or only of some.
+        """Compute the attention output of all tokens, or of the tokens in ``token_indices``.
 
         Args:
             hidden: [T, D].
@@ -114,7 +114,7 @@ class SelfAttention(nn.Module):
     def _project(self, hidden: Tensor) -> Tensor:
         """Return queries, keys and values: [T, D] -> [T, 3, N, H]."""
         qkv: Tensor = self.query_key_value(hidden)
-        return qkv.view(-1, 3, self.num_heads, self.head_width)
+        return qkv.view(-1, 3, self.num_heads, self.head_dim)
 
     def _attend(
         self, qkv: Tensor, layout: AttentionLayout, dropout_seed: DropoutSeed | None
@@ -130,7 +130,7 @@ class SelfAttention(nn.Module):
             return varlen_attention(
                 qkv, layout.cu_seqlens, layout.max_seqlen, is_causal=layout.is_causal
             )
-        draw_mask = self._mask_drawer(dropout_seed)
+        draw_mask = self._make_mask_drawer(dropout_seed)
         if layout.kernel == "padded":
             if qkv.is_cpu:
                 return padded_attention(qkv, layout, draw_mask, dropout_rate=0.0)
@@ -139,7 +139,7 @@ class SelfAttention(nn.Module):
         query, key, value = qkv.unbind(1)
         return reference_attention(query, key, value, layout, draw_mask)[0]
 
-    def _mask_drawer(self, dropout_seed: DropoutSeed | None) -> DrawMask | None:
+    def _make_mask_drawer(self, dropout_seed: DropoutSeed | None) -> DrawMask | None:
         """Return a function that draws dropout masks; None if dropout is not active."""
         if dropout_seed is None or not self.dropout.is_active(dropout_seed):
             return None

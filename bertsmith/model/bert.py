@@ -51,8 +51,8 @@ class BertModel(nn.Module):
             num_layers: Number of layers to compute; None for all.
         """
         x = self.embeddings(batch, dropout_seed)
-        causal = self.config.attention == "causal"
-        layout = build_attention_layout(batch, self.kernel, is_causal=causal, dtype=x.dtype)
+        is_causal = self.config.attention == "causal"
+        layout = build_attention_layout(batch, self.kernel, is_causal=is_causal, dtype=x.dtype)
         yield x
         yield from self.encoder.iter_layer_outputs(
             x, layout, dropout_seed, token_indices, num_layers
@@ -146,7 +146,8 @@ class BertForPreTraining(nn.Module):
             batch: Packed sequences.
             masked_positions: int64 [P], indices in 0..T-1 of the tokens to predict.
             masked_labels: int64 [P], original ids of the tokens to predict.
-            nsp_labels: int64 [B], 0 if B follows A, else 1; None skips the next-sentence loss.
+            nsp_labels: int64 [B], 0 if segment B follows segment A, else 1; None skips the
+                next-sentence loss.
             dropout_seed: Seed of this forward pass; None for no dropout.
         """
         masked_states, cls_states = self._compute_loss_inputs(

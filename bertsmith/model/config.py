@@ -25,7 +25,7 @@ SIZES: dict[str, tuple[int, int, int]] = {
 class ModelConfig(Settings):
     """Sizes and architecture of the encoder and its pre-training heads."""
 
-    #: Number of entries of the vocabulary.
+    #: Number of tokens in the vocabulary.
     vocab_size: Positive
     #: Number of Transformer layers.
     layers: Positive = 12
@@ -68,8 +68,8 @@ class ModelConfig(Settings):
         return self
 
     @property
-    def head_width(self) -> int:
-        """Width of one attention head, H = D / N."""
+    def head_dim(self) -> int:
+        """Dimension of an attention head, H = D / N."""
         return self.width // self.heads
 
     def macs_per_token(self, length: float) -> int:
@@ -83,7 +83,7 @@ class ModelConfig(Settings):
         return int(self.layers * (linear_macs + attention_macs))
 
     def macs_saved_per_unused_output(self) -> int:
-        """Return the multiply-adds saved for each token whose last hidden state is not needed.
+        """Return the multiply-adds saved by each token whose last hidden state is not needed.
 
         These are the multiply-adds of the last layer after attention, D² + 2 D F.
         """

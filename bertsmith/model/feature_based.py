@@ -1,4 +1,4 @@
-"""BERT with a BiLSTM on its hidden states, frozen (section 5.3 of the paper) or trained."""
+"""BERT, frozen (section 5.3 of the paper) or trained, with a BiLSTM on its hidden states."""
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ class BertWithBiLSTM(nn.Module):
         Args:
             config: Sizes and architecture of the encoder.
             num_outputs: C.
-            features: Hidden states that the BiLSTM reads, and its size.
+            features: Settings of the BiLSTM, including the hidden states that it reads.
             is_sequence_level: Whether the model returns C outputs for each sequence; otherwise it
                 returns C outputs for each token.
             kernel: Attention kernel.
@@ -129,7 +129,7 @@ class BertWithBiLSTM(nn.Module):
             for index, state in enumerate(self.bert.iter_hidden_states(batch, encoder_seed)):
                 if index in self.state_indices:
                     states.append(state)
-                # Hidden states are computed lazily: no further layer is computed.
+                # Hidden states are computed lazily, so the layers after this one are not computed.
                 if index == self.state_indices[-1]:
                     break
         if self.layer_weights is None or self.layer_scale is None:

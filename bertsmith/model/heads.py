@@ -16,28 +16,28 @@ class MLMHead(nn.Module):
     paper; get_masked_lm_output in the original code).
     """
 
-    def __init__(self, config: ModelConfig, words: nn.Embedding) -> None:
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
         """Create the head.
 
         Args:
             config: Sizes and architecture.
-            words: The word embeddings, whose weight the decoder shares.
+            word_embeddings: The word embeddings, whose weight the decoder shares.
         """
         super().__init__()
         self.transform = Linear(config.width, config.width)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = nn.LayerNorm(config.width, config.norm_eps)
         self.decoder = Linear(config.width, config.vocab_size)
-        self.decoder.weight = words.weight
+        self.decoder.weight = word_embeddings.weight
 
     @torch.no_grad()
     def init_bias_from_counts(self, counts: Tensor) -> None:
-        """Set the decoder bias to the log frequency of each word.
+        """Set the decoder bias to the log frequency of each token.
 
         The masked-LM loss then starts at the unigram entropy instead of log V.
 
         Args:
-            counts: [V], number of occurrences of each word; 0 counts as 0.5.
+            counts: [V], number of occurrences of each token; 0 is replaced by 0.5.
         """
         smoothed_counts = counts.to(self.decoder.bias).clamp(min=0.5)
         self.decoder.bias.copy_((smoothed_counts / smoothed_counts.sum()).log())
@@ -67,7 +67,10 @@ class Pooler(nn.Module):
 
 
 class NSPHead(nn.Module):
-    """Next-sentence head: pooled output [B, D] -> logits [B, 2]; class 0 means B follows A."""
+    """Next-sentence head: pooled output [B, D] -> logits [B, 2].
+
+    Class 0 means that segment B follows segment A.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         """Create the D x 2 linear layer."""

@@ -28,7 +28,7 @@ class PackedBatch:
 
     @property
     def first_token_indices(self) -> Tensor:
-        """int64 [B], the index of the first token of each sequence, which is [CLS]."""
+        """int64 [B], the index of each sequence's first token ([CLS])."""
         return self.cu_seqlens[:-1].long()
 
     def to(self, device: torch.device) -> Self:

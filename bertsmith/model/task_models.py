@@ -51,7 +51,7 @@ class BertForSequenceClassification(nn.Module):
         if token_indices is None:
             token_indices = batch.first_token_indices
             if self.config.attention == "causal":
-                # Only the last token sees the whole sequence.
+                # With causal attention, only the last token attends to the full sequence.
                 token_indices = batch.cu_seqlens[1:].long() - 1
         pooled = self.pooler(self.bert(batch, dropout_seed, token_indices))
         outputs: Tensor = self.output(self.dropout(pooled, dropout_seed))
@@ -92,10 +92,9 @@ class BertForTokenClassification(nn.Module):
 
 
 class BertForQuestionAnswering(nn.Module):
-    """Encoder and a linear layer that gives each token a start and an end logit.
+    """Encoder and a linear layer with two outputs per token: start and end logits of the answer.
 
-    The logits are those of the answer span. As in the original run_squad.py, there is no dropout
-    before the linear layer.
+    As in the original run_squad.py, there is no dropout before the linear layer.
     """
 
     def __init__(

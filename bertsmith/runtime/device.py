@@ -39,7 +39,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @dataclass(frozen=True)
 class Machine:
-    """The device, the precision and the attention kernel with which a run computes."""
+    """The device, the precision and the attention kernel that a run uses."""
 
     device: torch.device
     precision: Precision
@@ -56,7 +56,7 @@ class Machine:
 
 
 def resolve_device(device: str, option: str) -> torch.device:
-    """Return the device with a name; "auto" is CUDA if available.
+    """Return the torch device with this name; "auto" selects CUDA if available.
 
     Args:
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -106,8 +106,8 @@ def resolve_machine(
             "'padded' instead"
         )
     # The number of threads is set even if it is PyTorch's default. Otherwise MKL would use fewer
-    # threads for small products, and the sums of a resumed run, which sets the number of the
-    # original run, would be in another order.
+    # threads for small products. A resumed run always sets the number, so it would then add numbers
+    # in a different order than the original run.
     torch.set_num_threads(threads or torch.get_num_threads())
     configure_determinism(cuda=cuda)
     if not cuda:
@@ -176,8 +176,8 @@ def keep_freed_memory() -> None:
     """Make glibc reuse freed memory instead of returning it to the OS (mallopt).
 
     By default glibc returns large blocks to the OS, such as the gradient of the word embeddings,
-    and each training step spends time on page faults. This applies to the rest of the process.
-    Without glibc this function does nothing.
+    and each training step spends time on page faults. The setting stays in effect until the process
+    ends. Without glibc this function does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -227,7 +227,7 @@ def synchronize(machine: Machine) -> None:
 
 
 def get_peak_memory_bytes(machine: Machine) -> int:
-    """Return the peak memory of this process in bytes: GPU memory on CUDA, otherwise resident."""
+    """Return the peak memory of this process in bytes: on CUDA GPU memory, otherwise RAM."""
     if machine.device.type == "cuda":
         return torch.cuda.max_memory_allocated(machine.device)
     max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -298,7 +298,7 @@ def get_processor_name() -> str:
 
 
 def describe_machine(machine: Machine) -> str:
-    """Return a description of one line, such as "2 of 4 CPU cores, bf16, padded attention"."""
+    """Return a one-line description, such as "2 of 4 CPU cores, bf16, padded attention"."""
     if machine.device.type == "cuda":
         name = torch.cuda.get_device_name(machine.device)
     else:

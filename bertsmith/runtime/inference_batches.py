@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-#: Default maximum of the number of sequences times the length of the longest one in an inference
-#: batch. Such a batch needs several hundred megabytes with BERT-large.
+#: Default maximum number of tokens per inference batch, including padding to the longest sequence.
+#: Such a batch needs several hundred megabytes with BERT-large.
 MAX_BATCH_TOKENS = 8192
 #: Number of values in a batch's largest activation (T * F) at which CPU inference is fastest: 16 MB
 #: in float32, which mostly fits in the cache. GPUs are faster with larger batches.
@@ -40,8 +40,7 @@ def batch_by_length(
 
     Args:
         lengths: Length of each sequence.
-        max_tokens: Maximum of the number of sequences in a batch times the length of the longest
-            one; see ``max_batch_size``.
+        max_tokens: Maximum number of tokens per batch, including padding to the longest sequence.
 
     Yields:
         The indices of the sequences of a batch.

@@ -1,6 +1,6 @@
 """Parallel computation of batches on the CPU, in workers that divide PyTorch's threads.
 
-PyTorch splits each operation over its threads. They wait for the slowest thread after every
+PyTorch splits each operation over its threads. The threads wait for the slowest one after every
 operation, and are idle while Python code runs. With a worker for each batch, other workers compute
 in the meantime.
 """
@@ -28,7 +28,7 @@ def choose_num_workers(device: torch.device) -> int:
     """Return the number of workers that compute batches in parallel on a device.
 
     All workers get the same number of threads, so that a result does not depend on the worker that
-    computed it. The number of workers is chosen so that the fewest threads are left over.
+    computed it. The number of workers is chosen so that the fewest threads remain unused.
     """
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1:
@@ -44,7 +44,7 @@ def set_local_num_threads(num_threads: int) -> None:
     restores that default.
     """
     # The first call of get_num_threads in a thread also fixes the number for this thread. It must
-    # therefore come before the default changes.
+    # therefore be called before the default changes.
     if torch.get_num_threads() == num_threads:
         return
     with _NUM_THREADS_LOCK:
@@ -65,7 +65,7 @@ def map_in_threads(
 
     Args:
         function: Computes the result of an item.
-        items: Read only a few items ahead of the results, so that they may be endless.
+        items: The items, possibly endless: only a few are read ahead of the results.
         device: Device on which ``function`` computes. Items are computed one by one unless it is
             the CPU.
     """

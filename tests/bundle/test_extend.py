@@ -20,7 +20,7 @@ from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 from tests.model.examples import make_prime_size_config
 
-#: Vocabulary entries after the special tokens. The entry "river" occurs twice.
+#: Tokens of the vocabulary after the special tokens. The token "river" occurs twice.
 PIECES = "river the ferry ##man ##men 한 ##국 ##어 river cross ##es ."
 WORDS = (*SPECIAL_TOKENS, *PIECES.split())
 #: Words that are added to the vocabulary. No subtokens of "zz" are in the old vocabulary.
@@ -56,7 +56,7 @@ def extend_and_reload(old: Any, directory: Path) -> Any:
 
 
 def test_new_embedding_is_the_mean_of_its_subtokens(tmp_path: Path) -> None:
-    """New embeddings and decoder biases are means over subtokens, or those of [UNK] without any."""
+    """New embeddings and decoder biases are means over subtokens; without any, those of [UNK]."""
     old = create_pretrained(tmp_path / "old")
     new = extend_and_reload(old, tmp_path / "new")
     subtokens = ["ferry ##man", "한 ##국 ##어", "##man ##men", "[UNK]"]
@@ -77,7 +77,7 @@ def test_new_embedding_is_the_mean_of_its_subtokens(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_text_without_new_words_gives_identical_outputs(tmp_path: Path) -> None:
-    """Old and new model have equal hidden states, and logits of old tokens that agree to 1e-5."""
+    """Both models have equal hidden states, and their logits of old tokens agree within 1e-5."""
     old = create_pretrained(tmp_path / "old")
     new = extend_and_reload(old, tmp_path / "new")
     old_batch = encode_packed(old.tokenizer, OLD_TEXT)
@@ -149,7 +149,7 @@ def test_fine_tuned_model_keeps_its_head(
 
 
 def test_spare_rows_are_used_first(tmp_path: Path) -> None:
-    """New tokens use the unused rows of the word embeddings before rows are added."""
+    """New tokens get the unused rows of the word embeddings first; then rows are added."""
     for num_spare_rows, vocab_size in ((3, len(WORDS) + 4), (9, len(WORDS) + 9)):
         old = create_pretrained(tmp_path / f"old{num_spare_rows}", num_spare_rows)
         new = extend_and_reload(old, tmp_path / f"new{num_spare_rows}")

@@ -110,7 +110,7 @@ def test_fine_tuning_keeps_encoder_and_initializes_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_pooler", [True, False])
 def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, has_pooler: bool) -> None:
-    """A BertModel of transformers, with or without a pooler, has the same hidden states here."""
+    """A transformers BertModel with or without pooler is loaded with the same hidden states."""
     config = make_prime_size_config()
     torch.manual_seed(2)
     hf_config = bundle.to_hf_config(config)

@@ -41,7 +41,7 @@ def save_random_model(directory: Path, **config_changes: Any) -> BertForPreTrain
 def compute_logits(
     model: BertForPreTraining, batch: PreTrainingBatch
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the masked-LM logits of all tokens; and next-sentence logits, or None without NSP."""
+    """Return the masked-LM logits of all tokens, and the next-sentence logits or None."""
     with torch.no_grad():
         hidden = model.bert(batch.packed)
         nsp_logits = model.compute_nsp_logits(hidden, batch.packed) if model.config.nsp else None
@@ -210,7 +210,7 @@ def test_config_without_architectures_is_loaded(tmp_path: Path) -> None:
 def test_transformers_rejects_non_bert_architectures(
     config_changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Pre-norm, causal attention and ELU are written with a model type unknown to transformers."""
+    """Models with pre-norm, causal attention or ELU get a model_type unknown to transformers."""
     save_random_model(tmp_path / "model", **config_changes)
     hf_config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert hf_config["model_type"] == "bertsmith"
@@ -369,7 +369,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 def test_damaged_directory_raises_model_error(
     damage: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
-    """The error message contains the file, and what is missing, damaged or inconsistent."""
+    """Loading a damaged directory raises a ModelError that contains the path and the damage."""
     save_random_model(tmp_path / "model")
     damage(tmp_path / "model")
     with pytest.raises(ModelError, match=message) as caught:
@@ -395,7 +395,7 @@ def test_missing_tokenizer_raises_tokenizer_error(tmp_path: Path) -> None:
 
 
 def test_run_directory_is_loaded_as_its_model(tmp_path: Path) -> None:
-    """A run directory can be loaded like its model, and for an unfinished run it is an error."""
+    """Loading a run directory loads its model; loading an unfinished run is an error."""
     save_random_model(tmp_path / "run" / "model")
     (tmp_path / "run" / "checkpoints").mkdir()
     assert bundle.load(tmp_path / "run").path == tmp_path / "run" / "model"
@@ -436,7 +436,7 @@ def test_failed_save_keeps_the_old_directory(
 
 
 def test_stored_names_are_distinct_and_complete() -> None:
-    """Each parameter is stored once; the fused query, key and value weight as three tensors."""
+    """Parameters are stored once; the fused query, key and value weight is three tensors."""
     model = BertForPreTraining(ModelConfig(vocab_size=11, width=6, heads=2, layers=3))
     groups = map_to_hf_names(list(model.state_dict())).values()
     names = [name for group in groups for name in group]

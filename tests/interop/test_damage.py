@@ -64,7 +64,7 @@ def test_table_round_trip(pairs: dict[bytes, bytes]) -> None:
 
 @given(st.integers(-(2**40), 2**40), st.integers(-(2**40), 2**40))
 def test_ordered_encoding_preserves_order(a: int, b: int) -> None:
-    """The order of encoded integers is the order of the integers."""
+    """Encoded integers sort in the order of the integers."""
     assert (_encode_ordered(a) < _encode_ordered(b)) == (a < b)
     assert (_encode_ordered(0), _encode_ordered(-1), _encode_ordered(64)) == (
         b"\x80",
@@ -290,7 +290,7 @@ FAULTS: list[tuple[str, Callable[[Path], None], str]] = [
 def test_faults_raise_model_errors(
     damage: Callable[[Path], None], message: str, release: Path
 ) -> None:
-    """The error message contains the file, the tensor and the sizes."""
+    """Each kind of damage raises a ModelError with a message that describes it."""
     read_tensorflow(release)
     damage(release)
     with pytest.raises(ModelError, match=message):
@@ -345,7 +345,7 @@ def test_repeated_block_is_an_error(tmp_path: Path) -> None:
 
 
 def test_invalid_shard_numbers_are_an_error(tmp_path: Path) -> None:
-    """Huge shard numbers and sizes lead neither out of the folder nor to an allocation."""
+    """Huge shard numbers and sizes are errors; no other folder is read, no memory allocated."""
     header = encode_varint_field(1, 2**63 + 5)
     entry = (
         encode_varint_field(1, 1)

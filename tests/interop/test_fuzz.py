@@ -58,32 +58,32 @@ def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return paths
 
 
-def mutate_json(draw: st.DataObject, value: Any) -> Any:
+def mutate_json(data: st.DataObject, value: Any) -> Any:
     """Return a copy of a JSON value with one to three values changed, removed or renamed."""
     value = json.loads(json.dumps(value))
-    for _ in range(draw.draw(st.integers(1, 3))):
-        path = draw.draw(st.sampled_from(list_paths(value)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(list_paths(value)))
         if not path:
             continue
         parent = value
         for key in path[:-1]:
             parent = parent[key]
-        change = draw.draw(st.sampled_from(["change", "change", "remove", "rename"]))
+        change = data.draw(st.sampled_from(["change", "change", "remove", "rename"]))
         if change == "change":
-            parent[path[-1]] = draw.draw(JSON_VALUES)
+            parent[path[-1]] = data.draw(JSON_VALUES)
         elif change == "remove":
             del parent[path[-1]]
         elif isinstance(parent, dict):
-            parent[draw.draw(st.text(max_size=6))] = parent.pop(path[-1])
+            parent[data.draw(st.text(max_size=6))] = parent.pop(path[-1])
     return value
 
 
-def mutate_bytes(draw: st.DataObject, content: bytes) -> bytes:
+def mutate_bytes(data: st.DataObject, content: bytes) -> bytes:
     """Return a copy of ``content`` with one to four changed bytes, which may be truncated."""
     result = bytearray(content)
-    for _ in range(draw.draw(st.integers(1, 4))):
-        result[draw.draw(st.integers(0, len(result) - 1))] = draw.draw(st.integers(0, 255))
-    return bytes(result[: draw.draw(st.sampled_from([len(result), len(result) // 2, 3]))])
+    for _ in range(data.draw(st.integers(1, 4))):
+        result[data.draw(st.integers(0, len(result) - 1))] = data.draw(st.integers(0, 255))
+    return bytes(result[: data.draw(st.sampled_from([len(result), len(result) // 2, 3]))])
 
 
 #: Functions that load a model directory, by name.
@@ -94,10 +94,10 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def load_with_random_loader(draw: st.DataObject, directory: Path) -> None:
+def load_with_random_loader(data: st.DataObject, directory: Path) -> None:
     """Load a directory with a random loader; an error must be a BertsmithError with a message."""
     try:
-        LOADERS[draw.draw(st.sampled_from(sorted(LOADERS)))](directory)
+        LOADERS[data.draw(st.sampled_from(sorted(LOADERS)))](directory)
     except BertsmithError as error:
         assert str(error).strip()  # noqa: PT017 - both outcomes are valid
 
@@ -106,7 +106,7 @@ def load_with_random_loader(draw: st.DataObject, directory: Path) -> None:
 def valid_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with valid model directories.
 
-    They are pre-trained, fine-tuned, sharded, and in the current and the old pickle format.
+    The models are pre-trained, fine-tuned, sharded, and in the current and old pickle formats.
     """
     root = tmp_path_factory.mktemp("valid")
     bundle.save(
@@ -141,17 +141,17 @@ def copy_with_change(
     return target
 
 
-def change_json(draw: st.DataObject) -> Callable[[bytes], bytes]:
+def make_json_mutator(data: st.DataObject) -> Callable[[bytes], bytes]:
     """Return a function that mutates a JSON file."""
-    return lambda content: json.dumps(mutate_json(draw, json.loads(content))).encode()
+    return lambda content: json.dumps(mutate_json(data, json.loads(content))).encode()
 
 
-def change_header(draw: st.DataObject) -> Callable[[bytes], bytes]:
+def make_header_mutator(data: st.DataObject) -> Callable[[bytes], bytes]:
     """Return a function that mutates the header of a safetensors file."""
 
     def change(content: bytes) -> bytes:
         size = struct.unpack("<Q", content[:8])[0]
-        new = json.dumps(mutate_json(draw, json.loads(content[8 : 8 + size]))).encode()
+        new = json.dumps(mutate_json(data, json.loads(content[8 : 8 + size]))).encode()
         return struct.pack("<Q", len(new)) + new + content[8 + size :]
 
     return change
@@ -169,14 +169,16 @@ def change_header(draw: st.DataObject) -> Callable[[bytes], bytes]:
     ],
 )
 @FUZZ_SETTINGS
-@given(draw=st.data())
+@given(data=st.data())
 def test_mutated_json(
-    directory: str, name: str, valid_directories: Path, tmp_path: Path, draw: st.DataObject
+    directory: str, name: str, valid_directories: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Mutated config.json, bertsmith.json, index and tokenizer.json."""
+    """Model directories with a mutated JSON file load or raise a BertsmithError."""
     load_with_random_loader(
-        draw,
-        copy_with_change(valid_directories / directory, tmp_path / "m", name, change_json(draw)),
+        data,
+        copy_with_change(
+            valid_directories / directory, tmp_path / "m", name, make_json_mutator(data)
+        ),
     )
 
 
@@ -186,7 +188,7 @@ def test_mutated_json(
 def test_unexpected_config_values(
     name: str, valid_directories: Path, tmp_path: Path, value: Any
 ) -> None:
-    """Any JSON value for keys of config.json that are parsed further."""
+    """Models with any JSON value in a config key either load or raise a BertsmithError."""
 
     def change(content: bytes) -> bytes:
         return json.dumps(json.loads(content) | {name: value}).encode()
@@ -198,15 +200,18 @@ def test_unexpected_config_values(
 
 
 @FUZZ_SETTINGS
-@given(draw=st.data())
+@given(data=st.data())
 def test_mutated_safetensors_header(
-    valid_directories: Path, tmp_path: Path, draw: st.DataObject
+    valid_directories: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """The header of a safetensors file with mutated values."""
+    """Model directories with a mutated safetensors header load or raise a BertsmithError."""
     load_with_random_loader(
-        draw,
+        data,
         copy_with_change(
-            valid_directories / "plain", tmp_path / "m", "model.safetensors", change_header(draw)
+            valid_directories / "plain",
+            tmp_path / "m",
+            "model.safetensors",
+            make_header_mutator(data),
         ),
     )
 
@@ -223,32 +228,32 @@ def test_mutated_safetensors_header(
     ],
 )
 @FUZZ_SETTINGS
-@given(draw=st.data())
+@given(data=st.data())
 def test_mutated_bytes(
-    directory: str, name: str, valid_directories: Path, tmp_path: Path, draw: st.DataObject
+    directory: str, name: str, valid_directories: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Any file with changed bytes, or truncated."""
+    """Model directories with a changed or truncated file load or raise a BertsmithError."""
 
     def change(content: bytes) -> bytes:
-        return mutate_bytes(draw, content)
+        return mutate_bytes(data, content)
 
     load_with_random_loader(
-        draw, copy_with_change(valid_directories / directory, tmp_path / "m", name, change)
+        data, copy_with_change(valid_directories / directory, tmp_path / "m", name, change)
     )
 
 
 @FUZZ_SETTINGS
-@given(draw=st.data())
-def test_mutated_vocabulary(tmp_path: Path, draw: st.DataObject) -> None:
-    """vocab.txt with repeated, empty or arbitrary lines, and a mutated tokenizer config."""
+@given(data=st.data())
+def test_mutated_vocabulary(tmp_path: Path, data: st.DataObject) -> None:
+    """Tokenizers with arbitrary vocab.txt lines and config values load or raise an error."""
     lines = list(make_tokenizer(40).vocab)
-    for _ in range(draw.draw(st.integers(1, 4))):
-        line = draw.draw(st.one_of(st.sampled_from(lines), st.text(max_size=4)))
-        lines[draw.draw(st.integers(0, 39))] = line
+    for _ in range(data.draw(st.integers(1, 4))):
+        line = data.draw(st.one_of(st.sampled_from(lines), st.text(max_size=4)))
+        lines[data.draw(st.integers(0, 39))] = line
     text = "\n".join(lines).encode("utf-8", "surrogatepass")
     (tmp_path / "vocab.txt").write_bytes(text)
     config = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(mutate_json(draw, config)))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(mutate_json(data, config)))
     try:
         tokenizer = Tokenizer.load(tmp_path)
         assert tokenizer.encode("word3 [MASK]", allow_special=True)

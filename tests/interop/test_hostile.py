@@ -378,13 +378,13 @@ def change_tokenizer_json(directory: Path, **changes: Any) -> None:
     ],
 )
 def test_invalid_tokenizers_are_rejected(changes: dict[str, Any], match: str, model: Path) -> None:
-    """Other tokenizer types are named; invalid ids are errors before any allocation."""
+    """Errors name unsupported tokenizer types; invalid ids fail before memory is allocated."""
     change_tokenizer_json(model, **changes)
     assert_rejected(model, match, TokenizerError)
 
 
 def test_repeated_word_keeps_other_ids(tmp_path: Path) -> None:
-    """A repeated line in vocab.txt does not change the ids of other words."""
+    """A repeated line in vocab.txt does not change the ids of other tokens."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     words = list(make_tokenizer(101).vocab)
     words[40] = words[7]
@@ -396,6 +396,6 @@ def test_repeated_word_keeps_other_ids(tmp_path: Path) -> None:
 
 
 def test_tokenizer_with_too_many_words_is_rejected(model: Path) -> None:
-    """More words than word embeddings are an error."""
+    """A vocabulary with more tokens than word embeddings is an error."""
     make_tokenizer(103).save(model)
     assert_rejected(model, r"the tokenizer has 103 \w+, but the model only 101")

@@ -205,7 +205,7 @@ def test_untied_decoder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
-    """More embeddings than words are reported; embeddings of another size than the config fail."""
+    """Unused embedding rows are reported; another number of rows than vocab_size is an error."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     words = make_tokenizer(97).vocab
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
@@ -345,7 +345,7 @@ json.dump(outputs, sys.stdout)
 
 
 def test_transformers_loads_all_exported_classes(tmp_path: Path) -> None:
-    """All classes load in transformers without warnings, and their outputs agree to 1e-5."""
+    """All classes load in transformers without warnings, and their outputs agree within 1e-5."""
     for name, nsp in (("BertForPreTraining", True), ("BertForMaskedLM", False)):
         config = make_prime_size_config(nsp=nsp)
         bundle.save(

@@ -48,7 +48,7 @@ def sentences(shared_text: Path) -> list[str]:
 def test_vectors_equal_those_of_sentence_transformers(
     tmp_path: Path, minilm: Path, sentences: list[str]
 ) -> None:
-    """Vectors equal those of sentence-transformers to 1e-5, for original and exported model."""
+    """The original and the exported model give sentence-transformers' vectors within 1e-5."""
     expected = SentenceTransformer(str(minilm), device="cpu").encode(sentences)
     np.testing.assert_allclose(embed(minilm, sentences), expected, rtol=0, atol=1e-5)
     write_sentence_transformers(minilm, tmp_path / "exported")
@@ -60,7 +60,7 @@ def test_vectors_equal_those_of_sentence_transformers(
 def test_onnx_vectors_in_float32_and_int8(
     tmp_path: Path, minilm: Path, sentences: list[str]
 ) -> None:
-    """ONNX vectors agree to 1e-5 in float32, and have a cosine of at least 0.99 in int8."""
+    """ONNX vectors agree within 1e-5 in float32, and have a cosine of at least 0.99 in int8."""
     sample = sentences[::10]
     expected = embed(minilm, sample)
     write_onnx(minilm, tmp_path / "o")

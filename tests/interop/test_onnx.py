@@ -78,7 +78,7 @@ def run_graph(file: Path, feed: Feed) -> dict[str, NDArray[np.float32]]:
 def assert_close(
     actual: NDArray[np.float32], expected: torch.Tensor, feed: Feed | None = None
 ) -> None:
-    """Check that outputs agree to 1e-4; with ``feed``, only those of tokens, not of padding."""
+    """Check that outputs agree within 1e-4; with ``feed``, only those of tokens, not of padding."""
     values = actual if feed is None else actual[feed["attention_mask"] == 1]
     np.testing.assert_allclose(values, expected.numpy(), rtol=0, atol=1e-4)
 
@@ -100,7 +100,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 @torch.no_grad()
 def test_pretrained_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelConfig) -> None:
-    """MLM and NSP logits of ONNX and PyTorch agree to 1e-4 for batches of different shapes."""
+    """MLM and NSP logits of ONNX and PyTorch agree within 1e-4 for batches of different shapes."""
     model = save_pretrained(tmp_path / "m", config)
     assert write_onnx(tmp_path / "m", tmp_path / "o") == writing._build_notes(load(tmp_path / "m"))
     for lengths in BATCHES:
@@ -121,7 +121,7 @@ def test_pretrained_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelC
 def test_fine_tuned_logits_equal_those_of_pytorch(
     tmp_path: Path, head: HeadConfig, config: ModelConfig
 ) -> None:
-    """The logits of all heads agree to 1e-4, also of causal models, which pool the last token."""
+    """The logits of all heads agree within 1e-4; causal models pool the last token."""
     model = randomize_weights(head.build_model(config)).eval()
     save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
     write_onnx(tmp_path / "m", tmp_path / "o")
@@ -141,7 +141,7 @@ def test_fine_tuned_logits_equal_those_of_pytorch(
 
 @torch.no_grad()
 def test_multiple_choice_logits_equal_those_of_pytorch(tmp_path: Path, config: ModelConfig) -> None:
-    """The graph maps [B, choices, S] to [B, choices] and agrees to 1e-4."""
+    """The graph maps [B, choices, S] to [B, choices] and agrees within 1e-4."""
     head = HeadConfig("choice")
     model = randomize_weights(head.build_model(config)).eval()
     save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
@@ -158,7 +158,7 @@ def test_multiple_choice_logits_equal_those_of_pytorch(tmp_path: Path, config: M
 
 @torch.no_grad()
 def test_bare_encoder_returns_hidden_states(tmp_path: Path) -> None:
-    """The graph of a BertModel of transformers returns its hidden states, to 1e-4."""
+    """The graph of a BertModel of transformers returns its hidden states, within 1e-4."""
     config = make_prime_size_config(activation="gelu")
     raw = bundle.to_hf_config(config) | {"architectures": None}
     torch.manual_seed(2)

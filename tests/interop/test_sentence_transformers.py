@@ -94,7 +94,7 @@ def encode_with_sentence_transformers(
 
 
 def assert_close(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    """Compare vectors to 1e-5."""
+    """Assert that vectors agree within 1e-5."""
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
@@ -103,7 +103,7 @@ def assert_close(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> 
 def test_exported_directory_gives_the_same_vectors(
     tmp_path: Path, pretrained_dir: Path, mode: PoolingMode
 ) -> None:
-    """In every mode, for short and truncated texts, both libraries agree to 1e-5."""
+    """In every mode, for short and truncated texts, both libraries agree within 1e-5."""
     normalize = mode != "mean_sqrt_len_tokens"
     assert not write_sentence_transformers(
         pretrained_dir, tmp_path / "o", pooling=mode, normalize=normalize
@@ -121,7 +121,7 @@ def test_exported_directory_gives_the_same_vectors(
 def test_default_pooling_is_that_of_sentence_transformers(
     tmp_path: Path, pretrained_dir: Path
 ) -> None:
-    """Without modules.json both compute the mean over all tokens."""
+    """Without modules.json, both libraries compute the mean over all tokens."""
     reference = SentenceTransformer(
         modules=[models.Transformer(str(pretrained_dir)), models.Pooling(26)]
     )
@@ -200,10 +200,10 @@ def test_model_in_its_own_folder_is_read(
 
 
 @pytest.mark.parametrize("nsp", [True, False])
-def test_transformers_reads_it_without_warnings(
+def test_exported_directory_loads_without_warnings(
     tmp_path: Path, tokenizer: Tokenizer, nsp: bool
 ) -> None:
-    """In a new process, with and without pooler; AutoModel only with a pooler."""
+    """Exports load without warnings in sentence-transformers, and with pooler in AutoModel."""
     config = make_config(tokenizer, nsp=nsp, positions="sinusoidal")
     save(tmp_path / "m", randomize_weights(BertForPreTraining(config)), tokenizer, {})
     notes = write_sentence_transformers(tmp_path / "m", tmp_path / "o")
@@ -226,7 +226,7 @@ def test_transformers_reads_it_without_warnings(
 
 
 def test_encoder_of_a_fine_tuned_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """For a classifier and for a BiLSTM on a frozen encoder, only the encoder is used."""
+    """Classifiers and BiLSTM models are exported, and embed texts, with their encoder only."""
     for name, features in (("tuned", None), ("frozen", BiLSTMSettings(layers="last", width=5))):
         head = HeadConfig("single", ("a", "b"))
         torch.manual_seed(9)
@@ -240,7 +240,7 @@ def test_encoder_of_a_fine_tuned_model(tmp_path: Path, tokenizer: Tokenizer) -> 
 
 
 def test_vectors_do_not_depend_on_batching(pretrained_dir: Path) -> None:
-    """Each vector of many texts is that of the text alone, in input order."""
+    """Vectors are in input order, and do not depend on the other texts in the batch."""
     texts = [" ".join(["iron", "hammer", "smith"][: 1 + n % 3] * (n % 50)) for n in range(700)]
     vectors = embed(pretrained_dir, texts)
     for number in (0, 1, 49, 50, 333, 699):

@@ -53,7 +53,7 @@ def assert_same_weights(model: torch.nn.Module, expected: dict[str, torch.Tensor
 def test_all_formats_give_the_same_weights(
     checkpoint_dir: Path, checkpoint_format: str, config_dir: Path
 ) -> None:
-    """V1, V2 and object-based checkpoints give the exact weights, also with sharded tensors.
+    """V1, V2 and object-based checkpoints give the exact weights, also if tensors are sharded.
 
     Optimizer state is not read, but its tensors are counted.
     """
@@ -183,7 +183,7 @@ def test_tensorflow_reads_exported_checkpoints(tmp_path: Path, run_tensorflow: R
 
 
 def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> None:
-    """Random weights, stored as variables of the original BERT, give the logits of transformers."""
+    """Imported random weights give the logits of transformers within 1e-5."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=101, hidden_size=21, num_hidden_layers=2, num_attention_heads=3,

@@ -16,7 +16,7 @@ from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Fields of a model config whose sizes are distinct primes, so that swapped axes give an error. The
-#: width D = 3 * 7 is the product of the number of heads and the head width.
+#: width D = 3 * 7 is the product of the number of heads and the head dimension.
 PRIME_SIZES: dict[str, Any] = {
     "vocab_size": 101,
     "layers": 2,

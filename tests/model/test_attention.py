@@ -160,7 +160,7 @@ def test_bucketing_does_not_change_the_output(
 def test_bucket_lengths_are_rounded_to_the_simd_width(
     simd_width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket's length is rounded up to the SIMD width if at most half of it is added."""
+    """A bucket's length is rounded up to the SIMD width if this adds at most half a width."""
     monkeypatch.setattr(bucketing, "_simd_width", lambda: simd_width)
     for lengths, expected in (
         (VARIED_LENGTHS, None),
@@ -342,7 +342,7 @@ def test_causal_attention_does_not_see_later_tokens(kernel: Kernel) -> None:
 
 
 def test_hidden_states_yields_embeddings_and_all_layers() -> None:
-    """``hidden_states`` yields L + 1 tensors, and the last equals ``forward``'s output."""
+    """``iter_hidden_states`` yields L + 1 tensors; the last equals ``forward``'s output."""
     for norm in ("post", "pre"):
         config = make_prime_size_config(layers=3, norm=norm)
         model = BertModel(config).eval()
@@ -375,7 +375,7 @@ def test_varlen_is_as_accurate_as_padded(
     """In 16 bits, outputs and gradients of `varlen` have at most twice the error of `padded`."""
     torch.manual_seed(6)
     direction: Any = "causal" if causal else "bidirectional"
-    # Head dimension 64: flash attention needs a multiple of 8.
+    # Head dimension 64, because flash attention needs a multiple of 8.
     config = make_prime_size_config(width=192, attention=direction, attention_dropout=0.0)
     exact_layer = SelfAttention(config, dropout_index=0).cuda().to(dtype).eval()
     hidden = torch.randn(sum(lengths), 192, device="cuda").to(dtype)

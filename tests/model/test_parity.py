@@ -106,7 +106,7 @@ def assert_equal_in_all_modes(
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_model_with_prime_sizes_equals_transformers(activation: Activation, tmp_path: Path) -> None:
-    """Losses, logits and gradients of a model with distinct prime sizes agree to 1e-5."""
+    """Losses, logits and gradients of a model with distinct prime sizes agree within 1e-5."""
     config = make_prime_size_config(activation=activation)
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
@@ -115,7 +115,7 @@ def test_model_with_prime_sizes_equals_transformers(activation: Activation, tmp_
 
 
 def test_mini_equals_transformers(tmp_path: Path) -> None:
-    """Losses, logits and gradients of a new model of size mini agree to 1e-5."""
+    """Losses, logits and gradients of a new model of size mini agree within 1e-5."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = get_size_preset("mini")
     config = ModelConfig(vocab_size=30522, **sizes)
@@ -126,7 +126,7 @@ def test_mini_equals_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_models_with_random_sizes_equal_transformers(seed: int, tmp_path: Path) -> None:
-    """Models with random sizes, dropout rates and sequence lengths agree to 1e-5."""
+    """Models with random sizes, dropout rates and sequence lengths agree within 1e-5."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*choices: float) -> Any:

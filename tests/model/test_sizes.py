@@ -17,7 +17,7 @@ from bertsmith.model.embeddings import sinusoidal_positions
 from bertsmith.model.packed import pack_sequences
 from tests.model.examples import draw_batch, make_prime_size_config
 
-#: Number of parameters of the pre-training model with 30,522 words.
+#: Number of parameters of the pre-training model with a vocabulary of 30,522 tokens.
 NUM_PARAMETERS = {
     "tiny": 4_433_468,
     "mini": 11_267_900,
@@ -39,7 +39,7 @@ def compute_num_parameters(layers: int, width: int, feed_forward: int, vocab_siz
 
 
 def make_config_of_size(size: str) -> ModelConfig:
-    """Return the config of a named size with 30,522 words."""
+    """Return the config of a named size with a vocabulary of 30,522 tokens."""
     sizes: dict[str, Any] = get_size_preset(size)
     return ModelConfig(vocab_size=30522, **sizes)
 

@@ -32,7 +32,7 @@ def test_auto_is_cuda_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("device", ["", "tpu", "cpu:0", "cuda:", "cuda:-1", "CUDA"])
 def test_invalid_device_names_the_setting(device: str) -> None:
-    """Training and inference accept the same names; the message names the setting."""
+    """Training and inference reject the same device names, and the error names the setting."""
     with pytest.raises(SettingsError, match=f"run.device {device}: expected auto, cpu, cuda or"):
         resolve_machine(device, "auto", "auto", attention_dropout=0.0, threads=None)
 

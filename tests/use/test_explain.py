@@ -80,9 +80,9 @@ def test_causal_attention_does_not_see_later_tokens(tmp_path: Path, tokenizer: T
     # Tensors created in inference mode cannot be used by autograd.
     with torch.no_grad():
         query_key_value = last_layer.attention.query_key_value(normalized_inputs[0])
-        head_width = config.width // config.heads
-        query, key, _ = query_key_value.view(-1, 3, config.heads, head_width).unbind(1)
-    scores = torch.einsum("qnh,knh->nqk", query, key) / head_width**0.5
+        head_dim = config.width // config.heads
+        query, key, _ = query_key_value.view(-1, 3, config.heads, head_dim).unbind(1)
+    scores = torch.einsum("qnh,knh->nqk", query, key) / head_dim**0.5
     is_future = torch.ones_like(scores, dtype=torch.bool).triu(1)
     expected = scores.masked_fill(is_future, -torch.inf).softmax(-1).detach().numpy()
     np.testing.assert_allclose(probabilities[2], expected, atol=1e-5)

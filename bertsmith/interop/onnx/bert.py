@@ -65,7 +65,7 @@ class BertGraph:
         x, attention_bias = self._add_embeddings(), self._add_attention_bias()
         for layer in range(self.config.layers):
             x = self._add_layer(f"bert.encoder.layers.{layer}", x, attention_bias)
-        return x if self.config.norm == "post" else self.add_norm("bert.encoder.norm", x)
+        return x if self.config.norm == "post" else self.add_layer_norm("bert.encoder.norm", x)
 
     def add_mlm_head(self, hidden: str, *, is_tied: bool) -> str:
         """Add the masked-LM head; return its logits: float32 [B, S, D] -> [B, S, V].
@@ -77,7 +77,7 @@ class BertGraph:
         """
         graph, width = self.graph, self.config.width
         x = self._add_activation("mlm.activation", self.add_linear("mlm.transform", hidden))
-        x = self.add_norm("mlm.norm", x)
+        x = self.add_layer_norm("mlm.norm", x)
         if not is_tied:
             return self.add_linear("mlm.decoder", x)
         # Gemm can multiply by the transposed embeddings [V, D], but needs two-dimensional inputs.
@@ -115,7 +115,7 @@ class BertGraph:
         product = self.graph.add_node("MatMul", f"{name}.product", x, weight)
         return self.graph.add_node("Add", f"{name}", product, self.graph.add_weight(bias))
 
-    def add_norm(self, name: str, x: str) -> str:
+    def add_layer_norm(self, name: str, x: str) -> str:
         """Add the LayerNorm ``name``; return its output: float32 [..., D] -> [..., D]."""
         scale, bias = self.graph.add_weight(f"{name}.weight"), self.graph.add_weight(f"{name}.bias")
         return self.graph.add_node(
@@ -139,7 +139,7 @@ class BertGraph:
         segments = graph.add_node("Gather", "segments", table, self.segments)
         word_positions = graph.add_node("Add", "words and positions", words, positions)
         total = graph.add_node("Add", "embeddings", word_positions, segments)
-        return self.add_norm("bert.embeddings.norm", total)
+        return self.add_layer_norm("bert.embeddings.norm", total)
 
     def _add_attention_bias(self) -> str:
         """Add the attention mask that is added to the scores.
@@ -169,13 +169,15 @@ class BertGraph:
         first_norm, second_norm = f"{name}.attention_norm", f"{name}.feed_forward_norm"
         if self.config.norm == "post":
             attended = self._add_attention(name, x, attention_bias)
-            x = self.add_norm(first_norm, self._add_residual(x, attended))
-            return self.add_norm(
+            x = self.add_layer_norm(first_norm, self._add_residual(x, attended))
+            return self.add_layer_norm(
                 second_norm, self._add_residual(x, self._add_feed_forward(name, x))
             )
-        attended = self._add_attention(name, self.add_norm(first_norm, x), attention_bias)
+        attended = self._add_attention(name, self.add_layer_norm(first_norm, x), attention_bias)
         x = self._add_residual(x, attended)
-        return self._add_residual(x, self._add_feed_forward(name, self.add_norm(second_norm, x)))
+        return self._add_residual(
+            x, self._add_feed_forward(name, self.add_layer_norm(second_norm, x))
+        )
 
     def _add_residual(self, x: str, update: str) -> str:
         """Add a residual connection; return the sum of ``x`` and ``update``."""
@@ -184,7 +186,7 @@ class BertGraph:
     def _add_attention(self, layer: str, x: str, attention_bias: str) -> str:
         """Add multi-head attention; return its output: float32 [B, S, D] -> [B, S, D]."""
         graph, config, name = self.graph, self.config, f"{layer}.attention"
-        head_shape = graph.add_int64_vector(0, 0, config.heads, config.head_width)
+        head_shape = graph.add_int64_vector(0, 0, config.heads, config.head_dim)
         projected = self.add_linear(f"{name}.query_key_value", x)
         names = [f"{name}.{part}" for part in ("query", "key", "value")]
         parts = graph.add_multi_output_node("Split", names, projected, axis=-1, num_outputs=3)
@@ -194,7 +196,7 @@ class BertGraph:
         query = graph.add_node("Transpose", f"{name}.q", query, perm=[0, 2, 1, 3])
         key = graph.add_node("Transpose", f"{name}.k", key, perm=[0, 2, 3, 1])
         value = graph.add_node("Transpose", f"{name}.v", value, perm=[0, 2, 1, 3])
-        scale = graph.add_float32_scalar(config.head_width**-0.5)
+        scale = graph.add_float32_scalar(config.head_dim**-0.5)
         query = graph.add_node("Mul", f"{name}.q scaled", query, scale)
         scores = graph.add_node("MatMul", f"{name}.scores", query, key)
         scores = graph.add_node("Add", f"{name}.masked scores", scores, attention_bias)

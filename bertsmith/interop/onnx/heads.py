@@ -23,7 +23,7 @@ def build_graph(bundle: AnyBundle, *, is_tied: bool = True) -> Graph:
         is_tied: Whether the MLM decoder uses the same stored weight as the word embeddings.
 
     Raises:
-        ModelError: The model has a BiLSTM, or other norms than LayerNorm.
+        ModelError: The model has a BiLSTM, or norms other than LayerNorm.
     """
     if bundle.config.norm not in ("post", "pre"):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""SmoothQuant for ONNX graphs: moves the scale of activations with outliers to the weights."""
+"""SmoothQuant for ONNX graphs: moves outliers from activations to weights before quantization."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,9 @@ from bertsmith.model.ops.smoothquant import smoothquant_scales
 
 
 def apply_smoothquant(graph: Graph) -> None:
-    """Divide the input of each MatMul after a LayerNorm by scales, and multiply its weight by them.
+    """Apply SmoothQuant to each MatMul after a LayerNorm.
+
+    The columns of its input are divided by scales, and the rows of its weight multiplied by them.
 
     The products do not change. The range of the inputs becomes smaller, so that quantization with
     one scale for the whole tensor has a smaller error.
@@ -28,11 +30,11 @@ def apply_smoothquant(graph: Graph) -> None:
             continue
         activation, weight = node.inputs
         scales = _compute_scales(norm_weights[activation], graph.initializers[weight])
-        smoothed, factors = f"{node.outputs[0]} smoothed input", f"{node.outputs[0]} factors"
+        smoothed_input, factors = f"{node.outputs[0]} smoothed input", f"{node.outputs[0]} factors"
         graph.initializers[factors] = (1 / scales).astype(np.float32)
         graph.initializers[weight] = graph.initializers[weight] * scales[:, None]
-        nodes.append(Node("Mul", (activation, factors), (smoothed,), {}))
-        nodes.append(replace(node, inputs=(smoothed, weight)))
+        nodes.append(Node("Mul", (activation, factors), (smoothed_input,), {}))
+        nodes.append(replace(node, inputs=(smoothed_input, weight)))
     graph.nodes[:] = nodes
 
 

@@ -186,7 +186,7 @@ def _quantize(proto: Any, folder: Path) -> Any:
 
 
 def _is_quantized(node_name: str) -> bool:
-    """Return whether the weights of a node are quantized, by the node's name.
+    """Return whether the weight of the node with this name is quantized.
 
     The word embeddings and all linear layers are quantized, except the second linear layer of the
     feed-forward network. Its input has a few large values that a single scale cannot represent.

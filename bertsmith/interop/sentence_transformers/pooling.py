@@ -107,7 +107,7 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
     root = _find_root(directory)
     if root is None:
         return None
-    (_, transformer_folder), (module_type, folder), *others = _read_modules(root)
+    (_, transformer_folder), (module_type, folder), *later_modules = _read_modules(root)
     if module_type != "Pooling":
         raise ModelError(
             f"{root / MODULES_FILE}: expected Pooling after Transformer, found {module_type}"
@@ -121,7 +121,7 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
         )
     max_seq_length, lowercase = _read_transformer_config(transformer_folder)
     post_modules: list[Dense | Literal["normalize"]] = []
-    for module_type, folder in others:
+    for module_type, folder in later_modules:
         if module_type == "Dense":
             post_modules.append(_read_dense(folder))
         elif module_type == "Normalize":

@@ -49,10 +49,10 @@ def write_sentence_transformers(
     Args:
         model: A model directory or run directory.
         out: A directory that is empty or does not exist.
-        pooling: The pooling mode. None for the mode in ``model`` if it is a sentence-transformers
-            directory, otherwise for "mean".
-        normalize: Whether vectors are scaled to length 1. None for the value in ``model`` if it is
-            a sentence-transformers directory, otherwise for True.
+        pooling: The pooling mode. If None, the mode in ``model`` if it is a sentence-transformers
+            directory, otherwise "mean".
+        normalize: Whether vectors are scaled to length 1. If None, the value in ``model`` if it is
+            a sentence-transformers directory, otherwise True.
 
     Returns:
         Notes for the user.

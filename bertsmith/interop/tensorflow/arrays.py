@@ -20,7 +20,8 @@ DT_FLOAT, DT_STRING, _DT_BFLOAT16 = 1, 7, 14
 #: Value of TensorFlow's DataType enum -> NumPy's dtype, for the supported types. bfloat16 is read
 #: as uint16.
 NUMPY_DTYPES: Final = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", _DT_BFLOAT16: "<u2", 19: "<f2"}
-#: Maximum number of axes. Tensors of BERT have fewer, so that larger numbers mean a damaged shape.
+#: Maximum number of axes. Tensors of BERT have fewer axes, so a larger number means that the shape
+#: is damaged.
 _MAX_AXES: Final = 8
 
 

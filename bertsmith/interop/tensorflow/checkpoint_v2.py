@@ -184,8 +184,8 @@ class CheckpointV2:
             data = read_bytes(map_file(file), entry.offset, entry.size)
             length, offset = read_varint(data, 0)
             # For the checksum, the length has 4 bytes instead of being a varint.
-            checked = length.to_bytes(4, "little") + bytes(data[offset:])
-            if entry.dtype != DT_STRING or mask_crc(crc32c(checked)) != entry.checksum:
+            checksummed_bytes = length.to_bytes(4, "little") + bytes(data[offset:])
+            if entry.dtype != DT_STRING or mask_crc(crc32c(checksummed_bytes)) != entry.checksum:
                 raise ValueError("wrong checksum of the object graph")
             return read_bytes(data, offset + 4, length)
 

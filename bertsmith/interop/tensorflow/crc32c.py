@@ -91,11 +91,13 @@ def _zero_tables(power: int) -> tuple[Words, Words]:
 def _zero_matrix(power: int) -> Words:
     """Return the effect of 2**power words of zeros on each bit of a register, uint32 [32]."""
     if power:
-        once = _zero_matrix(power - 1)
+        matrix = _zero_matrix(power - 1)
         # The axes are input bit and output bit.
-        bits = once[:, None] >> np.arange(32, dtype=np.uint32) & 1
-        twice: Words = np.bitwise_xor.reduce(np.where(bits == 1, once, np.uint32(0)), axis=1)
-        return twice
+        bits = matrix[:, None] >> np.arange(32, dtype=np.uint32) & 1
+        squared_matrix: Words = np.bitwise_xor.reduce(
+            np.where(bits == 1, matrix, np.uint32(0)), axis=1
+        )
+        return squared_matrix
     columns = []
     for bit in range(32):
         register = 1 << bit

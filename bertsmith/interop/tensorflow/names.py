@@ -51,7 +51,7 @@ _OFFICIAL_REPLACEMENTS: Final = (
 _TRAINING_STATE: Final = re.compile(
     r"/adam_[mv]$|^global_step$|^beta[12]_power$|^save_counter$|\.OPTIMIZER_SLOT|^optimizer/|^Adam"
 )
-#: Parts of variable names that identify other architectures.
+#: Parts of variable names that identify architectures other than BERT.
 _OTHER_ARCHITECTURES: Final = (
     ("embedding_hidden_mapping_in", "ALBERT"),
     ("embedding_projection", "ALBERT"),
@@ -93,8 +93,8 @@ def is_training_state(name: str) -> bool:
     return _TRAINING_STATE.search(name) is not None
 
 
-def identify_other_model(names: Iterable[str]) -> str | None:
-    """Return the architecture other than BERT to which variable names belong; None if unknown."""
+def detect_non_bert_architecture(names: Iterable[str]) -> str | None:
+    """Return the architecture that the variable names indicate; None for BERT or if unknown."""
     all_names = list(names)
     for part, architecture in _OTHER_ARCHITECTURES:
         if any(part in name for name in all_names):

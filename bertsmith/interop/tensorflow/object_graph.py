@@ -60,7 +60,7 @@ def encode_slice_key(key: bytes, tensor_slice: TensorSlice) -> bytes:
 
 
 def _encode_ordered(value: int) -> bytes:
-    """Encode a signed integer as bytes whose order is the order of the integers.
+    """Encode a signed integer as bytes that sort in the order of the integers.
 
     As in UTF-8, the leading bits give the number of bytes. They are inverted for negative values.
     """

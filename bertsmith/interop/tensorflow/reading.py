@@ -69,9 +69,9 @@ def read_tensorflow(
         model, report = _build_model(lambda: BertForPreTraining(config), checkpoint, stored_names)
         info = info | {"imported": imported | report}
         return PretrainedBundle(model, tokenizer, config, folder, info)
-    tuned, report = _build_model(lambda: head.build_model(config), checkpoint, stored_names)
+    fine_tuned, report = _build_model(lambda: head.build_model(config), checkpoint, stored_names)
     info = info | {"imported": imported | report}
-    return FineTunedBundle(tuned, tokenizer, config, head, folder, info)
+    return FineTunedBundle(fine_tuned, tokenizer, config, head, folder, info)
 
 
 def _map_to_stored_names(checkpoint: Checkpoint) -> dict[str, str]:
@@ -81,14 +81,14 @@ def _map_to_stored_names(checkpoint: Checkpoint) -> dict[str, str]:
         ModelError: The checkpoint is not a BERT.
     """
     stored = list(checkpoint.shapes)
-    other_model = variable_names.identify_other_model(stored)
+    architecture = variable_names.detect_non_bert_architecture(stored)
     official_words = variable_names.to_official_name(variable_names.WORD_EMBEDDINGS)
-    if not other_model and variable_names.WORD_EMBEDDINGS in checkpoint.shapes:
+    if not architecture and variable_names.WORD_EMBEDDINGS in checkpoint.shapes:
         return {name: name for name in stored}
-    if not other_model and official_words in checkpoint.shapes:
+    if not architecture and official_words in checkpoint.shapes:
         return _map_to_official_names(checkpoint)
     weights = [name for name in stored if not variable_names.is_training_state(name)]
-    finding = f"this is {other_model}" if other_model else "this is not a BERT"
+    finding = f"this is {architecture}" if architecture else "this is not a BERT"
     raise ModelError(
         f"{checkpoint.path}: {finding}: its tensors are {', '.join(weights[:3]) or 'none'}, …; "
         "use a checkpoint with the tensor names of the original BERT, such as "

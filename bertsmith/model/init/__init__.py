@@ -1,1 +1,1 @@
-"""Weight initialization from word counts and with structured heads, which the paper lacks."""
+"""Weight initialization from token counts and with structured heads; neither is in the paper."""

@@ -27,12 +27,12 @@ _NEIGHBOR_SCORE = 16.0
 #: Neighbor heads: RMS of the output divided by the RMS of the layer's input. Three times this value
 #: gave worse models.
 _NEIGHBOR_RMS = 0.5
-#: Match head: attention score of a key that has the same word as the query.
-_SAME_WORD_SCORE = 16.0
+#: Match head: attention score of the key of the query's token.
+_SAME_TOKEN_SCORE = 16.0
 #: Match head: added to the score of keys in the other segment, and subtracted from the score of
-#: keys in the query's segment. The query's word then scores 22 in the other segment and 10 in its
-#: own segment. Other words score 6 and -6, with a standard deviation of about 4 at a head width
-#: of 32.
+#: keys in the query's segment. The query's token then scores 22 in the other segment and 10 in its
+#: own segment. Other tokens score 6 and -6, with a standard deviation of about 4 at a head
+#: dimension of 32.
 _SEGMENT_SCORE = 6.0
 #: Match head: score of [CLS].
 _CLS_SCORE = 16.0
@@ -40,12 +40,12 @@ _CLS_SCORE = 16.0
 #: input.
 _CLS_RMS = 1.0
 #: Count head: the output divided by the RMS of the layer's input is
-#: _COUNT_SCALE * (share - _TYPICAL_SHARE), where share is the fraction of tokens whose match head
-#: attends to [CLS].
+#: _COUNT_SCALE * (unmatched - _TYPICAL_FRACTION), where unmatched is the fraction of tokens
+#: whose match head attends to [CLS].
 _COUNT_SCALE = 2.0
-_TYPICAL_SHARE = 0.45
-#: The match head needs one dimension for the segment, one for [CLS] and some for words.
-_MIN_HEAD_WIDTH = 4
+_TYPICAL_FRACTION = 0.45
+#: The match head needs one dimension for the segment, one for [CLS] and the others for tokens.
+_MIN_HEAD_DIM = 4
 
 
 @torch.no_grad()
@@ -55,8 +55,8 @@ def init_neighbor_heads(model: BertForPreTraining) -> None:
     Call this after ``init_from_unigrams``. Learned position embeddings become sinusoids in separate
     dimensions, where a shift is a rotation (Vaswani et al. 2017, section 3.5). One head attends to
     the previous token and one to the next token. In a causal model, the second head attends to the
-    token before the previous one. A model with one head has only the first of them. A model that is
-    too narrow for separate position dimensions is not changed.
+    token before the previous one. In a model with a single head, this head attends to the previous
+    token. A model that is too narrow for separate position dimensions is not changed.
     """
     subspaces = _Subspaces.separate_positions(model)
     if subspaces is None:
@@ -68,11 +68,11 @@ def init_neighbor_heads(model: BertForPreTraining) -> None:
 
 @torch.no_grad()
 def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
-    """Initialize neighbor heads, and heads that match and count words across segments.
+    """Initialize neighbor heads, and heads that match and count tokens across segments.
 
     Call this after ``init_from_unigrams``. The first layer contains the neighbor heads and the
-    match head, which finds each word in the other segment. The second layer contains the count
-    head, which counts the words that were not found. The next-sentence classifier starts at 0,
+    match head, which finds each token in the other segment. The second layer contains the count
+    head, which counts the tokens without a match. The next-sentence classifier starts at 0,
     because random logits would disturb the encoder before the classifier is useful.
 
     In a model with two heads per layer, the neighbor head for the next token is in the second
@@ -82,11 +82,11 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
 
     Args:
         model: Changed in place.
-        cls_id: Id of the [CLS] token, to which words without a match attend.
+        cls_id: Id of the [CLS] token, to which tokens without a match attend.
     """
     layers, config = _attention_layers(model), model.config
-    is_deep_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
-    if not is_deep_enough or config.head_width < _MIN_HEAD_WIDTH:
+    is_large_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
+    if not is_large_enough or config.head_dim < _MIN_HEAD_DIM:
         init_neighbor_heads(model)
         return
     subspaces = _Subspaces.separate_positions(model)
@@ -119,29 +119,29 @@ def _neighbor_shifts(model: BertForPreTraining) -> tuple[int, int]:
 
 
 def _attention_layers(model: BertForPreTraining) -> list[SelfAttention]:
-    """Return the attention of each encoder layer, in order."""
+    """Return the self-attention module of each encoder layer, in order."""
     return [module for module in model.modules() if isinstance(module, SelfAttention)]
 
 
 class _HeadWeights:
-    """Views of the weights of one attention head, which can be written to.
+    """Writable views of the weights of one attention head.
 
     Attributes:
-        head_width: H.
+        head_dim: H.
         query: [H, D]; ``key`` and ``value`` likewise.
         query_bias: [H]; ``key_bias`` and ``value_bias`` likewise.
         output: [D, H], the head's columns of the output layer.
     """
 
     def __init__(self, attention: SelfAttention, head: int) -> None:
-        self.head_width, width = attention.head_width, attention.output.in_features
-        shape = (3, attention.num_heads, self.head_width)
+        self.head_dim, width = attention.head_dim, attention.output.in_features
+        shape = (3, attention.num_heads, self.head_dim)
         weights = attention.query_key_value.weight.view(*shape, width)[:, head]
         biases = attention.query_key_value.bias.view(shape)[:, head]
         self.query, self.key, self.value = weights
         self.query_bias, self.key_bias, self.value_bias = biases
-        start = head * self.head_width
-        self.output = attention.output.weight[:, start : start + self.head_width]
+        start = head * self.head_dim
+        self.output = attention.output.weight[:, start : start + self.head_dim]
 
 
 class _Subspaces:
@@ -186,9 +186,9 @@ class _Subspaces:
             -float(mean @ half_difference / squared_norm),
         )
 
-    def word_readout(self, word_id: int) -> Tensor:
-        """Return a weight [D] that maps a word to 1 and other words to about 0 in both segments."""
-        embedding: Tensor = self.embeddings.words.weight[word_id]
+    def token_readout(self, token_id: int) -> Tensor:
+        """Return a weight [D] that maps a token to 1 and other tokens to about 0."""
+        embedding: Tensor = self.embeddings.words.weight[token_id]
         segment_basis = torch.linalg.qr(self.segment_half_difference_and_mean().T).Q
         embedding = embedding - segment_basis @ (segment_basis.T @ embedding)
         return embedding * self.scale / embedding.pow(2).sum()
@@ -198,11 +198,11 @@ class _Subspaces:
         """Change the embeddings so that the last dimensions contain only positions.
 
         Returns:
-            The changed embeddings; None if they have too few dimensions or fixed positions, and are
-            therefore not changed.
+            The changed embeddings; None if they are not changed, because they have too few
+            dimensions or fixed positions.
         """
         embeddings, config = model.bert.embeddings, model.config
-        num_pairs = min(config.head_width, config.width // 4) // 2
+        num_pairs = min(config.head_dim, config.width // 4) // 2
         if not num_pairs or embeddings.has_fixed_positions:
             return None
         words, positions = embeddings.words.weight, embeddings.positions.weight
@@ -230,7 +230,7 @@ def _init_shift_head(subspaces: _Subspaces, head: _HeadWeights, shift: int) -> N
     """
     rows = torch.arange(0, 2 * len(subspaces.frequencies), 2)
     sine, cosine = rows + subspaces.num_word_dims, rows + subspaces.num_word_dims + 1
-    scale = (_NEIGHBOR_SCORE * head.head_width**0.5 / subspaces.position_energy) ** 0.5
+    scale = (_NEIGHBOR_SCORE * head.head_dim**0.5 / subspaces.position_energy) ** 0.5
     for weight in (head.query, head.key, head.value):
         weight.zero_()
     head.key[rows, sine] = scale
@@ -241,42 +241,45 @@ def _init_shift_head(subspaces: _Subspaces, head: _HeadWeights, shift: int) -> N
     head.query[rows, cosine] = scale * rotation.sin()
     head.query[rows + 1, sine] = -scale * rotation.sin()
     nn.init.orthogonal_(head.value[:, : subspaces.num_word_dims])
-    head.output.normal_(std=_NEIGHBOR_RMS / head.head_width**0.5)
+    head.output.normal_(std=_NEIGHBOR_RMS / head.head_dim**0.5)
 
 
 def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> None:
-    """Make a head attend to the query's word in the other segment, or to [CLS] if it is not there.
+    """Make a head attend to the query's token in the other segment, or else to [CLS].
 
-    The last dimension of queries and keys encodes the segment, the one before it [CLS], and the
-    other dimensions the word. Attention to [CLS] always adds the same vector to the output. The
-    mean of the outputs over a sequence therefore determines how many words the segments share.
+    The last dimension of queries and keys encodes the segment, the second to last dimension encodes
+    [CLS], and the other dimensions encode the token. Attention to [CLS] always adds the same vector
+    to the output. The mean of the outputs over a sequence therefore determines how many tokens
+    the segments share.
     """
-    score, last = head.head_width**0.5, head.head_width - 1
+    score_scale, last = head.head_dim**0.5, head.head_dim - 1
     head.query.zero_()
     head.key.zero_()
     # Random orthogonal directions. The first two span the segment embeddings and are not used.
     directions = torch.randn(subspaces.num_word_dims, subspaces.num_word_dims)
     directions[:, :2] = subspaces.segment_half_difference_and_mean()[:, : subspaces.num_word_dims].T
-    words = torch.linalg.qr(directions).Q[:, 2 : head.head_width].T
-    words *= (_SAME_WORD_SCORE * score / (len(words) * subspaces.word_variance)) ** 0.5
-    head.query[: last - 1, : subspaces.num_word_dims] = words
-    head.key[: last - 1, : subspaces.num_word_dims] = words
-    segment, bias = subspaces.segment_readout()
-    root = (_SEGMENT_SCORE * score) ** 0.5
-    head.query[last], head.query_bias[last] = segment * root, bias * root
-    head.key[last], head.key_bias[last] = -segment * root, -bias * root
+    directions = torch.linalg.qr(directions).Q[:, 2 : head.head_dim].T
+    directions *= (
+        _SAME_TOKEN_SCORE * score_scale / (len(directions) * subspaces.word_variance)
+    ) ** 0.5
+    head.query[: last - 1, : subspaces.num_word_dims] = directions
+    head.key[: last - 1, : subspaces.num_word_dims] = directions
+    segment_weight, bias = subspaces.segment_readout()
+    root = (_SEGMENT_SCORE * score_scale) ** 0.5
+    head.query[last], head.query_bias[last] = segment_weight * root, bias * root
+    head.key[last], head.key_bias[last] = -segment_weight * root, -bias * root
     # [CLS] belongs to segment A: cancel the segment's contribution to its score.
-    head.key[last - 1] = head.value[0] = subspaces.word_readout(cls_id)
-    head.query[last - 1] = segment * _SEGMENT_SCORE * score
-    head.query_bias[last - 1] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score
+    head.key[last - 1] = head.value[0] = subspaces.token_readout(cls_id)
+    head.query[last - 1] = segment_weight * _SEGMENT_SCORE * score_scale
+    head.query_bias[last - 1] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score_scale
     head.output[:, 0].normal_(std=_CLS_RMS * subspaces.input_rms)
 
 
-def _init_count_head(subspaces: _Subspaces, head: _HeadWeights, mark: Tensor) -> None:
-    """Make a head compute the fraction of tokens whose hidden state contains ``mark`` [D].
+def _init_count_head(subspaces: _Subspaces, head: _HeadWeights, feature: Tensor) -> None:
+    """Make a head compute the fraction of tokens whose hidden state contains ``feature`` [D].
 
     Queries and keys keep their random initialization, with which attention is almost uniform.
     """
-    head.value[0] = mark / mark.pow(2).sum()
-    head.value_bias[0] = -_TYPICAL_SHARE
+    head.value[0] = feature / feature.pow(2).sum()
+    head.value_bias[0] = -_TYPICAL_FRACTION
     head.output[:, 0].normal_(std=_COUNT_SCALE * subspaces.input_rms)

@@ -1,6 +1,6 @@
-"""Initialization of the output bias from word counts, and of position embeddings as sinusoids.
+"""Initialization of the output bias from token counts, and of position embeddings as sinusoids.
 
-A short run then spends no steps on learning word frequencies and the order of positions.
+A short run then spends no steps on learning token frequencies and the order of positions.
 """
 
 import torch
@@ -12,14 +12,14 @@ from bertsmith.model.embeddings import sinusoidal_positions
 
 @torch.no_grad()
 def init_from_unigrams(model: BertForPreTraining, counts: Tensor) -> None:
-    """Initialize the MLM bias with log word frequencies, and learned positions with sinusoids.
+    """Initialize the MLM bias with log token frequencies, and learned positions with sinusoids.
 
     With sinusoids, a shift by n positions is one linear map (Vaswani et al. 2017, section 3.5).
     All weights remain trainable.
 
     Args:
         model: Changed in place.
-        counts: int64 [V], number of occurrences of each word.
+        counts: int64 [V], number of occurrences of each token.
     """
     model.mlm.init_bias_from_counts(counts)
     table = model.bert.embeddings.positions.weight

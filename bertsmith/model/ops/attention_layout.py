@@ -47,7 +47,8 @@ class AttentionLayout:
         is_causal: Whether a token attends only to itself and earlier tokens.
         buckets: Sequences of similar length; empty for `varlen`.
         unpad_indices: int64 [T], the index of each token among the padded rows of all buckets,
-            concatenated. None if all sequences have the same length: padding is then a view.
+            concatenated. None if all sequences have the same length, because padding is then only a
+            reshape.
         pad_indices: int64 [padded rows], the index of the token that is copied to each padded row.
             Padding repeats the last token of its sequence. None if ``unpad_indices`` is None.
     """
@@ -103,7 +104,7 @@ def _build_buckets(
 def _build_bucket(
     sequence_indices: list[int], lengths: Tensor, *, is_causal: bool, dtype: torch.dtype
 ) -> Bucket:
-    """Build the bucket of the sequences ``sequence_indices``, given all lengths of the batch."""
+    """Build the bucket of the sequences with these indices; ``lengths`` are those of the batch."""
     bucket_lengths = lengths[sequence_indices]
     max_seqlen = round_up_seqlen(int(bucket_lengths.max()))
     if bool((bucket_lengths == max_seqlen).all()):
@@ -123,7 +124,7 @@ def _build_mask(lengths: Tensor, max_seqlen: int, *, is_causal: bool, dtype: tor
     mask = mask.masked_fill(is_padding, -math.inf)[:, None, None, :]
     if not is_causal:
         return mask
-    # A query at a padded position still sees the first token, so no row is all -inf.
+    # A query at a padded position still attends to the first token, so no row is all -inf.
     return mask + _build_causal_mask(max_seqlen, dtype, lengths.device)
 
 
@@ -143,12 +144,12 @@ def _build_padding_indices(
     pad_indices = []
     num_rows = 0
     for bucket in buckets:
-        in_bucket = slice(None) if bucket.sequence_indices is None else bucket.sequence_indices
+        bucket_indices = slice(None) if bucket.sequence_indices is None else bucket.sequence_indices
         ordinals = torch.arange(bucket.num_sequences, device=lengths.device)
         bucket_first_rows = num_rows + ordinals * bucket.max_seqlen
-        first_rows[in_bucket] = bucket_first_rows.to(first_rows.dtype)
+        first_rows[bucket_indices] = bucket_first_rows.to(first_rows.dtype)
         pad_indices.append(
-            _build_pad_indices(starts[in_bucket], lengths[in_bucket], bucket.max_seqlen)
+            _build_pad_indices(starts[bucket_indices], lengths[bucket_indices], bucket.max_seqlen)
         )
         num_rows += bucket.num_rows
     num_tokens = batch.ids.shape[0]

@@ -2,7 +2,8 @@
 
 import torch
 
-#: Fixed cost of a bucket, in attention scores of one head that take the same time to compute.
+#: Fixed cost of a bucket: the number of attention scores of one head that take the same time to
+#: compute.
 _BUCKET_COST = 2**12
 #: Minimum number of attention scores of one head that bucketing must save to be worth its overhead.
 #: Both values were measured with benchmarks/attention.py.
@@ -30,8 +31,8 @@ def bucket_sequences(lengths: list[int]) -> list[list[int]] | None:
     """Partition the sequences of a batch into buckets with the least total attention cost.
 
     A bucket costs its number of sequences times the square of its longest length, plus a fixed
-    cost. Each bucket is a range of the sequences in order of length, and the ranges with the least
-    total cost are found with dynamic programming.
+    cost. Each bucket is a contiguous range of the sequences sorted by length. Dynamic programming
+    finds the ranges with the least total cost.
 
     Returns:
         The sequence indices of each bucket, longest sequences first; None if one bucket is best.
@@ -42,25 +43,25 @@ def bucket_sequences(lengths: list[int]) -> list[list[int]] | None:
     one_bucket_cost = len(padded_lengths) * padded_lengths[0] ** 2
     if one_bucket_cost - sum(length**2 for length in padded_lengths) <= _MIN_SAVING:
         return None
-    runs = _find_runs(padded_lengths)
-    # min_costs[n] is the least cost of the first n runs, and first_runs[n] the index of the first
-    # run in the last of the buckets that have this cost.
-    min_costs, first_runs = [0], [0]
-    for last_run in range(len(runs)):
+    groups = _find_groups(padded_lengths)
+    # Sequences of equal length are in one group. min_costs[n] is the least cost of bucketing the
+    # first n groups. first_groups[n] is the index of the first group in the last of these buckets.
+    min_costs, first_groups = [0], [0]
+    for last_group in range(len(groups)):
         costs = []
-        for first_run in range(last_run + 1):
-            num_sequences = runs[last_run].stop - runs[first_run].start
-            longest = padded_lengths[runs[first_run].start]
-            costs.append(min_costs[first_run] + num_sequences * longest**2 + _BUCKET_COST)
+        for first_group in range(last_group + 1):
+            num_sequences = groups[last_group].stop - groups[first_group].start
+            longest = padded_lengths[groups[first_group].start]
+            costs.append(min_costs[first_group] + num_sequences * longest**2 + _BUCKET_COST)
         min_costs.append(min(costs))
-        first_runs.append(costs.index(min(costs)))
-    # Follow first_runs from the last bucket to the first.
+        first_groups.append(costs.index(min(costs)))
+    # Follow first_groups from the last bucket to the first.
     buckets = []
-    num_runs = len(runs)
-    while num_runs > 0:
-        first_run = first_runs[num_runs]
-        buckets.append(sorted(order[runs[first_run].start : runs[num_runs - 1].stop]))
-        num_runs = first_run
+    num_groups = len(groups)
+    while num_groups > 0:
+        first_group = first_groups[num_groups]
+        buckets.append(sorted(order[groups[first_group].start : groups[num_groups - 1].stop]))
+        num_groups = first_group
     return buckets[::-1] if len(buckets) > 1 else None
 
 
@@ -69,8 +70,8 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _find_runs(values: list[int]) -> list[range]:
-    """Return the index range of each run of equal consecutive values."""
+def _find_groups(values: list[int]) -> list[range]:
+    """Return the index range of each group of equal consecutive values."""
     starts = [
         index for index in range(len(values)) if index == 0 or values[index] != values[index - 1]
     ]

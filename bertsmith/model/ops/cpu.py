@@ -32,5 +32,5 @@ def has_slow_mkl() -> bool:
         return False
     capabilities = torch.cpu.get_capabilities()
     is_amd = str(capabilities.get("cpu_name", "")).startswith("AMD")
-    uses_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return is_amd and bool(capabilities.get("avx512_f")) and uses_mkl
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return is_amd and bool(capabilities.get("avx512_f")) and has_mkl

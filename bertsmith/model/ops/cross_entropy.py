@@ -15,8 +15,8 @@ from bertsmith.model.ops.linear import matmul_dtype, onednn_linear, pad_rows, us
 #: Maximum number of logits in memory at once (30 MB in float32). glibc returns larger blocks to the
 #: OS after each step, and the next step would spend time on page faults.
 MAX_CHUNK_LOGITS = 7_500_000
-#: Number of vocabulary entries per matrix product, so that the logits fit in the cache. A product
-#: with the whole vocabulary reaches half the speed.
+#: Number of tokens of the vocabulary per matrix product, so that the logits fit in the cache. A
+#: product with the whole vocabulary reaches half the speed.
 VOCAB_CHUNK = 2048
 
 #: x [R, in], weight [out, in], bias [out] or None -> x weight^T + bias [R, out].
@@ -118,7 +118,7 @@ class ChunkedSoftmax:
     Attributes:
         x: [R, D], the rows of X, followed by rows of zeros as padding.
         linear: The function that computed Z.
-        exponentials: exp(Z_c - m_c) for each chunk, [R, vocabulary entries in c], where m_c is the
+        exponentials: exp(Z_c - m_c) for each chunk, [R, tokens in c], where m_c is the
             maximum of each row of Z_c.
         scales: exp(m_c - logsumexp(Z)) for each chunk, float32 [R]; 0 for padding rows.
         logsumexp: logsumexp(Z), float32, without padding rows.
@@ -216,8 +216,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
         float32 [].
     """
     dtype = matmul_dtype(x)
-    same_dtype = torch.is_autocast_enabled("cpu") or x.dtype == weight.dtype
-    if x.is_cpu and same_dtype and dtype in (torch.float32, torch.bfloat16):
+    has_same_dtype = torch.is_autocast_enabled("cpu") or x.dtype == weight.dtype
+    if x.is_cpu and has_same_dtype and dtype in (torch.float32, torch.bfloat16):
         loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels, dtype)  # type: ignore[no-untyped-call]
         return loss
     return F.cross_entropy(F.linear(x, weight, bias).float(), labels, reduction="sum")

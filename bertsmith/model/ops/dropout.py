@@ -71,7 +71,7 @@ class Dropout(nn.Module):
 
         Args:
             rate: Probability of zeroing an element.
-            index: Number of this dropout layer in the model. Layers with different indices draw
+            index: Index of this dropout layer in the model. Layers with different indices draw
                 independent masks.
         """
         super().__init__()
@@ -79,13 +79,16 @@ class Dropout(nn.Module):
         self.index = index
 
     def is_active(self, dropout_seed: DropoutSeed | None) -> bool:
-        """Return whether ``forward`` drops elements, as in training with a seed and a rate > 0."""
+        """Return whether ``forward`` drops elements.
+
+        It does in train mode, with a seed and a rate above 0.
+        """
         return self.training and self.rate > 0.0 and dropout_seed is not None
 
     def draw_mask(self, x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
         """Return the mask for a CPU tensor: 0 or 1 / (1 - rate), with the shape and dtype of x."""
         bits = random_bits(dropout_seed.seed, self.index, x.numel()).view(x.shape)
-        # Bits are a signed integer, from -2^15 to 2^15 - 1.
+        # The random bits are signed integers from -2^15 to 2^15 - 1.
         threshold = round(self.rate * 2**BITS_PER_ELEMENT) - 2 ** (BITS_PER_ELEMENT - 1)
         mask: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
         return mask

@@ -20,7 +20,7 @@ ONEDNN_MIN_MACS = 4_000_000
 
 
 class Linear(nn.Linear):
-    """nn.Linear with another CPU implementation; outputs are the same up to rounding."""
+    """nn.Linear with a faster CPU implementation; outputs are the same up to rounding."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x weight^T + bias: [T, in] -> [T, out]."""
@@ -34,7 +34,7 @@ class Linear(nn.Linear):
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether ``Linear`` computes x weight^T with oneDNN: if it is large and MKL is slow."""
+    """Return whether ``Linear`` uses oneDNN: the product x weight^T is large and MKL is slow."""
     return (
         # This condition is first, because torch.compile cannot trace the others.
         not torch.compiler.is_compiling()
@@ -79,7 +79,7 @@ def round_up_num_rows(num_rows: int) -> int:
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Append zero rows to x [T, D] until it has ``round_up_num_rows(T)`` rows.
+    """Pad x [T, D] with zeros to ``round_up_num_rows(T)`` rows.
 
     The result is contiguous, even if no rows are appended.
     """

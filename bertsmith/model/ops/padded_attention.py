@@ -1,4 +1,4 @@
-"""Attention on padded sequences, with PyTorch's scaled-dot-product attention or on the CPU."""
+"""Attention on padded sequences, with PyTorch's fused kernel or explicit matrix products."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from bertsmith.model.ops.padding import pad, unpad
 
 #: Returns a dropout mask (0 or 1 / (1 - rate)) of the shape, dtype and device of its argument.
 DrawMask = Callable[[Tensor], Tensor]
-#: Longest sequence for which bf16 training on a CPU materializes the attention probabilities.
+#: Maximum sequence length at which bf16 training on a CPU materializes the probabilities.
 MATH_ATTENTION_MAX_SEQLEN = 512
 
 
@@ -30,7 +30,7 @@ def padded_attention(
     Returns:
         [T, N, H].
     """
-    num_heads, head_width = qkv.shape[2:]
+    num_heads, head_dim = qkv.shape[2:]
     padded = qkv
     if layout.unpad_indices is not None and layout.pad_indices is not None:
         padded = pad(qkv, layout.pad_indices, layout.unpad_indices)
@@ -41,7 +41,7 @@ def padded_attention(
     for bucket, bucket_qkv, dropout_mask in zip(
         layout.buckets, _split_buckets(padded, layout.buckets), dropout_masks, strict=True
     ):
-        shape = (bucket.num_sequences, bucket.max_seqlen, 3, num_heads, head_width)
+        shape = (bucket.num_sequences, bucket.max_seqlen, 3, num_heads, head_dim)
         outputs.append(
             _attend_within_bucket(bucket_qkv.view(shape), bucket, dropout_mask, dropout_rate)
         )
@@ -71,7 +71,10 @@ def draw_bucket_dropout_masks(
 def draw_sequence_dropout_masks(
     layout: AttentionLayout, num_heads: int, draw_mask: DrawMask, like: Tensor
 ) -> list[Tensor]:
-    """Return the dropout mask of each sequence in the batch, [N, S, S] with its bucket's S."""
+    """Return the dropout mask of each sequence in the batch, [N, S, S].
+
+    S is the padded length of the sequence's bucket.
+    """
     num_sequences = layout.cu_seqlens.shape[0] - 1
     bucket_masks = draw_bucket_dropout_masks(layout, num_heads, draw_mask, like)
     mask_of_sequence: dict[int, Tensor] = {}
@@ -103,7 +106,7 @@ def _attend_within_bucket(
 def _prefers_math_attention(qkv: Tensor) -> bool:
     """Return whether two matrix products and a softmax are faster than PyTorch's fused attention.
 
-    They are in bf16 training on a CPU, where the fused backward pass is slow
+    This is the case in bf16 training on a CPU, where the fused backward pass is slow
     (benchmarks/attention.py). In inference the gain is small, and oneDNN's code cache would grow
     with each new batch shape.
     """

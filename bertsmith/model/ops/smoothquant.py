@@ -5,17 +5,17 @@ from typing import Final
 from torch import Tensor
 
 #: Migration strength alpha of Xiao et al. 2023 (arXiv:2211.10438, equation 4). With 0 the
-#: activations are unchanged; with 1 all columns of the activations have the same size. The paper
-#: uses 0.5 or more. Among 0.5, 0.6 and 0.7, the value 0.7 changed the outputs of all-MiniLM-L6-v2
-#: least.
+#: activations are unchanged; with 1 all columns of the activations have the same magnitude. The
+#: paper uses 0.5 or more. Among 0.5, 0.6 and 0.7, the value 0.7 changed the outputs of
+#: all-MiniLM-L6-v2 least.
 _ALPHA: Final = 0.7
 
 
 def smoothquant_scales(norm_weight: Tensor, linear_weight: Tensor) -> Tensor:
     """Return the factor by which to divide each input column of a linear layer, float [in].
 
-    The weight of the LayerNorm serves as an estimate of the size of each input column, so that no
-    calibration data is needed.
+    The weight of the LayerNorm serves as an estimate of the magnitude of each input column, so that
+    no calibration data is needed.
 
     Args:
         norm_weight: [in], weight of the LayerNorm that computes the input.

@@ -1,4 +1,4 @@
-"""Initialization from word counts, and initialization of structured attention heads."""
+"""Initialization from token counts, and initialization of structured attention heads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +34,7 @@ CLS, SEP = 2, 3
 
 
 def test_mlm_bias_starts_at_the_word_frequencies() -> None:
-    """Softmax of the decoder bias equals the smoothed word frequencies."""
+    """Softmax of the decoder bias equals the smoothed token frequencies."""
     model = BertForPreTraining(CONFIG)
     counts = torch.tensor([0, 0, 0, 0, 0, 5, 10, 20, 40, 24, 1])
     init_from_unigrams(model, counts)
@@ -87,7 +87,7 @@ def test_positions_use_dimensions_without_words() -> None:
 def test_neighbor_heads_attend_to_neighbors(
     attention: str, norm: str, shifts: tuple[int, int]
 ) -> None:
-    """Each of two heads attends to a neighbor of every word, and copies only word dimensions."""
+    """Two heads attend to the neighbors of every token, and copy only the word dimensions."""
     torch.manual_seed(3)
     config = WIDE_CONFIG.model_copy(update={"attention": attention, "norm": norm})
     model = BertForPreTraining(config).eval()
@@ -126,7 +126,7 @@ def test_fixed_positions_are_not_changed() -> None:
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> None:
-    """A word attends to the same word in the other segment, or to [CLS] if there is none."""
+    """A token attends to the same token in the other segment, or to [CLS] if there is none."""
     torch.manual_seed(3)
     config = WIDE_CONFIG.model_copy(update={"layers": 2, "heads": heads, "nsp": True})
     model = BertForPreTraining(config).eval()
@@ -140,7 +140,7 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> N
     in_a, in_b = torch.arange(10, 20), torch.arange(60, 70)
     assert probabilities[in_a, in_b].mean() > 0.6
     assert probabilities[in_b, in_a].mean() > 0.6
-    # Neither the word itself nor the same word in the same segment counts as a match.
+    # Neither the token itself nor the same token in the same segment counts as a match.
     unmatched = torch.tensor([*range(1, 10), *range(20, 60), *range(70, 100)])
     assert probabilities[unmatched, 0].median() > 0.3
     assert probabilities[torch.arange(30, 35), torch.arange(40, 45)].mean() < 0.3
@@ -161,13 +161,13 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
         token_indices, token_indices + 1
     ]
     assert previous.mean() > 0.8
-    # The second layer's input also contains the first layer's output, which blurs positions.
+    # The second layer's input also contains the first layer's output, which is noise here.
     assert following.mean() > (0.2 if layer else 0.8)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre", "none"])
 def test_head_outputs_have_the_intended_size(norm: str) -> None:
-    """Neighbor heads add half of the input's RMS; the cross-segment head adds the input's RMS."""
+    """The output's RMS is half the input's for neighbor heads, and equal for the match head."""
     torch.manual_seed(3)
     changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).eval()
@@ -203,7 +203,7 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_count_head_reports_the_number_of_shared_words(changes: dict[str, Any]) -> None:
-    """The number of shared words explains most variance of the pooled hidden state."""
+    """The main direction of the pooled states correlates with the number of shared words."""
     torch.manual_seed(3)
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"nsp": True} | changes)).eval()
     init_cross_segment_heads(model, CLS)
@@ -230,7 +230,7 @@ def test_next_sentence_logits_start_at_zero() -> None:
     "initialize", [partial(init_cross_segment_heads, cls_id=CLS), init_neighbor_heads]
 )
 def test_initialization_works_on_cuda(initialize: Callable[[BertForPreTraining], None]) -> None:
-    """On CUDA all weights are finite, and the positions, which are not random, equal the CPU's."""
+    """On CUDA all weights are finite, and the position embeddings equal those on the CPU."""
     changes = {"layers": 2, "heads": 4, "nsp": True}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes))
     cuda_model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).cuda()
@@ -300,5 +300,5 @@ def _compute_query_key_value(
     hidden = list(model.bert.iter_hidden_states(batch))[layer]
     if model.config.norm == "pre":
         hidden = model.bert.encoder.layers[layer].attention_norm(hidden)  # type: ignore[operator]
-    qkv = attention.query_key_value(hidden).view(-1, 3, attention.num_heads, attention.head_width)
+    qkv = attention.query_key_value(hidden).view(-1, 3, attention.num_heads, attention.head_dim)
     return tuple(tensor[:, head].detach() for tensor in qkv.unbind(1))

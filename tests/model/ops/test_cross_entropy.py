@@ -36,7 +36,7 @@ def test_chunked_loss_equals_pytorch(
     inputs_and_labels: tuple[Tensor, Tensor, Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Loss and gradients equal PyTorch's for all chunk sizes and gradients of the loss."""
+    """Loss and gradients equal PyTorch's for all chunk sizes and upstream gradients."""
     monkeypatch.setattr(cross_entropy, "MAX_CHUNK_LOGITS", max(1, chunk_rows * V))
     monkeypatch.setattr(cross_entropy, "VOCAB_CHUNK", vocab_chunk)
     *inputs, labels = inputs_and_labels

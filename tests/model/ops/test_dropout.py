@@ -117,15 +117,17 @@ def test_compiled_dropout_equals_eager() -> None:
     torch._dynamo.reset()
     first, second = Dropout(0.3, 4).train(), Dropout(0.1, 5).train()
 
-    def apply_both(x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
+    def apply_two_dropouts(x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
         output: Tensor = second(first(x, dropout_seed) + 1, dropout_seed)
         return output
 
-    compiled: Any = torch.compile(apply_both, fullgraph=True)
+    compiled: Any = torch.compile(apply_two_dropouts, fullgraph=True)
     x = torch.linspace(1, 2, 33).repeat(3, 1)
     outputs = []
     for seed in (3, 4):
         dropout_seed = DropoutSeed(torch.tensor(seed))
         outputs.append(compiled(x, dropout_seed))
-        torch.testing.assert_close(outputs[-1], apply_both(x, dropout_seed), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            outputs[-1], apply_two_dropouts(x, dropout_seed), rtol=1e-6, atol=0
+        )
     assert not torch.equal(outputs[0], outputs[1])
