@@ -1,9 +1,9 @@
 """The stream of training examples: a pure function of (seed, epoch, index).
 
 An epoch uses every document of a split once. The examples of an epoch, in the order of the store,
-are grouped into chunks of 16. The chunks are shuffled over the whole split. A fixed number of shuffled
-chunks forms a block, and the examples of a block are shuffled. So reading an example requires
-computing only its block, and the examples of a batch come from all parts of the store.
+are grouped into chunks of 16. The chunks are shuffled over the whole split. A fixed number of
+shuffled chunks forms a block, and the examples of a block are shuffled. So reading an example
+requires computing only its block, and the examples of a batch come from all parts of the store.
 """
 
 import queue
@@ -31,7 +31,7 @@ CHUNK_LENGTH = 16
 BLOCK_TOKENS = 1 << 20
 #: Number of blocks, and of epochs, in the cache: a batch may need two consecutive ones.
 _CACHE_SIZE = 2
-#: Part of the random key for the chunk order, so that it differs from the key of the sentence pairs.
+#: Part of the random key for the chunk order, which thus differs from that of the sentence pairs.
 _CHUNK_ORDER = 1
 
 

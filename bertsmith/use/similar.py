@@ -19,7 +19,7 @@ _CONTEXT_CHARACTERS = 24
 _MAX_OCCURRENCES = 1000
 #: Maximum number of occurrences in a plot.
 _MAX_PLOTTED = 60
-#: Maximum number of occurrences in a plot whose cells contain the distances as numbers.
+#: Maximum number of occurrences for which the cells of the plot show the distances as numbers.
 _MAX_ANNOTATED = 24
 
 

@@ -327,7 +327,7 @@ def test_multi_label_predictions_are_sorted_by_probability(
 def test_classifier_without_bertsmith_json_is_evaluated(
     run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """A model that does not store its columns needs them as options; training settings are errors."""
+    """A model without stored columns needs them as options; training settings are errors."""
     model, table = tmp_path / "m", tmp_path / "t.csv"
     head = HeadConfig("single", ("loud", "still"))
     save_fine_tuned(model, head.build_model(small_config(tokenizer)), tokenizer, head, {})
