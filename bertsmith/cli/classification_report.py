@@ -41,6 +41,7 @@ def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[
     labels = [" ".join(label.split()) for label in labels]
     numbers = [str(number) for number in range(1, len(labels) + 1)]
     numbered_labels = [f"{number} {label}" for number, label in zip(numbers, labels, strict=True)]
+    # Columns are headed by their labels, or by numbers if the labels are too wide.
     for row_headers, column_headers in ((labels, labels), (numbered_labels, numbers)):
         table = [[header, *row] for header, row in zip(row_headers, rows, strict=True)]
         lines = _align_columns(["", *column_headers], table)

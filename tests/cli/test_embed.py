@@ -171,7 +171,8 @@ def test_lines_of_plain_files_are_counted(tmp_path: Path, lines_file: Path) -> N
     (tmp_path / "empty").touch()
     assert count_lines(str(tmp_path / "empty")) == 0
     (tmp_path / "compressed").write_bytes(gzip.compress(b"a\nb\n"))
-    assert count_lines(str(tmp_path / "compressed")) is count_lines("-") is None
+    assert count_lines(str(tmp_path / "compressed")) is None
+    assert count_lines("-") is None
     assert count_lines(str(tmp_path / "nowhere")) is None
 
 
