@@ -115,7 +115,7 @@ def upgrade_stage_name(name: str) -> str:
 
 
 def downgrade_stage_name(name: str) -> str:
-    """Return the name of a lab stage with its kind in version 0.1."""
+    """Return the name of a lab stage, with the name of its kind in version 0.1."""
     kind, separator, key = name.rpartition("-")
     return f"{invert(RENAMED_STAGE_KINDS).get(kind, kind)}{separator}{key}"
 
