@@ -89,7 +89,7 @@ def load_user_settings(
     SettingsError for an unreadable file or an invalid assignment.
     """
     file_values = read_toml(config) if isinstance(config, Path) else config or {}
-    # Keys are renamed before the sources are merged, so that a new name overrides an old one.
+    # Rename before merging, so that the same setting under its old and its new name is one key.
     settings = merge_settings(upgrade_tables(file_values), upgrade_tables(values or {}))
     return merge_settings(settings, upgrade_tables(parse_assignments(assignments)))
 
@@ -101,7 +101,10 @@ def get_table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Return ``["optim.lr=2e-4", ...]`` as nested tables; values are TOML or plain text."""
+    """Parse assignments such as "optim.lr=2e-4" into nested tables.
+
+    A value that is not valid TOML is a string. Raises SettingsError for an invalid assignment.
+    """
     settings: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -160,19 +163,19 @@ def _iter_setting_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]
 
 
 def _suggest_name(cls: type[BaseModel], key: str, valid_keys: Sequence[str]) -> str | None:
-    """Return a valid name for an unknown key: the same key in another table, or a similar key.
+    """Suggest a valid name for an unknown key; None if no name is similar.
 
-    The key may also resemble the name of a setting in version 0.1.
+    A setting with the same key in another table is suggested first, then the valid key that is the
+    most similar, or whose name in version 0.1 is.
     """
-    same_key = [name for name in _iter_setting_names(cls) if name.rpartition(".")[2] == key]
-    old_keys = {
-        old: new
-        for names in RENAMED_SETTINGS.values()
-        for old, new in names.items()
-        if new in valid_keys
-    }
-    matches = same_key or difflib.get_close_matches(key, [*valid_keys, *old_keys], n=1)
-    return old_keys.get(matches[0], matches[0]) if matches else None
+    for name in _iter_setting_names(cls):
+        if name.rpartition(".")[2] == key:
+            return name
+    new_keys: dict[str, str] = {}
+    for names in RENAMED_SETTINGS.values():
+        new_keys |= {old: new for old, new in names.items() if new in valid_keys}
+    matches = difflib.get_close_matches(key, [*valid_keys, *new_keys], n=1)
+    return new_keys.get(matches[0], matches[0]) if matches else None
 
 
 def _format_validation_error(cls: type[BaseModel], error: ValidationError, source: str) -> str:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 UInt64Array = NDArray[np.uint64]
 
-#: 2**64 divided by the golden ratio, made odd: the distance between consecutive counters.
+#: The difference between consecutive counters: 2**64 / golden ratio, as an odd integer.
 INCREMENT = 0x9E3779B97F4A7C15
 _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 #: Numbers of bits to shift by.

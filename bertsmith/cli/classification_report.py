@@ -20,12 +20,13 @@ def format_class_report(classes: Mapping[str, Mapping[str, float]]) -> list[str]
     if len(labels) > _MAX_CLASSES:
         labels = sorted(labels, key=lambda label: classes[label]["f1"])[:_MAX_CLASSES]
         title = f"the {_MAX_CLASSES} of {len(classes):,} labels with the lowest F1 (all: --json):"
-    rows = [
-        [label, *(f"{classes[label][metric]:.4f}" for metric in ("precision", "recall", "f1")),
-         f"{classes[label]['support']:,.0f}"]
-        for label in labels
-    ]  # fmt: skip
-    return ["", title, *_align_columns(["label", "precision", "recall", "f1", "support"], rows), ""]
+    metrics = ("precision", "recall", "f1")
+    rows = []
+    for label in labels:
+        values = [f"{classes[label][metric]:.4f}" for metric in metrics]
+        rows.append([label, *values, f"{classes[label]['support']:,.0f}"])
+    lines = _align_columns(["label", *metrics, "support"], rows)
+    return ["", title, *lines, ""]
 
 
 def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -41,6 +42,7 @@ def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[
     labels = [" ".join(label.split()) for label in labels]
     numbers = [str(number) for number in range(1, len(labels) + 1)]
     numbered_labels = [f"{number} {label}" for number, label in zip(numbers, labels, strict=True)]
+    # Columns are headed by their labels, or by numbers if the labels are too wide.
     for row_headers, column_headers in ((labels, labels), (numbered_labels, numbers)):
         table = [[header, *row] for header, row in zip(row_headers, rows, strict=True)]
         lines = _align_columns(["", *column_headers], table)

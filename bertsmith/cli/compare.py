@@ -151,7 +151,7 @@ def _print_outputs(comparison: "Comparison") -> None:
     if comparison.num_truncated:
         print_line(
             f"  {count_noun(comparison.num_truncated, 'text')} truncated to the shorter "
-            "maximum length"
+            "maximum length of the two models"
         )
     if comparison.num_skipped_pairs:
         print_line(
@@ -161,25 +161,20 @@ def _print_outputs(comparison: "Comparison") -> None:
     if comparison.tokenized_differently:
         num_texts = len(comparison.tokenized_differently)
         print_line(f"  {count_noun(num_texts, 'text')} skipped: different tokenizations:")
-        text, *tokenizations = comparison.tokenized_differently[0]
+        text, tokens_a, tokens_b = comparison.tokenized_differently[0]
         print_line(f"  {text}")
-        for name, tokens in zip("AB", tokenizations, strict=True):
-            print_line(f"    {name}  {' '.join(tokens)}")
+        print_line(f"    A  {' '.join(tokens_a)}")
+        print_line(f"    B  {' '.join(tokens_b)}")
 
 
 def _print_differences(differences: "Iterable[tuple[str, Difference]]") -> None:
-    print_table(
-        ("", "largest difference", "relative", ""),
-        (
-            (
-                name,
-                _format_number(difference.max_abs_difference),
-                _format_number(difference.relative_difference),
-                _describe_mismatch(difference),
-            )
-            for name, difference in differences
-        ),
-    )
+    """Print a table with a row for each named difference of tensors or outputs."""
+    rows = []
+    for name, difference in differences:
+        absolute = _format_number(difference.max_abs_difference)
+        relative = _format_number(difference.relative_difference)
+        rows.append((name, absolute, relative, _describe_mismatch(difference)))
+    print_table(("", "largest difference", "relative", ""), rows)
 
 
 def _format_number(value: float | None) -> str:

@@ -155,21 +155,17 @@ def convert(
         progress.start("Converting", None, "documents")
         documents = _advance_per_document(documents, progress)
         if out_format == "sentences":
-            write_sentences(
-                file,
-                (
-                    split_sentences(document.text, language, document.presplit)
-                    for document in documents
-                ),
+            sentences_of_documents = (
+                split_sentences(document.text, language, document.presplit)
+                for document in documents
             )
+            write_sentences(file, sentences_of_documents)
         else:
-            write_json_lines(
-                file,
-                (
-                    {"id": f"{document.source}:{document.number}", "text": document.text}
-                    for document in documents
-                ),
+            json_documents = (
+                {"id": f"{document.source}:{document.number}", "text": document.text}
+                for document in documents
             )
+            write_json_lines(file, json_documents)
         report.require_documents()
     corpus_options.log_report(report)
     _log_next_command(out)

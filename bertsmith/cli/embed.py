@@ -336,19 +336,19 @@ def _print_vectors(
     from bertsmith.use.embed_lines import embed_chunks
     from bertsmith.use.vector_writers import format_json_line
 
-    windows = embed_chunks(
+    chunks = embed_chunks(
         embedder, texts.lines, embedder.resolve_settings(settings), batch_tokens=batch_tokens,
         unbuffered=texts.unbuffered,
     )  # fmt: skip
     num_truncated = 0
-    for window in windows:
-        rows: Sequence[Mapping[str, Any] | None] = [None] * len(window.texts)
-        if window.rows is not None:
-            rows = window.rows
-        for text, vectors, row in zip(window.texts, window.vectors, rows, strict=True):
+    for chunk in chunks:
+        rows: Sequence[Mapping[str, Any] | None] = [None] * len(chunk.texts)
+        if chunk.rows is not None:
+            rows = chunk.rows
+        for text, vectors, row in zip(chunk.texts, chunk.vectors, rows, strict=True):
             print_line(format_json_line(text, vectors, row, texts.columns))
         sys.stdout.flush()
-        num_truncated += window.num_truncated
+        num_truncated += chunk.num_truncated
         if texts.may_be_endless:
             unknown.warn()
     _log_num_truncated(num_truncated, embedder)

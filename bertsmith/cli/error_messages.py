@@ -82,5 +82,5 @@ def _explain_os_error(error: OSError) -> str:
 
 
 def _has_surrogate(error: UnicodeEncodeError) -> bool:
-    """Return whether the invalid character is a surrogate (half of a UTF-16 pair)."""
+    """Return whether the character that cannot be encoded is a surrogate, U+D800 to U+DFFF."""
     return 0xD800 <= ord(error.object[error.start]) <= 0xDFFF

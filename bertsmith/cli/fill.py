@@ -2,7 +2,7 @@
 
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.bar import Bar
@@ -72,21 +72,19 @@ def fill(
     all_fillings = iter_fillings(bundle, model_texts, top)
     for masked_text, fillings in zip(printed_texts, all_fillings, strict=True):
         if as_json:
-            masks = [
-                {
-                    "start": filling.start,
-                    "predictions": [
-                        [word, probability] for word, probability in filling.predictions
-                    ],
-                }
-                for filling in fillings
-            ]
+            masks = [_filling_to_json(filling) for filling in fillings]
             print_json({"text": masked_text, "masks": masks})
         else:
             _print_fillings(masked_text, fillings)
         if text == [STDIN]:
             unknown.warn()
     unknown.warn()
+
+
+def _filling_to_json(filling: "Filling") -> dict[str, Any]:
+    """Return the position of a [MASK] in its text, and its words with their probabilities."""
+    predictions = [[word, probability] for word, probability in filling.predictions]
+    return {"start": filling.start, "predictions": predictions}
 
 
 def _check_masks(model: Path, texts: list[str]) -> None:

@@ -56,7 +56,7 @@ def import_(
     from bertsmith.files import check_new_directory
 
     check_new_directory(out)
-    if not Path(source).exists() and not _is_hub_id(source):
+    if not Path(source).exists() and not _is_hub_id_or_checkpoint(source):
         raise ModelError(
             f"{source}: no such file or directory; expected an original BERT release, a model "
             "directory, or a Hugging Face Hub id (OWNER/NAME)"
@@ -103,7 +103,7 @@ def _log_report(report: dict[str, Any]) -> None:
         )
 
 
-def _is_hub_id(source: str) -> bool:
+def _is_hub_id_or_checkpoint(source: str) -> bool:
     from bertsmith.bundle.directory import is_hub_id
 
     # A TensorFlow checkpoint is named by the common prefix of its files.

@@ -358,12 +358,14 @@ def check_not_table(source: Input, columns: Iterable[str], remedy: str | None = 
     Args:
         source: The input.
         columns: Column names; a first line with one of them is the header of a table.
-        remedy: The end of the message about a table; None suggests --format and --text.
+        remedy: What to do about a table, for the message. Default: suggest --format and --text.
     """
     head = source.head.removeprefix("\ufeff").lstrip()
     if "\0" in head:
-        tables = "" if remedy else ", or a table as .csv, .tsv, .jsonl, .json or .parquet"
-        raise InputError(f"{source.path}: binary file; expected text{tables}")
+        expected = "text"
+        if remedy is None:
+            expected += ", or a table as .csv, .tsv, .jsonl, .json or .parquet"
+        raise InputError(f"{source.path}: binary file; expected {expected}")
     table_format = _guess_table_format(head, set(columns))
     if table_format is not None:
         remedy = remedy or (
@@ -376,7 +378,7 @@ def check_not_table(source: Input, columns: Iterable[str], remedy: str | None = 
 
 
 def _guess_table_format(head: str, columns: set[str]) -> str | None:
-    """Return the table format that the beginning of a file looks like, or None."""
+    """Return the table format that ``head``, the beginning of a file, looks like, or None."""
     first_line = head.partition("\n")[0]
     if head.startswith("{"):
         with suppress(ValueError, RecursionError):

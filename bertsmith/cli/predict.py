@@ -180,10 +180,10 @@ def predict(
                 table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
             columns = {name: value for name, value in columns.items() if value is not None}
-            table = _TablePrediction(
+            table_prediction = _TablePrediction(
                 table_source, out, columns, skip_invalid=skip_invalid, as_json=as_json
             )
-            table.run(bundle, has_tokens=has_tokens)
+            table_prediction.write(bundle, has_tokens=has_tokens)
             unknown.warn()
             return
         check_unused_options(
@@ -286,7 +286,7 @@ class _TablePrediction:
     skip_invalid: bool
     as_json: bool
 
-    def run(self, bundle: "FineTunedBundle", *, has_tokens: bool) -> None:
+    def write(self, bundle: "FineTunedBundle", *, has_tokens: bool) -> None:
         """Write the table with predictions and log a summary."""
         from bertsmith.use.predict_table import predict_table
         from bertsmith.use.tag_file import tag_file

@@ -106,9 +106,12 @@ def _print_distances(distances: "WordDistances") -> None:
         if num_occurrences <= _MAX_COLUMNS:
             rows.append((str(number), context, *(f"{distance:.4f}" for distance in row)))
             continue
+        # Indices of the other occurrences, from the nearest to the farthest.
         others = [index for index in row.argsort(kind="stable") if index != number - 1]
-        extremes = (f"{row[index]:.4f} to {index + 1}" for index in (others[0], others[-1]))
-        rows.append((str(number), context, *extremes))
+        nearest, farthest = others[0], others[-1]
+        nearest_cell = f"{row[nearest]:.4f} to {nearest + 1}"
+        farthest_cell = f"{row[farthest]:.4f} to {farthest + 1}"
+        rows.append((str(number), context, nearest_cell, farthest_cell))
     if num_occurrences <= _MAX_COLUMNS:
         print_table(("", "", *map(str, range(1, num_occurrences + 1))), rows)
     else:

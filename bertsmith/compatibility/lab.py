@@ -87,7 +87,7 @@ OLD_MODEL_REPORT_PREFIX = "given-"
 
 
 def downgrade_stage_key(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a lab stage's hash under the names of version 0.1.
+    """Return what the hash of a lab stage is computed from, under the names of version 0.1.
 
     Hashing the old names keeps results that were recorded with version 0.1.
 
@@ -115,7 +115,7 @@ def upgrade_stage_name(name: str) -> str:
 
 
 def downgrade_stage_name(name: str) -> str:
-    """Return the name of a lab stage with its kind in version 0.1."""
+    """Return the name of a lab stage, with the name of its kind in version 0.1."""
     kind, separator, key = name.rpartition("-")
     return f"{invert(RENAMED_STAGE_KINDS).get(kind, kind)}{separator}{key}"
 
@@ -140,10 +140,11 @@ def upgrade_lab_record(record: Mapping[str, Any]) -> dict[str, Any]:
         result = upgrade_finetuning_result(record["result"])
         upgraded["result"] = _rename_nested_keys(result, result_fields)
     if "reruns" in upgraded:
-        reruns, upgraded["reruns"] = upgraded["reruns"], []
-        for rerun in reruns:
+        reruns = []
+        for rerun in upgraded["reruns"]:
             fields = upgrade_finetuning_result(_upgrade_record_fields(rerun))
-            upgraded["reruns"].append(_rename_nested_keys(fields, result_fields))
+            reruns.append(_rename_nested_keys(fields, result_fields))
+        upgraded["reruns"] = reruns
     return upgraded
 
 

@@ -86,7 +86,7 @@ def test_different_heads_and_vocabularies_are_listed(
 def test_terminal_output_is_a_table(
     run_cli: RunCli, model: Path, modified_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A terminal gets columns with headers; names are folded instead of truncated."""
+    """A terminal gets columns with headers; long names are wrapped instead of truncated."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "44")
     completed = run_cli("compare", model, modified_model)

@@ -18,7 +18,9 @@ RENAMED_FIELDS = {
     "ending": "best_ending",
     "column": "best_column",
 }
-EXPECTED = [json.loads(line) for line in (FIXTURES / "expected.jsonl").read_text().splitlines()]
+EXPECTED_PREDICTIONS = [
+    json.loads(line) for line in (FIXTURES / "expected.jsonl").read_text().splitlines()
+]
 
 
 @pytest.fixture
@@ -51,18 +53,20 @@ def assert_contains(actual: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("path_type", ["model", "run"])
 @pytest.mark.parametrize(
-    "case", EXPECTED, ids=[f"{case['model']}-{len(case['text'])}" for case in EXPECTED]
+    "expected",
+    EXPECTED_PREDICTIONS,
+    ids=[f"{case['model']}-{len(case['text'])}" for case in EXPECTED_PREDICTIONS],
 )
 def test_fine_tuned_models_of_version_0_1(
-    case: dict[str, Any], path_type: str, run_cli: RunCli, artifacts: Path
+    expected: dict[str, Any], path_type: str, run_cli: RunCli, artifacts: Path
 ) -> None:
     """A run directory and its model directory give the predictions of version 0.1."""
-    model = artifacts / case["model"]
+    model = artifacts / expected["model"]
     if path_type == "model":
         model /= "model"
-    completed = run_cli("predict", model, case["text"], "--json", "--device", "cpu")
+    completed = run_cli("predict", model, expected["text"], "--json", "--device", "cpu")
     assert completed.status == 0, completed.err
-    assert_contains(json.loads(completed.out), case["prediction"])
+    assert_contains(json.loads(completed.out), expected["prediction"])
 
 
 def test_index_of_version_0_1(run_cli: RunCli, artifacts: Path) -> None:

@@ -111,13 +111,10 @@ def test_embed_options_equal_those_of_encode(
     first_row = json.loads(tokens.out.splitlines()[0])
     assert len(first_row["tokens"]) == len(first_row["ids"]) == len(first_row["offsets"])
     assert np.shape(first_row["vectors"]) == (len(first_row["ids"]), 22)
-    fast, exact = (
-        np.array([json.loads(line)["vector"] for line in command.out.splitlines()])
-        for command in (
-            run_cli("embed", model, lines_file, "--fast"),
-            run_cli("embed", model, lines_file),
-        )
-    )
+    fast_rows = run_cli("embed", model, lines_file, "--fast").out.splitlines()
+    exact_rows = run_cli("embed", model, lines_file).out.splitlines()
+    fast = np.array([json.loads(row)["vector"] for row in fast_rows])
+    exact = np.array([json.loads(row)["vector"] for row in exact_rows])
     norms = np.linalg.norm(fast, axis=1) * np.linalg.norm(exact, axis=1)
     cosines = (fast * exact).sum(1) / norms
     assert cosines.min() > 0.995
@@ -171,7 +168,8 @@ def test_lines_of_plain_files_are_counted(tmp_path: Path, lines_file: Path) -> N
     (tmp_path / "empty").touch()
     assert count_lines(str(tmp_path / "empty")) == 0
     (tmp_path / "compressed").write_bytes(gzip.compress(b"a\nb\n"))
-    assert count_lines(str(tmp_path / "compressed")) is count_lines("-") is None
+    assert count_lines(str(tmp_path / "compressed")) is None
+    assert count_lines("-") is None
     assert count_lines(str(tmp_path / "nowhere")) is None
 
 

@@ -75,7 +75,7 @@ def test_finetune_prints_metrics_and_counts(
 
 
 def test_inspect_shows_a_fine_tuning_run_and_its_model(run_cli: RunCli, classifier: Path) -> None:
-    """The run shows its metrics; the model shows its head and no masked-LM head."""
+    """A run shows its metrics; its model shows the head of the task, but no masked-LM head."""
     completed = run_cli("inspect", classifier)
     assert completed.status == 0, completed.err
     assert "held out" in completed.out

@@ -94,7 +94,7 @@ def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-SMALL_MODEL = (
+SMALL_MODEL_OPTIONS = (
     "--set", "model.width=16", "--set", "model.heads=2", "--set", "model.layers=1",
     "--set", "data.max_seqlen=32", "--set", "data.batch_size=4", "--set", "run.threads=1",
 )  # fmt: skip
@@ -118,7 +118,7 @@ def test_suggested_commands_run_and_unfinished_runs_are_usable(
     )  # fmt: skip
     assert _next_command(completed.err) == ["pretrain", "--data", str(store), "--out", "RUN"]
     completed = run_cli(
-        "pretrain", "--data", store, "--steps", 2, *SMALL_MODEL, "--out", pretrained
+        "pretrain", "--data", store, "--steps", 2, *SMALL_MODEL_OPTIONS, "--out", pretrained
     )
     assert completed.status == 0, completed.err
     assert f"bertsmith pretrain --from {hints.quote_path(pretrained)}" in completed.err

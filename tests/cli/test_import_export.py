@@ -38,7 +38,7 @@ def test_tensorflow_export_can_be_imported(run_cli: RunCli, model: Path, tmp_pat
 
 
 def test_import_reports_unused_weights_and_casing(run_cli: RunCli, tmp_path: Path) -> None:
-    """Unused and newly initialized weights and the casing are logged; options are applied."""
+    """Unused and newly initialized weights and the casing are logged; --cased sets the casing."""
     files = write_config_and_vocab(tmp_path / "uncased")
     source = DATA / "v2" / "bert_model.ckpt"
     completed = run_cli("import", source, "--files-from", files, "--out", tmp_path / "a", "--cased")

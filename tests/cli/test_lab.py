@@ -44,6 +44,7 @@ def test_failed_run_is_reported_and_retried(
     pretrain_model = stage_runners.pretrain_model
 
     def fail_for_relu(job: Job) -> dict[str, Any]:
+        """Raise an error for the model with ReLU; pre-train the other models."""
         if job.stage.settings["model"].get("activation") == "relu":
             raise OSError("the disk is full")
         return pretrain_model(job)

@@ -18,6 +18,7 @@ TOKENIZER_FILES = {"bertsmith.json", "tokenizer.json", "tokenizer_config.json", 
 def corpus(tmp_path: Path) -> Path:
     """A corpus of 400 short documents."""
     path = tmp_path / "a.jsonl"
+    # Hexadecimal numbers serve as 50 different words.
     texts = [f"The café of {n % 50 * 7919:x} opens at {n}. It sells the tea." for n in range(400)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path

@@ -91,7 +91,7 @@ def test_unreadable_input_is_reported_before_any_stage_runs(
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     sources = Sources(english=tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(stage_module, "sha256_of_file", raise_permission_error)
+        patch.setattr(stage_module, "compute_file_sha256", raise_permission_error)
         with pytest.raises(TaskError, match=r"a.jsonl: Permission denied"):
             ExperimentRun("learning", scale="smoke", out=tmp_path / "lab", sources=sources)
     missing = Sources(tmp_path / "a.jsonl", korean=tmp_path / "none")
