@@ -63,10 +63,17 @@ def test_sentiment_notebook_trains_a_working_classifier(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
     client.execute()
+    warnings = [
+        output.text
+        for cell in get_code_cells(notebook)
+        for output in cell.outputs
+        if output.get("name") == "stderr"
+    ]
+    assert not warnings, "the notebook uses current names, so it prints no warnings"
     outputs = [get_output_text(cell) for cell in get_code_cells(notebook)]
     (predictions,) = [text for text in outputs if "| review | mood |" in text]
     moods = [row.split(" | ")[1] for row in predictions.splitlines()[2:6]]
     assert moods == ["good", "bad", "bad", "good"]
-    (metrics,) = [text for text in outputs if text.startswith("held out")]
+    (metrics,) = [text for text in outputs if text.startswith("validation accuracy")]
     assert "80 reviews" in metrics
     assert list(tmp_path.iterdir()) == [], "the notebook writes to a temporary folder only"
