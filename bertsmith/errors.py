@@ -51,6 +51,13 @@ class MissingExtraError(BertsmithError):
     """An optional package is not installed; the message contains the install command."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
+        """Compose the message.
+
+        Args:
+            package: Name of the missing package.
+            extra: Extra of bertsmith that installs the package.
+            purpose: What needs the package, as the subject of a sentence, such as "reading a.pdf".
+        """
         super().__init__(
             f"{purpose} needs the package {package!r}, which is not installed; "
             f"install it with: pip install 'bertsmith[{extra}]'"

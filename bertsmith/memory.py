@@ -1,10 +1,10 @@
-"""Measures the memory of this machine, and formats memory sizes."""
+"""Determines the memory size of this machine, and formats memory sizes."""
 
 import os
 from pathlib import Path
 from typing import Final
 
-#: Files that contain the memory limit of a container in bytes: of cgroup v2, and of cgroup v1.
+#: Files that contain the memory limit of a container in bytes: for cgroup v2, and for cgroup v1.
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),

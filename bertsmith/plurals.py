@@ -6,7 +6,9 @@ def count_noun(count: float, singular: str, plural: str | None = None) -> str:
 
     Args:
         count: A whole number.
-        singular: The noun for a count of 1; more words, such as "is", may follow it.
+        singular: The noun for a count of 1. It may include a verb, as in "line repeats".
         plural: The noun for other counts. Default: ``singular`` with an "s" at its end.
     """
-    return f"{count:,.0f} {singular if count == 1 else plural or singular + 's'}"
+    if plural is None:
+        plural = singular + "s"
+    return f"{count:,.0f} {singular if count == 1 else plural}"

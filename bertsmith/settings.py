@@ -62,7 +62,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_stored_settings(path: Path) -> dict[str, Any]:
-    """Read the settings.toml of a run, which may be of version 0.1, without warnings."""
+    """Read the settings.toml of a run, and rename keys of version 0.1 without a warning."""
     return upgrade_tables(read_toml(path), warn=False)
 
 
@@ -83,10 +83,15 @@ def load_user_settings(
     values: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Merge the settings of the user: the TOML file, then ``values``, then ``assignments``.
+    """Merge the user's settings. Keys of version 0.1 get their current names.
 
-    Later sources override earlier ones. Keys of version 0.1 get their current names. Raises
-    SettingsError for an unreadable file or an invalid assignment.
+    Args:
+        config: A TOML file, or nested settings.
+        values: Nested settings, which override ``config``.
+        assignments: Settings such as "optim.lr=2e-4", which override ``values``.
+
+    Raises:
+        SettingsError: The file is unreadable, or an assignment is invalid.
     """
     file_values = read_toml(config) if isinstance(config, Path) else config or {}
     # Rename before merging, so that the same setting under its old and its new name is one key.
@@ -133,10 +138,10 @@ def _get_table_class(cls: type[BaseModel], key: str) -> type[BaseModel] | None:
     field = cls.model_fields.get(key)
     if field is None:
         return None
-    options: Sequence[Any] = (field.annotation,)
+    types: Sequence[Any] = (field.annotation,)
     if get_origin(field.annotation) is UnionType:
-        options = get_args(field.annotation)
-    table_classes = [option for option in options if _is_settings_class(option)]
+        types = get_args(field.annotation)
+    table_classes = [member for member in types if _is_settings_class(member)]
     return table_classes[0] if table_classes else None
 
 
@@ -165,17 +170,17 @@ def _iter_setting_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]
 def _suggest_name(cls: type[BaseModel], key: str, valid_keys: Sequence[str]) -> str | None:
     """Suggest a valid name for an unknown key; None if no name is similar.
 
-    A setting with the same key in another table is suggested first, then the valid key that is the
-    most similar, or whose name in version 0.1 is.
+    A setting with exactly this key in another table comes first. Otherwise, the most similar valid
+    key is suggested, where a valid key is also compared by its name in version 0.1.
     """
     for name in _iter_setting_names(cls):
         if name.rpartition(".")[2] == key:
             return name
-    new_keys: dict[str, str] = {}
+    valid_by_old_key: dict[str, str] = {}
     for names in RENAMED_SETTINGS.values():
-        new_keys |= {old: new for old, new in names.items() if new in valid_keys}
-    matches = difflib.get_close_matches(key, [*valid_keys, *new_keys], n=1)
-    return new_keys.get(matches[0], matches[0]) if matches else None
+        valid_by_old_key |= {old: new for old, new in names.items() if new in valid_keys}
+    matches = difflib.get_close_matches(key, [*valid_keys, *valid_by_old_key], n=1)
+    return valid_by_old_key.get(matches[0], matches[0]) if matches else None
 
 
 def _format_validation_error(cls: type[BaseModel], error: ValidationError, source: str) -> str:

@@ -12,15 +12,14 @@ UInt64Array = NDArray[np.uint64]
 #: The difference between consecutive counters: 2**64 / golden ratio, as an odd integer.
 INCREMENT = 0x9E3779B97F4A7C15
 _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-#: Numbers of bits to shift by.
-_27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
+_SHIFT_27, _SHIFT_30, _SHIFT_31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def mix(values: UInt64Array) -> UInt64Array:
     """Scramble 64-bit integers in place with a one-to-one function, and return them."""
-    values ^= values >> _30
+    values ^= values >> _SHIFT_30
     values *= _MULTIPLIER_1
-    values ^= values >> _27
+    values ^= values >> _SHIFT_27
     values *= _MULTIPLIER_2
-    values ^= values >> _31
+    values ^= values >> _SHIFT_31
     return values

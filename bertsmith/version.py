@@ -1,3 +1,3 @@
-"""The version of the package; a separate module that every layer can import."""
+"""The version of the package, in a module without imports that every layer can import."""
 
 __version__ = "0.2.0"

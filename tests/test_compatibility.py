@@ -20,15 +20,23 @@ from bertsmith.compatibility import (
     upgrade_sweep_results,
 )
 from bertsmith.compatibility.lab import upgrade_lab_record
-from bertsmith.data.settings import DataSettings  # noqa: F401 (defines a subclass of SettingsTable)
+from bertsmith.data.settings import DataSettings
 from bertsmith.errors import SettingsError
 from bertsmith.serve.settings import ServeSettings
-from bertsmith.settings import SettingsTable, load_user_settings, read_stored_settings
+from bertsmith.settings import load_user_settings, read_stored_settings
 from bertsmith.tasks.families import get_task_settings
-from bertsmith.tasks.settings import TaskSettings  # noqa: F401 (defines a subclass of SettingsTable)
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
+from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import OptimSettings
+from bertsmith.train.finetuning.settings import FinetuneRunSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
+
+#: The classes of all tables of settings files.
+SETTINGS_TABLES = (
+    DataSettings, OptimSettings, ScheduleSettings, PretrainRunSettings, FinetuneRunSettings,
+    TaskSettings, ServeSettings,
+)  # fmt: skip
 
 
 def test_old_keys_are_read_and_warned_about() -> None:
@@ -132,7 +140,7 @@ def test_downgrade_inverts_upgrade() -> None:
 def test_renamed_settings_map_to_existing_fields() -> None:
     """Each renamed key maps to a field of a settings class of its table; old names are unused."""
     for table, names in RENAMED_SETTINGS.items():
-        classes = [cls for cls in SettingsTable.__subclasses__() if cls.table == table]
+        classes = [cls for cls in SETTINGS_TABLES if cls.table == table]
         assert classes, table
         fields = {field for cls in classes for field in cls.model_fields}
         assert set(names.values()) <= fields

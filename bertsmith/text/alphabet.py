@@ -26,9 +26,11 @@ def has_surrogates(text: str) -> bool:
 
 
 def _find_long_runs(flags: NDArray[np.bool_], max_length: int) -> NDArray[np.bool_]:
-    """Return whether each element, [n], is in a run of more than ``max_length`` true elements."""
+    """Return whether each flag is in a run of more than ``max_length`` true flags, bool [n]."""
+    # A run of true flags lies between two neighboring bounds.
     bounds = np.concatenate([[-1], np.flatnonzero(~flags), [len(flags)]])
     is_long = np.diff(bounds) - 1 > max_length
+    # The cumulative sum of the steps is 1 inside long runs, else 0.
     steps = np.zeros(len(flags) + 1, np.int8)
     steps[bounds[:-1][is_long] + 1] = 1
     steps[bounds[1:][is_long]] = -1
@@ -80,13 +82,13 @@ class CharacterCounts:
         """
         self._normalize = normalize
         self._max_word_length = max_word_length
-        self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+        self._pre_tokenize = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
         self._classes: NDArray[np.uint8] = np.zeros(_NUM_CODE_POINTS, dtype=np.uint8)
         # Row 0 counts how often each code point starts a word, row 1 how often it continues a word.
         self._counts: NDArray[np.int64] = np.zeros((2, _NUM_CODE_POINTS), dtype=np.int64)
 
     def add(self, text: str) -> None:
-        """Count the characters of ``text``; fastest with some hundred thousand characters."""
+        """Count the characters of ``text``. Texts of some 100,000 characters are fastest."""
         points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
         classes = self._classes[points]
         unseen = np.unique(points[classes == _UNSEEN])
@@ -152,15 +154,17 @@ class CharacterCounts:
             classes = self._classes[points]
             # A removed character does not separate words.
             is_retained = classes != _REMOVED
-            points, is_letter = points[is_retained], classes[is_retained] == _LETTER
+            points = points[is_retained]
+            is_letter = classes[is_retained] == _LETTER
             is_unsuitable = is_outside[points] | _find_long_runs(is_letter, self._max_word_length)
             if not is_unsuitable.any():
                 return text
             starts = is_letter.copy()
             starts[1:] &= ~is_letter[:-1]
-            words = np.where(is_letter, starts.cumsum(), 0)
-            is_retained = ~(is_letter & np.isin(words, words[is_unsuitable]))
-            filtered: str = points[is_retained].tobytes().decode("utf-32-le")
+            word_numbers = np.where(is_letter, starts.cumsum(), 0)
+            in_unsuitable_word = np.isin(word_numbers, word_numbers[is_unsuitable])
+            filtered_points = points[~(is_letter & in_unsuitable_word)]
+            filtered: str = filtered_points.tobytes().decode("utf-32-le")
             return filtered
 
         return filter_words
@@ -173,7 +177,7 @@ class CharacterCounts:
         if not normalized.strip():
             return _SPACE
         # The pre-tokenizer decides whether this character is part of a word.
-        is_letter = len(self._split(self._normalize(f"a{character}a"))) == 1
+        is_letter = len(self._pre_tokenize(self._normalize(f"a{character}a"))) == 1
         return _LETTER if is_letter else _SINGLE
 
     def _normalize_counts(self) -> tuple[dict[str, int], set[str]]:

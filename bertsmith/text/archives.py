@@ -1,4 +1,4 @@
-"""Reads gzip, xz, bzip2, zstd and uncompressed streams, and detects which of them a stream is."""
+"""Detects whether a stream is compressed, and decompresses gzip, xz, bzip2 and zstd."""
 
 import bz2
 import gzip
@@ -10,14 +10,14 @@ from typing import IO, Any, Final, cast
 
 import zstandard
 
-#: First bytes of a compressed stream, for each compression.
+#: First bytes of a compressed stream, for each compression format.
 MAGIC_BYTES: Final = {
     "gzip": b"\x1f\x8b",
     "xz": b"\xfd7zXZ\x00",
     "bzip2": b"BZh",
     "zstd": b"\x28\xb5\x2f\xfd",
 }
-#: Compression for each suffix of a file name.
+#: Compression format for each suffix of a file name.
 COMPRESSION_SUFFIXES: Final = {
     ".gz": "gzip",
     ".xz": "xz",
@@ -123,7 +123,7 @@ _DECOMPRESSORS: Final[dict[str, Callable[[IO[bytes]], object]]] = {
 
 
 def detect_compression(head: bytes) -> str | None:
-    """Return the compression of a stream that starts with ``head``; None if not compressed."""
+    """Return the compression format of a stream with this head; None if it is uncompressed."""
     return next((name for name, magic in MAGIC_BYTES.items() if head.startswith(magic)), None)
 
 

@@ -26,7 +26,7 @@ def make_document(text: str, layout: str, container: str) -> RawDocument:
     Args:
         text: The text.
         layout: "sentences", "markdown", or anything else for prose.
-        container: Format of the file.
+        container: Format of the source, which becomes the format of the document.
     """
     if layout == "sentences":
         return RawDocument(text, container, presplit=True)
@@ -52,7 +52,7 @@ def read_json_lines(
             errors.report(
                 "broken JSON",
                 lines.location(),
-                "expected a whole JSON object on each line",
+                "expected a complete JSON object on each line",
                 str(error),
             )
             continue
@@ -129,6 +129,7 @@ def read_wikiextractor(
 
 
 def _make_wiki_document(body: list[str], title: str | None, layout: str) -> RawDocument:
+    """Create a document from the lines of its body, without a first line that is the title."""
     if body and title and body[0].strip() == title:
         body = body[1:]
     return make_document("\n".join(body).strip(), layout, "wikiextractor")
@@ -156,7 +157,7 @@ def read_parquet(
                         yield make_document(text, layout, "parquet")
     except pa.ArrowException as error:
         errors.report(
-            "not a whole Parquet file",
+            "not a complete Parquet file",
             f"{path}, after {count_noun(row, 'row')}",
             "create or download it again",
             str(error),

@@ -97,7 +97,7 @@ class CorpusReport:
             self.examples.append(example)
 
     def add(self, other: "CorpusReport") -> None:
-        """Add the counts of ``other``, for example of another worker, to this report."""
+        """Add the counts of another report, for example that of another worker."""
         for name in COUNT_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for totals, counts in ((self.formats, other.formats), (self.skipped, other.skipped)):
@@ -167,7 +167,7 @@ def read_documents(
     report = CorpusReport() if report is None else report
     deduplicator = _Deduplicator(options, report)
     for source in sources:
-        errors = ErrorHandler(options.on_error == "skip", report.count_skipped)
+        errors = ErrorHandler(report.count_skipped, skip=options.on_error == "skip")
         with closing(read_source(source, options.format, options.field, errors)) as documents:
             yield from _process_documents(source, documents, deduplicator, report)
 

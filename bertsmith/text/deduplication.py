@@ -46,8 +46,9 @@ class SeenTexts:
         return slot
 
     def _grow(self) -> None:
+        """Double the number of slots, and store all hashes again."""
         old_slots = self._slots
-        self._slots = array("Q", bytes(16 * len(old_slots)))
+        self._slots = array("Q", bytes(8 * 2 * len(old_slots)))
         for value in old_slots:
             if value:
                 self._slots[self._find_slot(value)] = value

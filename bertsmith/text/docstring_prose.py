@@ -158,14 +158,14 @@ def _parse_item(line: str) -> tuple[str, bool]:
 
 
 def _iterate_prose_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of prose: none of code, tables, doctests, directives and skipped sections.
+    """Yield the lines of prose, without code, tables, doctests, directives and skipped sections.
 
     An empty line replaces each line that is left out, to separate the text before and after it.
     """
     line_filter = _LineFilter()
     for number, line in enumerate(lines):
         next_line = lines[number + 1] if number + 1 < len(lines) else ""
-        if line_filter.is_prose(line, next_line) and not _is_label(line, next_line):
+        if line_filter.accept(line, next_line) and not _is_label(line, next_line):
             yield line
         else:
             yield ""
@@ -192,8 +192,8 @@ class _LineFilter:
         # Indentation of the heading of a skipped section; None outside of such sections.
         self._section_indent: int | None = None
 
-    def is_prose(self, line: str, next_line: str) -> bool:
-        """Return whether ``line`` is prose. This must be called for every line, in order."""
+    def accept(self, line: str, next_line: str) -> bool:
+        """Return whether ``line`` is prose, and update the state. Call this for every line."""
         if _FENCE.match(line):
             self._in_fence = not self._in_fence
             return False
@@ -204,13 +204,14 @@ class _LineFilter:
             return True
         if _DOCTEST.match(line):
             self._in_doctest = True
-        if self._in_doctest or self._is_in_block(line) or self._is_heading(line, next_line):
+        if self._in_doctest or self._continue_block(line) or self._parse_heading(line, next_line):
             return False
         if _UNDERLINE.match(line) or _TABLE.match(line):
             return False
-        return not self._opens_block(line) and self._section_indent is None
+        return not self._parse_block_start(line) and self._section_indent is None
 
-    def _is_in_block(self, line: str) -> bool:
+    def _continue_block(self, line: str) -> bool:
+        """Return whether the skipped block continues with this line; end the block if not."""
         if self._block_indent is None:
             return False
         if _measure_indent(line) > self._block_indent:
@@ -218,25 +219,26 @@ class _LineFilter:
         self._block_indent = None
         return False
 
-    def _is_heading(self, line: str, next_line: str) -> bool:
-        """Detect the heading of a section, underlined or with a colon, and update the state."""
+    def _parse_heading(self, line: str, next_line: str) -> bool:
+        """Return whether the line is a heading, underlined or with a colon; update the section."""
+        indent = _measure_indent(line)
         is_underlined = bool(_UNDERLINE.match(next_line)) and not _UNDERLINE.match(line)
         match = _HEADING.match(line)
-        if (
-            self._section_indent is not None
-            and not is_underlined
-            and _measure_indent(line) <= self._section_indent
-        ):
-            ends_section = match or self._section_indent > 0
-            self._section_indent = None if ends_section else self._section_indent
-        if not is_underlined and not (match and _measure_indent(next_line) > _measure_indent(line)):
+        section_indent = self._section_indent
+        if section_indent is not None and not is_underlined and indent <= section_indent:
+            # The text below a NumPy heading at the left margin is not indented either, so it does
+            # not end the section.
+            may_be_section_text = section_indent == 0 and not match
+            if not may_be_section_text:
+                self._section_indent = None
+        if not is_underlined and not (match and _measure_indent(next_line) > indent):
             return False
         title = match[1] if match else line
         is_skipped = title.strip().rstrip(":").lower() in _SKIPPED_SECTIONS
-        self._section_indent = _measure_indent(line) if is_skipped else None
+        self._section_indent = indent if is_skipped else None
         return True
 
-    def _opens_block(self, line: str) -> bool:
+    def _parse_block_start(self, line: str) -> bool:
         """Detect a line that opens an indented block, and update the state.
 
         Returns:

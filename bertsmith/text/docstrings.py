@@ -1,6 +1,7 @@
 """Extracts English text from the docstrings of the installed Python packages.
 
-So every machine has some real text without a download. The packages are parsed, never imported.
+This gives every machine some real text without a download. The packages are parsed, never
+imported.
 """
 
 import ast
@@ -35,8 +36,10 @@ _MIN_QUOTED_BYTES: Final = 400
 _MAX_FILE_BYTES: Final = 4 << 20
 #: Minimum number of sentences in a module; modules with fewer are left out.
 _MIN_SENTENCES: Final = 3
-#: Number of files per task of a worker process, and maximum number of tasks in flight.
-_BATCH_FILES, _MAX_PENDING = 32, 16
+#: Number of files per task of a worker process.
+_BATCH_FILES: Final = 32
+#: Maximum number of tasks that are submitted to the workers at a time.
+_MAX_PENDING: Final = 16
 _TRIPLE_QUOTED: Final = re.compile(
     rb'"""(?:[^"\\]|\\.|"(?!""))*"""|\'\'\'(?:[^\'\\]|\\.|\'(?!\'\'))*\'\'\''
 )
@@ -104,7 +107,8 @@ def read_documentation(
                 new_sentences = tuple(sentence for sentence in paragraph if seen.add(sentence))
                 if new_sentences:
                     paragraphs.append(new_sentences)
-            if sum(map(len, paragraphs)) >= _MIN_SENTENCES:
+            num_sentences = sum(len(paragraph) for paragraph in paragraphs)
+            if num_sentences >= _MIN_SENTENCES:
                 yield ModuleProse(module.module, tuple(paragraphs))
         progress.advance(num_files)
     progress.finish()
@@ -138,7 +142,8 @@ def _prepare_worker() -> None:
     """Configure signals and garbage collection of a worker process."""
     # The parent process handles Ctrl-C, which reaches the workers too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Syntax trees have no reference cycles, so collection would only take a fifth of the time.
+    # Syntax trees have no reference cycles, so garbage collection would free nothing, but take a
+    # fifth of the time.
     gc.disable()
 
 
@@ -162,8 +167,8 @@ def read_docstrings(file: Path) -> Iterator[str]:
         source = file.read_bytes()
     except OSError:
         return
-    num_quoted = sum(len(match[0]) for match in _TRIPLE_QUOTED.finditer(source))
-    if num_quoted < _MIN_QUOTED_BYTES or len(source) > _MAX_FILE_BYTES:
+    num_quoted_bytes = sum(len(match[0]) for match in _TRIPLE_QUOTED.finditer(source))
+    if num_quoted_bytes < _MIN_QUOTED_BYTES or len(source) > _MAX_FILE_BYTES:
         return
     try:
         with warnings.catch_warnings():
@@ -194,8 +199,11 @@ def _find_docstrings_in_call(call: ast.Call) -> Iterator[str]:
 
     Packages use such calls to document functions that are written in C.
     """
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    name = call.func.id if isinstance(call.func, ast.Name) else name
+    name = ""
+    if isinstance(call.func, ast.Name):
+        name = call.func.id
+    elif isinstance(call.func, ast.Attribute):
+        name = call.func.attr
     if not (name.startswith("add_") and "doc" in name):
         return
     for argument in call.args:

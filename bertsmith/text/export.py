@@ -44,8 +44,8 @@ def choose_output_format(path: Path) -> str:
     output_format = _OUTPUT_FORMATS.get(KIND_BY_SUFFIX.get(suffixes[-1] if suffixes else "", ""))
     if output_format is None:
         raise CorpusError(
-            f"{path}: this name does not tell which format to write; choose a name that ends in "
-            ".jsonl (JSON Lines) or .txt (one sentence per line), optionally followed by "
+            f"{path}: the suffix of this name is no known output format; choose a name that ends "
+            "in .jsonl (JSON Lines) or .txt (one sentence per line), optionally followed by "
             f"{' '.join(COMPRESSION_SUFFIXES)}"
         )
     return output_format

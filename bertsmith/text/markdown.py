@@ -13,9 +13,9 @@ _TABLE: Final = re.compile(r"^\s*\|.*|^[^|\n]*\|[^|\n]*\|.*$|^\s*:?-{3,}:?\s*\|.
 _LINK_DEFINITION: Final = re.compile(r"^ {0,3}\[[^\]]+\]:\s+\S+")
 _HTML_TAG: Final = re.compile(r"</?[A-Za-z][^<>\n]*>")
 # Lengths are limited because the text after each unclosed bracket is searched to the end of the
-# paragraph, so many unclosed brackets would take quadratic time. Link targets can be long (images
-# as data), so their length is not limited. They are only searched for before the last closing
-# parenthesis.
+# paragraph, so many unclosed brackets would take quadratic time. Link targets can be long (data
+# URLs of images), so their length is not limited. Instead, ``_remove_inline_markup`` searches for
+# them only before the last closing parenthesis.
 _REFERENCE: Final = r"\[[^\]\n]{0,500}\]"
 _IMAGE_REFERENCE: Final = re.compile(r"!\[[^\]\n]{0,500}\]" + _REFERENCE)
 _IMAGE: Final = re.compile(r"!\[[^\]\n]{0,500}\](?:\([^)\n]*\)|" + _REFERENCE + ")")

@@ -1,4 +1,4 @@
-"""The [MASK] token in texts."""
+"""Checks that texts contain a [MASK] token."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from bertsmith.errors import InputError
 from bertsmith.text.wordpiece import Tokenizer
 
 MASK_TOKEN = "[MASK]"
-#: Maximum characters of a text in an error message.
+#: Maximum number of characters of a text in an error message.
 _MAX_QUOTED = 60
 
 
@@ -22,8 +22,8 @@ def check_mask(tokenizer: Tokenizer, text: str, ids: Sequence[int], number: int)
     """
     if tokenizer.mask_id in ids:
         return
-    lowercase_mask = re.search(re.escape(MASK_TOKEN), text, re.IGNORECASE)
-    hint = f", but {lowercase_mask[0]}: write it in capitals" if lowercase_mask else ""
+    miscased_mask = re.search(re.escape(MASK_TOKEN), text, re.IGNORECASE)
+    hint = f", but {miscased_mask[0]}: write it in capitals" if miscased_mask else ""
     raise InputError(
         f"text {number}: no {MASK_TOKEN} in {shorten_text(text)!r}{hint}; "
         f"put {MASK_TOKEN} where a word is to be predicted"

@@ -31,12 +31,12 @@ class RawDocument:
 class ErrorHandler:
     """Raises an error in a source, or records it and lets the reader continue."""
 
-    def __init__(self, skip: bool, record: Callable[[str, str], None]) -> None:
+    def __init__(self, record: Callable[[str, str], None], *, skip: bool) -> None:
         """Choose whether errors are raised or recorded.
 
         Args:
-            skip: Whether to record errors instead of raising them.
             record: Called with the reason and the full message of each skipped error.
+            skip: Whether to record errors instead of raising them.
         """
         self._skip = skip
         self._record = record

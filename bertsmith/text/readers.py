@@ -8,7 +8,7 @@ from typing import Final
 from bertsmith.errors import CorpusError
 from bertsmith.files import parse_json
 from bertsmith.plurals import count_noun
-from bertsmith.text import containers, line_layout, markdown
+from bertsmith.text import containers, line_layout
 from bertsmith.text.archives import (
     DECOMPRESSION_ERRORS,
     HEAD_BYTES,
@@ -56,6 +56,7 @@ def read_source(
 def _read(
     source: Source, text_format: str, field: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
+    """Detect the format of a source and yield its documents; see ``read_source``."""
     stream = sys.stdin.buffer if source.name == STDIN else Path(source.name).open("rb")  # noqa: SIM115
     head, reader = decompress(stream)
     name = "standard input" if source.name == STDIN else source.name
@@ -87,7 +88,12 @@ def _read(
 
 
 def _detect_container(kind: str, head: bytes) -> str:
-    """Return the kind of a file, detected from its content, or else ``kind`` from its name."""
+    """Return the kind of a file according to its content, or ``kind`` if that is undecided.
+
+    Args:
+        kind: Kind of the file according to its name; see ``Source``.
+        head: First bytes of the file.
+    """
     text = head.removeprefix(BOM).lstrip()
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -143,7 +149,7 @@ def _read_plain_text(lines: LineReader, layout: str, errors: ErrorHandler) -> It
         is_blank = not text.strip()
         if is_blank and layout == "sentences":
             if pending:
-                yield RawDocument("\n".join(pending), layout, presplit=True)
+                yield _make_document(pending, layout)
             pending, size = [], 0
             continue
         pending.append(text)
@@ -157,17 +163,14 @@ def _read_plain_text(lines: LineReader, layout: str, errors: ErrorHandler) -> It
 
 
 def _make_document(lines: list[str], layout: str) -> RawDocument:
-    text = "\n".join(lines)
-    if layout == "sentences":
-        return RawDocument(text, layout, presplit=True)
-    if layout == "markdown":
-        return RawDocument(markdown.markdown_to_text(text), layout)
-    return RawDocument(line_layout.unwrap_paragraphs(text), layout)
+    """Create a document of plain text, whose format is the name of its layout."""
+    return containers.make_document("\n".join(lines), layout, layout)
 
 
 def _read_parquet(
     source: Source, text_format: str, field: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
+    """Read a Parquet file; raise CorpusError for a stream, because the footer is read first."""
     if source.is_stream:
         raise CorpusError(f"{source.name}: Parquet cannot be read from a stream; give a file")
     yield from containers.read_parquet(Path(source.name), text_format, field, errors)

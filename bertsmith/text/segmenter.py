@@ -64,13 +64,14 @@ class KiwiSegmenter:
 
 
 def _find_morpheme_boundaries(text: str, morphemes: Iterable[Any]) -> list[int]:
+    """Return the offsets at which a morpheme starts right after another one, without a space."""
     boundaries: list[int] = []
     end = 0
     for morpheme in morphemes:
         start = morpheme.start
-        # A morpheme that is empty or starts inside the previous syllable is not separated.
-        is_separate = morpheme.len > 0 and start >= end > 0
-        if is_separate and not text[start - 1].isspace() and not text[start].isspace():
+        # A morpheme that is empty or starts inside the previous syllable has no boundary.
+        has_boundary = morpheme.len > 0 and start >= end > 0
+        if has_boundary and not text[start - 1].isspace() and not text[start].isspace():
             boundaries.append(start)
         end = max(end, start + morpheme.len)
     return boundaries

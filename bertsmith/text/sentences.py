@@ -24,8 +24,8 @@ def check_language(code: str) -> str:
         SettingsError: ``code`` does not have the form of a language code, or has two letters but
             is not in ISO 639-1. Three-letter codes (ISO 639-3) are not looked up.
     """
-    form = re.fullmatch("([a-z]{2,3})(-[a-z]{2,8})*", code)
-    if form is None or (len(form[1]) == 2 and form[1] not in _ISO_639_1.split()):
+    match = re.fullmatch("([a-z]{2,3})(-[a-z]{2,8})*", code)
+    if match is None or (len(match[1]) == 2 and match[1] not in _ISO_639_1.split()):
         raise SettingsError(
             f"language {code!r}: not a language code; give the ISO 639-1 code of the text's "
             "language, such as en or ko"

@@ -63,15 +63,14 @@ def detect_kind_from_name(path: Path) -> str:
 
 
 def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> list[Source]:
-    """Return the sources that the arguments name, in a fixed order.
+    """Return the sources that the arguments name, in the order of the arguments.
 
-    For a folder, the sources are the files below it that have the name of a text format, sorted.
-    Hidden files are skipped.
+    A folder stands for the files below it whose names indicate a text format (see
+    ``detect_kind_from_name``), in sorted order. Hidden files and folders are skipped.
 
     Args:
         arguments: Files, folders, globs, or "-" for standard input.
-        ignored: The names of files in folders that do not have the name of a text format are
-            appended to this list.
+        ignored: List to which the other files in folders are appended, except hidden ones.
 
     Raises:
         CorpusError: A path does not exist, cannot be read, or holds no text file.
@@ -90,6 +89,7 @@ def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> 
 
 
 def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
+    """Yield the sources that one argument names; see ``find_sources``."""
     if argument == STDIN:
         yield Source(STDIN, None, "unknown")
         return
@@ -111,16 +111,18 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
 
 
 def _make_source(path: Path) -> Source:
+    """Return the source for a file; raise CorpusError if it cannot be read."""
     if has_surrogates(str(path)):
         raise CorpusError(f"{str(path)!r}: the name of this file is not valid UTF-8; rename it")
     if not os.access(path, os.R_OK):
-        raise CorpusError(f"{path}: this file may not be read; check its permissions")
+        raise CorpusError(f"{path}: no permission to read this file; change its permissions")
     # A pipe or device (process substitution, /dev/stdin) has no size.
     size = path.stat().st_size if path.is_file() else None
     return Source(str(path), size, detect_kind_from_name(path))
 
 
 def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
+    """Yield the text files below a folder, and append the other files to ``ignored``."""
     count = 0
     for folder, subfolders, names in os.walk(path, onerror=_raise_unreadable):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -149,13 +151,15 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def _expand_glob(pattern: str, ignored: list[str]) -> Iterator[Source]:
+    """Yield the files that a glob matches; if it matches only folders, the files in them."""
     # Unlike Path.glob, glob.glob accepts absolute patterns.
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not matches:
         raise CorpusError(
             f"{pattern}: no file matches this pattern (the current folder is {Path.cwd()})"
         )
-    # A pattern such as "data/**" matches folders and the files in them. Then the files are enough.
+    # A pattern such as "data/**" matches folders and the files in them. The folders are then left
+    # out, so that no file is read twice.
     files = [match for match in matches if not Path(match).is_dir()]
     for match in files or matches:
         yield from _expand(match, ignored)

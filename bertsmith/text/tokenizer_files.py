@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,8 @@ from bertsmith.text.tokenizer_spec import (
     index_vocabulary,
 )
 
-TOKENIZER_FILE, VOCAB_FILE = "tokenizer.json", "vocab.txt"
+TOKENIZER_FILE = "tokenizer.json"
+VOCAB_FILE = "vocab.txt"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 #: File with the ids of added tokens, in tokenizers that are older than tokenizer.json.
 _ADDED_TOKENS_FILE: Final = "added_tokens.json"
@@ -79,7 +81,7 @@ def read_tokenizer_spec(
         # An error raised by TokenizerSpec does not name the file.
         raise TokenizerError(f"{file}: {message}") from None
     segmenter = _read_segmenter(directory / BERTSMITH_FILE)
-    return _replace_fields(spec, segmenter=segmenter) if segmenter else spec
+    return replace(spec, segmenter=segmenter) if segmenter else spec
 
 
 def write_tokenizer_spec(
@@ -143,10 +145,6 @@ def _read_segmenter(path: Path) -> tuple[str, str] | None:
     return str(segmenter["name"]), str(segmenter["version"])
 
 
-def _replace_fields(spec: TokenizerSpec, **changes: Any) -> TokenizerSpec:
-    return TokenizerSpec(**(vars(spec) | changes))
-
-
 def find_vocabulary_file(path: Path) -> Path | None:
     """Return the tokenizer.json or vocab.txt at or in ``path``; None if there is none."""
     candidates = (path, path / TOKENIZER_FILE, path / VOCAB_FILE)
@@ -179,13 +177,14 @@ def _read_vocab_txt(
     if lowercase is None:
         lowercase = all(word == word.lower() for word in vocab if word not in SPECIAL_TOKENS)
     keep_hangul_syllables = True
-    if strip_accents is None and not config and lowercase and _has_only_jamo(vocab):
-        strip_accents, keep_hangul_syllables = True, False
     if strip_accents is None and config:
         # As in the original code, accents are stripped if text is lowercased, unless the file says
         # otherwise, and Hangul is not recomposed.
-        strip_accents = get_bool(config, "strip_accents", config_file)
-        strip_accents = lowercase if strip_accents is None else strip_accents
+        configured = get_bool(config, "strip_accents", config_file)
+        strip_accents = lowercase if configured is None else configured
+        keep_hangul_syllables = False
+    elif strip_accents is None and lowercase and _has_only_jamo(vocab):
+        strip_accents = True
         keep_hangul_syllables = False
     split_chinese = get_bool(config, "tokenize_chinese_chars", config_file)
     return TokenizerSpec(

@@ -74,22 +74,23 @@ def parse_tokenizer_json(path: Path, vocab_lines: tuple[str, ...]) -> TokenizerS
             f"{path}: found a {model_type} tokenizer; expected WordPiece, as BERT has"
         )
     prefix = model.get("continuing_subword_prefix")
-    _require(path, "continuing prefix", prefix, CONTINUATION_PREFIX)
-    _require(path, "unknown token", model.get("unk_token"), UNK)
+    _check_value(path, "continuing prefix", prefix, CONTINUATION_PREFIX)
+    _check_value(path, "unknown token", model.get("unk_token"), UNK)
     pre_tokenizer = get_object(file, "pre_tokenizer", path).get("type")
-    _require(path, "pre-tokenizer", pre_tokenizer, "BertPreTokenizer")
+    _check_value(path, "pre-tokenizer", pre_tokenizer, "BertPreTokenizer")
     vocab = _sort_vocabulary(get_object(model, "vocab", path), vocab_lines, path)
     added = parse_added_tokens(file.get("added_tokens") or [], vocab, path)
     options = _parse_normalizer(get_object(file, "normalizer", path), path)
     max_length = model.get("max_input_chars_per_word", 100)
     if type(max_length) is not int or not 0 < max_length < 2**31:
         raise TokenizerError(
-            f"{path}: max_input_chars_per_word is {max_length!r}; expected a number"
+            f"{path}: max_input_chars_per_word is {max_length!r}; expected an integer "
+            "from 1 to 2,147,483,647"
         )
     return TokenizerSpec(vocab=vocab, added=added, max_word_chars=max_length, **options)
 
 
-def _require(path: Path, name: str, value: object, expected: str) -> None:
+def _check_value(path: Path, name: str, value: object, expected: str) -> None:
     """Raise TokenizerError unless a value of the file is the expected one."""
     if value != expected:
         raise TokenizerError(f"{path}: found {name} {value!r}; expected {expected!r}, as BERT has")
@@ -104,13 +105,11 @@ def _sort_vocabulary(
     """
     if not ids:
         raise TokenizerError(f"{path}: the vocabulary is empty")
-    invalid = next(
-        ((word, index) for word, index in ids.items() if type(index) is not int or index < 0), None
-    )
-    if invalid is not None:
-        raise TokenizerError(
-            f"{path}: the word {invalid[0]!r} has the id {invalid[1]!r}; expected 0, 1, 2, ..."
-        )
+    for word, index in ids.items():
+        if type(index) is not int or index < 0:
+            raise TokenizerError(
+                f"{path}: the word {word!r} has the id {index!r}; expected 0, 1, 2, ..."
+            )
     if len(set(ids.values())) != len(ids):
         raise TokenizerError(f"{path}: two words have the same id; expected different ids")
     last = max(ids.values())
@@ -155,7 +154,9 @@ def parse_added_tokens(
     tokens = [token for token in tokens if token["content"] not in SPECIAL_TOKENS]
     if all(type(token.get("id")) is int for token in tokens):
         tokens.sort(key=lambda token: int(token["id"]))
-    vocab_ids, added, next_id = index_vocabulary(vocab), [], len(vocab)
+    vocab_ids = index_vocabulary(vocab)
+    next_id = len(vocab)
+    added = []
     for token in tokens:
         content = token["content"]
         expected_id = vocab_ids.get(content, next_id)
@@ -191,13 +192,14 @@ def _parse_normalizer(normalizer: Mapping[str, Any], path: Path) -> dict[str, An
         )
     lowercase = bool(bert.get("lowercase", True))
     strip_accents = bert.get("strip_accents")
-    # If strip_accents is null, accents are stripped if text is lowercased, as in the original code.
-    strip_accents = recomposes_hangul or (
-        lowercase if strip_accents is None else bool(strip_accents)
-    )
+    if recomposes_hangul:
+        strip_accents = True
+    elif strip_accents is None:
+        # As in the original code, accents are stripped if text is lowercased.
+        strip_accents = lowercase
     return {
         "lowercase": lowercase,
-        "strip_accents": strip_accents,
+        "strip_accents": bool(strip_accents),
         "keep_hangul_syllables": recomposes_hangul or not strip_accents,
         "split_chinese": bool(bert.get("handle_chinese_chars", True)),
     }

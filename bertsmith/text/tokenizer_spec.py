@@ -127,13 +127,14 @@ def build_normalizer(spec: TokenizerSpec) -> normalizers.Normalizer:
     return normalizers.Sequence(parts)
 
 
-def build_backend(spec: TokenizerSpec, *, no_special: bool = False) -> Backend:
+def build_backend(spec: TokenizerSpec, *, keep_special_flags: bool = True) -> Backend:
     """Build the ``tokenizers`` backend, whose post-processor can add [CLS] and [SEP].
 
     Args:
         spec: Vocabulary and options.
-        no_special: Whether no added token is marked as special. Then a backend that treats special
-            tokens as plain text still matches the added tokens.
+        keep_special_flags: Whether an added token is special if its spec says so. If False, no
+            added token is special, and a backend that treats special tokens as plain text still
+            matches all added tokens.
     """
     ids = index_vocabulary(spec.vocab)
     backend = Backend(
@@ -149,6 +150,8 @@ def build_backend(spec: TokenizerSpec, *, no_special: bool = False) -> Backend:
     )
     backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     for token in spec.added:
-        options = token._asdict() | ({"special": False} if no_special else {})
+        options = token._asdict()
+        if not keep_special_flags:
+            options["special"] = False
         backend.add_tokens([AddedToken(**options)])
     return backend

@@ -35,21 +35,22 @@ class TokenCounts:
         """The share of the tokens that are [UNK], 0 to 1; 0 if there are no tokens."""
         return self.num_unknown / max(self.num_tokens, 1)
 
-    def format_warning(self, tokens: str = "the tokens") -> str | None:
+    def format_warning(self, description: str = "the tokens") -> str | None:
         """Return a warning about the share of [UNK], or None; see ``format_unknown_warning``."""
-        return format_unknown_warning(self.unknown_share, tokens)
+        return format_unknown_warning(self.unknown_share, description)
 
 
-def format_unknown_warning(share: float, tokens: str = "the tokens") -> str | None:
+def format_unknown_warning(share: float, description: str = "the tokens") -> str | None:
     """Return a warning about the share of [UNK]; None if the share is at most MAX_UNKNOWN_SHARE.
 
     Args:
         share: Number of [UNK] tokens / number of tokens.
-        tokens: Name of the counted tokens in the warning, such as "the training tokens".
+        description: What the warning calls the counted tokens, such as "the training tokens".
     """
     if share <= MAX_UNKNOWN_SHARE:
         return None
     return (
-        f"warning: {share:.1%} of {tokens} are [UNK]: the vocabulary does not cover this text; "
-        "learn a vocabulary from this text (bertsmith vocab), or choose a model for its language"
+        f"warning: {share:.1%} of {description} are [UNK]: the vocabulary does not cover this "
+        "text; learn a vocabulary from this text (bertsmith vocab), or choose a model for its "
+        "language"
     )

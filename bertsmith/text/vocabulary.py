@@ -13,7 +13,7 @@ from bertsmith.text.vocabulary_report import VocabularyReport, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
-#: One document in this number is held out, chosen by the hash of its text.
+#: One of this many documents is held out, chosen by the hash of its text.
 HELD_OUT_EVERY = 100
 #: Number of characters in the text on which the fit of the vocabulary is measured.
 _SAMPLE_CHARACTERS = 1_000_000
@@ -87,6 +87,7 @@ def learn_vocabulary(
     if options.segment is not None:
         segmenter = load_segmenter(options.segment, threads=options.threads)
     texts = _CorpusTexts(sources, corpus_options)
+    # A stream can be read only once. ``train_wordpiece`` stores the texts of an iterator.
     has_stream = any(source.is_stream for source in sources)
     tokenizer = train_wordpiece(
         iter(texts) if has_stream else texts,

@@ -1,13 +1,14 @@
 """Adds words to a vocabulary. Existing ids do not change; new words get the next ids."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from tokenizers import pre_tokenizers
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX, TokenizerSpec, build_normalizer
+from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX, build_normalizer
 from bertsmith.text.vocabulary_report import VocabularyReport, measure_fit_from_counts
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts, tokenize_words
@@ -23,8 +24,8 @@ class WordCheck:
     Attributes:
         accepted: Normalized forms of the words that can be added.
         existing: Requested words that are already in the vocabulary.
-        normalized: Normalized form of each requested word that differs from it.
-        rejected: Reason for each word that cannot be added.
+        normalized: Normalized form by requested word, for the words that normalization changes.
+        rejected: Reason by requested word, for the words that cannot be added.
     """
 
     accepted: list[str] = field(default_factory=list)
@@ -94,7 +95,7 @@ def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
         lines: One word per line. A line that starts with "##" is a piece that continues a word.
     """
     normalize = build_normalizer(tokenizer.spec).normalize_str
-    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    pre_tokenize = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     check = WordCheck()
     seen: set[str] = set()
     for line in lines:
@@ -108,9 +109,10 @@ def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
         unprefixed = requested.removeprefix(prefix)
         normalized = normalize(unprefixed).strip()
         # A continuing piece occurs after a letter, so it is checked with a letter before it.
-        parts = split(normalize(f"a{unprefixed}" if prefix and normalized else unprefixed))
+        preceding_letter = "a" if prefix and normalized else ""
+        parts = [part for part, _ in pre_tokenize(normalize(preceding_letter + unprefixed))]
         reason = _find_rejection_reason(
-            tokenizer, unprefixed, normalized, [part for part, _ in parts], continues=bool(prefix)
+            tokenizer, unprefixed, normalized, parts, continues=bool(prefix)
         )
         if reason:
             check.rejected[requested] = reason
@@ -146,13 +148,11 @@ def _find_rejection_reason(
     if len(normalized) > tokenizer.spec.max_word_chars:
         return f"it has more than {tokenizer.spec.max_word_chars} characters"
     if tokenizer.segmenter is not None and not continues:
-        offsets = tokenizer.segmenter.find_boundaries([unprefixed])[0]
-        parts = [
-            unprefixed[start:end]
-            for start, end in zip([0, *offsets], [*offsets, None], strict=True)
-        ]
-        if offsets:
-            return f"{tokenizer.segmenter.name} splits it: {' | '.join(parts)}"
+        [boundaries] = tokenizer.segmenter.find_boundaries([unprefixed])
+        if boundaries:
+            ranges = pairwise([0, *boundaries, len(unprefixed)])
+            segments = [unprefixed[start:end] for start, end in ranges]
+            return f"{tokenizer.segmenter.name} splits it: {' | '.join(segments)}"
     return ""
 
 
@@ -162,16 +162,15 @@ def find_frequent_words(tokenizer: Tokenizer, word_counts: WordCounts, count: in
     Only words that contain a letter and occur at least twice are returned. Equally frequent words
     are ordered by code point.
     """
-    candidates = sorted(
-        (
-            word
-            for word, num_occurrences in word_counts.counts.items()
-            if num_occurrences >= MIN_OCCURRENCES
-            and any(map(str.isalpha, word))
-            and tokenizer.token_to_id(word) is None
-        ),
-        key=lambda word: (-word_counts.counts[word], word),
-    )
+    counts = word_counts.counts
+    candidates = [
+        word
+        for word, num_occurrences in counts.items()
+        if num_occurrences >= MIN_OCCURRENCES
+        and any(map(str.isalpha, word))
+        and tokenizer.token_to_id(word) is None
+    ]
+    candidates.sort(key=lambda word: (-counts[word], word))
     words: list[str] = []
     for word, ids in tokenize_words(tokenizer, candidates):
         if len(words) == count:
@@ -204,7 +203,7 @@ def extend_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyE
             f"the vocabulary cannot be extended: added tokens ({', '.join(added_tokens[:5])}) have "
             "the ids that new words would need; remove the added tokens first"
         )
-    new_spec = TokenizerSpec(**(vars(spec) | {"vocab": (*spec.vocab, *words)}))
+    new_spec = replace(spec, vocab=(*spec.vocab, *words))
     piece_ids = tuple(_tokenize_word(tokenizer, word) for word in words)
     return VocabularyExtension(
         Tokenizer(new_spec, tokenizer.segmenter), tuple(words), tokenizer.vocab_size, piece_ids
@@ -229,15 +228,12 @@ def _tokenize_word(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
     prefix = CONTINUATION_PREFIX if word.startswith(CONTINUATION_PREFIX) else ""
     remaining = word.removeprefix(prefix)
     while remaining:
-        ends = range(len(remaining), 0, -1)
-        end = next(
-            (end for end in ends if tokenizer.token_to_id(prefix + remaining[:end]) is not None),
-            None,
-        )
-        if end is None:
+        for end in range(len(remaining), 0, -1):
+            piece_id = tokenizer.token_to_id(prefix + remaining[:end])
+            if piece_id is not None:
+                break
+        else:
             return (tokenizer.unk_id,)
-        piece_id = tokenizer.token_to_id(prefix + remaining[:end])
-        assert piece_id is not None
         ids.append(piece_id)
         prefix, remaining = CONTINUATION_PREFIX, remaining[end:]
     return tuple(ids)

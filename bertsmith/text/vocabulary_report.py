@@ -95,16 +95,20 @@ def measure_fit(tokenizer: Tokenizer, texts: Iterable[str]) -> VocabularyReport:
 
 def measure_fit_from_counts(tokenizer: Tokenizer, word_counts: WordCounts) -> VocabularyReport:
     """Measure how ``tokenizer`` splits the counted words."""
-    counts, unk_id = word_counts.counts, tokenizer.unk_id
-    num_pieces = Counter(
-        {word: len(ids) for word, ids in tokenize_words(tokenizer, counts) if unk_id not in ids}
-    )
-    single_piece = [word for word, size in num_pieces.items() if size == 1]
+    counts = word_counts.counts
+    num_pieces: Counter[str] = Counter()
+    for word, ids in tokenize_words(tokenizer, counts):
+        if tokenizer.unk_id not in ids:
+            num_pieces[word] = len(ids)
+    single_piece = [word for word, pieces in num_pieces.items() if pieces == 1]
     unknown = Counter({word: count for word, count in counts.items() if word not in num_pieces})
     longest = sorted(single_piece, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS]
     most_split = sorted(num_pieces, key=lambda word: (-num_pieces[word], word))[:MAX_LISTED_WORDS]
-    # An unknown word counts as one piece, [UNK].
+    # An unknown word has no entry in ``num_pieces``. It counts as one piece, [UNK].
     total_pieces = sum(count * (num_pieces[word] or 1) for word, count in counts.items())
+    most_pieces = [
+        " ".join(tokenizer.ids_to_tokens(ids)) for _, ids in tokenize_words(tokenizer, most_split)
+    ]
     return VocabularyReport(
         characters=word_counts.num_characters,
         words=counts.total() + word_counts.num_too_long,
@@ -112,10 +116,7 @@ def measure_fit_from_counts(tokenizer: Tokenizer, word_counts: WordCounts) -> Vo
         unknown=unknown.total() + word_counts.num_too_long,
         single_piece=sum(counts[word] for word in single_piece),
         longest=longest,
-        most_pieces=[
-            " ".join(tokenizer.ids_to_tokens(ids))
-            for _, ids in tokenize_words(tokenizer, most_split)
-        ],
+        most_pieces=most_pieces,
         unknown_words=[word for word, _ in unknown.most_common(MAX_LISTED_WORDS)],
     )
 
@@ -168,6 +169,7 @@ class VocabularyDescription:
         chinese = "each a word" if self.split_chinese else "like other letters"
         ids = ", ".join(f"{token} {index}" for token, index in self.special.items())
         scripts = ", ".join(f"{name} {count:,}" for name, count in self.scripts.items())
+        repeated = count_noun(self.repeated, "line repeats", "lines repeat")
         lines = [
             f"{self.size:,} words, hash {self.hash[:12]}",
             f"special tokens: {ids}",
@@ -175,9 +177,7 @@ class VocabularyDescription:
             f"text is segmented first by {self.segmenter}" if self.segmenter else "",
             f"{self.word_starts:,} start a word, {self.continuations:,} continue one (##)",
             f"{self.characters:,} of these are single characters",
-            f"{count_noun(self.repeated, 'line repeats', 'lines repeat')} a word"
-            if self.repeated
-            else "",
+            f"{repeated} a word" if self.repeated else "",
             f"scripts: {scripts}",
             f"longest: {', '.join(self.longest)}",
             f"sample: {' '.join(self.sample)}",
@@ -189,12 +189,12 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
     """Describe a vocabulary: its options, its counts and some of its words."""
     words = [word for word in tokenizer.vocab if word not in SPECIAL_TOKENS]
     unprefixed_words = [word.removeprefix(CONTINUATION_PREFIX) for word in words]
-    starts = [word for word in words if not word.startswith(CONTINUATION_PREFIX)]
+    word_starts = [word for word in words if not word.startswith(CONTINUATION_PREFIX)]
     scripts = Counter(_find_script(word) for word in unprefixed_words)
     # The sample is evenly spaced over the ids, because the first ids are characters and the last
     # ids are rare words.
     sample_size = 20
-    step = max(len(starts) // sample_size, 1)
+    step = max(len(word_starts) // sample_size, 1)
     spec = tokenizer.spec
     return VocabularyDescription(
         size=tokenizer.vocab_size,
@@ -208,13 +208,13 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
             for token in SPECIAL_TOKENS
             if (index := tokenizer.token_to_id(token)) is not None
         },
-        word_starts=len(starts),
-        continuations=len(words) - len(starts),
+        word_starts=len(word_starts),
+        continuations=len(words) - len(word_starts),
         characters=sum(len(word) == 1 for word in unprefixed_words),
         repeated=tokenizer.vocab_size - len(set(tokenizer.vocab)),
         scripts=dict(scripts.most_common(6)),
-        longest=sorted(starts, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS],
-        sample=starts[step // 2 :: step][:sample_size],
+        longest=sorted(word_starts, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS],
+        sample=word_starts[step // 2 :: step][:sample_size],
     )
 
 

@@ -56,7 +56,8 @@ class Tokenizer:
         self.segmenter = segmenter
         self.vocab = spec.tokens
         self._ids = index_vocabulary(self.vocab)
-        self._plain_backend = build_backend(spec, no_special=True)
+        # With ``encode_special_tokens``, special tokens in a text are plain text.
+        self._plain_backend = build_backend(spec, keep_special_flags=False)
         self._plain_backend.encode_special_tokens = True
         # Backends by ``allow_special``, shared with the copies that ``with_counter`` makes.
         self._backends: dict[bool, Any] = {False: self._plain_backend}
@@ -88,6 +89,7 @@ class Tokenizer:
         Args:
             counter: Receives the token counts of every text that the copy encodes.
         """
+        # ``copy.copy`` would build the backends again, because of ``__reduce__``.
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__, _counters=(*self._counters, counter))
         return copy
@@ -220,7 +222,7 @@ class Tokenizer:
         return results
 
     def _get_backend(self, allow_special: bool) -> Any:
-        """Return the backend that recognizes special tokens in a text, or the plain one."""
+        """Return the plain backend, or the backend that recognizes special tokens in a text."""
         if allow_special not in self._backends:
             self._backends[allow_special] = build_backend(self.spec)
         return self._backends[allow_special]
@@ -257,8 +259,8 @@ def _to_original_offsets(
 ) -> list[tuple[int, int]]:
     """Convert offsets in the segmented text to offsets in the original text."""
     # Inserted space number k is at offset boundaries[k] + k of the segmented text.
-    spaces = [boundary + index for index, boundary in enumerate(boundaries)]
+    space_offsets = [boundary + number for number, boundary in enumerate(boundaries)]
     return [
-        (start - bisect_left(spaces, start), end - bisect_left(spaces, end))
+        (start - bisect_left(space_offsets, start), end - bisect_left(space_offsets, end))
         for start, end in offsets
     ]

@@ -7,6 +7,7 @@ the alphabet, which is random by default, so this module chooses the alphabet be
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import IO, Final
 
 from tokenizers import AddedToken, pre_tokenizers
@@ -27,9 +28,11 @@ from bertsmith.text.tokenizer_spec import (
 )
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Characters per chunk, for counting characters and for counting words. Words are counted in
-#: parallel, so their chunks are smaller.
-_CHARACTER_CHUNK, _WORD_CHUNK = 1 << 19, 1 << 14
+#: Characters per chunk of text whose characters are counted.
+_CHARACTER_CHUNK: Final = 1 << 19
+#: Characters per chunk of text whose words are counted. These chunks are counted in parallel, so
+#: they are smaller.
+_WORD_CHUNK: Final = 1 << 14
 #: The trainer of `tokenizers` uses 32-bit integers.
 _MAX_INT32: Final = 2**31 - 1
 #: Maximum number of characters that are searched for punctuation, back from the end of a chunk
@@ -78,18 +81,7 @@ def train_wordpiece(
     """
     required = build_ascii_alphabet(lowercase=not cased)
     _check_size(size, required, cased=cased)
-    if size > _MAX_INT32:
-        raise TokenizerError(
-            f"the vocabulary size is too large: {size:,}; choose at most {_MAX_INT32:,}"
-        )
-    if not 1 <= min_frequency <= _MAX_INT32:
-        raise TokenizerError(
-            f"the minimum frequency is out of range: {min_frequency:,}; choose 1 to {_MAX_INT32:,}"
-        )
-    if not 0 < coverage <= 1:
-        raise TokenizerError(
-            f"the coverage is out of range: {coverage}; choose a share above 0 and at most 1"
-        )
+    _check_ranges(min_frequency, coverage)
     progress = NullProgress() if progress is None else progress
     spec = TokenizerSpec(
         vocab=SPECIAL_TOKENS,
@@ -118,11 +110,11 @@ def train_wordpiece(
         )
     progress.finish()
     vocab = _sort_vocabulary(backend.get_vocab())
-    return Tokenizer(TokenizerSpec(**(vars(spec) | {"vocab": vocab})), segmenter)
+    return Tokenizer(replace(spec, vocab=vocab), segmenter)
 
 
 def _check_size(size: int, required: Alphabet, *, cased: bool) -> None:
-    """Raise TokenizerError if a vocabulary of this size has no room for words.
+    """Raise TokenizerError if a vocabulary of this size has no room for words, or is too large.
 
     Args:
         size: Maximum number of entries.
@@ -137,9 +129,26 @@ def _check_size(size: int, required: Alphabet, *, cased: bool) -> None:
             f"tokens and the {required.num_pieces} pieces of the ASCII digits, {letters} and "
             f"punctuation take {minimum} entries; choose a size above {minimum}"
         )
+    if size > _MAX_INT32:
+        raise TokenizerError(
+            f"the vocabulary size is too large: {size:,}; choose at most {_MAX_INT32:,}"
+        )
+
+
+def _check_ranges(min_frequency: int, coverage: float) -> None:
+    """Raise TokenizerError if an option of ``train_wordpiece`` is out of range."""
+    if not 1 <= min_frequency <= _MAX_INT32:
+        raise TokenizerError(
+            f"the minimum frequency is out of range: {min_frequency:,}; choose 1 to {_MAX_INT32:,}"
+        )
+    if not 0 < coverage <= 1:
+        raise TokenizerError(
+            f"the coverage is out of range: {coverage}; choose a share above 0 and at most 1"
+        )
 
 
 def _segment_in_batches(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
+    """Yield the segmented texts; the segmenter analyzes the texts of a batch in parallel."""
     batch: list[str] = []
     for text in texts:
         batch.append(text)
@@ -150,6 +159,7 @@ def _segment_in_batches(texts: Iterable[str], segmenter: Segmenter) -> Iterator[
 
 
 def _write_texts(texts: Iterable[str], file: IO[str]) -> "_FileLines":
+    """Write the texts to a file, and return its lines, which can be read repeatedly."""
     for text in texts:
         file.write(text + "\n")
     return _FileLines(file)
@@ -163,8 +173,7 @@ class _FileLines:
 
     def __iter__(self) -> Iterator[str]:
         self._file.seek(0)
-        # A file is its own iterator, so it cannot be returned itself.
-        return map(str, self._file)
+        yield from self._file
 
 
 def _make_chunks(texts: Iterable[str], size: int) -> Iterator[str]:
@@ -210,7 +219,7 @@ def _find_last_word_start(text: str, start: int, end: int) -> int:
 def _count_characters(
     texts: Iterable[str], spec: TokenizerSpec, progress: Progress
 ) -> tuple[CharacterCounts, int]:
-    """Return how often each character occurs in the texts, and their total length."""
+    """Return how often each character occurs in the texts, and the number of characters."""
     normalize = build_normalizer(spec).normalize_str
     normalizes_texts = _recomposes_hangul(spec)
     counts = CharacterCounts(str if normalizes_texts else normalize, spec.max_word_chars)
@@ -232,7 +241,8 @@ def _filter_chunks(
     character, and merge its neighbors into pieces that do not occur in the text. Words that are
     too long are removed because they become [UNK] anyway, and merging them takes quadratic time.
     """
-    normalizes_texts, normalize = _recomposes_hangul(spec), build_normalizer(spec).normalize_str
+    normalize = build_normalizer(spec).normalize_str
+    normalizes_texts = _recomposes_hangul(spec)
     for chunk in _make_chunks(texts, _WORD_CHUNK):
         yield len(chunk), filter_words(normalize(chunk) if normalizes_texts else chunk)
 
@@ -254,8 +264,8 @@ def _train_backend(
     """Run the trainer of ``tokenizers`` with a fixed alphabet.
 
     By default, the trainer numbers the continuing characters ("##a") in the order of a hash table
-    with a random seed, and breaks ties between merges by number. So the continuing characters are
-    passed as special tokens, which come first and keep their order.
+    with a random seed, and breaks ties between merges by these numbers. So the continuing
+    characters are passed as special tokens, which come first and keep their order.
     """
     continuations = [CONTINUATION_PREFIX + character for character in alphabet.continuations]
     special_tokens = [AddedToken(word, special=True) for word in (*SPECIAL_TOKENS, *continuations)]
@@ -278,6 +288,7 @@ def _train_backend(
 def _report_progress(
     chunks: Iterable[tuple[int, str]], total_characters: int, progress: Progress
 ) -> Iterator[str]:
+    """Yield the text of each chunk; advance the progress when the next chunk is requested."""
     progress.start("Counting words", total_characters, "characters")
     for num_characters, chunk in chunks:
         yield chunk

@@ -17,7 +17,13 @@ import pytest
 import zstandard
 
 from bertsmith.errors import CorpusError, SettingsError
-from bertsmith.text.corpus import CorpusOptions, CorpusReport, find_sources, read_documents
+from bertsmith.text.corpus import (
+    MAX_EXAMPLES,
+    CorpusOptions,
+    CorpusReport,
+    find_sources,
+    read_documents,
+)
 from bertsmith.text.markdown import markdown_to_text
 
 TEXTS = ["Anna has a cat. It sleeps.\nThe cat is grey.", "Bert reads a book.\nIt is good."]
@@ -138,8 +144,8 @@ def test_unclosed_markup_takes_linear_time(mark: str) -> None:
     assert time.process_time() - start < 30
 
 
-def test_embedded_images_and_heading_marks_are_removed() -> None:
-    """Embedded images are removed whatever their size, and headings lose their closing marks."""
+def test_images_heading_marks_and_comments_are_removed() -> None:
+    """Images of any size, closing marks of headings, and closed comments are removed."""
     image = f"![a plot](data:image/png;base64,{'iVBOR' * 2000})"
     text = markdown_to_text(f"Before {image} and [after]({'u' * 5000}).")
     assert text == "Before  and after."
@@ -177,7 +183,7 @@ def test_parquet_column_is_read(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="column 'n' holds int64, not text"):
         read_texts(path, field="n")
     write_file(path, path.read_bytes()[:300])
-    with pytest.raises(CorpusError, match="not a whole Parquet file"):
+    with pytest.raises(CorpusError, match="not a complete Parquet file"):
         read_texts(path)
 
 
@@ -306,13 +312,13 @@ def test_counts_of_reports_are_added() -> None:
     """Counts and reasons are added; examples are concatenated up to the limit."""
     report = CorpusReport(documents=1, characters=5)
     other = CorpusReport(documents=2, formats={"jsonl": 1})
-    for number in range(30):
+    for number in range(MAX_EXAMPLES + 10):
         other.count_skipped("broken JSON", f"place {number}")
     report.add(other)
     report.add(other)
     assert (report.documents, report.characters, report.formats) == (5, 5, {"jsonl": 2})
-    assert report.skipped == {"broken JSON": 60}
-    assert len(report.examples) == 20
+    assert report.skipped == {"broken JSON": 2 * (MAX_EXAMPLES + 10)}
+    assert len(report.examples) == MAX_EXAMPLES
 
 
 def test_corpus_without_documents_is_an_error(tmp_path: Path) -> None:
@@ -346,8 +352,9 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.jsonl.gz", gzip.compress(line.encode() * 60, 1))
     sources = find_sources([str(path)])
     tracemalloc.start()
-    count = sum(1 for _ in read_documents(sources, CorpusOptions(deduplicate="both")))
-    assert count == 1
+    # All documents are read, but only the first is not a repetition.
+    documents = read_documents(sources, CorpusOptions(deduplicate="both"))
+    assert sum(1 for _ in documents) == 1
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 12_000_000

@@ -7,6 +7,7 @@ import json
 import lzma
 import pickle
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 
-def find_words_with_jamo(words: list[str] | tuple[str, ...]) -> list[str]:
+def find_words_with_jamo(words: Iterable[str]) -> list[str]:
     """Return the words with a conjoining jamo, which composed Hangul does not contain."""
     return [word for word in words if any("\u1100" <= letter <= "\u11ff" for letter in word)]
 
@@ -83,15 +84,17 @@ def test_segmentation_only_inserts_spaces(kiwi: KiwiSegmenter) -> None:
 
 def test_segmenter_is_saved_with_the_tokenizer(tmp_path: Path, kiwi: KiwiSegmenter) -> None:
     """A loaded and pickled tokenizer segments; its offsets refer to the original text."""
-    vocab = (*SPECIAL_TOKENS, "나", "는", "학교", "에", "갔", "다", ".")
+    words = ["나", "는", "학교", "에", "갔", "다", "."]
+    vocab = (*SPECIAL_TOKENS, *words)
     Tokenizer(TokenizerSpec(vocab=vocab, segmenter=("kiwi", kiwi.version))).save(tmp_path)
     entries = json.loads((tmp_path / "bertsmith.json").read_text())
     assert entries["tokenizer"]["segmenter"] == {"name": "kiwi", "version": kiwi.version}
     tokenizer = pickle.loads(pickle.dumps(Tokenizer.load(tmp_path)))
     text = "나는  학교에 갔다."
     ids, offsets = tokenizer.encode_with_offsets(text)
-    assert ids == list(range(5, 12)) == tokenizer.encode(text)
-    assert [text[start:end] for start, end in offsets] == list(vocab[5:])
+    assert ids == tokenizer.encode(text)
+    assert tokenizer.ids_to_tokens(ids) == words
+    assert [text[start:end] for start, end in offsets] == words
     masked_ids = tokenizer.encode("나는 [MASK]에 갔다.", allow_special=True)
     assert tokenizer.ids_to_tokens(masked_ids)[2] == "[MASK]"
 

@@ -27,6 +27,7 @@ def test_korean_text_with_an_english_vocabulary(tokenizer: Tokenizer) -> None:
     """Each Korean word is one [UNK] and only the full stops are known, so there is a warning."""
     counts = TokenCounts()
     tokenizer.with_counter(counts).encode_batch(KOREAN)
+    # 4 and 3 words, and 2 full stops.
     assert (counts.num_tokens, counts.num_unknown) == (9, 7)
     assert counts.unknown_share == 7 / 9
     warning = counts.format_warning()
@@ -38,13 +39,16 @@ def test_korean_text_with_an_english_vocabulary(tokenizer: Tokenizer) -> None:
 
 def test_all_encode_methods_are_counted(tokenizer: Tokenizer) -> None:
     """Encoding with a counter gives the same ids and counts them, with and without offsets."""
-    counts, expected = TokenCounts(), 0
+    counts = TokenCounts()
+    num_tokens = 0
     counting_tokenizer = tokenizer.with_counter(counts)
     for text in (*ENGLISH, *KOREAN):
         assert counting_tokenizer.encode(text) == tokenizer.encode(text)
         assert counting_tokenizer.encode_with_offsets(text) == tokenizer.encode_with_offsets(text)
-        expected += 2 * len(tokenizer.encode(text))
-    assert counts.num_tokens == expected
+        # Each text is encoded twice.
+        num_tokens += 2 * len(tokenizer.encode(text))
+    assert counts.num_tokens == num_tokens
+    # KOREAN has 7 words.
     assert counts.num_unknown == 2 * 7
 
 
@@ -58,7 +62,10 @@ def test_special_tokens_are_not_counted(tokenizer: Tokenizer) -> None:
 
 
 def test_only_the_copy_with_the_counter_counts(tokenizer: Tokenizer) -> None:
-    """A copy with a counter counts; the original and a pickled copy do not."""
+    """A copy with a counter counts; the original, which shares the backends, does not.
+
+    A pickled copy has no counter.
+    """
     outer, inner = TokenCounts(), TokenCounts()
     counting_tokenizer = tokenizer.with_counter(outer)
     counting_tokenizer.with_counter(inner).encode("강")

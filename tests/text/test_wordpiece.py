@@ -150,7 +150,8 @@ def test_auto_tokenizer_gives_the_same_ids(tmp_path: Path, options: dict[str, bo
     tokenizer.save(tmp_path)
     auto_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     # transformers treats "[MASK]" in a text as the special token.
-    for text in (text for _, text, _ in GOLDEN if "[MASK]" not in text):
+    texts = [text for _, text, _ in GOLDEN if "[MASK]" not in text]
+    for text in texts:
         ids = auto_tokenizer(text, add_special_tokens=False)["input_ids"]
         assert ids == tokenizer.encode(text), text
     pair = auto_tokenizer("hello you", "how")
@@ -164,16 +165,18 @@ def test_auto_tokenizer_gives_the_same_ids(tmp_path: Path, options: dict[str, bo
 def test_repeated_words_do_not_shift_ids(tmp_path: Path) -> None:
     """An id is a line number of vocab.txt; a repeated word has the id of its last line."""
     words = [*SPECIAL_TOKENS, "a", "b", "a", "", "c"]
+    # The ids of the special tokens are 0 to 4, that of the last "a" is 7.
+    expected = [7, 6, 9]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     for _ in range(2):
         tokenizer = Tokenizer.load(tmp_path)
-        assert tokenizer.encode("a b c") == [7, 6, 9]
-        assert tokenizer.vocab_size == 10
+        assert tokenizer.encode("a b c") == expected
+        assert tokenizer.vocab_size == len(words)
         # The second iteration reads tokenizer.json, which cannot contain a word twice.
         tokenizer.save(tmp_path)
     assert (tmp_path / "vocab.txt").read_text().split("\n")[:-1] == words
     (tmp_path / "vocab.txt").unlink()
-    assert Tokenizer.load(tmp_path).encode("a b c") == [7, 6, 9]
+    assert Tokenizer.load(tmp_path).encode("a b c") == expected
 
 
 def test_repeated_words_are_read_like_transformers(tmp_path: Path) -> None:
@@ -182,6 +185,7 @@ def test_repeated_words_are_read_like_transformers(tmp_path: Path) -> None:
     words = [*SPECIAL_TOKENS, "a", "b", "a", "한", "c", "b", "##c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     tokenizer = Tokenizer.load(tmp_path)
+    # The last "a" is word 7 and the last "b" word 10; "cc" is split into "c" and "##c".
     expected = [7, 10, 8, 9, 11]
     assert tokenizer.encode("a b 한 cc") == expected
     tokenizer.save(tmp_path / "saved")

@@ -37,6 +37,11 @@ def make_texts(seed: int = 0) -> list[str]:
     return [" ".join(rng.choices(words, k=40)) + "." for _ in range(300)]
 
 
+#: Numbers of pieces of the ASCII characters. Only digits and letters have a piece with "##": there
+#: are 10 digits, 26 letters (52 in a cased vocabulary) and 32 punctuation characters.
+NUM_ASCII_PIECES = 2 * (10 + 26) + 32
+NUM_CASED_ASCII_PIECES = 2 * (10 + 52) + 32
+
 #: Trains a tokenizer. Arguments: JSON file with texts, output directory.
 TRAINING_SCRIPT = """
 import json, sys
@@ -103,8 +108,7 @@ def test_rare_characters_leave_room_for_words() -> None:
     tokenizer = train_wordpiece(texts, 400)
     characters = [word for word in tokenizer.vocab if len(word.removeprefix("##")) == 1]
     beyond_ascii = [word for word in characters if not word.isascii()]
-    # 5 special tokens and 104 pieces of ASCII characters come before the other characters.
-    assert len(beyond_ascii) <= (400 - (5 + 104)) // 2
+    assert len(beyond_ascii) <= (400 - len(SPECIAL_TOKENS) - NUM_ASCII_PIECES) // 2
     assert tokenizer.token_to_id("가") is not None
     assert tokenizer.token_to_id("##나") is not None
     assert tokenizer.vocab_size == 400
@@ -161,6 +165,7 @@ def test_long_texts_are_divided_between_words(text: str, size: int) -> None:
     for left, right in pairwise(parts):
         word = re.search("[ab]*$", left)[0] + re.search("^[ab]*", right)[0]  # type: ignore[index]
         is_inside_word = left[-1:] in "ab" and right[0] in "ab"
+        # Text without spaces and punctuation, such as Chinese, may be divided anywhere.
         assert not is_inside_word or len(word) >= size or "天" in text
 
 
@@ -198,15 +203,16 @@ def test_invalid_coverage_is_rejected(coverage: float) -> None:
         train_wordpiece(make_texts(), 200, coverage=coverage)
 
 
-@pytest.mark.parametrize(("cased", "minimum"), [(False, 5 + 104), (True, 5 + 156)])
-def test_too_small_size_is_rejected(*, cased: bool, minimum: int) -> None:
-    """The error has the numbers of special tokens and ASCII pieces, and the minimum size."""
-    message = (
-        rf"too small: {minimum}, .* 5 special tokens .* {minimum - 5} pieces .* take {minimum}"
-    )
+@pytest.mark.parametrize(
+    ("cased", "num_ascii_pieces"), [(False, NUM_ASCII_PIECES), (True, NUM_CASED_ASCII_PIECES)]
+)
+def test_too_small_size_is_rejected(*, cased: bool, num_ascii_pieces: int) -> None:
+    """The error has the numbers of special tokens and ASCII pieces, and the largest bad size."""
+    size = len(SPECIAL_TOKENS) + num_ascii_pieces
+    message = rf"too small: {size}, .* 5 special tokens .* {num_ascii_pieces} pieces .* take {size}"
     with pytest.raises(TokenizerError, match=message):
-        train_wordpiece(make_texts(), minimum, cased=cased)
-    assert train_wordpiece(make_texts(), minimum + 1, cased=cased).vocab_size == minimum + 1
+        train_wordpiece(make_texts(), size, cased=cased)
+    assert train_wordpiece(make_texts(), size + 1, cased=cased).vocab_size == size + 1
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -270,13 +276,14 @@ def test_description_counts_all_entries_of_a_vocabulary() -> None:
 
 def test_vocabulary_is_measured_on_held_out_documents(tmp_path: Path) -> None:
     """About one document in a hundred is held out; a corpus of few documents has none."""
-    lines = [json.dumps({"text": text}) for text in make_texts() * 10 + make_texts(1)]
+    texts = make_texts() * 10 + make_texts(1)
+    lines = [json.dumps({"text": text}) for text in texts]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     sources = find_sources([str(tmp_path / "a.jsonl")])
     options = VocabularyOptions(size=500)
     learned = learn_vocabulary(sources, CorpusOptions(), options, NullProgress())
     assert learned.has_held_out_sample
-    assert learned.corpus.documents == 3300
+    assert learned.corpus.documents == len(texts)
     assert 0 < learned.quality.characters < 0.1 * learned.corpus.characters
     (tmp_path / "a.jsonl").write_text("\n".join(lines[:3]))
     options = VocabularyOptions(size=200)
