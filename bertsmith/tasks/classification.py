@@ -29,7 +29,7 @@ from bertsmith.tasks.tables import (
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The default of the original run_classifier.py.
+#: The default of run_classifier.py in the original BERT code.
 DEFAULT_MAX_SEQLEN = 128
 ROC_AUC = "roc_auc"
 #: Separates the labels of a text in a multi-label column of CSV or TSV.
@@ -99,11 +99,7 @@ def _parse_label(value: Any, kind: TaskKind, labels: Sequence[str] | None = None
         BadExampleError: The value is not a label of this kind.
     """
     if kind == "multi":
-        items = value.split(LABEL_SEPARATOR) if isinstance(value, str) else value
-        items = items if isinstance(items, list) else [items]
-        for item in items:
-            _reject_missing_label(item, labels)
-        return frozenset(name for name in map(_to_label_name, items) if name)
+        return _parse_label_set(value, labels)
     _reject_missing_label(value, labels)
     if kind == "single":
         if isinstance(value, list):
@@ -113,6 +109,20 @@ def _parse_label(value: Any, kind: TaskKind, labels: Sequence[str] | None = None
             raise BadExampleError("an empty label")
         return name
     return _parse_score(value)
+
+
+def _parse_label_set(value: Any, labels: Sequence[str] | None) -> frozenset[str]:
+    """Convert a list of labels, or a text with ``LABEL_SEPARATOR`` between labels, to a set."""
+    if isinstance(value, str):
+        items = value.split(LABEL_SEPARATOR)
+    elif isinstance(value, list):
+        items = value
+    else:
+        items = [value]
+    for item in items:
+        _reject_missing_label(item, labels)
+    names = map(_to_label_name, items)
+    return frozenset(name for name in names if name)
 
 
 def _parse_score(value: Any) -> float:
@@ -149,11 +159,11 @@ def _reject_missing_label(value: Any, labels: Sequence[str] | None) -> None:
 
 
 def _to_label_name(value: Any) -> str:
-    """Convert a cell to the name of a label: true to "true", and both 1 and 1.0 to "1"."""
+    """Convert a cell to the name of a label: true to "true"; 1 and 1.0 to "1"."""
     if isinstance(value, bool):
         return json.dumps(value)
     if not isinstance(value, str | int | float):
-        raise BadExampleError("a label that is not a name", f": {value!r}")
+        raise BadExampleError("a label that is neither text nor a number", f": {value!r}")
     if isinstance(value, float):
         # Integer columns with missing values are stored as floats.
         if not math.isfinite(value):
@@ -165,14 +175,15 @@ def _to_label_name(value: Any) -> str:
 
 
 def _reject_unknown_labels(label: Label, labels: Sequence[str] | None) -> None:
+    """Raise BadExampleError if ``label`` has a class name that is not one of ``labels``."""
     if labels is None or isinstance(label, float):
         return
     names = label if isinstance(label, frozenset) else {label}
-    unknown = sorted(names - set(labels))
-    if unknown:
+    unknown_names = sorted(names - set(labels))
+    if unknown_names:
         known_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
         raise BadExampleError(
-            "an unknown label", f": {unknown[0]!r}; known labels are {known_labels}"
+            "an unknown label", f": {unknown_names[0]!r}; known labels are {known_labels}"
         )
 
 
@@ -219,11 +230,11 @@ def encode_examples(
     encoded_texts = iter(tokenizer.encode_batch(texts))
     sequences, is_truncated = [], []
     for example in examples:
-        text_ids = [next(encoded_texts) for _ in example.texts]
-        num_special_tokens = 1 + len(text_ids)  # [CLS], and [SEP] after each text
-        truncated_ids = truncate_texts(text_ids, task.max_seqlen - num_special_tokens)
-        is_truncated.append(sum(map(len, truncated_ids)) < sum(map(len, text_ids)))
-        sequences.append([add_special_tokens(truncated_ids, tokenizer)])
+        example_texts = [next(encoded_texts) for _ in example.texts]
+        num_special_tokens = 1 + len(example_texts)  # [CLS], and [SEP] after each text
+        truncated_texts = truncate_texts(example_texts, task.max_seqlen - num_special_tokens)
+        is_truncated.append(sum(map(len, truncated_texts)) < sum(map(len, example_texts)))
+        sequences.append([add_special_tokens(truncated_texts, tokenizer)])
     counts.num_truncated += sum(is_truncated)
     locations = [example.location for example in examples]
     targets = build_targets(examples, head)
@@ -286,10 +297,12 @@ def compute_metrics(
     if head.kind == "regression":
         predicted, true = logits[:, 0].astype(np.float64), targets.astype(np.float64)
         return {name: metrics.REGRESSION_METRICS[name](predicted, true) for name in task.metrics}
-    # Metrics of one label, such as "f1:LOC", are taken from the class report.
+    # Metrics of one label, such as "f1:LOC", are taken from the class report below.
     names = [name for name in task.metrics if ":" not in name]
-    compute = compute_single_label_metrics if head.kind == "single" else compute_multilabel_metrics
-    scores = compute(logits, targets, names)
+    if head.kind == "single":
+        scores = compute_single_label_metrics(logits, targets, names)
+    else:
+        scores = compute_multilabel_metrics(logits, targets, names)
     if len(scores) < len(task.metrics):
         classes = compute_class_report(outputs, inputs, examples, head)["classes"]
         scores |= metrics.select_label_scores(task.metrics, classes)

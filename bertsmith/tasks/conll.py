@@ -60,7 +60,7 @@ class TaggedSentence:
     location: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class RawSentence:
     """A sentence as read from a file, before validation.
 
@@ -77,10 +77,10 @@ class RawSentence:
         first_line: The line number of ``source_lines[0]``, from 1.
     """
 
-    units: list[str]
-    tags: list[str]
-    document: int
-    location: str
+    units: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    document: int = 0
+    location: str = ""
     error: BadExampleError | None = None
     line_numbers: list[int] = field(default_factory=list)
     cells: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def has_token_lists(source: TableSource, column: str | None) -> bool:
     """Return whether the rows of a table contain lists of words rather than text.
 
     For a file, the first valid row is inspected. A stream can be read only once, so its rows are
-    assumed to contain lists if the column has the default name of a column of words.
+    assumed to contain lists if the column has the default name, "tokens".
 
     Args:
         source: The table.
@@ -127,7 +127,7 @@ def looks_like_conll(text_start: str, labels: Collection[str]) -> bool:
     """
     lines = text_start.splitlines()[: _SAMPLE_LINES + 1]
     if len(lines) > _SAMPLE_LINES or not text_start.endswith("\n"):
-        # The last line may be incomplete.
+        # The last line may be incomplete. It is used only if there is no other line.
         lines = lines[:-1] or lines
     if any(_is_document_start(line) for line in lines):
         return True
@@ -199,8 +199,8 @@ def read_raw_sentences(
             lines,
             source.path,
             task,
-            labeled,
-            file_format,
+            is_conllu=file_format == "conllu",
+            labeled=labeled,
             with_source_lines=with_source_lines,
         )
 
@@ -260,46 +260,47 @@ def _read_conll_sentences(
     lines: Iterator[str],
     path: Path,
     task: TaskSettings,
-    labeled: bool,
-    file_format: str,
     *,
+    is_conllu: bool,
+    labeled: bool,
     with_source_lines: bool,
 ) -> Iterator[RawSentence]:
     """Yield the sentences of a CoNLL or CoNLL-U file, which has one token per line.
 
     A sentence ends at a blank line or at the start of a document.
     """
-    is_conllu = file_format == "conllu"
-    line_rules = _CONLLU if is_conllu else _CONLL
+    line_rules = _CONLLU_RULES if is_conllu else _CONLL_RULES
     get_column_index = conllu.get_column_index if is_conllu else _parse_column_number
     word_column = get_column_index(task.text_column, "text_column", path)
     tag_column = get_column_index(task.label_column, "label_column", path) if labeled else None
     sample = list(islice(lines, _SAMPLE_LINES))
     columns = ColumnFormat.detect(sample, line_rules, word_column, tag_column, path)
-    is_ignored: Callable[[str], bool] = conllu.is_non_word_line
-    if not is_conllu:
+    is_ignored: Callable[[str], bool]
+    if is_conllu:
+        is_ignored = conllu.is_non_word_line
+    else:
         is_ignored = partial(_is_comment, task.tag_level, columns)
-    sentence = RawSentence([], [], 0, "")
+    sentence = RawSentence()
     for line_number, line in enumerate(chain(sample, lines), 1):
         content = line.rstrip("\r\n")
         is_document_start = line_rules.is_document_start(content)
         if is_document_start and sentence.units:
             yield sentence
-            sentence = RawSentence([], [], sentence.document, "", first_line=line_number)
+            sentence = RawSentence(document=sentence.document, first_line=line_number)
         if with_source_lines:
             sentence.source_lines.append(content)
         if is_document_start:
-            sentence = replace(sentence, document=sentence.document + 1)
+            sentence.document += 1
         elif is_ignored(content):
             continue
         elif not content.strip():
             if sentence.units:
                 yield sentence
-                sentence = RawSentence([], [], sentence.document, "", first_line=line_number + 1)
+                sentence = RawSentence(document=sentence.document, first_line=line_number + 1)
         else:
             assert columns is not None
             location = f"{path}, line {line_number:,}"
-            sentence = _add_unit(sentence, content, columns, word_column, tag_column, location)
+            _add_unit(sentence, content, columns, word_column, tag_column, location)
             sentence.line_numbers.append(line_number)
     if sentence.units or sentence.source_lines:
         yield sentence
@@ -312,37 +313,36 @@ def _add_unit(
     word_column: int,
     tag_column: int | None,
     location: str,
-) -> RawSentence:
-    """Add the unit (word or character) of a line to a sentence, and return the sentence.
+) -> None:
+    """Add the unit (word or character) of a line to a sentence.
 
-    A line with another number of columns adds an empty unit and sets ``error``.
+    A line with the wrong number of columns adds an empty unit and sets ``error``.
     """
     if not sentence.units:
-        sentence = replace(sentence, location=location)
+        sentence.location = location
     cells = columns.split_line(line)
     if cells is None:
         cells = [""] * columns.num_columns
         if sentence.error is None:
-            sentence = replace(sentence, error=columns.build_error(line, location))
+            sentence.error = columns.build_error(line, location)
     sentence.units.append(cells[word_column])
     if tag_column is not None:
         sentence.tags.append(cells[tag_column])
-    return sentence
 
 
 def _is_document_start(line: str) -> bool:
     return line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]
 
 
-_CONLL = LineRules(_is_document_start, lambda line: line.startswith(_COMMENT_PREFIX))
-_CONLLU = LineRules(conllu.is_document_start, conllu.is_non_word_line)
+_CONLL_RULES = LineRules(_is_document_start, lambda line: line.startswith(_COMMENT_PREFIX))
+_CONLLU_RULES = LineRules(conllu.is_document_start, conllu.is_non_word_line)
 
 
 def _is_comment(tag_level: str, columns: ColumnFormat | None, line: str) -> bool:
     """Return whether a line is a comment, which starts with "##" in KLUE's files.
 
-    "##" can also be a token with a tag: a line with the columns of the file is not a comment,
-    unless tabs separate the columns and "##" is followed by a space.
+    A line that starts with the token "##" is not a comment: it has as many columns as the other
+    lines. With columns separated by tabs, "##" and a space always start a comment.
     """
     if not line.startswith(_COMMENT_PREFIX):
         return False
@@ -363,34 +363,36 @@ def read_row_sentences(
     # Column numbers, which are the default for CoNLL files, select the default columns.
     word_column = _WORD_COLUMN if is_column_number(task.text_column) else task.text_column
     tag_column = _TAG_COLUMN if is_column_number(task.label_column) else task.label_column
-    document_number, previous_document, seen_ids = -1, None, set[str]()
+    document_number, previous_document = -1, None
+    seen_ids: set[str] = set()
     for row in rows:
         document = row.cells.get(_DOCUMENT_COLUMN)
-        # A row without the column is a separate document.
+        # Each row without a value in this column is a document.
         if document is None or document != previous_document:
             document_number += 1
         previous_document = document
-        raw = RawSentence([], [], document_number, row.location, cells=row.cells)
+        raw = RawSentence(document=document_number, location=row.location, cells=row.cells)
         try:
             read_unique_id(row, task.id_column, seen_ids)
             units = _get_text_list(row, word_column)
             # Hugging Face datasets use numbers as tags.
             tags = _get_text_list(row, tag_column, allow_numbers=True) if labeled else []
-        except BadExampleError as bad_example:
-            yield replace(raw, error=bad_example)
+        except BadExampleError as error:
+            raw.error = error
+            yield raw
             continue
-        error = None
+        raw.units, raw.tags = units, tags
         if labeled and len(units) != len(tags):
-            error = BadExampleError(
+            raw.error = BadExampleError(
                 f"{count_noun(len(units), 'word')} but {count_noun(len(tags), 'tag')}"
             )
         elif not units:
-            error = BadExampleError("a sentence without words")
+            raw.error = BadExampleError("a sentence without words")
         elif task.context == "document" and document is None:
-            error = BadExampleError(
+            raw.error = BadExampleError(
                 f"no column {_DOCUMENT_COLUMN!r}, needed for task.context 'document' to group rows",
             )
-        yield replace(raw, units=units, tags=tags, error=error)
+        yield raw
 
 
 def _get_text_list(row: Row, name: str, *, allow_numbers: bool = False) -> list[str]:
@@ -406,11 +408,14 @@ def _get_text_list(row: Row, name: str, *, allow_numbers: bool = False) -> list[
     return items
 
 
-def _parse_column_number(name: str, field: str, path: Path) -> int:
-    """Convert the column number of a CoNLL file; raise SettingsError for a column name."""
+def _parse_column_number(name: str, field_name: str, path: Path) -> int:
+    """Convert the column number of a CoNLL file; raise SettingsError for a column name.
+
+    The arguments are those of ``conllu.get_column_index``.
+    """
     if not is_column_number(name):
         raise SettingsError(
-            f"{path}: task.{field} is {name!r}, but columns of CoNLL files have no names; give "
-            "the column's number, from 0, or from -1 for the last column",
+            f"{path}: task.{field_name} is {name!r}, but columns of CoNLL files have no names; "
+            "give the number of the column: 0 for the first, -1 for the last",
         )
     return int(name)

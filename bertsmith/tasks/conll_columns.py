@@ -14,12 +14,12 @@ _SPACES_OR_TABS = re.compile("[ \\t]+")
 
 @dataclass(frozen=True)
 class LineRules:
-    """Functions of a format that recognize lines without a word.
+    """The functions that recognize lines without a word in a file format.
 
     Attributes:
         is_document_start: Returns whether a line starts a document.
-        may_be_comment: Returns whether a line may be a comment. The format of the columns is
-            detected from the other lines.
+        may_be_comment: Returns whether a line may be a comment. Such lines are not used to detect
+            the columns.
     """
 
     is_document_start: Callable[[str], bool]
@@ -51,7 +51,15 @@ class ColumnFormat:
     ) -> "ColumnFormat | None":
         """Return the most frequent format of the sampled lines, None if they contain no word.
 
-        The first line does not determine the format, because it may be damaged.
+        The most frequent format is used, rather than that of the first line, because any line may
+        be damaged.
+
+        Args:
+            sample: The first lines of the file.
+            line_rules: The functions that recognize lines without a word.
+            word_column: Index of the column of words.
+            tag_column: Index of the column of tags, None for unlabeled data.
+            path: The file, for error messages.
 
         Raises:
             TaskError: A required column is missing, or words and tags share a column.
@@ -59,8 +67,9 @@ class ColumnFormat:
         word_lines: dict[int, str] = {}
         for line_number, line_with_end in enumerate(sample, 1):
             line = line_with_end.rstrip("\r\n")
-            is_other = line_rules.is_document_start(line) or line_rules.may_be_comment(line)
-            if line.strip() and not is_other:
+            if line_rules.is_document_start(line) or line_rules.may_be_comment(line):
+                continue
+            if line.strip():
                 word_lines[line_number] = line
         if not word_lines:
             return None
@@ -70,8 +79,10 @@ class ColumnFormat:
             for line_number, line in word_lines.items()
         }
         num_columns = Counter(column_counts.values()).most_common(1)[0][0]
-        first_line = next(line for line, count in column_counts.items() if count == num_columns)
-        location = f"{path}, line {first_line:,}"
+        first_line_number = next(
+            line_number for line_number, count in column_counts.items() if count == num_columns
+        )
+        location = f"{path}, line {first_line_number:,}"
         for column in (word_column, tag_column):
             if column is not None and not -num_columns <= column < num_columns:
                 raise TaskError(
@@ -93,14 +104,14 @@ class ColumnFormat:
         return cells if len(cells) == self.num_columns else None
 
     def build_error(self, line: str, location: str) -> BadExampleError:
-        """Return the error for a line with another number of columns."""
+        """Return the error for a line whose number of columns differs from ``num_columns``."""
         separator = "tabs" if self.has_tabs else "spaces"
         num_columns = len(split_columns(line, has_tabs=self.has_tabs))
         detail = (
             f": {num_columns} separated by {separator}; {self.first_location} has "
             f"{self.num_columns}"
         )
-        return BadExampleError("a line with another number of columns", detail, location)
+        return BadExampleError("a line with a different number of columns", detail, location)
 
 
 def split_columns(line: str, *, has_tabs: bool) -> list[str]:

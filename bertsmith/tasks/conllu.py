@@ -32,22 +32,22 @@ def is_non_word_line(line: str) -> bool:
     return line.startswith("#") or _NON_WORD_ID.match(line) is not None
 
 
-def get_column_index(name: str, field: str, path: Path) -> int:
+def get_column_index(name: str, field_name: str, path: Path) -> int:
     """Return the index of a column.
 
     Args:
         name: Name of the column. A number, which is meant for plain CoNLL files, selects the
             default column.
-        field: The ``TaskSettings`` field, "text_column" or "label_column".
+        field_name: The ``TaskSettings`` field, "text_column" or "label_column".
         path: The file, for error messages.
 
     Raises:
         SettingsError: CoNLL-U has no column of this name.
     """
-    column = DEFAULT_COLUMNS[field] if is_column_number(name) else name.lower()
+    column = DEFAULT_COLUMNS[field_name] if is_column_number(name) else name.lower()
     if column not in COLUMNS:
         raise SettingsError(
-            f"{path}: task.{field}: there is no column {name!r} in CoNLL-U; expected one of "
+            f"{path}: task.{field_name}: there is no column {name!r} in CoNLL-U; expected one of "
             f"{', '.join(COLUMNS)}",
         )
     return COLUMNS.index(column)

@@ -11,7 +11,7 @@ from typing import Any
 from bertsmith.errors import SettingsError, TaskError
 
 TAB = "\t"
-#: Cells may contain long texts; the default limit of ``csv`` is 128 KB.
+#: Maximum number of characters per cell. The default of ``csv``, 2**17, is too small for documents.
 _MAX_CELL_SIZE = 2**27
 #: Number of lines used to detect the delimiter and the number of columns.
 _SAMPLE_LINES = 200
@@ -145,19 +145,22 @@ def read_records(
         TaskError: The header is invalid, or an invalid record spans several lines.
     """
     reader = _create_reader(lines, dialect, strict=True)
-    is_header = has_header
+    expects_header = has_header
     while True:
-        first_line, cells = reader.line_num + 1, None
+        first_line = reader.line_num + 1
+        cells = None
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            if is_header or reader.line_num > first_line:
+            if expects_header or reader.line_num > first_line:
                 raise TaskError(
                     f"{path}, line {first_line:,}: the row that begins here cannot be split into "
                     f"cells (line {reader.line_num:,}: {error}); a cell that begins with a "
                     "quotation mark must end with one, and marks inside it must be doubled",
                 ) from None
-        is_header = is_header and not cells
+        if cells:
+            # The header is the first record that is not blank.
+            expects_header = False
         yield reader.line_num, cells

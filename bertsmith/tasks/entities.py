@@ -38,7 +38,8 @@ def _split_tag(tag: str) -> tuple[str, str | None]:
     if tag == OUTSIDE_TAG:
         return OUTSIDE_TAG, None
     prefix, dash, entity_type = tag.partition("-")
-    if bool(dash) != bool(entity_type) or prefix not in _IOBES_PREFIXES:
+    lacks_type = dash and not entity_type
+    if lacks_type or prefix not in _IOBES_PREFIXES:
         raise BadExampleError(
             "a tag that is not an entity tag",
             f": {tag!r}; expected O, B-…, I-…, or O, B, I; for plain tags use --kind tags",

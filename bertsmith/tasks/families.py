@@ -24,7 +24,8 @@ FAMILIES: dict[str, TaskFamily] = {
 }
 #: Kinds of task with scores for each label.
 _KINDS_WITH_LABEL_SCORES: tuple[TaskKind, ...] = ("single", "multi", "entities", "tags")
-#: Field of ``TaskSettings`` -> the families that use it. All families use the other fields.
+#: Field of ``TaskSettings`` -> the families that use it. All families use the fields that are not
+#: listed.
 _FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
     "pair_column": ("classify", "answer", "choose"),
     **dict.fromkeys(("header", "delimiter"), ("classify", "choose")),
@@ -48,33 +49,33 @@ def get_family(kind: TaskKind) -> TaskFamily:
 
 def reject_unused_fields(
     kind: TaskKind,
-    load_user_settings: Mapping[str, Any],
+    user_settings: Mapping[str, Any],
     files: Iterable[Path],
 ) -> None:
     """Raise SettingsError if the user set a field that this kind of task does not use.
 
     Args:
         kind: The kind of task.
-        load_user_settings: The ``TaskSettings`` fields that the user set.
+        user_settings: The ``TaskSettings`` fields that the user set.
         files: The data files.
     """
     family = get_family_name(kind)
-    for name, value in load_user_settings.items():
+    for name, value in user_settings.items():
         families = _FAMILIES_USING_FIELD.get(name, (family,))
         if family not in families and value != TaskSettings.model_fields[name].default:
             raise SettingsError(
                 f"task.{name}: not used by {family}, only by {', '.join(families)}; remove it",
             )
     if (
-        load_user_settings.get("window_stride") is not None
-        and load_user_settings.get("window_overlap") is not None
+        user_settings.get("window_stride") is not None
+        and user_settings.get("window_overlap") is not None
     ):
         raise SettingsError(
             "task.window_stride and task.window_overlap both set the distance between "
             "windows of a context; give only one of them",
         )
     for file in files:
-        column_fields = sorted(load_user_settings.keys() & SQUAD_FIELDS.keys())
+        column_fields = sorted(user_settings.keys() & SQUAD_FIELDS.keys())
         if family == "answer" and column_fields and not has_question_rows(file):
             raise SettingsError(
                 f"task.{column_fields[0]}: {file} has SQuAD's format, whose field names are fixed; "
@@ -116,6 +117,18 @@ def _is_label_metric(name: str, task: TaskSettings) -> bool:
     return not labels or score_and_label[1] in labels
 
 
+def _require_entity_tags(bundle: FineTunedBundle) -> None:
+    """Raise ModelError if an entity model has a label that is not an entity tag."""
+    if bundle.head.kind != "entities":
+        return
+    invalid_tags = find_non_entity_tags(bundle.head.labels)
+    if invalid_tags:
+        raise ModelError(
+            f"{bundle.path}: the label {invalid_tags[0]!r} is not an entity tag; expected O, B-…, "
+            "I-…; if it marks tokens outside entities, rename it to O in id2label of config.json",
+        )
+
+
 def get_task_settings(
     bundle: FineTunedBundle,
     overrides: Mapping[str, Any] | None = None,
@@ -130,33 +143,22 @@ def get_task_settings(
         SettingsError: An override is invalid.
         ModelError: A label of an entity model is not an entity tag.
     """
+    _require_entity_tags(bundle)
     overrides = upgrade_settings(overrides or {}, "task")
-    is_entity_model = bundle.head.kind == "entities"
-    invalid_tags = find_non_entity_tags(bundle.head.labels) if is_entity_model else []
-    if invalid_tags:
-        raise ModelError(
-            f"{bundle.path}: the label {invalid_tags[0]!r} is not an entity tag; expected O, B-…, "
-            "I-…; if it marks tokens outside entities, rename it to O in id2label of config.json",
-        )
     recorded_settings = bundle.info.get("provenance", {}).get("task", {})
-    tuned_settings = {}
-    heldout_metrics = bundle.info.get("heldout_metrics", {})
-    if "null_threshold" in heldout_metrics:
-        # The threshold was tuned on the validation file and is stored with that file's metrics.
-        tuned_settings["null_threshold"] = heldout_metrics["null_threshold"]
-    family_defaults = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {})
-    defaults = {**family_defaults, "max_seqlen": bundle.config.max_positions}
+    values = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {}).copy()
+    values["max_seqlen"] = bundle.config.max_positions
     if bundle.head.kind == "span" and not recorded_settings:
         # Models trained with other tools get the default windows of transformers.
         length = min(question_answering.DEFAULT_MAX_SEQLEN, bundle.config.max_positions)
         overlap = min(question_answering.DEFAULT_WINDOW_OVERLAP, length // 2)
-        defaults |= {"max_seqlen": length, "window_overlap": overlap}
-    values = {
-        **defaults,
-        **recorded_settings,
-        **tuned_settings,
-        "labels": list(bundle.head.labels),
-    }
+        values |= {"max_seqlen": length, "window_overlap": overlap}
+    values |= recorded_settings
+    heldout_metrics = bundle.info.get("heldout_metrics", {})
+    if "null_threshold" in heldout_metrics:
+        # The threshold was tuned on the validation file and is stored with that file's metrics.
+        values["null_threshold"] = heldout_metrics["null_threshold"]
+    values["labels"] = list(bundle.head.labels)
     # The format of the training files does not apply to other files.
     values |= {"skip_invalid": False, "encoding": UTF8, "delimiter": ""}
     if overrides.get("window_stride") is not None:

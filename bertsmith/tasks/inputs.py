@@ -122,7 +122,8 @@ class BadExampleError(Exception):
 
     def __init__(self, reason: str, detail: str = "", location: str | None = None) -> None:
         super().__init__(reason + detail)
-        self.reason, self.location = reason, location
+        self.reason = reason
+        self.location = location
 
 
 def to_batch_token_indices(packed: PackedBatch, token_indices: Sequence[Sequence[int]]) -> Tensor:
@@ -132,8 +133,9 @@ def to_batch_token_indices(packed: PackedBatch, token_indices: Sequence[Sequence
         int64 [M], where M is the number of indices of all sequences.
     """
     batch_indices: list[int] = []
-    # ``cu_seqlens`` has one more entry: the end of the last sequence.
-    for start, indices in zip(packed.cu_seqlens.tolist(), token_indices, strict=False):
+    # The last entry of ``cu_seqlens`` is the end of the last sequence.
+    sequence_starts = packed.cu_seqlens[:-1].tolist()
+    for start, indices in zip(sequence_starts, token_indices, strict=True):
         batch_indices += [start + index for index in indices]
     return torch.tensor(batch_indices, dtype=torch.int64)
 

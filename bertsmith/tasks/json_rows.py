@@ -104,7 +104,9 @@ class _Buffer:
     """
 
     def __init__(self, prefix: str, chunks: Iterator[str]) -> None:
-        self.text, self.start, self.line_number = prefix, 0, 1
+        self.text = prefix
+        self.start = 0
+        self.line_number = 1
         self._chunks = chunks
 
     def advance(self, end: int) -> None:
@@ -120,15 +122,17 @@ class _Buffer:
         Returns:
             Whether any text was read.
         """
-        parts = [self.text[self.start :]]
-        old_size = size = len(parts[0])
+        unread_text = self.text[self.start :]
+        parts = [unread_text]
+        size = len(unread_text)
         for chunk in self._chunks:
             parts.append(chunk)
             size += len(chunk)
-            if size >= 2 * old_size:
+            if size >= 2 * len(unread_text):
                 break
-        self.text, self.start = "".join(parts), 0
-        return size > old_size
+        self.text = "".join(parts)
+        self.start = 0
+        return size > len(unread_text)
 
     def skip_whitespace(self) -> str:
         """Advance to the next character that is not whitespace and return it, "" at the end."""
@@ -142,7 +146,8 @@ class _Buffer:
 
 def _read_array(prefix: str, chunks: Iterator[str], path: Path) -> Iterator[JsonRow]:
     """Yield the objects of an array that starts in ``prefix``."""
-    buffer, decoder = _Buffer(prefix, chunks), _ObjectDecoder()
+    buffer = _Buffer(prefix, chunks)
+    decoder = _ObjectDecoder()
 
     def build_error(problem: str) -> TaskError:
         return TaskError(
@@ -150,20 +155,22 @@ def _read_array(prefix: str, chunks: Iterator[str], path: Path) -> Iterator[Json
         )
 
     buffer.skip_whitespace()
-    buffer.advance(buffer.start + 1)
-    separator = "" if buffer.skip_whitespace() == "]" else ","
-    while separator == ",":
+    buffer.advance(buffer.start + 1)  # the opening bracket
+    has_next_value = buffer.skip_whitespace() != "]"
+    while has_next_value:
         value, end, error = _decode_value(buffer, decoder, build_error)
+        # The values of an array need not be on separate lines.
         yield buffer.line_number, {} if error else value, error.replace("a line", "a value")
         buffer.advance(end)
         separator = buffer.skip_whitespace()
         if separator not in (",", "]"):
             problem = f"{separator!r} instead of a comma" if separator else "the array has no end"
             raise build_error(problem)
-        if separator == ",":
+        has_next_value = separator == ","
+        if has_next_value:
             buffer.advance(buffer.start + 1)
             buffer.skip_whitespace()
-    buffer.advance(buffer.start + 1)
+    buffer.advance(buffer.start + 1)  # the closing bracket
     if buffer.skip_whitespace():
         raise build_error("text after the end of the array")
 
@@ -186,4 +193,5 @@ def _decode_value(
         # The value may be a number that continues in the next chunk.
         size = end - buffer.start
         if not buffer.read_more():
+            # ``read_more`` has discarded the text before the value, which is now at index 0.
             return value, size, error

@@ -15,7 +15,7 @@ from bertsmith.tasks.settings import TaskSettings
 _MAX_LISTED_LABELS = 10
 #: Maximum number of characters of a label in messages.
 _MAX_LABEL_LENGTH = 40
-#: Accuracy is misleading if one label has a larger share of the examples, so there is a warning.
+#: Accuracy is misleading, and a warning is given, if the share of one label exceeds this.
 _DOMINANT_SHARE = 0.8
 #: If a column has more distinct numbers than this, they are probably not class names.
 _MAX_NUMERIC_CLASSES = 20
@@ -43,7 +43,11 @@ def count_labels(examples: Sequence[Any], kind: TaskKind) -> Counter[str]:
 
 
 def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
-    """Return a line with the most frequent labels, the range of scores, or the answer counts."""
+    """Return a line about the labels of a dataset.
+
+    It has the most frequent labels, the range of the scores (regression), or the numbers of
+    answerable and unanswerable questions (question answering).
+    """
     if kind == "regression":
         scores = [float(example.label) for example in examples]
         mean = sum(scores) / len(scores)
@@ -64,7 +68,7 @@ def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
     return f"{count_noun(len(counts), noun)}: {', '.join(parts)}"
 
 
-def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
+def get_label_warnings(examples: Sequence[Any], task: TaskSettings) -> list[str]:
     """Return warnings about the training labels; only single-label tasks have any."""
     if task.kind != "single":
         return []
@@ -83,7 +87,7 @@ def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
             "use --kind regression"
         )
         return [warning]
-    ((label, count),) = counts.most_common(1)
+    [(label, count)] = counts.most_common(1)
     share = count / len(examples)
     if share <= _DOMINANT_SHARE or task.class_weights == "balanced":
         return []
@@ -114,7 +118,7 @@ def reject_numeric_labels(examples: Sequence[Any], task: TaskSettings) -> None:
     raise TaskError(
         f"{task.train_file}: the column {task.label_column!r} has {len(numbers):,} "
         f"different numbers ({sample}), each of which would be a class; use --kind "
-        "regression to predict a number, or --kind single if each is a class",
+        "regression to predict a number, or --kind single if each number is a class",
     )
 
 
@@ -133,9 +137,9 @@ def _are_class_indices(numbers: Sequence[float]) -> bool:
     return first in (0, 1) and sorted(numbers) == [first + index for index in range(len(numbers))]
 
 
-def warn_about_accuracy(examples: Sequence[Any], accuracy: float) -> str | None:
+def get_accuracy_warning(examples: Sequence[Any], accuracy: float) -> str | None:
     """Return a warning if always predicting the majority class would be at least as accurate."""
-    ((label, count),) = count_labels(examples, "single").most_common(1)
+    [(label, count)] = count_labels(examples, "single").most_common(1)
     majority_share = count / len(examples)
     if accuracy > majority_share or accuracy == 1:
         return None
@@ -147,6 +151,6 @@ def warn_about_accuracy(examples: Sequence[Any], accuracy: float) -> str | None:
 
 
 def shorten_label(label: str) -> str:
-    """Return a label for a message: on one line, with at most 40 characters."""
+    """Return a label for a message: on one line, with at most ``_MAX_LABEL_LENGTH`` characters."""
     line = " ".join(label.split())
     return line if len(line) <= _MAX_LABEL_LENGTH else line[: _MAX_LABEL_LENGTH - 1] + "…"

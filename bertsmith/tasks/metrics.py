@@ -94,8 +94,8 @@ def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) ->
         labels: Names of the classes.
 
     Returns:
-        ``classes`` has the scores of each label. ``confusion`` maps each true label to the counts
-        of the predicted labels that are not 0.
+        ``classes`` has the scores of each label. ``confusion`` maps each true label to the nonzero
+        counts of the labels that are predicted for it.
     """
     matrix = confusion_matrix(predicted, true, len(labels))
     predicted_counts, true_counts = matrix.sum(0).tolist(), matrix.sum(1).tolist()
@@ -156,18 +156,20 @@ def roc_auc_score(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
     num_negative = len(is_positive) - num_positive
     if not num_positive or not num_negative:
         return float("nan")
-    # The sum of the ranks of the positive examples if all of them scored lowest.
+    # The sum of the ranks of the positive examples if all of them had the lowest scores.
     min_rank_sum = num_positive * (num_positive + 1) / 2
     num_ordered_pairs = _mean_ranks(scores)[is_positive].sum() - min_rank_sum
     return float(num_ordered_pairs / (num_positive * num_negative))
 
 
 def macro_roc_auc_score(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
-    """Return the mean ROC-AUC of the columns that have both classes, NaN if no column has.
+    """Return the mean ROC-AUC of the columns, NaN if it is undefined for all of them.
+
+    Columns without positive or without negative examples are ignored.
 
     Args:
         scores: float64 [n, C].
-        is_positive: bool [n, C]. For C classes, column c is whether each example has class c.
+        is_positive: Whether example i has class c, bool [n, C].
     """
     areas = [
         roc_auc_score(column_scores, is_column_positive)

@@ -35,7 +35,7 @@ from bertsmith.tasks.tables import (
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The default of the original run_classifier.py.
+#: The default of run_classifier.py in the original BERT code.
 DEFAULT_MAX_SEQLEN = 128
 
 
@@ -70,7 +70,7 @@ def read_examples(
             "task.ending_columns",
         )
     label_file = task.get_label_file(path) if labeled else None
-    answers = None if label_file is None else _read_answers(label_file)
+    answers = None if label_file is None else _read_label_file(label_file)
     examples, counts, seen_ids = [], ExampleCounts(), set[str]()
     for row in read_task_rows(path, task, counts):
         with counts.count_example(row.location, task, labeled=labeled):
@@ -119,7 +119,7 @@ def _get_endings(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(require_text(ending, columns[0]) for ending in endings)
 
 
-def _read_answers(path: Path) -> dict[str, Any]:
+def _read_label_file(path: Path) -> dict[str, Any]:
     """Read the label of each id from a file of "id,label" rows without a header.
 
     Raises:
@@ -128,7 +128,8 @@ def _read_answers(path: Path) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for row in read_rows(path, has_header=False):
         try:
-            row_id, label = str(get_cell(row, "0")).strip(), get_cell(row, "1")
+            row_id = str(get_cell(row, "0")).strip()
+            label = get_cell(row, "1")
         except BadExampleError as error:
             raise TaskError(f"{row.location}: {error}; expected an id and its label") from None
         if row_id in answers:
@@ -155,7 +156,8 @@ def _parse_label(value: Any, columns: Sequence[str], num_endings: int) -> int:
         value = int(value)
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise BadExampleError("an unknown label", f": {value!r}")
-    label, letters = str(value).strip(), string.ascii_uppercase[:num_endings]
+    label = str(value).strip()
+    letters = string.ascii_uppercase[:num_endings]
     if not label:
         raise BadExampleError("an empty label")
     if re.fullmatch(r"[+-]?[0-9]{1,9}", label):

@@ -13,7 +13,8 @@ from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_to
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.tasks.inputs import ModelInputs, TokenSequence, to_batch_token_indices
 
-#: ``compute_outputs`` or a replacement. That of the server batches the requests of all clients.
+#: ``compute_outputs`` or a replacement. The replacement in the server batches the requests of all
+#: clients.
 ComputeOutputs = Callable[[TaskModel, ModelInputs], list[NDArray[np.float32]]]
 
 
@@ -24,7 +25,8 @@ def compute_outputs(
 ) -> list[NDArray[np.float32]]:
     """Return the outputs of each unit, float32 [m, C].
 
-    The m rows are the sequences of the unit or, with ``inputs.token_indices``, the selected tokens.
+    The m rows are the sequences of the unit, or its tokens in ``inputs.token_indices`` if that is
+    set.
 
     Args:
         model: A model in eval mode.
@@ -33,32 +35,30 @@ def compute_outputs(
     """
     device = next(model.parameters()).device
     max_tokens = choose_batch_tokens(device, model.config.feed_forward)
-    sequences = [
-        (unit, sequence)
-        for unit, unit_sequences in enumerate(inputs.sequences)
-        for sequence in unit_sequences
-    ]
+    sequences = [sequence for unit_sequences in inputs.sequences for sequence in unit_sequences]
     sequence_outputs: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
 
     def compute_batch(batch: list[int]) -> list[NDArray[np.float32]]:
         token_indices = None
         if inputs.token_indices is not None:
-            token_indices = [inputs.token_indices[sequences[index][0]] for index in batch]
+            # Units with token indices have a single sequence, so a sequence's index is its unit's.
+            token_indices = [inputs.token_indices[index] for index in batch]
         with autocast():
             return compute_batch_outputs(
-                model, [sequences[index][1] for index in batch], token_indices
+                model, [sequences[index] for index in batch], token_indices
             )
 
-    lengths = [len(ids) for _, (ids, _) in sequences]
+    lengths = [len(token_ids) for token_ids, _ in sequences]
     batches = batch_by_length(lengths, max_tokens)
     for batch, batch_outputs in map_in_threads(compute_batch, batches, device):
         for index, rows in zip(batch, batch_outputs, strict=True):
             sequence_outputs[index] = rows
-    unit_outputs, first = [], 0
+    unit_outputs = []
+    start = 0
     for unit_sequences in inputs.sequences:
-        last = first + len(unit_sequences)
-        unit_outputs.append(np.concatenate(sequence_outputs[first:last]))
-        first = last
+        end = start + len(unit_sequences)
+        unit_outputs.append(np.concatenate(sequence_outputs[start:end]))
+        start = end
     return unit_outputs
 
 
@@ -78,7 +78,8 @@ def compute_batch_outputs(
     """
     device = next(model.parameters()).device
     packed = pack_sequences(sequences)
-    batch_token_indices, row_counts = None, [1] * len(sequences)
+    batch_token_indices = None
+    row_counts = [1] * len(sequences)
     if token_indices is not None:
         row_counts = list(map(len, token_indices))
         batch_token_indices = to_batch_token_indices(packed, token_indices).to(device)

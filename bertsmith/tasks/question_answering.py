@@ -41,7 +41,7 @@ __all__ = [
     "read_examples",
 ]
 
-#: The default of the original run_squad.py.
+#: The default of run_squad.py in the original BERT code.
 DEFAULT_MAX_SEQLEN = 384
 #: Number of tokens that consecutive windows share, for models trained with other tools: the default
 #: of transformers' run_qa.py and pipeline.
@@ -66,9 +66,9 @@ def encode_examples(
 ) -> ModelInputs:
     """Encode each question as one or more inputs [CLS] question [SEP] window of context [SEP].
 
-    Questions are truncated to ``task.max_question_length`` tokens, and to half of the input. If no
-    answer of a question has a token, its inputs have no target. ``decoding_data`` has the
-    ``ContextWindow`` of each input. See ``TaskFamily``.
+    Questions are truncated to ``task.max_question_length`` tokens, and to half of the input. Inputs
+    have no target if the question is answerable but none of its answers contains a token.
+    ``decoding_data`` has the ``ContextWindow`` of each input. See ``TaskFamily``.
     """
     assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
@@ -188,9 +188,9 @@ def _get_target(
     stop: int,
     first_position: int,
 ) -> tuple[int, int]:
-    """Return the start and end positions of an answer in the input of a window.
+    """Return the positions of the first and last token of an answer in the input of a window.
 
-    Both positions are 0, which is [CLS], if the window does not contain the complete answer.
+    Both positions are 0, that of [CLS], if the window does not contain the complete answer.
 
     Args:
         answer: First and last token of the answer in the context, None if there is no answer.
@@ -208,7 +208,9 @@ def compute_losses(
     batch: TaskMicroBatch,
     head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
 ) -> Tensor:
-    """Return the loss of each window, float32 [B]: the mean cross-entropy of start and end token.
+    """Return the loss of each window, float32 [B].
+
+    The loss is the mean of the cross-entropies of the start and end positions.
 
     Args:
         outputs: float32 [T, 2], the start and end logits.

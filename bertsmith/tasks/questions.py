@@ -20,7 +20,7 @@ from bertsmith.text.alphabet import has_surrogates
 
 #: Formats with one question per row. A JSON file also has one question per row if it is an array.
 QUESTION_ROW_FORMATS = ("csv", "tsv", "jsonl", "parquet")
-#: Number of characters in which the first character that is not blank is searched.
+#: The first character that is not blank is searched for among this many characters.
 _SAMPLE_CHARACTERS = 4096
 #: Whitespace, and the bytes of the UTF-8 byte order mark decoded as Latin-1.
 _BLANKS = " \t\r\n\u00ef\u00bb\u00bf"
@@ -58,16 +58,13 @@ def read_examples(
     """Read questions from SQuAD's JSON (v1.1 or v2.0) or from rows; see ``TaskFamily``."""
     examples: list[QuestionExample] = []
     counts, seen_ids = ExampleCounts(), set[str]()
-    has_rows = has_question_rows(path)
-    if has_rows:
-        rows = read_task_rows(path, task, counts)
+    if has_question_rows(path):
+        rows = _add_missing_ids(read_task_rows(path, task, counts))
         fields = {name: getattr(task, name) or default for name, default in SQUAD_FIELDS.items()}
     else:
         rows = read_squad_rows(path, task.encoding)
         fields = SQUAD_FIELDS
-    for number, row in enumerate(rows, 1):
-        if has_rows and not row.error and "id" not in row.cells:
-            row = replace(row, cells={**row.cells, "id": number})  # noqa: PLW2901
+    for row in rows:
         with counts.count_example(row.location, task, labeled=labeled):
             example = _parse_example(row, fields, labeled=labeled)
             if example.id in seen_ids:
@@ -75,6 +72,13 @@ def read_examples(
             seen_ids.add(example.id)
             examples.append(example)
     return counts.require_examples(examples, path), counts
+
+
+def _add_missing_ids(rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the rows; a row without an id gets its number, from 1, as its id."""
+    for number, row in enumerate(rows, 1):
+        needs_id = not row.error and "id" not in row.cells
+        yield replace(row, cells={**row.cells, "id": number}) if needs_id else row
 
 
 def has_question_rows(path: Path) -> bool:
@@ -103,8 +107,10 @@ def read_squad_rows(
     """
     articles = _get_list(_read_json(path, encoding, stream), "data", str(path))
     for article_number, article in enumerate(articles, 1):
+        article_location = f"{path}, article {article_number:,}"
         title = article.get("title") if isinstance(article, dict) else None
-        article_location = f"{path}, article {article_number:,}" + (f" ({title})" if title else "")
+        if title:
+            article_location += f" ({title})"
         paragraphs = _get_list(article, "paragraphs", article_location)
         for paragraph_number, paragraph in enumerate(paragraphs, 1):
             location = f"{article_location}, paragraph {paragraph_number:,}"
@@ -153,8 +159,10 @@ def _parse_example(row: Row, fields: Mapping[str, str], *, labeled: bool) -> Que
     context = _get_text(row, fields["pair_column"], "context")
     question_id = _get_field(row, "id")
     is_valid_id = isinstance(question_id, str | int) and not isinstance(question_id, bool)
-    if not is_valid_id or question_id == "":
-        raise BadExampleError("an id that is not a name", f": {question_id!r}")
+    if question_id == "":
+        raise BadExampleError("an empty id")
+    if not is_valid_id:
+        raise BadExampleError("an id that is neither text nor an integer", f": {question_id!r}")
     answers = _parse_answers(row, fields["label_column"], context) if labeled else None
     return QuestionExample(question, context, answers, str(question_id), row.location)
 
@@ -212,6 +220,6 @@ def _list_answers(answers: Any) -> list[tuple[Any, Any]]:
     elif isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):
         return [(answer.get("text"), answer.get("answer_start")) for answer in answers]
     raise BadExampleError(
-        "answers in another format",
+        "answers in an unknown format",
         "; expected a list of {text, answer_start}, or {text: [...], answer_start: [...]}",
     )

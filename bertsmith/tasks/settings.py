@@ -69,7 +69,7 @@ class TaskSettings(SettingsTable):
     #: Fraction of the training file that is held out for validation if there are no validation
     #: files.
     validation_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    #: Which part of the training file is held out, from 0: the fold of a cross-validation.
+    #: Index of the part of the training file that is held out, from 0 (the cross-validation fold).
     validation_fold: Annotated[int, Field(ge=0)] = 0
     #: Column of the text (answer: question; choose: prompt; tag: the words). Columns of CoNLL files
     #: are numbers.
@@ -80,8 +80,8 @@ class TaskSettings(SettingsTable):
     label_column: Column = "label"
     #: Column of the row ids, which must be unique; "" if there is no such column.
     id_column: Column = "id"
-    #: Whether the first line of a table contains the column names; without it, columns are
-    #: numbered from 0.
+    #: Whether the first line of a table contains the column names; otherwise columns are numbered
+    #: from 0.
     header: bool = True
     #: Text encoding of the files.
     encoding: str = "utf-8"
@@ -138,10 +138,10 @@ class TaskSettings(SettingsTable):
         if self.label_file_suffix:
             # The labels are in a separate file.
             del columns["label"]
-        for (first, column), (second, other_column) in combinations(columns.items(), 2):
+        for (role, column), (other_role, other_column) in combinations(columns.items(), 2):
             if column == other_column:
                 raise ValueError(
-                    f"the column {column!r} is both {first} and {second}; give different columns"
+                    f"the column {column!r} is both {role} and {other_role}; give different columns"
                 )
         return self
 

@@ -127,20 +127,17 @@ def find_best_spans(
     predictions = []
     pairs = zip(outputs, windows, strict=True)
     for example_index, window_pairs in groupby(pairs, key=lambda pair: pair[1].example_index):
-        null_score, scores, spans = np.inf, [], []
+        null_score = np.inf
+        scores, offsets = [], []
         for window_outputs, window in window_pairs:
             logits = window_outputs.astype(np.float64)
             null_score = min(null_score, float(logits[0].sum()))
-            context_logits = logits[window.first_position :]
-            span_scores = _score_spans(context_logits, window.can_start_span, max_answer_tokens)
-            first_tokens, extra_tokens = np.nonzero(np.isfinite(span_scores))
-            last_tokens = first_tokens + extra_tokens
-            scores.append(span_scores[first_tokens, extra_tokens])
-            starts, ends = window.offsets[first_tokens, 0], window.offsets[last_tokens, 1]
-            spans.append(np.stack([starts, ends], 1))
+            window_scores, window_offsets = _list_spans(logits, window, max_answer_tokens)
+            scores.append(window_scores)
+            offsets.append(window_offsets)
         best_spans = _select_distinct_spans(
             np.concatenate(scores),
-            np.concatenate(spans),
+            np.concatenate(offsets),
             contexts[example_index],
             num_spans,
         )
@@ -150,6 +147,29 @@ def find_best_spans(
     return predictions
 
 
+def _list_spans(
+    logits: Floats,
+    window: ContextWindow,
+    max_answer_tokens: int,
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Return all n possible spans of a window.
+
+    Args:
+        logits: Start and end logits of the s tokens of the input, float64 [s, 2].
+        window: The window.
+        max_answer_tokens: Maximum tokens of a span.
+
+    Returns:
+        The scores, float64 [n], and the character offsets [start, end), int64 [n, 2].
+    """
+    context_logits = logits[window.first_position :]
+    scores = _score_spans(context_logits, window.can_start_span, max_answer_tokens)
+    first_tokens, extra_tokens = np.nonzero(np.isfinite(scores))
+    last_tokens = first_tokens + extra_tokens
+    starts, ends = window.offsets[first_tokens, 0], window.offsets[last_tokens, 1]
+    return scores[first_tokens, extra_tokens], np.stack([starts, ends], 1)
+
+
 def _score_spans(
     logits: Floats,
     can_start_span: NDArray[np.bool_],
@@ -157,12 +177,12 @@ def _score_spans(
 ) -> Floats:
     """Return the scores of all spans, float64 [m, n].
 
-    Entry [i, j] is the score of the span that starts with token i and has j + 1 tokens.
+    Entry [i, j] is the score of the span that starts with token i and has j + 1 tokens. It is -inf
+    if no span may start with token i, or if the span would end after the last token.
 
     Args:
         logits: Start and end logits, float64 [>= m, 2].
-        can_start_span: Whether a span may start with each token, bool [m]. Otherwise its score is
-            -inf.
+        can_start_span: Whether a span may start with each of the m context tokens, bool [m].
         max_answer_tokens: Maximum tokens of a span.
     """
     num_tokens = len(can_start_span)
@@ -205,9 +225,10 @@ def _select_distinct_spans(
 
 
 def _iterate_by_score(scores: Floats, num_best: int) -> Iterator[int]:
-    """Yield the indices of the ``num_best`` best scores, then of all scores, in descending order.
+    """Yield the indices of the ``num_best`` best scores, then those of all scores.
 
-    The best few of thousands of scores usually suffice, and sorting all of them takes much longer.
+    Both parts are in descending order of score. Usually the caller needs only the first part, and
+    sorting thousands of scores takes much longer.
     """
     if num_best < len(scores):
         best = np.sort(np.argpartition(-scores, num_best)[:num_best])

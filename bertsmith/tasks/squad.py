@@ -52,7 +52,8 @@ def _compute_overlap_f1(predicted: Sequence[str], answer: Sequence[str]) -> floa
     return 2 * num_shared / (len(predicted) + len(answer)) if num_shared else 0.0
 
 
-#: Name of each metric -> the function that compares two texts, and their normalization.
+#: Name of each metric -> the function that compares two normalized texts, and the function that
+#: normalizes each of them.
 METRICS: dict[str, tuple[Callable[[str, str], float], Callable[[str], str]]] = {
     "f1": (compute_word_f1, normalize_answer), "exact": (compute_exact_match, normalize_answer),
     "char_f1": (compute_char_f1, normalize_characters),
@@ -66,7 +67,7 @@ def _max_over_answers(
     *,
     is_v2: bool,
 ) -> Floats:
-    """Return the metric of each of n predictions for its best correct answer, float64 [n].
+    """Return the highest score of each of n predictions over the correct answers, float64 [n].
 
     Args:
         metric: The function that compares a prediction with an answer.

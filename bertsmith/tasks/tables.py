@@ -262,9 +262,10 @@ def _has_txt_suffix(path: Path) -> bool:
 
 def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str) -> Table:
     """Open CSV or TSV."""
-    path, delimiter = source.path, source.delimiter
-    if delimiter is not None:
-        delimiter = delimited.parse_delimiter(delimiter)
+    path = source.path
+    delimiter = None
+    if source.delimiter is not None:
+        delimiter = delimited.parse_delimiter(source.delimiter)
     dialect, num_columns, lines = delimited.detect_dialect(
         lines,
         is_tsv=table_format == "tsv",
@@ -272,11 +273,10 @@ def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str
         has_header=source.has_header,
     )
     records = delimited.read_records(lines, dialect, path, has_header=source.has_header)
-    columns = [str(number) for number in range(num_columns or 0)]
     if source.has_header:
-        header_line, cells = next(((line, cells) for line, cells in records if cells), (0, None))
-        columns = cells or []
-        _reject_duplicate_columns(columns, f"{path}, line {header_line:,}")
+        columns = _read_header(records, path)
+    else:
+        columns = [str(number) for number in range(num_columns or 0)]
     notes: list[str] = []
     if delimiter is None and table_format == "csv" and dialect.delimiter != ",":
         separator = "a tab" if dialect.delimiter == TAB else f"{dialect.delimiter!r}"
@@ -285,11 +285,21 @@ def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str
     return Table(rows, table_format, columns, dialect, notes=notes)
 
 
+def _read_header(records: Iterator[tuple[int, list[str] | None]], path: Path) -> list[str]:
+    """Return the cells of the first record that is not blank; raise TaskError for duplicates."""
+    for line_number, cells in records:
+        if cells:
+            _reject_duplicate_columns(cells, f"{path}, line {line_number:,}")
+            return cells
+    return []
+
+
 def _read_delimited_rows(
     records: Iterator[tuple[int, list[str] | None]],
     columns: list[str],
     path: Path,
 ) -> Iterator[Row]:
+    """Convert the records of CSV or TSV to rows; blank lines are skipped."""
     for line_number, cells in records:
         location = f"{path}, line {line_number:,}"
         if cells is None:

@@ -85,7 +85,7 @@ def collect_labels(examples: Sequence[TaggedSentence], path: str) -> tuple[str, 
     if len(tags) < 2:
         problem = f"every tag is {min(tags)!r}" if tags else "there is no tag"
         raise TaskError(f"{path}: {problem}; expected at least two different tags")
-    # "B" is a label without an entity type only if all tags lack types.
+    # A bare "B" begins an entity only if no tag has an entity type.
     begin_tags = {tag for tag in tags if tag.startswith("B-")}
     if tags <= {OUTSIDE_TAG, "B", "I"}:
         begin_tags |= tags & {"B"}
@@ -104,8 +104,8 @@ def encode_examples(
     """Encode sentences as inputs; see ``TaskFamily``.
 
     With sentence context, each input is [CLS] sentence [SEP], truncated at its end. With document
-    context, the tags of whole sentences of up to half the input are predicted; the rest of the
-    input is filled with the tokens around these sentences, and nothing is truncated.
+    context, the model predicts the tags of as many whole sentences as fit into half of the input.
+    The other half is filled with the tokens around these sentences, and nothing is truncated.
     ``decoding_data`` has the ``TokenAlignment`` of each sentence.
     """
     assert task.max_seqlen is not None
@@ -143,7 +143,8 @@ def _align_tokens(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignme
     """Tokenize a sentence and assign to each unit the token that contains its first character."""
     ids, offsets = tokenizer.encode_with_offsets(example.text)
     predicted_token_indices: list[int] = []
-    unit_prediction_indices, is_first_unit, token = [], [], 0
+    unit_prediction_indices, is_first_unit = [], []
+    token = 0
     for start, end in example.unit_offsets:
         while token < len(ids) and offsets[token][1] <= start:
             token += 1
@@ -211,19 +212,19 @@ def _build_windows(
                 example.location,
             )
         return
-    # The sentences [first, last) are a document.
-    first = 0
-    while first < len(examples):
-        last = first
-        while last < len(examples) and examples[last].document == examples[first].document:
-            last += 1
+    # The sentences [start, end) are a document.
+    start = 0
+    while start < len(examples):
+        end = start
+        while end < len(examples) and examples[end].document == examples[start].document:
+            end += 1
         yield from _build_document_windows(
-            examples[first:last],
-            alignments[first:last],
-            targets[first:last],
+            examples[start:end],
+            alignments[start:end],
+            targets[start:end],
             max_tokens,
         )
-        first = last
+        start = end
 
 
 def _build_document_windows(
@@ -237,35 +238,39 @@ def _build_document_windows(
         yield TaggingWindow([], [], [], examples[0].location)
         return
     ids = [token_id for alignment in alignments for token_id in alignment.ids]
-    starts = np.cumsum([0, *(len(alignment.ids) for alignment in alignments)]).tolist()
+    # Index of the first token of each sentence, followed by the number of tokens.
+    boundaries = np.cumsum([0, *(len(alignment.ids) for alignment in alignments)]).tolist()
     predicted_token_indices = [
-        start + token
-        for start, alignment in zip(starts, alignments, strict=False)
+        sentence_start + token
+        for sentence_start, alignment in zip(boundaries[:-1], alignments, strict=True)
         for token in alignment.predicted_token_indices
     ]
     all_targets = [target for sentence_targets in targets for target in sentence_targets]
     max_tagged_tokens = max(max_tokens // 2, 1)
-    begin = num_predicted = 0
-    while begin < len(ids):
-        # Predict the tags of the tokens [begin, end): as many whole sentences as fit into half of
+    start = 0
+    num_predicted = 0
+    while start < len(ids):
+        # Predict the tags of the tokens [start, end): as many whole sentences as fit into half of
         # the window, or a part of a sentence if no whole sentence fits.
-        end = starts[bisect_right(starts, begin + max_tagged_tokens) - 1]
-        if end <= begin:
-            end = min(begin + max_tagged_tokens, len(ids))
-        # Half of the other tokens precede ``begin``, or more if too few tokens follow ``end``.
-        num_left = (max_tokens - (end - begin)) // 2
-        num_left = max(num_left, max_tokens - (len(ids) - begin))
-        num_left = min(num_left, begin)
-        window_start = begin - num_left
-        next_predicted = bisect_left(predicted_token_indices, end)
-        window_tokens = predicted_token_indices[num_predicted:next_predicted]
+        end = boundaries[bisect_right(boundaries, start + max_tagged_tokens) - 1]
+        if end <= start:
+            end = min(start + max_tagged_tokens, len(ids))
+        # Half of the other tokens precede ``start``, or more if too few tokens follow ``end``.
+        num_left = (max_tokens - (end - start)) // 2
+        num_left = max(num_left, max_tokens - (len(ids) - start))
+        num_left = min(num_left, start)
+        window_start = start - num_left
+        next_num_predicted = bisect_left(predicted_token_indices, end)
+        window_tokens = predicted_token_indices[num_predicted:next_num_predicted]
+        first_sentence = min(bisect_right(boundaries, start), len(examples)) - 1
         yield TaggingWindow(
             ids[window_start : window_start + max_tokens],
             [token - window_start for token in window_tokens],
-            all_targets[num_predicted:next_predicted],
-            examples[min(bisect_right(starts, begin), len(examples)) - 1].location,
+            all_targets[num_predicted:next_num_predicted],
+            examples[first_sentence].location,
         )
-        begin, num_predicted = end, next_predicted
+        start = end
+        num_predicted = next_num_predicted
 
 
 def compute_losses(
@@ -293,34 +298,35 @@ def to_unit_tags(
         alignments: The alignment of each sentence.
         token_tags: Tags of the predicted tokens of all sentences.
     """
-    first = 0
+    sentence_start = 0
     for example, alignment in zip(examples, alignments, strict=True):
         tags: list[str] = []
         next_predictions = _find_next_predictions(alignment.unit_prediction_indices)
         for unit in range(len(example.unit_offsets)):
             index = alignment.unit_prediction_indices[unit]
             if index >= 0 and alignment.is_first_unit[unit]:
-                tags.append(token_tags[first + index])
+                tags.append(token_tags[sentence_start + index])
                 continue
             previous_tag = tags[-1] if tags else OUTSIDE_TAG
             tag = to_inside_tag(previous_tag)
             if index < 0:
                 next_index = next_predictions[unit]
-                next_tag = None if next_index < 0 else token_tags[first + next_index]
-                tag = tag if next_tag == tag else OUTSIDE_TAG
+                next_tag = None if next_index < 0 else token_tags[sentence_start + next_index]
+                if next_tag != tag:
+                    tag = OUTSIDE_TAG
             tags.append(tag)
-        first += len(alignment.predicted_token_indices)
+        sentence_start += len(alignment.predicted_token_indices)
         yield tags
 
 
 def _find_next_predictions(unit_prediction_indices: Sequence[int]) -> list[int]:
     """Return, for each unit, the prediction index of the next unit with a token, -1 if none."""
-    next_predictions, next_index = [-1] * len(unit_prediction_indices), -1
-    for unit in range(len(unit_prediction_indices) - 1, -1, -1):
+    next_predictions = [-1] * len(unit_prediction_indices)
+    next_index = -1
+    for unit in reversed(range(len(unit_prediction_indices))):
         next_predictions[unit] = next_index
-        next_index = (
-            unit_prediction_indices[unit] if unit_prediction_indices[unit] >= 0 else next_index
-        )
+        if unit_prediction_indices[unit] >= 0:
+            next_index = unit_prediction_indices[unit]
     return next_predictions
 
 

@@ -34,9 +34,9 @@ def detect_table_format(path: Path) -> str | None:
 
 
 def is_txt_table(path: Path, text_column: str | None) -> bool:
-    """Return whether a file is a .txt file that is read as TSV, because it has a text column.
+    """Return whether a file is a .txt file and is read as TSV.
 
-    Without a text column, each line of a .txt file is a text.
+    It is read as TSV if the user gave a text column; otherwise each line is a text.
     """
     return path.suffix.lower() == ".txt" and text_column is not None
 
@@ -87,9 +87,9 @@ def open_text(
 
 
 def choose_output_encoding(path: Path, encoding: str) -> str:
-    """Return the encoding for an output file that is like an input file.
+    """Return the encoding for an output file, which is that of the input file.
 
-    If the input has a UTF-8 byte order mark, so has the output.
+    If the input file has a UTF-8 byte order mark, the returned encoding also writes one.
 
     Args:
         path: The input file.
@@ -125,7 +125,8 @@ def split_lines(chunks: Iterable[str]) -> Iterator[str]:
     """
     pending = ""
     for chunk in chunks:
-        text, end = pending + chunk, 0
+        text = pending + chunk
+        end = 0
         for match in _LINE.finditer(text):
             # If the chunk ends within "\r\n", the "\n" is in the next chunk.
             if match.end() == len(text) and text.endswith("\r"):
@@ -141,7 +142,8 @@ def _decode_stream(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str
     """Yield a stream in decoded chunks; raise TaskError with the line of an invalid byte."""
     is_utf8 = codecs.lookup(encoding).name == UTF8
     decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
-    line, is_first = 1, True
+    line_number = 1
+    is_first = True
     while True:
         block = stream.read(BUFFER_BYTES)
         if is_first and is_utf8 and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -153,15 +155,16 @@ def _decode_stream(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str
             valid_text = error.object[: error.start].decode(encoding, "replace")
             if valid_text:
                 yield valid_text
-            error_line, byte = line + valid_text.count("\n"), error.object[error.start]
+            error_line = line_number + valid_text.count("\n")
+            invalid_byte = error.object[error.start]
             advice = f"give its encoding with --encoding, {OTHER_ENCODINGS}"
             if not is_utf8:
                 advice = f"{encoding} is not its encoding"
             name = "UTF-8" if is_utf8 else encoding
             raise TaskError(
-                f"{path}, line {error_line:,}: not {name}: byte 0x{byte:02x}; {advice}",
+                f"{path}, line {error_line:,}: not {name}: byte 0x{invalid_byte:02x}; {advice}",
             ) from None
-        line += text.count("\n")
+        line_number += text.count("\n")
         if text:
             yield text
         if not block:

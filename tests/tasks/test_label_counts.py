@@ -6,10 +6,10 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks.classification import TextExample
 from bertsmith.tasks.conll import TaggedSentence
 from bertsmith.tasks.label_counts import (
+    get_accuracy_warning,
+    get_label_warnings,
     reject_numeric_labels,
     summarize_labels,
-    warn_about_accuracy,
-    warn_about_labels,
 )
 from bertsmith.tasks.multiple_choice import ChoiceExample
 from bertsmith.tasks.questions import QuestionExample
@@ -69,7 +69,7 @@ def test_unusual_class_counts_cause_a_warning(
 ) -> None:
     """A class with over 80% of the examples, or a class for every two examples, is unusual."""
     task = TaskSettings.parse(settings, "the test")
-    warnings = warn_about_labels(make_examples(*labels), task)
+    warnings = get_label_warnings(make_examples(*labels), task)
     assert bool(warnings) == bool(message)
     assert message in "".join(warnings)
 
@@ -77,7 +77,7 @@ def test_unusual_class_counts_cause_a_warning(
 def test_regression_has_no_label_warnings() -> None:
     """Scores of a regression task may all be different."""
     task = TaskSettings(kind="regression")
-    assert warn_about_labels(make_examples(1.0, 2.0, 3.0), task) == []
+    assert get_label_warnings(make_examples(1.0, 2.0, 3.0), task) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_accuracy_of_majority_class_causes_a_warning(
     labels: str, accuracy: float, has_warning: bool
 ) -> None:
     """Accuracy up to the share of the majority class causes a warning, unless it is 1."""
-    warning = warn_about_accuracy(make_examples(*labels), accuracy)
+    warning = get_accuracy_warning(make_examples(*labels), accuracy)
     assert (warning is not None) == has_warning
 
 
@@ -123,5 +123,5 @@ def test_scores_as_class_labels_are_rejected(labels: list[str], message: str | N
 def test_many_class_indices_cause_a_warning() -> None:
     """Many consecutive integers are accepted as classes, but may be scores."""
     examples = make_examples(*(str(n % 30) for n in range(90)))
-    (warning,) = warn_about_labels(examples, TaskSettings())
+    (warning,) = get_label_warnings(examples, TaskSettings())
     assert "30 different numbers are used as class labels" in warning

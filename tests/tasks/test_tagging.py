@@ -147,7 +147,7 @@ def test_klue_characters_are_read(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("a.txt", "a O\nb\n\nc O\n",
-         r"line 2: a line with another number of columns: 1 .* line 1 has 2"),
+         r"line 2: a line with a different number of columns: 1 .* line 1 has 2"),
         ("a.txt", "a O\n\nNew York B-X\n", r"line 3: .* 3 separated by spaces; .* 1 has 2"),
         ("a.txt", "a O\n\nb\tB-X I-X\n", r"line 3: .* 3 separated by spaces; .* 1 has 2"),
         ("a.txt", "a B-X\n\nc PER\n", r"line 3: a tag that is not an entity tag: 'PER'"),

@@ -9,9 +9,9 @@ from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.label_counts import (
+    get_accuracy_warning,
+    get_label_warnings,
     summarize_labels,
-    warn_about_accuracy,
-    warn_about_labels,
 )
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.finetuning.task_data import TaskData
@@ -42,7 +42,7 @@ def log_run_summary(
     _warn_unknown_tokens(progress, data.counts)
     for name, examples in {"train": data.train, **data.heldout}.items():
         progress.log(f"{name}: {summarize_labels(examples, task.kind)}")
-    for warning in warn_about_labels(data.train, task):
+    for warning in get_label_warnings(data.train, task):
         progress.log(f"warning: train: {warning}")
     for name, file in task.validation_files.items():
         if Path(file).samefile(task.train_file):
@@ -70,7 +70,7 @@ def warn_below_majority_class(
     if task.kind != "single" or task.class_weights == "balanced":
         return
     name, examples = next(iter(data.heldout.items()))
-    warning = warn_about_accuracy(examples, metrics["accuracy"])
+    warning = get_accuracy_warning(examples, metrics["accuracy"])
     if warning:
         progress.log(f"warning: {name}: {warning}")
 
