@@ -39,7 +39,8 @@ def reference_attention(
         draw_mask: Function that draws the dropout masks of the probabilities; None for no dropout.
 
     Returns:
-        The output [T, N, H], and each sequence's probabilities [N, S_b, S_b] before dropout.
+        The output [T, N, H], and the probabilities of each sequence before dropout, [N, S_b, S_b],
+        where S_b is the length of the sequence.
     """
     dropout_masks: list[Tensor] | None = None
     if draw_mask is not None:
@@ -90,7 +91,7 @@ class SelfAttention(nn.Module):
 
         Args:
             hidden: [T, D].
-            layout: Layout of the batch.
+            layout: Sequence boundaries, padding indices and masks of the batch.
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens to compute the output for; None for all T.
 
@@ -107,7 +108,10 @@ class SelfAttention(nn.Module):
         return output
 
     def compute_probabilities(self, hidden: Tensor, layout: AttentionLayout) -> list[Tensor]:
-        """Return each sequence's attention probabilities, [N, S_b, S_b], without dropout."""
+        """Return the attention probabilities of each sequence, without dropout.
+
+        Their shape is [N, S_b, S_b], where S_b is the length of the sequence.
+        """
         query, key, value = self._project(hidden).unbind(1)
         return reference_attention(query, key, value, layout)[1]
 
@@ -134,8 +138,9 @@ class SelfAttention(nn.Module):
         if layout.kernel == "padded":
             if qkv.is_cpu:
                 return padded_attention(qkv, layout, draw_mask, dropout_rate=0.0)
+            # On CUDA, PyTorch's fused attention draws the dropout masks.
             dropout_rate = self.dropout.rate if has_dropout else 0.0
-            return padded_attention(qkv, layout, None, dropout_rate)
+            return padded_attention(qkv, layout, draw_mask=None, dropout_rate=dropout_rate)
         query, key, value = qkv.unbind(1)
         return reference_attention(query, key, value, layout, draw_mask)[0]
 

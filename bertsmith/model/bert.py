@@ -46,8 +46,8 @@ class BertModel(nn.Module):
         Args:
             batch: Packed sequences.
             dropout_seed: Seed of this forward pass; None for no dropout.
-            token_indices: int64 [M], the only tokens that the last yielded output contains. Its
-                shape is then [M, D]. None for all tokens.
+            token_indices: int64 [M], tokens to compute the last yielded output for; its shape is
+                then [M, D]. None for all T.
             num_layers: Number of layers to compute; None for all.
         """
         x = self.embeddings(batch, dropout_seed)
@@ -76,7 +76,8 @@ class BertModel(nn.Module):
         """
         states = self.iter_hidden_states(batch, dropout_seed, token_indices)
         hidden = next(states)
-        for hidden in states:  # noqa: B007 - a list would keep the outputs of all layers in memory
+        # Find the last output without a list, which would keep the outputs of all layers in memory.
+        for hidden in states:  # noqa: B007 - used after the loop
             pass
         return hidden
 
@@ -90,8 +91,10 @@ class Losses:
     Attributes:
         mlm_loss: float32 [], masked-LM loss summed over the P masked tokens.
         nsp_loss: float32 [], next-sentence loss summed over the B sequences; None without NSP.
-        mlm_correct: int64 [], number of correctly predicted tokens; None from ``forward``.
-        nsp_correct: int64 [], number of correctly classified pairs; None from ``forward``.
+        mlm_correct: int64 [], number of correctly predicted tokens. Only ``evaluate`` counts them;
+            ``forward`` returns None.
+        nsp_correct: int64 [], number of correctly classified pairs. Only ``evaluate`` counts them;
+            ``forward`` returns None.
     """
 
     mlm_loss: Tensor
@@ -202,7 +205,7 @@ class BertForPreTraining(nn.Module):
     ) -> Losses:
         """Return the losses and the number of correct predictions.
 
-        The arguments are those of ``forward``, without dropout.
+        The arguments are those of ``forward`` except ``dropout_seed``: there is no dropout.
         """
         masked_states, cls_states = self._compute_loss_inputs(batch, masked_positions, nsp_labels)
         mlm_loss, mlm_correct = self._evaluate_mlm(masked_states, masked_labels)
@@ -216,8 +219,8 @@ class BertForPreTraining(nn.Module):
     def _evaluate_mlm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the summed masked-LM loss and the number of correct predictions.
 
-        Logits are computed in chunks, because all P x V of them can take gigabytes, in particular
-        in left-to-right training, where P is nearly T.
+        Logits are computed in chunks, because all P x V logits can take gigabytes, especially in
+        left-to-right training, where P is nearly T.
 
         Args:
             hidden: Hidden states of the masked tokens, [P, D].
@@ -238,8 +241,9 @@ class BertForPreTraining(nn.Module):
 def initialize_weights(model: nn.Module, std: float) -> None:
     """Initialize all weights of a module as BERT's original code does (create_initializer).
 
-    Weights are drawn from a normal distribution with standard deviation ``std``, truncated at two
-    standard deviations. Biases become 0 and the weights of LayerNorm 1.
+    The weights of linear layers and embeddings are drawn from a normal distribution with standard
+    deviation ``std``, truncated at two standard deviations. Biases become 0, and the weights of
+    LayerNorm and batch norm become 1.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -15,8 +15,8 @@ def sinusoidal_positions(num_positions: int, width: int) -> Tensor:
     PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(pos / 10000^(2i/D)); section 3.5 of
     Vaswani et al. 2017.
     """
-    # float64, because in float32 an angle of several hundred radians has only four correct
-    # decimals.
+    # Angles are computed in float64: in float32, an angle of several hundred radians has only four
+    # correct decimals.
     positions = torch.arange(num_positions, dtype=torch.float64)[:, None]
     even_columns = torch.arange(0, width, 2, dtype=torch.float64)
     angles = positions / 10000.0 ** (even_columns / width)

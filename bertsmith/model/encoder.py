@@ -59,7 +59,7 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: [T, D].
-            layout: AttentionLayout of the batch.
+            layout: Sequence boundaries, padding indices and masks of the batch.
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens to compute the output for; None for all T.
 
@@ -78,13 +78,17 @@ class EncoderLayer(nn.Module):
         return x + self._feed_forward(self.feed_forward_norm(x), dropout_seed)
 
     def compute_probabilities(self, x: Tensor, layout: AttentionLayout) -> list[Tensor]:
-        """Return each sequence's attention probabilities [N, S_b, S_b] for layer input [T, D]."""
+        """Return the attention probabilities of each sequence, for the layer's input x [T, D].
+
+        Their shape is [N, S_b, S_b], where S_b is the length of the sequence.
+        """
         attention_input = x if self.is_post_norm else self.attention_norm(x)
         return self.attention.compute_probabilities(attention_input, layout)
 
     def _feed_forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
-        down = self.down(self.activation(self.up(x)))
-        output: Tensor = self.feed_forward_dropout(down, dropout_seed)
+        """Apply the feed-forward network and its dropout: [T, D] -> [T, D]."""
+        hidden = self.activation(self.up(x))
+        output: Tensor = self.feed_forward_dropout(self.down(hidden), dropout_seed)
         return output
 
 
@@ -113,12 +117,14 @@ class Encoder(nn.Module):
     ) -> Iterator[Tensor]:
         """Yield each layer's output, [T, D], computed lazily.
 
+        In pre-norm models, the output of the last of the L layers is normalized.
+
         Args:
             x: Embeddings, [T, D].
-            layout: AttentionLayout of the batch.
+            layout: Sequence boundaries, padding indices and masks of the batch.
             dropout_seed: Seed of this forward pass; None for no dropout.
-            token_indices: int64 [M], the only tokens that the last yielded output contains. Its
-                shape is then [M, D]. None for all tokens.
+            token_indices: int64 [M], tokens to compute the last yielded output for; its shape is
+                then [M, D]. None for all T.
             num_layers: Number of layers to compute; None for all.
         """
         layers = list(self.layers)[:num_layers]

@@ -1,4 +1,4 @@
-"""BERT, frozen (section 5.3 of the paper) or trained, with a BiLSTM on its hidden states."""
+"""BERT with a BiLSTM on its hidden states; BERT is frozen (section 5.3 of the paper) or trained."""
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,7 @@ def hidden_state_indices(features: BiLSTMSettings, num_layers: int) -> range:
     if features.layers.endswith("last-four") and num_layers < 4:
         raise ValueError(
             f"features.layers is {features.layers!r}, but the model has "
-            f"{count_noun(num_layers, 'layer')}; "
-            "choose 'last' or a model with at least 4 layers"
+            f"{count_noun(num_layers, 'layer')}; choose 'last' or a model with at least 4 layers"
         )
     return {
         "embeddings": range(1),
@@ -70,9 +69,10 @@ class BertWithBiLSTM(nn.Module):
         self.bert = BertModel(config, kernel)
         self.bert.requires_grad_(not features.frozen)
         # The layers after the last one that the BiLSTM reads are never computed.
-        for layer in list(self.bert.encoder.layers)[self.state_indices[-1] :]:
+        num_computed_layers = self.state_indices[-1]
+        for layer in list(self.bert.encoder.layers)[num_computed_layers:]:
             layer.requires_grad_(False)
-        if self.state_indices[-1] < config.layers:
+        if num_computed_layers < config.layers:
             self.bert.encoder.norm.requires_grad_(False)
         is_weighted_sum = features.layers.startswith("weighted-sum")
         self.layer_weights = (
@@ -104,23 +104,23 @@ class BertWithBiLSTM(nn.Module):
         Returns:
             [B, C] for a sequence-level model, otherwise [M, C] or [T, C].
         """
-        features = self.dropout(self._compute_features(batch, dropout_seed), dropout_seed)
-        lengths = batch.cu_seqlens.diff().tolist()
-        states, (final_states, _) = self.lstm(
-            pack_sequence(features.split(lengths), enforce_sorted=False)
-        )
+        inputs = self.dropout(self._compute_lstm_inputs(batch, dropout_seed), dropout_seed)
+        sequences = inputs.split(batch.cu_seqlens.diff().tolist())
+        states, (final_states, _) = self.lstm(pack_sequence(sequences, enforce_sorted=False))
         if self.is_sequence_level:
+            # The last LSTM layer's final states of the forward and the backward direction.
             hidden = torch.cat([final_states[-2], final_states[-1]], -1)
         else:
             hidden = torch.cat(unpack_sequence(states))
-            hidden = hidden if token_indices is None else hidden.index_select(0, token_indices)
+            if token_indices is not None:
+                hidden = hidden.index_select(0, token_indices)
         outputs: Tensor = self.output(self.last_dropout(hidden, dropout_seed))
         return outputs
 
-    def _compute_features(
+    def _compute_lstm_inputs(
         self, batch: PackedBatch, dropout_seed: DropoutSeed | None = None
     ) -> Tensor:
-        """Return the input of the BiLSTM, [T, D] or [T, 4 D]."""
+        """Return the inputs of the BiLSTM: [T, 4 D] for "concat-last-four", otherwise [T, D]."""
         trains_encoder = torch.is_grad_enabled() and not self.features.frozen
         # A frozen encoder runs without dropout, so that its outputs are the same in each epoch.
         encoder_seed = None if self.features.frozen else dropout_seed

@@ -11,9 +11,9 @@ from bertsmith.model.ops.linear import Linear
 class MLMHead(nn.Module):
     """Masked-LM head: hidden states [P, D] -> vocabulary logits [P, V].
 
-    A transform (linear layer, activation and LayerNorm) is followed by a decoder, a linear layer
-    whose weight is the word embedding table and whose bias is separate (section 3.1, task 1, of the
-    paper; get_masked_lm_output in the original code).
+    A transform (linear layer, activation and LayerNorm) is followed by a decoder: a linear layer
+    with a bias, whose weight is the word embedding table (section 3.1, task 1, of the paper;
+    get_masked_lm_output in the original code).
     """
 
     def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:

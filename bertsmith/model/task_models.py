@@ -1,7 +1,7 @@
 """BERT with one output layer, for fine-tuning (section 3.2 and figure 4 of the paper).
 
-All models have the same arguments: a packed batch, the indices of the tokens to compute outputs
-for, and a dropout seed.
+All models are called with the same arguments: a packed batch, the indices of the tokens to compute
+outputs for, and a dropout seed.
 """
 
 from torch import Tensor, nn
@@ -49,10 +49,11 @@ class BertForSequenceClassification(nn.Module):
             dropout_seed: Seed of this forward pass; None for no dropout.
         """
         if token_indices is None:
-            token_indices = batch.first_token_indices
             if self.config.attention == "causal":
                 # With causal attention, only the last token attends to the full sequence.
                 token_indices = batch.cu_seqlens[1:].long() - 1
+            else:
+                token_indices = batch.first_token_indices
         pooled = self.pooler(self.bert(batch, dropout_seed, token_indices))
         outputs: Tensor = self.output(self.dropout(pooled, dropout_seed))
         return outputs

@@ -10,10 +10,11 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.utils.deterministic
@@ -68,7 +69,8 @@ def resolve_device(device: str, option: str) -> torch.device:
     check_device_name(device, option)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    resolved, num_devices = torch.device(device), torch.cuda.device_count()
+    resolved = torch.device(device)
+    num_devices = torch.cuda.device_count()
     if resolved.type == "cuda" and (resolved.index or 0) >= num_devices:
         raise SettingsError(
             f"{option} {device}: PyTorch finds {num_devices} CUDA devices here; use auto, or "
@@ -94,10 +96,10 @@ def resolve_machine(
         RunError: If the kernel is not available.
     """
     torch_device = resolve_device(device, "run.device")
-    cuda = torch_device.type == "cuda"
+    is_cuda = torch_device.type == "cuda"
     if precision == "auto":
-        precision = _resolve_precision(cuda=cuda)
-    supports_varlen = cuda and precision == "bf16" and attention_dropout == 0.0
+        precision = _resolve_precision(is_cuda=is_cuda)
+    supports_varlen = is_cuda and precision == "bf16" and attention_dropout == 0.0
     if kernel == "auto":
         kernel = "varlen" if supports_varlen else "padded"
     if kernel == "varlen" and not supports_varlen:
@@ -109,15 +111,15 @@ def resolve_machine(
     # threads for small products. A resumed run always sets the number, so it would then add numbers
     # in a different order than the original run.
     torch.set_num_threads(threads or torch.get_num_threads())
-    configure_determinism(cuda=cuda)
-    if not cuda:
+    configure_determinism(is_cuda=is_cuda)
+    if not is_cuda:
         keep_freed_memory()
     return Machine(torch_device, precision, kernel)  # type: ignore[arg-type]
 
 
-def configure_determinism(*, cuda: bool) -> None:
+def configure_determinism(*, is_cuda: bool) -> None:
     """Make runs on the CPU bit-for-bit reproducible, or make CUDA runs fast by allowing TF32."""
-    if cuda:
+    if is_cuda:
         torch.set_float32_matmul_precision("high")
         return
     torch.use_deterministic_algorithms(True)
@@ -134,7 +136,7 @@ def check_memory(
         machine: Device, precision and kernel of the run.
         config: Sizes of the model.
         batch_tokens: Number of tokens per step.
-        micro_batch_tokens: Number of tokens per micro-batch.
+        micro_batch_tokens: Maximum number of tokens per micro-batch.
 
     Raises:
         RunError: If the lower bound exceeds the available memory.
@@ -164,12 +166,12 @@ def resolves_to_cpu(device: str) -> bool:
 def describe_auto_device() -> str:
     """Return the device and precision that "auto" selects on this machine, such as "cpu, bf16"."""
     device = resolve_device("auto", "run.device").type
-    return f"{device}, {_resolve_precision(cuda=device == 'cuda')}"
+    return f"{device}, {_resolve_precision(is_cuda=device == 'cuda')}"
 
 
-def _resolve_precision(*, cuda: bool) -> Literal["bf16", "fp32"]:
+def _resolve_precision(*, is_cuda: bool) -> Literal["bf16", "fp32"]:
     """Return the precision that "auto" selects: bf16 on CUDA and on CPUs with bf16 instructions."""
-    return "bf16" if cuda or has_bf16() else "fp32"
+    return "bf16" if is_cuda or has_bf16() else "fp32"
 
 
 def keep_freed_memory() -> None:
@@ -179,8 +181,9 @@ def keep_freed_memory() -> None:
     and each training step spends time on page faults. The setting stays in effect until the process
     ends. Without glibc this function does nothing.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = _get_libc_function("mallopt")
     if mallopt is not None:
+        # Blocks up to 1 GiB come from the heap. Larger blocks are returned when they are freed.
         mallopt(_M_MMAP_THRESHOLD, 2**30)
         # The largest value of a C int: memory at the end of the heap is never returned.
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
@@ -189,14 +192,19 @@ def keep_freed_memory() -> None:
 def trim_memory() -> None:
     """Return freed memory to the OS (malloc_trim); does nothing without glibc.
 
-    Call this before allocating blocks of other sizes. They may not fit in the freed blocks, and the
-    process would then need memory for both.
+    Call this before allocating blocks of other sizes. If these do not fit in the freed blocks, the
+    process needs memory for both the freed and the new blocks.
     """
-    malloc_trim = (
-        getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    )
+    malloc_trim = _get_libc_function("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)
+
+
+def _get_libc_function(name: str) -> Callable[..., Any] | None:
+    """Return a function of the C library; None outside Linux or if the library does not have it."""
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 def measure_peak_macs_per_second(machine: Machine, seconds: float = 0.1) -> float:
@@ -207,10 +215,13 @@ def measure_peak_macs_per_second(machine: Machine, seconds: float = 0.1) -> floa
         seconds: Duration of the measurement.
     """
     size = _PEAK_MATMUL_SIZE[machine.device.type]
-    a = torch.randn(size, size, device=machine.device, dtype=machine.dtype)
-    multiply = partial(onednn_linear if uses_onednn(a, a) else torch.matmul, a, a)
+    matrix = torch.randn(size, size, device=machine.device, dtype=machine.dtype)
+    function = onednn_linear if uses_onednn(matrix, matrix) else torch.matmul
+    multiply = partial(function, matrix, matrix)
+    # The first product is not measured, because it includes initialization.
     multiply()
-    peak, end = 0.0, time.perf_counter() + seconds
+    peak = 0.0
+    end = time.perf_counter() + seconds
     # The product runs at least once: on a busy machine it may take longer than ``seconds``.
     while peak == 0.0 or time.perf_counter() < end:
         start = time.perf_counter()
@@ -241,7 +252,7 @@ class CpuLoad:
 
     Attributes:
         current: Number of cores during the measurement.
-        last_minute: Mean number of cores over the last minute.
+        last_minute: The one-minute load average, which includes this process.
     """
 
     current: float

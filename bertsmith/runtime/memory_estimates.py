@@ -17,9 +17,10 @@ def estimate_num_parameters(config: ModelConfig) -> int:
 def estimate_training_bytes(config: ModelConfig, num_tokens: int) -> int:
     """Return the memory of a training step with ``num_tokens`` tokens per micro-batch, in bytes.
 
-    Counts the weights, the gradients and Adam's two moments in float32, and the activations saved
-    for the backward pass in 16 bits: the inputs of each layer's linear layers and of its
-    activation function.
+    Counts the weights, the gradients and Adam's two moments in float32, and activations that are
+    saved for the backward pass in 16 bits. Of each layer, these are the inputs of the two linear
+    layers of attention, the queries, keys and values, the input of the activation function and the
+    input of the linear layer after it.
     """
     weight_bytes = 4 * estimate_num_parameters(config)
     activation_bytes_per_token = 2 * config.layers * (5 * config.width + 2 * config.feed_forward)

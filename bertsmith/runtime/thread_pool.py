@@ -28,13 +28,19 @@ def choose_num_workers(device: torch.device) -> int:
     """Return the number of workers that compute batches in parallel on a device.
 
     All workers get the same number of threads, so that a result does not depend on the worker that
-    computed it. The number of workers is chosen so that the fewest threads remain unused.
+    computed it. The number of workers is the one with the fewest unused threads, and the largest of
+    several such numbers.
     """
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1:
         return 1
-    candidates = range(2, min(num_threads, _MAX_WORKERS) + 1)
-    return max(candidates, key=lambda workers: (workers * (num_threads // workers), workers))
+
+    def count_used_threads(num_workers: int) -> int:
+        return num_workers * (num_threads // num_workers)
+
+    # ``max`` returns the first of equally good numbers, so they are tried from the largest down.
+    candidates = range(min(num_threads, _MAX_WORKERS), 1, -1)
+    return max(candidates, key=count_used_threads)
 
 
 def set_local_num_threads(num_threads: int) -> None:
@@ -69,17 +75,18 @@ def map_in_threads(
         device: Device on which ``function`` computes. Items are computed one by one unless it is
             the CPU.
     """
-    remaining, max_workers = iter(items), choose_num_workers(device)
-    first = list(islice(remaining, max_workers))
-    # A single item is computed in the calling thread, with all of PyTorch's threads.
-    if len(first) < 2:
-        for item in chain(first, remaining):
+    max_workers = choose_num_workers(device)
+    remaining = iter(items)
+    first_items = list(islice(remaining, max_workers))
+    # With a single worker, the calling thread computes the items, with all of PyTorch's threads.
+    if len(first_items) < 2:
+        for item in chain(first_items, remaining):
             yield item, function(item)
         return
-    pool = _ThreadPool(function, len(first))
+    pool = _ThreadPool(function, len(first_items))
     pending: deque[tuple[Item, Future[Result]]] = deque()
     try:
-        for item in chain(first, remaining):
+        for item in chain(first_items, remaining):
             pending.append((item, pool.submit(item)))
             if len(pending) > 2 * max_workers:
                 oldest, future = pending.popleft()
@@ -131,8 +138,9 @@ class _ThreadPool:
             while worker.is_alive():
                 try:
                     worker.join()
-                except BaseException as error:  # noqa: BLE001 - of a signal, raised again below
-                    # Exiting while a worker is inside a matrix product would crash the process.
+                except BaseException as error:  # noqa: BLE001 - raised again below
+                    # A signal such as Ctrl-C must not end the wait: exiting while a worker is
+                    # inside a matrix product would crash the process.
                     interrupt = error
         if interrupt is not None:
             raise interrupt

@@ -44,7 +44,7 @@ def test_bilstm_reads_the_hidden_states_of_table_7(layers: str, indices: list[in
         state.detach() for state in model.bert.iter_hidden_states(pack_sequences(SEQUENCES))
     ]
     states = [all_states[index] for index in indices]
-    features = model._compute_features(pack_sequences(SEQUENCES))
+    features = model._compute_lstm_inputs(pack_sequences(SEQUENCES))
     expected = torch.stack(states).mean(0) if "sum" in layers else torch.cat(states, -1)
     torch.testing.assert_close(features, expected)
     outputs = model(pack_sequences(SEQUENCES))
@@ -90,9 +90,9 @@ def test_token_indices_select_outputs() -> None:
 def test_frozen_encoder_has_no_dropout() -> None:
     """The hidden states of a frozen encoder are the same in train and eval mode."""
     model = make_model("last")
-    expected: Tensor = model._compute_features(pack_sequences(SEQUENCES))
+    expected: Tensor = model._compute_lstm_inputs(pack_sequences(SEQUENCES))
     model.train()
-    assert torch.equal(model._compute_features(pack_sequences(SEQUENCES)), expected)
+    assert torch.equal(model._compute_lstm_inputs(pack_sequences(SEQUENCES)), expected)
     first, second = (
         model(pack_sequences(SEQUENCES), None, DropoutSeed(torch.tensor(seed))) for seed in (1, 2)
     )
@@ -121,7 +121,8 @@ def test_unfrozen_encoder_is_trained() -> None:
     batch = pack_sequences(SEQUENCES)
     assert torch.equal(trained.eval()(batch), frozen.eval()(batch))
     features = [
-        trained.train()._compute_features(batch, DropoutSeed(torch.tensor(seed))) for seed in (1, 2)
+        trained.train()._compute_lstm_inputs(batch, DropoutSeed(torch.tensor(seed)))
+        for seed in (1, 2)
     ]
     assert not torch.equal(*features)
     trained(batch, None, DropoutSeed(torch.tensor(1))).square().sum().backward()

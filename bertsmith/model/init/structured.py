@@ -56,7 +56,8 @@ def init_neighbor_heads(model: BertForPreTraining) -> None:
     dimensions, where a shift is a rotation (Vaswani et al. 2017, section 3.5). One head attends to
     the previous token and one to the next token. In a causal model, the second head attends to the
     token before the previous one. In a model with a single head, this head attends to the previous
-    token. A model that is too narrow for separate position dimensions is not changed.
+    token. A model that is too narrow for separate position dimensions, or whose position embeddings
+    are fixed, is not changed.
     """
     subspaces = _Subspaces.separate_positions(model)
     if subspaces is None:
@@ -78,7 +79,8 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
     In a model with two heads per layer, the neighbor head for the next token is in the second
     layer. In a causal model the last token receives the count instead of [CLS], because fine-tuning
     reads the last token. A model with only one layer, head or segment gets only neighbor heads. A
-    model that is too narrow for separate position dimensions is not changed.
+    model that is too narrow for separate position dimensions, or whose position embeddings are
+    fixed, is not changed.
 
     Args:
         model: Changed in place.
@@ -167,8 +169,10 @@ class _Subspaces:
         rms = (sum(energies) / width) ** 0.5
         scale = rms if embeddings.has_norm else 1.0
         self.input_rms = rms / scale
-        self.embeddings, self.scale = embeddings, scale
-        self.frequencies, self.num_word_dims = frequencies, width - 2 * len(frequencies)
+        self.embeddings = embeddings
+        self.scale = scale
+        self.frequencies = frequencies
+        self.num_word_dims = width - 2 * len(frequencies)
         self.word_variance = energies[0] / self.num_word_dims / scale**2
         self.position_energy = energies[1] / scale**2
 
@@ -207,7 +211,8 @@ class _Subspaces:
             return None
         words, positions = embeddings.words.weight, embeddings.positions.weight
         num_positions, width = positions.shape
-        num_word_dims, std = width - 2 * num_pairs, float(words.std())
+        num_word_dims = width - 2 * num_pairs
+        std = float(words.std())
         max_wavelength = max(num_positions, _MIN_WAVELENGTH)
         frequencies = 2 * math.pi / torch.logspace(
             math.log10(_MIN_WAVELENGTH), math.log10(max_wavelength), num_pairs
@@ -229,17 +234,18 @@ def _init_shift_head(subspaces: _Subspaces, head: _HeadWeights, shift: int) -> N
     largest at the shifted position. The values contain only words and segments, no positions.
     """
     rows = torch.arange(0, 2 * len(subspaces.frequencies), 2)
-    sine, cosine = rows + subspaces.num_word_dims, rows + subspaces.num_word_dims + 1
+    sine_dims = subspaces.num_word_dims + rows
+    cosine_dims = sine_dims + 1
     scale = (_NEIGHBOR_SCORE * head.head_dim**0.5 / subspaces.position_energy) ** 0.5
     for weight in (head.query, head.key, head.value):
         weight.zero_()
-    head.key[rows, sine] = scale
-    head.key[rows + 1, cosine] = scale
-    rotation = (subspaces.frequencies * shift).to(head.query)
-    head.query[rows, sine] = scale * rotation.cos()
-    head.query[rows + 1, cosine] = scale * rotation.cos()
-    head.query[rows, cosine] = scale * rotation.sin()
-    head.query[rows + 1, sine] = -scale * rotation.sin()
+    head.key[rows, sine_dims] = scale
+    head.key[rows + 1, cosine_dims] = scale
+    angles = (subspaces.frequencies * shift).to(head.query)
+    head.query[rows, sine_dims] = scale * angles.cos()
+    head.query[rows + 1, cosine_dims] = scale * angles.cos()
+    head.query[rows, cosine_dims] = scale * angles.sin()
+    head.query[rows + 1, sine_dims] = -scale * angles.sin()
     nn.init.orthogonal_(head.value[:, : subspaces.num_word_dims])
     head.output.normal_(std=_NEIGHBOR_RMS / head.head_dim**0.5)
 
@@ -252,7 +258,8 @@ def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> 
     to the output. The mean of the outputs over a sequence therefore determines how many tokens
     the segments share.
     """
-    score_scale, last = head.head_dim**0.5, head.head_dim - 1
+    score_scale = head.head_dim**0.5
+    cls_dim, segment_dim = head.head_dim - 2, head.head_dim - 1
     head.query.zero_()
     head.key.zero_()
     # Random orthogonal directions. The first two span the segment embeddings and are not used.
@@ -262,16 +269,19 @@ def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> 
     directions *= (
         _SAME_TOKEN_SCORE * score_scale / (len(directions) * subspaces.word_variance)
     ) ** 0.5
-    head.query[: last - 1, : subspaces.num_word_dims] = directions
-    head.key[: last - 1, : subspaces.num_word_dims] = directions
-    segment_weight, bias = subspaces.segment_readout()
-    root = (_SEGMENT_SCORE * score_scale) ** 0.5
-    head.query[last], head.query_bias[last] = segment_weight * root, bias * root
-    head.key[last], head.key_bias[last] = -segment_weight * root, -bias * root
-    # [CLS] belongs to segment A: cancel the segment's contribution to its score.
-    head.key[last - 1] = head.value[0] = subspaces.token_readout(cls_id)
-    head.query[last - 1] = segment_weight * _SEGMENT_SCORE * score_scale
-    head.query_bias[last - 1] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score_scale
+    head.query[:cls_dim, : subspaces.num_word_dims] = directions
+    head.key[:cls_dim, : subspaces.num_word_dims] = directions
+    weight, bias = subspaces.segment_readout()
+    segment_scale = (_SEGMENT_SCORE * score_scale) ** 0.5
+    head.query[segment_dim] = weight * segment_scale
+    head.query_bias[segment_dim] = bias * segment_scale
+    head.key[segment_dim] = -weight * segment_scale
+    head.key_bias[segment_dim] = -bias * segment_scale
+    head.key[cls_dim] = subspaces.token_readout(cls_id)
+    head.value[0] = head.key[cls_dim]
+    # [CLS] belongs to segment A. The query cancels the contribution of this segment to the score.
+    head.query[cls_dim] = weight * _SEGMENT_SCORE * score_scale
+    head.query_bias[cls_dim] = (_CLS_SCORE + bias * _SEGMENT_SCORE) * score_scale
     head.output[:, 0].normal_(std=_CLS_RMS * subspaces.input_rms)
 
 

@@ -1,5 +1,6 @@
 """Activation functions of the feed-forward network."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: The tanh form of GELU is 0.5 x (1 + tanh(sqrt(2 / pi) (x + _CUBIC x^3))) (Hendrycks and Gimpel
-#: 2016, arXiv:1606.08415, section 2). Since 0.5 (1 + tanh(u / 2)) = sigmoid(u), it equals
-#: x sigmoid(_SCALE (x + _CUBIC x^3)) with _SCALE = 2 sqrt(2 / pi).
-_SCALE, _CUBIC = 1.5957691216057308, 0.044715
+#: Constants of the tanh form of GELU, 0.5 x (1 + tanh(sqrt(2 / pi) (x + _CUBIC x^3))) (Hendrycks
+#: and Gimpel 2016, arXiv:1606.08415, section 2). Since 0.5 (1 + tanh(u / 2)) = sigmoid(u), it
+#: equals x sigmoid(_SCALE (x + _CUBIC x^3)).
+_SCALE = 2 * math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
 
 
 class _TanhGelu(torch.autograd.Function):
@@ -21,6 +23,7 @@ class _TanhGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        # sigmoid(u), computed in place.
         gate = (x * x).mul_(_CUBIC * _SCALE).add_(_SCALE).mul_(x).sigmoid_()
         ctx.save_for_backward(x, gate)
         return x * gate

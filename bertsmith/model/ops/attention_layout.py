@@ -104,7 +104,7 @@ def _build_buckets(
 def _build_bucket(
     sequence_indices: list[int], lengths: Tensor, *, is_causal: bool, dtype: torch.dtype
 ) -> Bucket:
-    """Build the bucket of the sequences with these indices; ``lengths`` are those of the batch."""
+    """Build the bucket of some sequences; ``lengths`` has the lengths of all sequences, [B]."""
     bucket_lengths = lengths[sequence_indices]
     max_seqlen = round_up_seqlen(int(bucket_lengths.max()))
     if bool((bucket_lengths == max_seqlen).all()):
@@ -160,8 +160,9 @@ def _build_padding_indices(
 def _build_pad_indices(starts: Tensor, lengths: Tensor, max_seqlen: int) -> Tensor:
     """Return the token to copy to each padded row of a bucket: int64 [B * S].
 
-    The mask hides padding from the queries, but 0 * inf is NaN: padding with a token of another
-    sequence would spread non-finite values. Therefore each sequence repeats its last token.
+    Each sequence is padded with its last token. The mask hides padding from the queries, but
+    0 * inf is NaN: padding with a token of another sequence would spread the non-finite values of
+    that sequence.
     """
     positions = torch.arange(max_seqlen, device=starts.device)
     indices: Tensor = torch.minimum(positions, lengths[:, None] - 1) + starts[:, None]

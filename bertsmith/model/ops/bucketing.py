@@ -1,12 +1,14 @@
 """Bucketing by length: sequences of similar length are padded together in attention on the CPU."""
 
+import math
+
 import torch
 
-#: Fixed cost of a bucket: the number of attention scores of one head that take the same time to
-#: compute.
+#: Fixed cost of a bucket, as the number of attention scores that one head computes in the same
+#: time. Measured with benchmarks/attention.py.
 _BUCKET_COST = 2**12
 #: Minimum number of attention scores of one head that bucketing must save to be worth its overhead.
-#: Both values were measured with benchmarks/attention.py.
+#: Measured with benchmarks/attention.py.
 _MIN_SAVING = 2**14
 
 
@@ -31,8 +33,7 @@ def bucket_sequences(lengths: list[int]) -> list[list[int]] | None:
     """Partition the sequences of a batch into buckets with the least total attention cost.
 
     A bucket costs its number of sequences times the square of its longest length, plus a fixed
-    cost. Each bucket is a contiguous range of the sequences sorted by length. Dynamic programming
-    finds the ranges with the least total cost.
+    cost.
 
     Returns:
         The sequence indices of each bucket, longest sequences first; None if one bucket is best.
@@ -43,9 +44,25 @@ def bucket_sequences(lengths: list[int]) -> list[list[int]] | None:
     one_bucket_cost = len(padded_lengths) * padded_lengths[0] ** 2
     if one_bucket_cost - sum(length**2 for length in padded_lengths) <= _MIN_SAVING:
         return None
+    buckets = [
+        sorted(order[bucket_range.start : bucket_range.stop])
+        for bucket_range in _find_cheapest_ranges(padded_lengths)
+    ]
+    return buckets if len(buckets) > 1 else None
+
+
+def _find_cheapest_ranges(padded_lengths: list[int]) -> list[range]:
+    """Partition sorted sequences into the index ranges with the least total cost.
+
+    Sequences of equal padded length are always in the same range. The ranges of these groups are
+    found by dynamic programming.
+
+    Args:
+        padded_lengths: Padded length of each sequence, longest first.
+    """
     groups = _find_groups(padded_lengths)
-    # Sequences of equal length are in one group. min_costs[n] is the least cost of bucketing the
-    # first n groups. first_groups[n] is the index of the first group in the last of these buckets.
+    # min_costs[n] is the least cost of bucketing the first n groups. first_groups[n] is the index
+    # of the first group in the last of these buckets.
     min_costs, first_groups = [0], [0]
     for last_group in range(len(groups)):
         costs = []
@@ -56,18 +73,18 @@ def bucket_sequences(lengths: list[int]) -> list[list[int]] | None:
         min_costs.append(min(costs))
         first_groups.append(costs.index(min(costs)))
     # Follow first_groups from the last bucket to the first.
-    buckets = []
+    ranges = []
     num_groups = len(groups)
     while num_groups > 0:
         first_group = first_groups[num_groups]
-        buckets.append(sorted(order[groups[first_group].start : groups[num_groups - 1].stop]))
+        ranges.append(range(groups[first_group].start, groups[num_groups - 1].stop))
         num_groups = first_group
-    return buckets[::-1] if len(buckets) > 1 else None
+    return ranges[::-1]
 
 
 def _round_up(value: int, multiple: int) -> int:
     """Return the smallest multiple of ``multiple`` that is not below ``value``."""
-    return -(-value // multiple) * multiple
+    return math.ceil(value / multiple) * multiple
 
 
 def _find_groups(values: list[int]) -> list[range]:

@@ -68,6 +68,7 @@ def cross_entropy_and_gradients(
             if grads is not None:
                 grads.add_softmax(start, weight, softmax)
                 grads.subtract_labels(start, rows, label_weights, row_labels)
+            # Free the logits before the next chunk of rows allocates its logits.
             del softmax
     if grads is None:
         return loss, x.new_empty(0), x.new_empty(0), x.new_empty(0)
@@ -133,20 +134,24 @@ class ChunkedSoftmax:
     @classmethod
     def compute(cls, x: Tensor, weight: Tensor, bias: Tensor) -> Self:
         """Compute the softmax for x [rows, D], weight [V, D] and bias [V] of the same dtype."""
-        use_onednn, num_rows = uses_onednn(x, weight[:VOCAB_CHUNK]), x.shape[0]
+        num_rows = x.shape[0]
+        use_onednn = uses_onednn(x, weight[:VOCAB_CHUNK])
         linear: LinearFunction = onednn_linear if use_onednn else F.linear
         padded_x = pad_rows(x) if use_onednn or x.dtype == torch.bfloat16 else x
         exponentials, maxima, sums = [], [], []
         for weight_chunk, bias_chunk in zip(
             torch.split(weight, VOCAB_CHUNK), torch.split(bias, VOCAB_CHUNK), strict=True
         ):
-            z = linear(padded_x, weight_chunk, bias_chunk).float()
-            maxima.append(z.amax(1, keepdim=True))
-            sums.append(z.sub_(maxima[-1]).exp_().sum(1, keepdim=True))
-            exponentials.append(z.to(x.dtype))
-        maximum = torch.cat(maxima, 1)
-        logsumexp = (maximum + torch.cat(sums, 1).log()).logsumexp(1)
-        scales = (maximum - logsumexp[:, None]).exp()
+            logits = linear(padded_x, weight_chunk, bias_chunk).float()
+            chunk_maxima = logits.amax(1, keepdim=True)
+            chunk_exponentials = logits.sub_(chunk_maxima).exp_()
+            maxima.append(chunk_maxima)
+            sums.append(chunk_exponentials.sum(1, keepdim=True))
+            exponentials.append(chunk_exponentials.to(x.dtype))
+        # The columns of ``all_maxima`` and ``scales`` are the chunks.
+        all_maxima = torch.cat(maxima, 1)
+        logsumexp = (all_maxima + torch.cat(sums, 1).log()).logsumexp(1)
+        scales = (all_maxima - logsumexp[:, None]).exp()
         scales[num_rows:] = 0.0
         return cls(padded_x, linear, exponentials, list(scales.unbind(1)), logsumexp[:num_rows])
 
@@ -189,12 +194,12 @@ class Gradients:
             bias_grad.add_(torch.mv(exponentials.t(), scale.to(exponentials.dtype)))
 
     def subtract_labels(self, start: int, x: Tensor, label_weights: Tensor, labels: Tensor) -> None:
-        """Subtract the one-hot term of some rows, the first of which is row ``start`` of X.
+        """Subtract the gradients of sum(Z[label]) over some rows.
 
         Args:
             start: Index of the first row.
-            x: [rows, D].
-            label_weights: [rows, D], the weight rows of the labels.
+            x: [rows, D], these rows of X.
+            label_weights: [rows, D], the rows of W for the labels.
             labels: int64 [rows].
         """
         x = x.float()

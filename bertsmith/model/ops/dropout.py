@@ -49,6 +49,7 @@ def random_bits(seed: Tensor, index: int, count: int) -> Tensor:
     generator = torch.Generator()
     generator.manual_seed(_mix_seed(int(seed), index))
     int64_values = torch.empty((count + 3) // 4, dtype=torch.int64)
+    # With None as upper bound, all 64 bits are random.
     int64_values.random_(-(2**63), None, generator=generator)
     bits = int64_values.view(torch.int16)
     return bits if len(bits) == count else bits[:count].clone()

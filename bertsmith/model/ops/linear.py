@@ -5,6 +5,7 @@ for float32 too. With oneDNN, the number of rows is rounded up to one of a few s
 caches generated code for each shape.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -27,14 +28,19 @@ class Linear(nn.Linear):
         if uses_onednn(x, self.weight):
             output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return output
-        num_padding_rows = round_up_num_rows(x.shape[0]) - x.shape[0] if uses_cpu_bf16(x) else 0
-        if not num_padding_rows:
+        num_padding_rows = 0
+        if uses_cpu_bf16(x):
+            num_padding_rows = round_up_num_rows(x.shape[0]) - x.shape[0]
+        if num_padding_rows == 0:
             return super().forward(x)
         return super().forward(F.pad(x, (0, 0, 0, num_padding_rows)))[: x.shape[0]]
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether ``Linear`` uses oneDNN: the product x weight^T is large and MKL is slow."""
+    """Return whether ``Linear`` computes x weight^T with oneDNN instead of MKL.
+
+    It does for large float32 products in eager mode, on CPUs where MKL is slow.
+    """
     return (
         # This condition is first, because torch.compile cannot trace the others.
         not torch.compiler.is_compiling()
@@ -74,8 +80,10 @@ def round_up_num_rows(num_rows: int) -> int:
     layer. Without rounding, the memory of a server with varying batch sizes would grow by a
     gigabyte.
     """
-    step = max(16, 1 << (max(num_rows - 1, 8).bit_length() - 4))
-    return -(-num_rows // step) * step
+    # The step is an eighth of the largest power of two below num_rows, and at least 16 = 2^4.
+    num_bits = (num_rows - 1).bit_length()
+    step = 1 << max(num_bits - 4, 4)
+    return math.ceil(num_rows / step) * step
 
 
 def pad_rows(x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized hidden states: [T, D] -> [T, D]."""
-        # The variance of a single token is undefined. The last batch of an epoch can be so small.
+        # The last batch of an epoch can have a single token, whose variance is undefined.
         use_batch_statistics = self.training and len(x) > 1
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, use_batch_statistics,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class _Pad(torch.autograd.Function):
-    """index_select whose gradient is an index_select too; autograd's is a slow index_add."""
+    """index_select with an index_select as its gradient; autograd would use a slow index_add."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, pad_indices: Tensor, unpad_indices: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """index_select whose gradient is an index_copy; autograd's is a slow index_add."""
+    """index_select with an index_copy as its gradient; autograd would use a slow index_add."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, unpad_indices: Tensor) -> Tensor:

@@ -21,5 +21,6 @@ def smoothquant_scales(norm_weight: Tensor, linear_weight: Tensor) -> Tensor:
         norm_weight: [in], weight of the LayerNorm that computes the input.
         linear_weight: [out, in], weight of the linear layer.
     """
+    # The lower bounds prevent divisions by zero.
     weight_max = linear_weight.detach().abs().amax(0).clamp(min=1e-12)
     return (norm_weight.detach().abs() ** _ALPHA / weight_max ** (1 - _ALPHA)).clamp(min=1e-6)
