@@ -6,11 +6,7 @@ import torch
 
 from bertsmith.bundle.config import CONFIG_FILE, get_architectures, is_fine_tuned, read_json
 from bertsmith.bundle.directory import locate_model
-from bertsmith.bundle.fine_tuned import (
-    FineTunedBundle,
-    load_fine_tuned,
-    save_fine_tuned,
-)
+from bertsmith.bundle.fine_tuned import FineTunedBundle, load_fine_tuned, save_fine_tuned
 from bertsmith.bundle.pretrained import PretrainedBundle, load, save
 
 

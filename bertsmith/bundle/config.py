@@ -110,23 +110,13 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(
             f"{path}: these keys are missing: {', '.join(missing)}; add the model's values"
         )
-    for key, supported in _SUPPORTED_VALUES.items():
-        value = hf_config.get(key, supported)
-        if value != supported:
-            raise ModelError(
-                f"{path}: {key} is {value!r}, but only {supported!r} is supported; use another "
-                "model"
-            )
+    _check_supported_values(hf_config, path)
     values = {
         field: hf_config[hf_name]
         for field, hf_name in _HF_FIELD_NAMES.items()
         if hf_name in hf_config
     }
-    activation = hf_config.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in _ACTIVATION_BY_HF_NAME:
-        supported_names = ", ".join(_ACTIVATION_BY_HF_NAME)
-        raise ModelError(f"{path}: hidden_act is {activation!r}; supported: {supported_names}")
-    values["activation"] = _ACTIVATION_BY_HF_NAME[activation]
+    values["activation"] = _read_activation(hf_config, path)
     values["positions"] = info.get("positions", "learned")
     nsp_classes = {"BertForPreTraining", "BertForNextSentencePrediction"}
     values["nsp"] = bool(nsp_classes & set(get_architectures(hf_config))) or info.get("nsp", False)
@@ -139,6 +129,26 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig.parse(values | extra_fields, str(path))
     except SettingsError as error:
         raise ModelError(str(error)) from None
+
+
+def _check_supported_values(hf_config: Mapping[str, Any], path: Path) -> None:
+    """Raise ModelError if a key of ``_SUPPORTED_VALUES`` has another value."""
+    for key, supported in _SUPPORTED_VALUES.items():
+        value = hf_config.get(key, supported)
+        if value != supported:
+            raise ModelError(
+                f"{path}: {key} is {value!r}, but only {supported!r} is supported; use another "
+                "model"
+            )
+
+
+def _read_activation(hf_config: Mapping[str, Any], path: Path) -> str:
+    """Return ``ModelConfig.activation`` for ``hidden_act`` in config.json."""
+    hf_name = hf_config.get("hidden_act", "gelu")
+    if not isinstance(hf_name, str) or hf_name not in _ACTIVATION_BY_HF_NAME:
+        supported_names = ", ".join(_ACTIVATION_BY_HF_NAME)
+        raise ModelError(f"{path}: hidden_act is {hf_name!r}; supported: {supported_names}")
+    return _ACTIVATION_BY_HF_NAME[hf_name]
 
 
 def get_architectures(hf_config: Mapping[str, Any]) -> list[str]:
@@ -155,7 +165,7 @@ def is_fine_tuned(directory: Path) -> bool:
 def require_task_kind(directory: Path) -> TaskKind:
     """Return the task kind of a fine-tuned model from the class names in its config.
 
-    If a class belongs to several kinds, the first one is returned.
+    If the class belongs to several kinds, the first of them in ``HF_CLASS_SUFFIXES`` is returned.
 
     Raises:
         ModelError: The config is not readable, or the model is not fine-tuned.
@@ -172,6 +182,7 @@ def require_task_kind(directory: Path) -> TaskKind:
 
 
 def _find_task_kind(class_names: Sequence[str]) -> TaskKind | None:
+    """Return the first task kind that one of the classes belongs to; None if there is none."""
     for kind, suffix in HF_CLASS_SUFFIXES.items():
         if any(name.endswith(f"For{suffix}") for name in class_names):
             return kind
@@ -221,7 +232,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _is_too_deep(value: dict[str, Any]) -> bool:
     """Return whether objects and arrays are nested more than ``_MAX_JSON_DEPTH`` levels deep."""
-    # A loop, because recursion could overflow the stack.
+    # This is a loop, because recursion could overflow the stack.
     containers: list[Any] = [value]
     for _ in range(_MAX_JSON_DEPTH):
         children: list[Any] = []

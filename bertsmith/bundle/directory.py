@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,6 @@ WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 #: Files downloaded along with the weights.
 _METADATA_PATTERNS: Final = ("*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors")
-_WEIGHT_PATTERNS: Final = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def locate_model(model: Path | str) -> Path:
@@ -143,21 +143,18 @@ def download_from_hub(
     match = _HUB_ID.fullmatch(name)
     if match is None:
         raise ModelError(f"{name!r}: expected OWNER/NAME or OWNER/NAME@REVISION")
-    directory = Path()
+    download = partial(
+        snapshot_download,
+        match["id"],
+        revision=match["revision"],
+        endpoint=endpoint,
+        cache_dir=cache_dir,
+    )
     try:
+        directory = Path(download(allow_patterns=[*_METADATA_PATTERNS, "model*.safetensors"]))
         # Pickled weights are downloaded only if there are no safetensors.
-        for weight_pattern in _WEIGHT_PATTERNS:
-            directory = Path(
-                snapshot_download(
-                    match["id"],
-                    revision=match["revision"],
-                    endpoint=endpoint,
-                    cache_dir=cache_dir,
-                    allow_patterns=[*_METADATA_PATTERNS, weight_pattern],
-                ),
-            )
-            if find_weights_file(directory) is not None:
-                break
+        if find_weights_file(directory) is None:
+            directory = Path(download(allow_patterns=[*_METADATA_PATTERNS, "pytorch_model*.bin"]))
     except Exception as error:  # noqa: BLE001 - the error is reported
         # Errors of the HTTP library, the hub library and the file system have no common base class.
         reason = _describe_download_error(error)

@@ -51,38 +51,36 @@ def extend_vocabulary(
     config = ModelConfig.parse(
         bundle.config.model_dump() | {"vocab_size": vocab_size}, str(bundle.path)
     )
-    state = {
-        name: (
-            _extend_rows(weight.cpu(), extension, vocab_size)
-            if name in _VOCABULARY_WEIGHTS
-            else weight
-        )
-        for name, weight in bundle.model.state_dict().items()
-    }
+    state = bundle.model.state_dict()
+    for name in _VOCABULARY_WEIGHTS:
+        if name in state:
+            state[name] = _extend_rows(state[name].cpu(), extension, vocab_size)
+    model = _build_model(bundle, config)
+    model.load_state_dict(state)
     record = {"num_words": len(extension.words), "first_id": extension.first_id, "source": source}
     info: dict[str, Any] = {
         **bundle.info,
         EXTENSIONS_KEY: [*bundle.info.get(EXTENSIONS_KEY, []), record],
     }
-    changes: dict[str, Any] = {"tokenizer": extension.tokenizer, "config": config, "info": info}
-    model: Any
-    if isinstance(bundle, FineTunedBundle):
-        old_model = bundle.model
-        features = old_model.features if isinstance(old_model, BertWithBiLSTM) else None
-        model = bundle.head.build_model(config, features)
-    else:
-        model = BertForPreTraining(config)
-    model.load_state_dict(state)
-    return replace(bundle, model=model.eval(), **changes)
+    tokenizer: Any = extension.tokenizer
+    return replace(bundle, model=model.eval(), tokenizer=tokenizer, config=config, info=info)
+
+
+def _build_model(bundle: PretrainedBundle | FineTunedBundle, config: ModelConfig) -> Any:
+    """Build a randomly initialized model with the heads of a bundle and another config."""
+    if isinstance(bundle, PretrainedBundle):
+        return BertForPreTraining(config)
+    features = bundle.model.features if isinstance(bundle.model, BertWithBiLSTM) else None
+    return bundle.head.build_model(config, features)
 
 
 def _extend_rows(rows: Tensor, extension: VocabularyExtension, vocab_size: int) -> Tensor:
-    """Append rows for new tokens: [V, ...] -> [vocab_size, ...].
+    """Append unused rows and fill the rows of the new tokens: [V, ...] -> [vocab_size, ...].
 
-    The row of a new token is the mean of the rows of its subtokens.
+    The row of a new token becomes the mean of the rows of its subtokens.
     """
     num_new_rows = vocab_size - len(rows)
     extended = torch.cat([rows, rows.new_zeros(num_new_rows, *rows.shape[1:])])
-    for token_id, subtoken_ids in enumerate(extension.piece_ids, extension.first_id):
+    for token_id, subtoken_ids in enumerate(extension.piece_ids, start=extension.first_id):
         extended[token_id] = rows[torch.tensor(subtoken_ids, dtype=torch.int64)].mean(0)
     return extended

@@ -200,7 +200,7 @@ def load_fine_tuned(path: Path | str, *, device: torch.device | str = "cpu") -> 
     feature_values = info.get("features")
     features = None
     if feature_values:
-        features = BiLSTMSettings.parse(feature_values, f"{directory / INFO_FILE}")
+        features = BiLSTMSettings.parse(feature_values, str(directory / INFO_FILE))
     model, unused = build_with_weights(lambda: head.build_model(config, features), weights)
     return FineTunedBundle(
         model.to(device).eval(),
@@ -273,6 +273,7 @@ def _read_head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:
         kind = _find_sequence_kind(hf_config.get("problem_type"), labels)
     elif info.get("kind") == "tags" or not _has_bio_tags(labels):
         kind = "tags"
+    # The label of a single score has no meaning.
     if kind == "regression" and len(labels) == 1:
         return HeadConfig(kind)
     return HeadConfig(kind, labels)

@@ -188,5 +188,5 @@ def _get_nested(values: Any, *keys: str) -> Any:
 
 
 def _to_line(value: object) -> str:
-    """Return a value as text of one line for a Markdown table cell or code span."""
+    """Return a value as one line of text for a Markdown table cell or code span."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")

@@ -14,8 +14,9 @@ from typing import Final
 
 from bertsmith.errors import ModelError
 
-#: Pickle opcodes that occur in state dicts. GLOBAL is the only opcode for imports in this list: the
-#: others take the name from the stack, where it cannot be checked without executing the pickle.
+#: Pickle opcodes that occur in state dicts. Of the opcodes that import a name, only GLOBAL is
+#: allowed. The others take the name from the stack, where it cannot be checked without executing
+#: the pickle.
 _ALLOWED_OPCODES: Final = frozenset(
     {
         "PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2",
@@ -58,10 +59,10 @@ def check_pickled_checkpoint(path: Path) -> bool:
         with path.open("rb") as file:
             start = file.read(len(_LEGACY_MAGIC))
             if start.startswith(b"PK"):
-                _check_pickles(path, _read_zip_pickle(path, file_size), 1, file_size)
+                _check_pickles(path, _read_zip_pickle(path, file_size), file_size, num_pickles=1)
                 return True
             if start == _LEGACY_MAGIC:
-                _check_pickles(path, file.read(_MAX_PICKLE_BYTES), 4, file_size)
+                _check_pickles(path, file.read(_MAX_PICKLE_BYTES), file_size, num_pickles=4)
                 return False
     except _ZIP_ERRORS as error:
         raise ModelError(f"{path}: not a readable checkpoint: {error}") from None
@@ -91,27 +92,29 @@ def _read_zip_pickle(path: Path, file_size: int) -> bytes:
         return archive.read(pickles[0])
 
 
-def _check_pickles(path: Path, data: bytes, count: int, file_size: int) -> None:
+def _check_pickles(path: Path, data: bytes, file_size: int, *, num_pickles: int) -> None:
     """Check consecutive pickles.
 
-    Pickles that declare more data than the file can hold are rejected: the sum of their integers
-    must not exceed twice the file size. In a valid file, the numbers of stored elements add up to
-    at most the file size, because each element takes at least one byte. Shapes and offsets are
-    integers too, so the limit is twice as high. Memoized integers are rejected, because they could
-    be used many times but would be counted only once.
+    Pickles that declare more data than the file can hold are rejected: the sum of all integers in
+    the pickles must not exceed twice the file size. In a valid file, the numbers of elements of all
+    tensors add up to at most the file size, because each element takes at least one byte. The limit
+    is twice as high, because shapes and offsets are integers too. Memoized integers are rejected,
+    because they could be used many times but would be counted only once.
 
     Args:
         path: The file, for error messages.
         data: The pickles, one after the other.
-        count: Number of pickles.
         file_size: Size of the file in bytes.
+        num_pickles: Number of pickles.
 
     Raises:
         ModelError: A pickle contains an instruction that state dicts do not need.
     """
-    stream, integer_sum, previous_opcode = io.BytesIO(data), 0, ""
+    stream = io.BytesIO(data)
+    integer_sum = 0
+    previous_opcode = ""
     try:
-        for _ in range(count):
+        for _ in range(num_pickles):
             for instruction, argument, _ in pickletools.genops(stream):
                 opcode = instruction.name
                 is_memoized_integer = opcode in _PUT_OPCODES and previous_opcode in _INTEGER_OPCODES

@@ -1,4 +1,7 @@
-"""Listing of the tensors in weight files (safetensors, pickled, sharded) without loading them."""
+"""Weight files: writing of safetensors files, and listing of stored tensors without loading them.
+
+Safetensors files, pickled checkpoints and sharded weights of both types can be listed.
+"""
 
 import os
 import re
@@ -145,7 +148,8 @@ def _list_safetensors(path: Path) -> dict[str, StoredTensor]:
         tensors = {}
         for name in file.keys():  # noqa: SIM118 - ``file`` is not a dictionary
             tensor_slice = file.get_slice(name)
-            shape, dtype = tuple(tensor_slice.get_shape()), str(tensor_slice.get_dtype())
+            shape = tuple(tensor_slice.get_shape())
+            dtype = str(tensor_slice.get_dtype())
             load = partial(_load_tensor, file, name, path)
             tensors[name] = StoredTensor(path, shape, _DTYPE_NAMES.get(dtype, dtype), load)
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
@@ -206,7 +210,7 @@ def _return_tensor(tensor: Tensor) -> Tensor:
 
 
 def _check_storage_sizes(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Raise ModelError if a tensor is larger than its data in the file.
+    """Raise ModelError if a tensor is not dense or larger than its data in the file.
 
     With a stride of 0, one number in a file can represent a tensor of any size.
     """

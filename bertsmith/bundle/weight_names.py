@@ -1,7 +1,7 @@
 """Conversion between Bertsmith's parameter names and those of Hugging Face's BERT."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from torch import Tensor
@@ -50,43 +50,38 @@ _OTHER_ARCHITECTURES: Final = {
 _HF_QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 
 
-def map_to_hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
+def map_to_hf_names(parameter_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Map each parameter name to its Hugging Face names.
 
     The fused weight of queries, keys and values has three Hugging Face names. Other parameters have
-    one.
+    one. The decoder weight is omitted, because it is tied to the word embeddings.
     """
-    names: dict[str, tuple[str, ...]] = {}
-    for name in parameter_names:
-        if name == "mlm.decoder.weight":
-            continue  # Tied to the word embeddings, which are stored once.
-        if name.startswith(_NAMES_WITHOUT_HF_EQUIVALENT):
-            names[name] = (name,)
-            continue
-        if name in _HF_NAMES:
-            names[name] = (_HF_NAMES[name],)
-            continue
-        module, _, parameter = name.rpartition(".")
-        if module in _HF_NAMES:
-            names[name] = (f"{_HF_NAMES[module]}.{parameter}",)
-            continue
-        _, _, _, layer, layer_module = module.split(".", 4)
-        is_qkv = layer_module == "attention.query_key_value"
-        hf_modules = _HF_QKV if is_qkv else (_HF_LAYER_NAMES[layer_module],)
-        names[name] = tuple(
-            f"bert.encoder.layer.{layer}.{hf_module}.{parameter}" for hf_module in hf_modules
-        )
-    return names
+    return {name: _get_hf_names(name) for name in parameter_names if name != "mlm.decoder.weight"}
+
+
+def _get_hf_names(name: str) -> tuple[str, ...]:
+    """Return the Hugging Face names of a parameter."""
+    if name.startswith(_NAMES_WITHOUT_HF_EQUIVALENT):
+        return (name,)
+    if name in _HF_NAMES:
+        return (_HF_NAMES[name],)
+    module, _, parameter = name.rpartition(".")
+    if module in _HF_NAMES:
+        return (f"{_HF_NAMES[module]}.{parameter}",)
+    # All other modules are in an encoder layer.
+    layer, layer_module = module.removeprefix("bert.encoder.layers.").split(".", 1)
+    is_qkv = layer_module == "attention.query_key_value"
+    hf_modules = _HF_QKV if is_qkv else (_HF_LAYER_NAMES[layer_module],)
+    return tuple(f"bert.encoder.layer.{layer}.{hf_module}.{parameter}" for hf_module in hf_modules)
 
 
 def to_hf_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state dict with Hugging Face's names, as float32 tensors on the CPU."""
     hf_state = {}
-    for name, names in map_to_hf_names(list(state)).items():
-        chunks = state[name].detach().float().cpu().chunk(len(names))
-        hf_state.update(
-            {hf_name: chunk.contiguous() for hf_name, chunk in zip(names, chunks, strict=True)},
-        )
+    for name, hf_names in map_to_hf_names(state).items():
+        chunks = state[name].detach().float().cpu().chunk(len(hf_names))
+        for hf_name, chunk in zip(hf_names, chunks, strict=True):
+            hf_state[hf_name] = chunk.contiguous()
     return hf_state
 
 
@@ -104,7 +99,8 @@ def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:
         name = re.sub(r"^(bert\.)+", "bert.", name)
         if name.startswith(_BARE_ENCODER_PREFIXES):
             name = f"bert.{name}"
-        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        name = re.sub(r"\.gamma$", ".weight", name)
+        name = re.sub(r"\.beta$", ".bias", name)
         if name not in _BUFFERS and (name not in names or name == stored_name):
             names[name] = stored_name
     if MLM_BIAS not in names and DECODER_BIAS in names:
@@ -116,12 +112,10 @@ def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:
 def detect_non_bert_architecture(stored_names: Iterable[str]) -> str | None:
     """Return the architecture that the names of the weights indicate; None for BERT."""
     names = [re.sub(r"^module\.", "", name) for name in stored_names]
-    architectures = (
-        architecture
-        for prefix, architecture in _OTHER_ARCHITECTURES.items()
-        if any(name.startswith(prefix) for name in names)
-    )
-    return next(architectures, None)
+    for prefix, architecture in _OTHER_ARCHITECTURES.items():
+        if any(name.startswith(prefix) for name in names):
+            return architecture
+    return None
 
 
 def is_redundant(name: str) -> bool:

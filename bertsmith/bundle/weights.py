@@ -198,7 +198,7 @@ def match_weights(
     """
     state = model.state_dict()
     stored = {}
-    for name, stored_names in map_to_hf_names(list(state)).items():
+    for name, stored_names in map_to_hf_names(state).items():
         is_missing = not any(stored_name in weights.tensors for stored_name in stored_names)
         if name in excluded or (name in optional and is_missing):
             continue
