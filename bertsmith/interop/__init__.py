@@ -1,4 +1,4 @@
 """Import and export of models in the formats of other toolkits.
 
-Only these modules contain the names of weights and files in other formats.
+Names of weights and files in formats other than Hugging Face's occur only in these modules.
 """

@@ -62,7 +62,8 @@ class BertGraph:
 
     def add_encoder(self) -> str:
         """Add embeddings and encoder; return the last hidden states, float32 [B, S, D]."""
-        x, attention_bias = self._add_embeddings(), self._add_attention_bias()
+        x = self._add_embeddings()
+        attention_bias = self._add_attention_bias()
         for layer in range(self.config.layers):
             x = self._add_layer(f"bert.encoder.layers.{layer}", x, attention_bias)
         return x if self.config.norm == "post" else self.add_layer_norm("bert.encoder.norm", x)
@@ -111,13 +112,15 @@ class BertGraph:
 
     def add_linear(self, name: str, x: str) -> str:
         """Add the linear layer ``name``; return its output: float32 [..., in] -> [..., out]."""
-        weight, bias = self.graph.add_transposed_weight(f"{name}.weight"), f"{name}.bias"
+        weight = self.graph.add_transposed_weight(f"{name}.weight")
+        bias = self.graph.add_weight(f"{name}.bias")
         product = self.graph.add_node("MatMul", f"{name}.product", x, weight)
-        return self.graph.add_node("Add", f"{name}", product, self.graph.add_weight(bias))
+        return self.graph.add_node("Add", name, product, bias)
 
     def add_layer_norm(self, name: str, x: str) -> str:
         """Add the LayerNorm ``name``; return its output: float32 [..., D] -> [..., D]."""
-        scale, bias = self.graph.add_weight(f"{name}.weight"), self.graph.add_weight(f"{name}.bias")
+        scale = self.graph.add_weight(f"{name}.weight")
+        bias = self.graph.add_weight(f"{name}.bias")
         return self.graph.add_node(
             "LayerNormalization", name, x, scale, bias, axis=-1, epsilon=self.config.norm_eps
         )
@@ -130,15 +133,16 @@ class BertGraph:
     def _add_embeddings(self) -> str:
         """Add the three embeddings and LayerNorm; return the output, float32 [B, S, D]."""
         graph = self.graph
-        table = graph.add_weight("bert.embeddings.words.weight")
-        words = graph.add_node("Gather", "words", table, self.ids)
+        word_table = graph.add_weight("bert.embeddings.words.weight")
+        words = graph.add_node("Gather", "words", word_table, self.ids)
         length = graph.add_node("Shape", "length", self.ids, start=1)
-        table = graph.add_weight("bert.embeddings.positions.weight")
-        positions = graph.add_node("Slice", "positions", table, graph.add_int64_vector(0), length)
-        table = graph.add_weight("bert.embeddings.segments.weight")
-        segments = graph.add_node("Gather", "segments", table, self.segments)
-        word_positions = graph.add_node("Add", "words and positions", words, positions)
-        total = graph.add_node("Add", "embeddings", word_positions, segments)
+        position_table = graph.add_weight("bert.embeddings.positions.weight")
+        start = graph.add_int64_vector(0)
+        positions = graph.add_node("Slice", "positions", position_table, start, length)
+        segment_table = graph.add_weight("bert.embeddings.segments.weight")
+        segments = graph.add_node("Gather", "segments", segment_table, self.segments)
+        words_and_positions = graph.add_node("Add", "words and positions", words, positions)
+        total = graph.add_node("Add", "embeddings", words_and_positions, segments)
         return self.add_layer_norm("bert.embeddings.norm", total)
 
     def _add_attention_bias(self) -> str:
@@ -150,6 +154,7 @@ class BertGraph:
         is_token = graph.add_node("Cast", "is token", self.mask, to=_BOOL)
         visible = graph.add_node("Unsqueeze", "visible", is_token, graph.add_int64_vector(1, 2))
         if self.config.attention == "causal":
+            # The value "length" is added with the embeddings.
             length = graph.add_node("Squeeze", "size", "length")
             positions = graph.add_node(
                 "Range",
@@ -186,6 +191,7 @@ class BertGraph:
     def _add_attention(self, layer: str, x: str, attention_bias: str) -> str:
         """Add multi-head attention; return its output: float32 [B, S, D] -> [B, S, D]."""
         graph, config, name = self.graph, self.config, f"{layer}.attention"
+        # In a shape for Reshape, 0 leaves the size of an axis unchanged.
         head_shape = graph.add_int64_vector(0, 0, config.heads, config.head_dim)
         projected = self.add_linear(f"{name}.query_key_value", x)
         names = [f"{name}.{part}" for part in ("query", "key", "value")]

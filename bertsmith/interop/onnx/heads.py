@@ -90,16 +90,29 @@ def _add_task_head(graph: Graph, bundle: FineTunedBundle) -> None:
         logits = bert.add_linear("output", hidden)
         _add_output(graph, "logits", logits, BATCH_AXIS, LENGTH_AXIS, head.num_outputs)
     else:
-        if config.attention == "causal":
-            # Only the last token attends to all tokens.
-            token = bert.select_last_token(hidden)
-        else:
-            token = bert.select_first_token(hidden)
-        logits = bert.add_linear("output", bert.add_pooler(token))
-        if head.kind != "choice":
-            _add_output(graph, "logits", logits, BATCH_AXIS, head.num_outputs)
-            return
+        _add_sequence_head(graph, bert, hidden, bundle)
+
+
+def _add_sequence_head(graph: Graph, bert: BertGraph, hidden: str, bundle: FineTunedBundle) -> None:
+    """Add the pooler and the head of a model with outputs for each sequence.
+
+    Args:
+        graph: The graph to extend.
+        bert: The encoder, which has been added to the graph.
+        hidden: Name of the encoder's output.
+        bundle: The model.
+    """
+    if bundle.config.attention == "causal":
+        # Only the last token attends to all tokens.
+        token = bert.select_last_token(hidden)
+    else:
+        token = bert.select_first_token(hidden)
+    logits = bert.add_linear("output", bert.add_pooler(token))
+    if bundle.head.kind == "choice":
+        # Reshape [B * choices, 1] to the first two axes of the inputs, [B, choices].
         input_name = graph.inputs[0].name
         shape = graph.add_node("Shape", "prompts and choices", input_name, start=0, end=2)
         scores = graph.add_node("Reshape", "scores", logits, shape)
         _add_output(graph, "logits", scores, BATCH_AXIS, CHOICES_AXIS)
+    else:
+        _add_output(graph, "logits", logits, BATCH_AXIS, bundle.head.num_outputs)

@@ -14,10 +14,9 @@ from bertsmith.model.ops.smoothquant import smoothquant_scales
 def apply_smoothquant(graph: Graph) -> None:
     """Apply SmoothQuant to each MatMul after a LayerNorm.
 
-    The columns of its input are divided by scales, and the rows of its weight multiplied by them.
-
-    The products do not change. The range of the inputs becomes smaller, so that quantization with
-    one scale for the whole tensor has a smaller error.
+    Each column of the input is divided by a scale, and the row of the weight with the same index is
+    multiplied by this scale, so that the product does not change. The range of the input becomes
+    smaller, so that quantization with one scale for the whole tensor has a smaller error.
     """
     norm_weights = {
         node.outputs[0]: graph.initializers[node.inputs[1]]
@@ -30,7 +29,8 @@ def apply_smoothquant(graph: Graph) -> None:
             continue
         activation, weight = node.inputs
         scales = _compute_scales(norm_weights[activation], graph.initializers[weight])
-        smoothed_input, factors = f"{node.outputs[0]} smoothed input", f"{node.outputs[0]} factors"
+        smoothed_input = f"{node.outputs[0]} smoothed input"
+        factors = f"{node.outputs[0]} factors"
         graph.initializers[factors] = (1 / scales).astype(np.float32)
         graph.initializers[weight] = graph.initializers[weight] * scales[:, None]
         nodes.append(Node("Mul", (activation, factors), (smoothed_input,), {}))

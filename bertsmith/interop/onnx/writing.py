@@ -53,7 +53,8 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
         ModelError: The model cannot be exported, or ``out`` is not empty.
         MissingExtraError: A package is not installed.
     """
-    directory, out = locate_model(model), Path(out)
+    directory = locate_model(model)
+    out = Path(out)
     check_new_directory(out)
     bundle = load_encoder(directory) if is_bare_encoder(directory) else load_model(directory)
     graph = build_graph(bundle, is_tied=not int8)
@@ -71,7 +72,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
 
 
 def _build_metadata(bundle: AnyBundle) -> dict[str, str]:
-    """Return the model type and the metadata that inference needs besides the graph, as JSON."""
+    """Return the kind of the model, and the values that inference needs besides the graph, as JSON."""
     config, tokenizer = bundle.config, bundle.tokenizer
     kind = "encoder"
     values: dict[str, Any] = {"max_length": config.max_positions, "lowercase": tokenizer.lowercase}
@@ -181,7 +182,8 @@ def _quantize(proto: Any, folder: Path) -> Any:
     result = onnx.load(folder / QUANTIZED_MODEL_FILE)
     shutil.rmtree(folder)
     onnx.helper.set_model_props(result, metadata)
-    result.producer_name, result.producer_version = proto.producer_name, proto.producer_version
+    result.producer_name = proto.producer_name
+    result.producer_version = proto.producer_version
     return result
 
 

@@ -3,7 +3,7 @@
 Only known types of modules are read. Code that a file refers to is not executed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -107,21 +107,36 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
     root = _find_root(directory)
     if root is None:
         return None
-    (_, transformer_folder), (module_type, folder), *later_modules = _read_modules(root)
-    if module_type != "Pooling":
+    transformer, pooling, *later_modules = _read_modules(root)
+    _, transformer_folder = transformer
+    pooling_type, pooling_folder = pooling
+    if pooling_type != "Pooling":
         raise ModelError(
-            f"{root / MODULES_FILE}: expected Pooling after Transformer, found {module_type}"
+            f"{root / MODULES_FILE}: expected Pooling after Transformer, found {pooling_type}"
         )
-    modes, includes_prompt = _read_modes(folder)
+    modes, includes_prompt = _read_modes(pooling_folder)
     prompt = _read_prompt(root)
     if prompt and not includes_prompt:
         raise ModelError(
-            f"{folder / MODULE_CONFIG}: pooling without the prompt (include_prompt: false) is not "
-            "supported"
+            f"{pooling_folder / MODULE_CONFIG}: pooling without the prompt (include_prompt: false) "
+            "is not supported"
         )
     max_seq_length, lowercase = _read_transformer_config(transformer_folder)
+    return PoolingConfig(
+        modes=modes,
+        post_modules=_read_post_modules(root, later_modules),
+        max_seq_length=max_seq_length,
+        lowercase=lowercase,
+        prompt=prompt,
+    )
+
+
+def _read_post_modules(
+    root: Path, modules: Sequence[tuple[str, Path]]
+) -> tuple[Dense | Literal["normalize"], ...]:
+    """Read the modules after pooling, of which the types and folders are in ``modules``."""
     post_modules: list[Dense | Literal["normalize"]] = []
-    for module_type, folder in later_modules:
+    for module_type, folder in modules:
         if module_type == "Dense":
             post_modules.append(_read_dense(folder))
         elif module_type == "Normalize":
@@ -132,26 +147,21 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
                 f"{root / MODULES_FILE}: module {module_type} is not supported; supported are "
                 "Transformer, Pooling, Dense, Normalize and Dropout"
             )
-    return PoolingConfig(
-        modes=modes,
-        post_modules=tuple(post_modules),
-        max_seq_length=max_seq_length,
-        lowercase=lowercase,
-        prompt=prompt,
-    )
+    return tuple(post_modules)
 
 
 def _find_root(directory: Path) -> Path | None:
     """Return the folder with modules.json; None if there is none.
 
-    It is ``directory``, or its parent if ``directory`` is the folder of the Transformer module.
+    This is ``directory``, or its parent if ``directory`` is the folder of the Transformer module.
     """
     if (directory / MODULES_FILE).is_file():
         return directory
-    parent = directory.resolve().parent
-    if (parent / MODULES_FILE).is_file() and _read_modules(parent)[0][1] == directory.resolve():
-        return parent
-    return None
+    directory = directory.resolve()
+    if not (directory.parent / MODULES_FILE).is_file():
+        return None
+    _, transformer_folder = _read_modules(directory.parent)[0]
+    return directory.parent if transformer_folder == directory else None
 
 
 def _read_modules(root: Path) -> list[tuple[str, Path]]:
@@ -183,7 +193,8 @@ def _read_modes(folder: Path) -> tuple[tuple[PoolingMode, ...], bool]:
     raw = read_json(folder / MODULE_CONFIG)
     value = raw.get("pooling_mode")
     if value is None:
-        value = [mode for key, mode in POOLING_MODE_KEYS.items() if raw.get(key)] or ["mean"]
+        value = [mode for key, mode in POOLING_MODE_KEYS.items() if raw.get(key)]
+        value = value or ["mean"]
     modes: list[Any] = [value] if isinstance(value, str) else list(value)
     for mode in modes:
         if mode not in get_args(PoolingMode):

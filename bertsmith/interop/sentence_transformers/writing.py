@@ -60,7 +60,8 @@ def write_sentence_transformers(
     Raises:
         ModelError: transformers' BERT cannot represent the model, or ``out`` is not empty.
     """
-    bundle, out = load_encoder(model), Path(out)
+    bundle = load_encoder(model)
+    out = Path(out)
     check_new_directory(out)
     hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
     if hf_config["model_type"] != "bert":
@@ -76,6 +77,7 @@ def write_sentence_transformers(
     config = _resolve_pooling(bundle.path, pooling, normalize)
     pooler_weights = _load_pooler_weights(bundle)
     with atomic_directory(out) as folder:
+        # The names of an encoder without heads do not start with "bert.", which conversion needs.
         state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
         tensors = {
             name.removeprefix("bert."): value

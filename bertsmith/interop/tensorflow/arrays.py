@@ -48,7 +48,7 @@ def slice_shape(tensor_slice: TensorSlice, shape: tuple[int, ...]) -> tuple[int,
     )
     for (start, _), length, size in zip(tensor_slice, sizes, shape, strict=True):
         if start + length > size:
-            raise ValueError(f"slice {tensor_slice} of a tensor of shape {shape}")
+            raise ValueError(f"slice {tensor_slice} exceeds the tensor of shape {shape}")
     return sizes
 
 

@@ -15,7 +15,12 @@ from bertsmith.interop.tensorflow.arrays import (
     parse_slice,
     slice_shape,
 )
-from bertsmith.interop.tensorflow.protobuf import bytes_fields, integer_fields, string_field
+from bertsmith.interop.tensorflow.protobuf import (
+    bytes_fields,
+    integer_fields,
+    message_field,
+    string_field,
+)
 from bertsmith.interop.tensorflow.sstable import name_file_in_errors, read_entries
 
 
@@ -41,10 +46,12 @@ class CheckpointV1:
         self._slices: dict[str, list[tuple[TensorSlice, memoryview]]] = {}
         entries = read_entries(path)
         with name_file_in_errors(path):
-            key, header = next(entries, (b"?", memoryview(b"")))
-            if key:
+            # All values are SavedTensorSlices messages. Only the first, which has an empty key, has
+            # the field meta (1); the others have the field data (2).
+            first_entry = next(entries, None)
+            if first_entry is None or first_entry[0] != b"":
                 raise ValueError("the first entry is not a list of tensors")
-            for meta in bytes_fields(header, 1):
+            for meta in bytes_fields(first_entry[1], 1):
                 for tensor in bytes_fields(meta, 1):
                     self._add_tensor(tensor)
             for _, value in entries:
@@ -53,13 +60,15 @@ class CheckpointV1:
 
     def _add_tensor(self, tensor: memoryview) -> None:
         """Add the tensor that a SavedSliceMeta message describes."""
+        # Its fields are the name (1), the shape (2) and the data type (3).
         name = string_field(tensor, 1)
-        self.shapes[name] = parse_shape((bytes_fields(tensor, 2) or [memoryview(b"")])[-1])
+        self.shapes[name] = parse_shape(message_field(tensor, 2))
         self._dtypes[name] = integer_fields(tensor).get(3, 0)
         self._slices[name] = []
 
     def _add_slice(self, saved_slice: memoryview) -> None:
         """Add the values in a SavedSlice message."""
+        # Its fields are the name of the tensor (1), the slice (2) and the data (3).
         name = string_field(saved_slice, 1)
         slices, data = bytes_fields(saved_slice, 2), bytes_fields(saved_slice, 3)
         if len(slices) != 1 or len(data) != 1 or name not in self._slices:
@@ -104,7 +113,7 @@ class CheckpointV1:
     @staticmethod
     def _float_values(tensor: memoryview) -> memoryview:
         """Return the packed float32 values of a TensorProto."""
-        values = bytes_fields(tensor, 5)
+        values = bytes_fields(tensor, 5)  # float_val
         if len(values) != 1:
             raise ValueError("a tensor has no packed values")
         return values[0]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow.arrays import (
     DT_STRING,
@@ -23,6 +25,7 @@ from bertsmith.interop.tensorflow.object_graph import OBJECT_GRAPH, encode_slice
 from bertsmith.interop.tensorflow.protobuf import (
     bytes_fields,
     integer_fields,
+    message_field,
     read_bytes,
     read_varint,
 )
@@ -74,11 +77,13 @@ class CheckpointV2:
         self.format_name = "V2"
         table = read_entries(path)
         with name_file_in_errors(path):
-            key, header = next(table, (b"?", memoryview(b"")))
+            # The first entry has an empty key. Its value is a BundleHeaderProto message with the
+            # number of shards (1), the endianness (2) and the version (3).
+            first_key, header = next(table, (None, memoryview(b"")))
             header_fields = integer_fields(header)
             self._num_shards = header_fields.get(1, 0)
-            version = integer_fields((bytes_fields(header, 3) or [memoryview(b"")])[-1])
-            if key or not self._num_shards:
+            version = integer_fields(message_field(header, 3))
+            if first_key != b"" or not self._num_shards:
                 raise ValueError("the first entry is not the header of a checkpoint")
             if header_fields.get(2, 0) or version.get(2, 0) > 1:
                 raise ValueError("it is big-endian, or its format version is newer than 1")
@@ -159,13 +164,14 @@ class CheckpointV2:
                 f"{file}: no such file, but it should contain tensor {name!r}; copy the file to "
                 f"the folder of {self.path.name}"
             )
-        end, file_size = entry.offset + entry.size, file.stat().st_size
+        end = entry.offset + entry.size
+        file_size = file.stat().st_size
         if end > file_size:
             raise ModelError(
                 f"{file}: the file is truncated: it has {file_size:,} bytes, but tensor {name!r} "
                 f"ends at byte {end:,}; download it again"
             )
-        expected = math.prod(entry.shape) * int(NUMPY_DTYPES[entry.dtype][2])
+        expected = math.prod(entry.shape) * np.dtype(NUMPY_DTYPES[entry.dtype]).itemsize
         if entry.size != expected:
             raise ModelError(
                 f"{self.path}: tensor {name!r} of shape {entry.shape} needs {expected:,} bytes, "
@@ -193,10 +199,9 @@ class CheckpointV2:
 def _parse_entry(data: memoryview) -> _IndexEntry:
     """Parse a BundleEntryProto message."""
     fields = integer_fields(data)
-    shape = (bytes_fields(data, 2) or [memoryview(b"")])[-1]
     return _IndexEntry(
         dtype=fields.get(1, 0),
-        shape=parse_shape(shape),
+        shape=parse_shape(message_field(data, 2)),
         shard=fields.get(3, 0),
         offset=fields.get(4, 0),
         size=fields.get(5, 0),

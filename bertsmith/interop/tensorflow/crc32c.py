@@ -13,6 +13,8 @@ _POLYNOMIAL: Final = 0x82F63B78
 #: Number of 4-byte words that are processed in parallel: a power of two. 64 KiB fit in the cache.
 _LANES: Final = 1 << 14
 _ALL_ONES: Final = 0xFFFFFFFF
+#: The constant that LevelDB adds to masked CRCs.
+_MASK_DELTA: Final = 0xA282EAD8
 
 
 def crc32c(data: bytes | memoryview) -> int:
@@ -31,12 +33,15 @@ def crc32c(data: bytes | memoryview) -> int:
     # whose register starts at 0. A register that starts with all bits set is equivalent to
     # inverting the first four bytes.
     head_bytes = len(view) % row_bytes
-    head_bytes += row_bytes if head_bytes < 4 else 0
+    if head_bytes < 4:
+        # The head must contain the first four bytes.
+        head_bytes += row_bytes
     head = np.zeros(2 * row_bytes, dtype=np.uint8)
-    head[2 * row_bytes - head_bytes :] = np.frombuffer(view[:head_bytes], dtype=np.uint8)
-    head[2 * row_bytes - head_bytes :][:4] ^= 0xFF
-    first, lanes = head.view("<u4").reshape(2, _LANES).astype(np.uint32)
-    lanes ^= _append_zeros(first, _LANES)
+    start = len(head) - head_bytes
+    head[start:] = np.frombuffer(view[:head_bytes], dtype=np.uint8)
+    head[start : start + 4] ^= 0xFF
+    first_row, lanes = head.view("<u4").reshape(2, _LANES).astype(np.uint32)
+    lanes ^= _append_zeros(first_row, _LANES)
     rows = np.frombuffer(view[head_bytes:], dtype="<u4").reshape(-1, _LANES)
     for row in rows:
         lanes = _append_zeros(lanes, _LANES)
@@ -49,7 +54,8 @@ def crc32c(data: bytes | memoryview) -> int:
 
 def mask_crc(crc: int) -> int:
     """Return the masked form in which LevelDB and TensorFlow store a CRC."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _ALL_ONES
+    rotated = crc >> 15 | crc << 17
+    return (rotated + _MASK_DELTA) & _ALL_ONES
 
 
 def _crc_bitwise(data: memoryview) -> int:
@@ -91,6 +97,7 @@ def _zero_tables(power: int) -> tuple[Words, Words]:
 def _zero_matrix(power: int) -> Words:
     """Return the effect of 2**power words of zeros on each bit of a register, uint32 [32]."""
     if power:
+        # The effect of half the zeros, applied twice.
         matrix = _zero_matrix(power - 1)
         # The axes are input bit and output bit.
         bits = matrix[:, None] >> np.arange(32, dtype=np.uint32) & 1

@@ -1,6 +1,7 @@
 """Names of BERT's variables in TensorFlow: in the original code, and in the official TF2 model.
 
-Both are derived by rules from Hugging Face's names, which model directories use.
+Original names are derived by rules from Hugging Face's names, which model directories use. Official
+names are derived from the original names.
 """
 
 import re

@@ -42,7 +42,9 @@ def keys_by_name(graph: memoryview, keys: Mapping[str, bytes], path: Path) -> di
             continue
         name = names.get(key, "")
         # All variables without a name are called "Variable", which is not unique.
-        result[name if counts[name] == 1 else key.removesuffix(_VALUE_SUFFIX)] = stored_key
+        if counts[name] != 1:
+            name = key.removesuffix(_VALUE_SUFFIX)
+        result[name] = stored_key
     return result
 
 
@@ -52,8 +54,9 @@ def encode_slice_key(key: bytes, tensor_slice: TensorSlice) -> bytes:
     The key is encoded with TensorFlow's OrderedCode: 0, the name of the tensor, the number of axes,
     and the start and length of the slice along each axis. A length of -1 means the full axis.
     """
-    name = key.replace(b"\0", b"\0\xff").replace(b"\xff", b"\xff\0")
-    result = b"\0" + name + b"\0\1" + b"\1" + bytes([len(tensor_slice)])
+    escaped_name = key.replace(b"\0", b"\0\xff").replace(b"\xff", b"\xff\0")
+    # The bytes 0 and 1 end the name. The number of axes is preceded by its size, one byte.
+    result = b"\0" + escaped_name + b"\0\1" + b"\1" + bytes([len(tensor_slice)])
     for start, length in tensor_slice:
         result += _encode_ordered(start) + _encode_ordered(-1 if length is None else length)
     return result
@@ -62,11 +65,13 @@ def encode_slice_key(key: bytes, tensor_slice: TensorSlice) -> bytes:
 def _encode_ordered(value: int) -> bytes:
     """Encode a signed integer as bytes that sort in the order of the integers.
 
-    As in UTF-8, the leading bits give the number of bytes. They are inverted for negative values.
+    As in UTF-8, the leading bits of the first byte give the number of bytes. They are inverted for
+    negative values.
     """
     magnitude = ~value if value < 0 else value
     size = 1
     while magnitude >= 1 << (7 * size - 1):
         size += 1
     plain = value.to_bytes(size, "big", signed=True)
-    return bytes([plain[0] ^ (0xFF << (8 - size) & 0xFF)]) + plain[1:]
+    size_bits = 0xFF << (8 - size) & 0xFF
+    return bytes([plain[0] ^ size_bits]) + plain[1:]

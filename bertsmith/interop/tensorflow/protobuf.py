@@ -1,5 +1,6 @@
 """Reading and writing of protocol buffer messages by field number, without a schema.
 
+Callers pass the field numbers of TensorFlow's .proto files.
 All functions raise ValueError for malformed data.
 """
 
@@ -66,10 +67,15 @@ def bytes_fields(data: memoryview, field_number: int) -> list[memoryview]:
     ]
 
 
+def message_field(data: memoryview, field_number: int) -> memoryview:
+    """Return the last value of a field with a message, a string or bytes; empty if missing."""
+    values = bytes_fields(data, field_number)
+    return values[-1] if values else memoryview(b"")
+
+
 def string_field(data: memoryview, field_number: int) -> str:
     """Return the string in a field; "" if the field is missing."""
-    values = bytes_fields(data, field_number)
-    return bytes(values[-1]).decode("utf-8") if values else ""
+    return bytes(message_field(data, field_number)).decode("utf-8")
 
 
 def encode_varint(value: int) -> bytes:

@@ -104,7 +104,7 @@ def _map_to_official_names(checkpoint: Checkpoint) -> dict[str, str]:
     num_layers = sum(name.endswith("/intermediate/kernel") for name in checkpoint.shapes)
     config = ModelConfig(vocab_size=1, layers=max(num_layers, 1), width=1, heads=1)
     with torch.device("meta"):
-        hf_names = map_to_hf_names(list(BertForPreTraining(config).state_dict()))
+        hf_names = map_to_hf_names(BertForPreTraining(config).state_dict())
     result = {}
     for group in hf_names.values():
         for hf_name in group:
@@ -184,20 +184,21 @@ def _build_model(
     """Build a model and copy the checkpoint's weights into it.
 
     Returns:
-        The model in eval mode, and the names of newly initialized weights and unused tensors.
+        The model in eval mode, and a report with the names of newly initialized weights, the names
+        of unused tensors, and the number of tensors of the training state.
     """
     with torch.device("meta"):
         model = build()
     sources = _match_weights(model, checkpoint, stored_names)
     used = {stored_names[name] for group in sources.values() for name in group}
     checkpoint.check_data(sorted(used))
-    new = [name for name in map_to_hf_names(list(model.state_dict())) if name not in sources]
-    if new:
+    new_weights = [name for name in map_to_hf_names(model.state_dict()) if name not in sources]
+    if new_weights:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             model = build()
     else:
-        # Without initialization, which would take longer than reading the weights.
+        # The weights are not initialized, which would take longer than reading them.
         model.to_empty(device="cpu")
         if isinstance(model, BertForPreTraining):
             model.mlm.decoder.weight = model.bert.embeddings.words.weight
@@ -209,10 +210,11 @@ def _build_model(
     unused = [name for name in checkpoint.shapes if name not in used]
     training_state = [name for name in unused if variable_names.is_training_state(name)]
     report = {
-        "newly_initialized": new,
+        "newly_initialized": new_weights,
         "unused": [name for name in unused if name not in training_state],
+        "num_training_state_tensors": len(training_state),
     }
-    return model.eval(), report | {"num_training_state_tensors": len(training_state)}
+    return model.eval(), report
 
 
 def _match_weights(
@@ -223,11 +225,11 @@ def _match_weights(
     Heads that have no weights in the checkpoint are omitted.
 
     Raises:
-        ModelError: Another weight is missing, or a shape is wrong.
+        ModelError: A weight outside these heads is missing, or a shape is wrong.
     """
     state = model.state_dict()
     sources = {name: [variable_names.to_original_name(hf_name) for hf_name in group]
-               for name, group in map_to_hf_names(list(state)).items()}  # fmt: skip
+               for name, group in map_to_hf_names(state).items()}  # fmt: skip
     for head in _OPTIONAL_HEADS:
         head_weights = [name for name in sources if name.startswith(head)]
         head_variables = [original for name in head_weights for original in sources[name]]
@@ -250,6 +252,7 @@ def _copy_tensor(weight: Tensor, checkpoint: Checkpoint, name: str) -> None:
     array = checkpoint.read(name)
     if array.dtype.kind != "f":
         raise ModelError(f"{checkpoint.path}: {name} has dtype {array.dtype}; expected floats")
-    shape, is_transposed = tuple(weight.shape), variable_names.is_transposed(name)
+    shape = tuple(weight.shape)
+    is_transposed = variable_names.is_transposed(name)
     source = torch.from_numpy(array.reshape(shape[::-1] if is_transposed else shape))
     weight.copy_(source.t() if is_transposed else source)

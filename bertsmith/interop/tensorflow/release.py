@@ -92,6 +92,7 @@ def _find_prefix(folder: Path) -> Path:
     """Return the prefix of the only or latest checkpoint in a folder."""
     state_file = folder / "checkpoint"
     if state_file.is_file():
+        # The path of the latest checkpoint is in the first line.
         text = state_file.read_bytes()[:65536].decode("utf-8", "replace")
         if match := re.search(r'^model_checkpoint_path: "([^"\n]+)"', text, re.MULTILINE):
             # The path in the file may be a path on another machine. Only its file name is used.
@@ -101,10 +102,7 @@ def _find_prefix(folder: Path) -> Path:
     files = [path for path in folder.iterdir() if path.is_file()]
     prefixes = {path.name.removesuffix(INDEX_SUFFIX) for path in files
                 if path.suffix == INDEX_SUFFIX}  # fmt: skip
-    prefixes |= {
-        path.name for path in files if ".ckpt" in path.name and ".meta" not in path.name
-        and ".data-" not in path.name and path.suffix != INDEX_SUFFIX and is_table(path)
-    }  # fmt: skip
+    prefixes |= {path.name for path in files if _is_v1_checkpoint(path)}
     if len(prefixes) == 1:
         return folder / prefixes.pop()
     if prefixes:
@@ -116,6 +114,12 @@ def _find_prefix(folder: Path) -> Path:
         f"{folder}: found no TensorFlow checkpoint; expected files such as bert_model.ckpt.index "
         "and bert_model.ckpt.data-00000-of-00001"
     )
+
+
+def _is_v1_checkpoint(path: Path) -> bool:
+    """Return whether a file is a V1 checkpoint, and not one of the files of a V2 checkpoint."""
+    is_v2_file = ".meta" in path.name or ".data-" in path.name or path.suffix == INDEX_SUFFIX
+    return ".ckpt" in path.name and not is_v2_file and is_table(path)
 
 
 def read_config(path: Path, *, nsp: bool, positions: str) -> ModelConfig:
@@ -212,16 +216,19 @@ def read_tokenizer(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, str
         return Tokenizer.load(folder), f"the casing is that in {tokenizer_files[0]}"
     reason = "as requested"
     if lowercase is None:
-        name = folder.resolve().name
-        cases = (case for case in _CASE_BY_FOLDER_NAME if case[0] in name)
-        part, lowercase = next(cases, ("", None))
-        reason = f"because the folder's name contains {part!r}"
+        lowercase, reason = _detect_lowercase(folder)
     spec = Tokenizer.load(folder / VOCAB_FILE, lowercase=lowercase).spec
-    if lowercase is None:
-        reason = (
-            "because no word in the vocabulary has a capital letter" if spec.lowercase
-            else "because words in the vocabulary have capital letters"
-        )  # fmt: skip
     case = "lowercased, without accents" if spec.lowercase else "left as it is (cased)"
     spec = replace(spec, strip_accents=spec.lowercase, keep_hangul_syllables=not spec.lowercase)
     return Tokenizer(spec), f"text is {case}, {reason}; change it with --cased or --uncased"
+
+
+def _detect_lowercase(folder: Path) -> tuple[bool, str]:
+    """Return whether text is lowercased, and the reason, for a folder with only vocab.txt."""
+    for part, lowercase in _CASE_BY_FOLDER_NAME:
+        if part in folder.resolve().name:
+            return lowercase, f"because the folder's name contains {part!r}"
+    # Without a casing, ``load`` looks for capital letters in the vocabulary.
+    if Tokenizer.load(folder / VOCAB_FILE).lowercase:
+        return True, "because no word in the vocabulary has a capital letter"
+    return False, "because words in the vocabulary have capital letters"

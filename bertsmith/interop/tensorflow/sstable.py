@@ -71,13 +71,16 @@ def read_entries(path: Path) -> Iterator[tuple[bytes, memoryview]]:
         footer = data[-_FOOTER_BYTES:]
         _, offset = _read_handle(footer, 0)
         index_handle, _ = _read_handle(footer, offset)
-        block_end, last_key, count = 0, b"", 0
+        block_end = 0
+        last_key = b""
+        count = 0
         for _, value in _iter_block(_read_block(data, index_handle)):
             handle, _ = _read_handle(value, 0)
+            block_offset, block_size = handle
             # With overlapping blocks, a small file could have any number of entries.
-            if handle[0] < block_end:
-                raise ValueError(f"the block at byte {handle[0]:,} overlaps the previous block")
-            block_end = sum(handle)
+            if block_offset < block_end:
+                raise ValueError(f"the block at byte {block_offset:,} overlaps the previous block")
+            block_end = block_offset + block_size
             for key, content in _iter_block(_read_block(data, handle)):
                 count += 1
                 if count > _MAX_ENTRIES:
@@ -102,10 +105,11 @@ def _read_block(data: memoryview, handle: tuple[int, int]) -> memoryview:
     expected = int.from_bytes(stored[size + 1 :], "little")
     if mask_crc(crc32c(stored[: size + 1])) != expected:
         raise ValueError(f"wrong checksum of the block at byte {offset:,}")
-    if stored[size]:
+    compression_type = stored[size]
+    if compression_type:
         raise ValueError(
-            f"the block at byte {offset:,} is compressed (type {stored[size]}, 1 is snappy), which "
-            "TensorFlow does not write and this reader does not support"
+            f"the block at byte {offset:,} is compressed (type {compression_type}, 1 is snappy), "
+            "which TensorFlow does not write and this reader does not support"
         )
     return stored[:size]
 
@@ -118,7 +122,9 @@ def _iter_block(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     end = len(block) - 4 - 4 * num_restarts
     if end < 0:
         raise ValueError("a block is too short for its restart points")
-    body, offset, key = block[:end], 0, b""
+    body = block[:end]
+    offset = 0
+    key = b""
     while offset < end:
         shared_length, offset = read_varint(body, offset)
         suffix_length, offset = read_varint(body, offset)
@@ -134,6 +140,7 @@ def _iter_block(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 def encode_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the bytes of a table; ``entries`` are pairs of key and value, sorted by key."""
     blocks: list[list[tuple[bytes, bytes]]] = []
+    # The first entry starts a block.
     size = _BLOCK_BYTES
     for key, value in entries:
         if size >= _BLOCK_BYTES:
@@ -158,20 +165,24 @@ def _count_shared_bytes(key: bytes, other_key: bytes) -> int:
 
 def _append_block(file: bytearray, entries: list[tuple[bytes, bytes]]) -> bytes:
     """Append a block to ``file``, and return the encoded offset and size of the block."""
-    block, restarts, last_key = bytearray(), [0], b""
-    for number, (key, value) in enumerate(entries):
+    block = bytearray()
+    restarts = [0]
+    last_key = b""
+    for index, (key, value) in enumerate(entries):
         shared_length = 0
-        if number % _RESTART_INTERVAL:
+        if index % _RESTART_INTERVAL:
             shared_length = _count_shared_bytes(key, last_key)
-        elif number:
+        elif index:
             restarts.append(len(block))
         for length in (shared_length, len(key) - shared_length, len(value)):
             block += encode_varint(length)
         block += key[shared_length:] + value
         last_key = key
-    for restart in (*restarts, len(restarts)):
-        block += restart.to_bytes(4, "little")
+    # The offsets of the entries with full keys, and their number.
+    for number in (*restarts, len(restarts)):
+        block += number.to_bytes(4, "little")
     handle = encode_varint(len(file)) + encode_varint(len(block))
+    # The compression type 0 means no compression.
     block.append(0)
     file += block + mask_crc(crc32c(bytes(block))).to_bytes(4, "little")
     return handle

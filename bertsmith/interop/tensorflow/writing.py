@@ -51,7 +51,8 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
     Raises:
         ModelError: The original BERT cannot represent the model, or ``out`` is not empty.
     """
-    directory, out = locate_model(Path(model)), Path(out)
+    directory = locate_model(model)
+    out = Path(out)
     check_new_directory(out)
     architectures = read_json(directory / HF_CONFIG_FILE).get("architectures") or []
     is_pretrained = any(
@@ -102,7 +103,7 @@ def _compare_tokenizers(tokenizer: Tokenizer) -> list[str]:
 def _iter_weights(bundle: PretrainedBundle | FineTunedBundle) -> Iterator[tuple[str, Array]]:
     """Yield the original BERT's name and the float32 values of each weight."""
     state = bundle.model.state_dict()
-    for name, group in map_to_hf_names(list(state)).items():
+    for name, group in map_to_hf_names(state).items():
         # A fused weight, such as query_key_value, is stored as several tensors.
         for hf_name, chunk in zip(group, state[name].chunk(len(group)), strict=True):
             original_name = to_original_name(hf_name)
@@ -124,6 +125,7 @@ def write_checkpoint(prefix: Path, tensors: Iterable[tuple[str, Array]]) -> None
             data = np.ascontiguousarray(array, dtype="<f4").data.cast("B")
             file.write(data)
             axes = (encode_bytes_field(2, encode_varint_field(1, size)) for size in array.shape)
+            # A BundleEntryProto message: data type, shape, offset, size and checksum.
             entries[name.encode()] = (
                 encode_varint_field(1, DT_FLOAT)
                 + encode_bytes_field(2, b"".join(axes))
