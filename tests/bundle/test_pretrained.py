@@ -438,7 +438,7 @@ def test_failed_save_keeps_the_old_directory(
 def test_stored_names_are_distinct_and_complete() -> None:
     """Parameters are stored once; the fused query, key and value weight is three tensors."""
     model = BertForPreTraining(ModelConfig(vocab_size=11, width=6, heads=2, layers=3))
-    groups = map_to_hf_names(list(model.state_dict())).values()
+    groups = map_to_hf_names(model.state_dict()).values()
     names = [name for group in groups for name in group]
     assert len(names) == len(set(names))
     assert {len(group) for group in groups} == {1, 3}

@@ -117,7 +117,8 @@ def remove_tensors(*names: str) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         values = checkpoints.make_variables()
         write_checkpoint(
-            folder / "bert_model.ckpt", [pair for pair in values.items() if pair[0] not in names]
+            folder / "bert_model.ckpt",
+            [(name, array) for name, array in values.items() if name not in names],
         )
 
     return damage
@@ -154,22 +155,25 @@ def mark_compressed(folder: Path) -> None:
     """Mark the first block of the index as compressed, with a correct checksum."""
     data = bytearray((folder / INDEX_FILE).read_bytes())
     footer = memoryview(bytes(data[-FOOTER_BYTES:]))
-    _, offset = read_varint(footer, read_varint(footer, 0)[1])
-    index_offset = read_varint(footer, offset)[0]
+    # The footer has the offset and size of an empty block, and then those of the index block.
+    _, offset = read_varint(footer, 0)
+    _, offset = read_varint(footer, offset)
+    index_offset, _ = read_varint(footer, offset)
     # The first block ends at the first byte that is followed by a correct checksum.
     end = next(end for end in range(1, index_offset) if has_checksum_at(data, end))
     data[end] = 1
-    data[end + 1 : end + TRAILER_BYTES] = mask_crc(crc32c(bytes(data[: end + 1]))).to_bytes(
-        4, "little"
-    )
+    data[end + 1 : end + TRAILER_BYTES] = encode_checksum(data[: end + 1])
     (folder / INDEX_FILE).write_bytes(data)
 
 
 def has_checksum_at(data: bytearray, end: int) -> bool:
     """Return whether a block from byte 0 to ``end`` is followed by its checksum."""
-    return bytes(data[end + 1 : end + TRAILER_BYTES]) == mask_crc(
-        crc32c(bytes(data[: end + 1]))
-    ).to_bytes(4, "little")
+    return data[end + 1 : end + TRAILER_BYTES] == encode_checksum(data[: end + 1])
+
+
+def encode_checksum(data: bytearray) -> bytes:
+    """Return the masked CRC-32C of a block and its compression type, as four bytes."""
+    return mask_crc(crc32c(bytes(data))).to_bytes(4, "little")
 
 
 #: Name of a tensor that tests remove.
@@ -326,6 +330,7 @@ def test_tensor_larger_than_its_file_is_an_error(release: Path) -> None:
     entries = {key: bytes(value) for key, value in read_entries(release / INDEX_FILE)}
     shape = b"".join(encode_bytes_field(2, encode_varint_field(1, size)) for size in (10**12, 6))
     size = 4 * 6 * 10**12
+    # A BundleEntryProto message: data type 1 (float32), shape and size.
     words = encode_varint_field(1, 1) + encode_bytes_field(2, shape) + encode_varint_field(5, size)
     entries[b"bert/embeddings/word_embeddings"] = words
     (release / INDEX_FILE).write_bytes(encode_table(sorted(entries.items())))
@@ -346,6 +351,7 @@ def test_repeated_block_is_an_error(tmp_path: Path) -> None:
 
 def test_invalid_shard_numbers_are_an_error(tmp_path: Path) -> None:
     """Huge shard numbers and sizes are errors; no other folder is read, no memory allocated."""
+    # The number of shards in the header; the data type, shard number and size in the entry.
     header = encode_varint_field(1, 2**63 + 5)
     entry = (
         encode_varint_field(1, 1)

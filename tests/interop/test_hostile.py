@@ -75,12 +75,15 @@ def get_weights_path(directory: Path) -> Path:
 
 def change_header(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the header of the safetensors file in a model directory; its data is not changed."""
-    raw = get_weights_path(directory).read_bytes()
-    size = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8 : 8 + size])
+    path = get_weights_path(directory)
+    content = path.read_bytes()
+    # The first eight bytes are the size of the header.
+    (header_size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + header_size])
     change(header)
-    new = json.dumps(header).encode()
-    get_weights_path(directory).write_bytes(struct.pack("<Q", len(new)) + new + raw[8 + size :])
+    new_header = json.dumps(header).encode()
+    data = content[8 + header_size :]
+    path.write_bytes(struct.pack("<Q", len(new_header)) + new_header + data)
 
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
@@ -114,6 +117,7 @@ def overlap_tensors(header: dict[str, Any]) -> None:
     "damage",
     [
         inflate_header_length,
+        # Headers have at most 8 MiB.
         lambda d: change_header(d, lambda header: header.update(x="y" * 9 * 2**20)),
         lambda d: change_header(d, inflate_shape),
         lambda d: change_header(d, extend_beyond_file),
@@ -267,7 +271,8 @@ def test_pickle_with_huge_tensors_is_rejected(zipped: bool, model: Path) -> None
 
 def pickle_tensor(num_elements: int) -> bytes:
     """Return the pickle of a tensor whose storage declares ``num_elements`` floats."""
-    stream, storage = io.BytesIO(), object()
+    stream = io.BytesIO()
+    storage = object()
 
     class StoragePickler(pickle.Pickler):
         """Pickles a storage with a declared size."""

@@ -98,7 +98,8 @@ def test_interrupted_download_resumes(
     hub.truncated_files = {"model.safetensors": 10_000}
     directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
     assert read_files(directory) == files
-    assert hub.range_headers("GET", "model.safetensors") == [None, "bytes=8192-"]
+    # The first 10,000 bytes contain two complete chunks.
+    assert hub.range_headers("GET", "model.safetensors") == [None, f"bytes={2 * 4096}-"]
 
 
 def test_cached_model_loads_offline(
@@ -108,6 +109,7 @@ def test_cached_model_loads_offline(
     hub.repos[REPO_ID] = {"main": write_model(tmp_path / "m")}
     directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
     num_requests = len(hub.requests)
+    # No server uses port 9.
     assert (
         download_from_hub(REPO_ID, endpoint="http://127.0.0.1:9", cache_dir=tmp_path / "cache")
         == directory
@@ -172,6 +174,7 @@ def test_push_uploads_the_model_files(hub: FakeHub, tmp_path: Path) -> None:
     push_to_hub(tmp_path / "n", REPO_ID, revision="next", endpoint=hub.url, token="secret")
     assert hub.repos[REPO_ID]["main"] == files
     assert hub.repos[REPO_ID]["next"] == second_files
+    # The download has no token, so the repository must be public.
     hub.private.clear()
     directory = download_from_hub(f"{REPO_ID}@next", endpoint=hub.url, cache_dir=tmp_path / "cache")
     assert read_files(directory) == second_files
@@ -197,32 +200,26 @@ def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
     environment = os.environ | {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_OFFLINE": "0",
         "HF_TOKEN": "secret",
     }
-    command = [sys.executable, "-m", "bertsmith", "fill", REPO_ID, "word3 [MASK]"]
 
-    def run_command(**changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path,
-            env=environment | changes,
+    def run_command(*arguments: str, offline: str = "0") -> subprocess.CompletedProcess[str]:
+        process = subprocess.run(
+            [sys.executable, "-m", "bertsmith", *arguments], capture_output=True, text=True,
+            check=False, timeout=300, cwd=tmp_path, env=environment | {"HF_HUB_OFFLINE": offline},
         )  # fmt: skip
+        assert process.returncode == 0, process.stderr
+        return process
 
-    first = run_command()
-    assert first.returncode == 0, first.stderr
+    online_output = run_command("fill", REPO_ID, "word3 [MASK]").stdout
     num_requests = len(hub.requests)
     assert num_requests > 0
-    offline = run_command(HF_HUB_OFFLINE="1")
-    assert offline.returncode == 0, offline.stderr
-    assert offline.stdout == first.stdout
+    assert run_command("fill", REPO_ID, "word3 [MASK]", offline="1").stdout == online_output
     assert len(hub.requests) == num_requests
     (tmp_path / "text.jsonl").write_text('{"text": "word3"}\n{"text": "word4 word5"}\n')
-    command[3:] = ["prepare", "text.jsonl", "--tokenizer", REPO_ID, "--out", "s", "--workers", "1"]
-    prepared = run_command(HF_HUB_OFFLINE="1")
-    assert prepared.returncode == 0, prepared.stderr
-    command[3:] = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
-    pushed = run_command()
-    assert pushed.returncode == 0, pushed.stderr
+    options = ("--tokenizer", REPO_ID, "--out", "s", "--workers", "1")
+    run_command("prepare", "text.jsonl", *options, offline="1")
+    pushed = run_command("push", str(tmp_path / "m"), "acme/again", "--private", "--json")
     assert json.loads(pushed.stdout)["commit"] == commit_hash(hub.repos["acme/again"]["main"])
     assert "next: bertsmith fill acme/again" in pushed.stderr
     assert hub.private == {REPO_ID, "acme/again"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -211,34 +212,32 @@ def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     loaded = bundle.load(tmp_path)
     assert any("101 word embeddings; 4 " in note for note in loaded.notes())
-    assert all(int(word.removeprefix("word")) < 92
-               for word, _ in fill(loaded, "[MASK]", top=97)[0].predictions
-               if "word" in word)  # fmt: skip
+    predicted = {word for word, _ in fill(loaded, "[MASK]", top=97)[0].predictions}
+    assert predicted <= set(words)
     edit_config(tmp_path, vocab_size=97)
     with pytest.raises(ModelError, match=r"\(101, 21\).*vocab_size .*101"):
         bundle.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("model_type", "classes"),
+    ("model_type", "class_name", "message"),
     [
-        ("roberta", ["RobertaForMaskedLM"]),
-        ("distilbert", ["DistilBertModel"]),
-        ("albert", ["AlbertModel"]),
-        ("electra", ["ElectraModel"]),
-        ("bert", ["RobertaForMaskedLM"]),
-        ("bert", ["DistilBertModel"]),
+        ("roberta", "RobertaForMaskedLM", r"model_type is 'roberta' \(RoBERTa\)"),
+        ("distilbert", "DistilBertModel", r"model_type is 'distilbert' \(DistilBERT\)"),
+        ("albert", "AlbertModel", r"model_type is 'albert' \(ALBERT\)"),
+        ("electra", "ElectraModel", r"model_type is 'electra' \(ELECTRA\)"),
+        ("bert", "RobertaForMaskedLM", "architectures contains RobertaForMaskedLM"),
+        ("bert", "DistilBertModel", "architectures contains DistilBertModel"),
     ],
 )
 def test_other_architectures_are_rejected_by_config(
-    model_type: str, classes: list[str], tmp_path: Path
+    model_type: str, class_name: str, message: str, tmp_path: Path
 ) -> None:
     """A config of another architecture is rejected; the error names its model type or class."""
     write_model_directory(make_transformers_model("BertModel"), tmp_path)
-    edit_config(tmp_path, model_type=model_type, architectures=classes)
-    with pytest.raises(ModelError, match=rf"model_type is '{model_type}'|{classes[0]}") as error:
+    edit_config(tmp_path, model_type=model_type, architectures=[class_name])
+    with pytest.raises(ModelError, match=message):
         bundle.load(tmp_path)
-    assert classes[0].partition("For")[0].removesuffix("Model").lower() in str(error.value).lower()
 
 
 @pytest.mark.parametrize(
@@ -379,9 +378,7 @@ def test_round_trip_through_transformers_is_exact(name: str, tmp_path: Path) -> 
             BertForPreTraining(make_prime_size_config(nsp=name == "BertForPreTraining"))
         )
         bundle.save(tmp_path / "bertsmith", model, make_tokenizer(101), {})
-    model_class = next(
-        model_class for model_class, _ in MODEL_CLASSES.values() if model_class.__name__ == name
-    )
+    model_class = getattr(transformers, name)
     model_class.from_pretrained(tmp_path / "bertsmith").save_pretrained(tmp_path / "transformers")
     make_tokenizer(101).save(tmp_path / "transformers")
     load_model = bundle.load_fine_tuned if name in HEADS else bundle.load

@@ -86,11 +86,12 @@ def _run_onnx(file: Path, texts: list[str]) -> NDArray[np.float32]:
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     means = []
     for ids in tokenizer.encode_batch(texts):
+        # Texts are truncated to the model's 256 tokens, including [CLS] and [SEP].
         input_ids = np.array([[tokenizer.cls_id, *ids[:254], tokenizer.sep_id]], np.int64)
         feed = {
             "input_ids": input_ids,
-            "attention_mask": input_ids * 0 + 1,
-            "token_type_ids": input_ids * 0,
+            "attention_mask": np.ones_like(input_ids),
+            "token_type_ids": np.zeros_like(input_ids),
         }
         means.append(session.run(["last_hidden_state"], feed)[0][0].mean(0))
     stacked = np.stack(means)

@@ -43,8 +43,8 @@ def run_graph(file: Path, sequences: list[list[int]]) -> list[NDArray[np.float32
         input_ids = np.array([ids], np.int64)
         feed = {
             "input_ids": input_ids,
-            "attention_mask": input_ids * 0 + 1,
-            "token_type_ids": input_ids * 0,
+            "attention_mask": np.ones_like(input_ids),
+            "token_type_ids": np.zeros_like(input_ids),
         }
         outputs.append(session.run(None, feed)[0][0])
     return outputs
@@ -66,7 +66,7 @@ def classifier(
 
     def encode_texts(texts_to_encode: list[str]) -> list[list[int]]:
         return [
-            [tokenizer.cls_id, *ids[:94], tokenizer.sep_id]
+            [tokenizer.cls_id, *ids[: config.max_positions - 2], tokenizer.sep_id]
             for ids in tokenizer.encode_batch(texts_to_encode)
         ]
 

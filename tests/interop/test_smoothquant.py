@@ -47,6 +47,10 @@ def test_outputs_do_not_change(tmp_path: Path, norm: str) -> None:
             tmp_path / f"{is_smoothed}.onnx", providers=["CPUExecutionProvider"]
         )
         ids = np.array([[2, 5, 6, 7, 3]], np.int64)
-        feed = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
+        feed = {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "token_type_ids": np.zeros_like(ids),
+        }
         outputs.append(session.run(None, feed)[0])
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-4)

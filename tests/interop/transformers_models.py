@@ -129,7 +129,7 @@ def _write_sharded_bin(model: Any, directory: Path) -> None:
     state = model.state_dict()
     names = list(state)
     file_of_tensor: dict[str, str] = {}
-    for part, shard_names in enumerate((names[::2], names[1::2]), 1):
+    for part, shard_names in enumerate((names[::2], names[1::2]), start=1):
         file = f"pytorch_model-{part:05}-of-00002.bin"
         torch.save({name: state[name] for name in shard_names}, directory / file)
         file_of_tensor |= dict.fromkeys(shard_names, file)

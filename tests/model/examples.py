@@ -79,8 +79,9 @@ def draw_batch(
         a_length = int(torch.randint(1, length + 1, (), generator=generator))
         sequences.append((ids, [0] * a_length + [1] * (length - a_length)))
     is_masked = torch.rand(sum(lengths), generator=generator) < 0.3
-    # At least one prediction per sequence.
-    is_masked[[0, *accumulate(lengths)][:-1]] = True
+    # The first token of each sequence is masked, so that each sequence has a prediction.
+    first_token_indices = [0, *accumulate(lengths[:-1])]
+    is_masked[first_token_indices] = True
     positions = is_masked.nonzero().flatten()
     labels = torch.randint(config.vocab_size, positions.shape, generator=generator)
     nsp_labels = torch.randint(2, (len(lengths),), generator=generator)

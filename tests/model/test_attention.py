@@ -11,7 +11,7 @@ from torch import Tensor
 from bertsmith.model.attention import SelfAttention, reference_attention
 from bertsmith.model.bert import BertModel
 from bertsmith.model.ops import attention_layout, bucketing, padded_attention
-from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
+from bertsmith.model.ops.attention_layout import AttentionLayout, Kernel, build_attention_layout
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch, pack_sequences
 from tests.model.examples import EQUAL_LENGTHS, RAGGED_LENGTHS, draw_batch, make_prime_size_config
@@ -28,11 +28,18 @@ def pack_zeros(lengths: tuple[int, ...]) -> PackedBatch:
     return pack_sequences([([0] * length, [0] * length) for length in lengths])
 
 
+def build_layout(lengths: tuple[int, ...], kernel: Kernel, *, is_causal: bool) -> AttentionLayout:
+    """Return the float32 attention layout of a batch of sequences with these lengths."""
+    return build_attention_layout(
+        pack_zeros(lengths), kernel, is_causal=is_causal, dtype=torch.float32
+    )
+
+
 def compute_attention_with_loops(
     qkv: Tensor, lengths: tuple[int, ...], causal: bool, dropout_mask: Tensor | None
 ) -> list[list[list[float]]]:
     """Compute attention with Python floats: qkv [T, 3, N, H] -> [T][N][H]."""
-    _, _, heads, width = qkv.shape
+    _, _, heads, head_dim = qkv.shape
     rows = qkv.tolist()
     outputs, start = [], 0
     for sequence, length in enumerate(lengths):
@@ -43,16 +50,16 @@ def compute_attention_with_loops(
                 visible = range(i + 1 if causal else length)
                 scores = [
                     sum(a * b for a, b in zip(query, rows[start + j][1][head], strict=True))
-                    / math.sqrt(width)
+                    / math.sqrt(head_dim)
                     for j in visible
                 ]
                 total = sum(math.exp(score) for score in scores)
-                output = [0.0] * width
+                output = [0.0] * head_dim
                 for j in visible:
                     probability = math.exp(scores[j]) / total
                     if dropout_mask is not None:
                         probability *= float(dropout_mask[sequence, head, i, j])
-                    for h in range(width):
+                    for h in range(head_dim):
                         output[h] += probability * rows[start + j][2][head][h]
                 head_outputs.append(output)
             outputs.append(head_outputs)
@@ -72,11 +79,10 @@ def test_reference_equals_plain_loops(
     dropout_mask = None
     if use_dropout:
         dropout_mask = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
+        # With one bucket and without rounding, the layout needs a mask of this shape.
         monkeypatch.setattr(attention_layout, "bucket_sequences", lambda _: None)
         monkeypatch.setattr(bucketing, "_simd_width", lambda: 1)
-    layout = build_attention_layout(
-        pack_zeros(lengths), "reference", is_causal=causal, dtype=torch.float32
-    )
+    layout = build_layout(lengths, "reference", is_causal=causal)
     q, k, v = qkv.unbind(1)
     draw_mask = None if dropout_mask is None else lambda _: dropout_mask
     output, probabilities = reference_attention(q, k, v, layout, draw_mask)
@@ -105,9 +111,7 @@ def run_attention_layer(
     )
     attention = SelfAttention(config, dropout_index=5).train(train)
     hidden = torch.randn(sum(lengths), config.width, requires_grad=True)
-    layout = build_attention_layout(
-        pack_zeros(lengths), kernel, is_causal=causal, dtype=torch.float32
-    )
+    layout = build_layout(lengths, kernel, is_causal=causal)
     output = attention(hidden, layout, DropoutSeed(torch.tensor(11)))
     inputs = [hidden, *attention.parameters()]
     return output, list(torch.autograd.grad((output * torch.randn(output.shape)).sum(), inputs))
@@ -137,9 +141,7 @@ def test_bucketing_does_not_change_the_output(
     causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With several buckets, `padded` equals `reference` in outputs, gradients and dropout masks."""
-    layout = build_attention_layout(
-        pack_zeros(VARIED_LENGTHS), "padded", is_causal=causal, dtype=torch.float32
-    )
+    layout = build_layout(VARIED_LENGTHS, "padded", is_causal=causal)
     assert len(layout.buckets) > 2
     num_rows = sum(bucket.num_sequences * bucket.max_seqlen for bucket in layout.buckets)
     assert num_rows < 0.6 * len(VARIED_LENGTHS) * max(VARIED_LENGTHS)
@@ -163,26 +165,19 @@ def test_bucket_lengths_are_rounded_to_the_simd_width(
     """A bucket's length is rounded up to the SIMD width if this adds at most half a width."""
     monkeypatch.setattr(bucketing, "_simd_width", lambda: simd_width)
     for lengths, expected in (
-        (VARIED_LENGTHS, None),
         ((3, simd_width - 2, 1), simd_width),
         ((3, simd_width + 1), simd_width + 1),
     ):
-        layout = build_attention_layout(
-            pack_zeros(lengths), "padded", is_causal=False, dtype=torch.float32
-        )
-        for bucket in layout.buckets:
-            longest = max(
-                lengths[index] for index in bucket.sequence_indices or range(len(lengths))
-            )
-            assert bucket.max_seqlen in (
-                longest,
-                expected or -(-longest // simd_width) * simd_width,
-            )
-            assert 0 <= bucket.max_seqlen - longest <= simd_width // 2
-        assert expected in (None, layout.buckets[0].max_seqlen)
-    equal = build_attention_layout(
-        pack_zeros((9, 9)), "padded", is_causal=False, dtype=torch.float32
-    )
+        layout = build_layout(lengths, "padded", is_causal=False)
+        assert [bucket.max_seqlen for bucket in layout.buckets] == [expected]
+    for bucket in build_layout(VARIED_LENGTHS, "padded", is_causal=False).buckets:
+        assert bucket.sequence_indices is not None
+        longest = max(VARIED_LENGTHS[index] for index in bucket.sequence_indices)
+        rounded_up = math.ceil(longest / simd_width) * simd_width
+        assert bucket.max_seqlen in (longest, rounded_up)
+        assert bucket.max_seqlen - longest <= simd_width // 2
+    # Sequences of equal length are not padded.
+    equal = build_layout((9, 9), "padded", is_causal=False)
     assert (equal.unpad_indices, equal.buckets[0].max_seqlen) == (None, 9)
 
 
@@ -191,9 +186,7 @@ def test_non_finite_values_stay_in_their_sequence(causal: bool) -> None:
     """An infinite value in one sequence does not reach others through padding."""
     attention = SelfAttention(make_prime_size_config(attention_dropout=0.0), dropout_index=0).eval()
     torch.manual_seed(3)
-    layout = build_attention_layout(
-        pack_zeros(RAGGED_LENGTHS), "padded", is_causal=causal, dtype=torch.float32
-    )
+    layout = build_layout(RAGGED_LENGTHS, "padded", is_causal=causal)
     assert layout.unpad_indices is not None
     hidden = torch.randn(sum(RAGGED_LENGTHS), 21)
     for start, end in itertools.pairwise(itertools.accumulate(RAGGED_LENGTHS, initial=0)):
@@ -211,9 +204,7 @@ def test_buckets_have_different_dropout_masks() -> None:
     ).train()
     sequence = torch.randn(100, 21)
     hidden = torch.cat([sequence[:1], sequence, sequence, sequence[:1]])
-    layout = build_attention_layout(
-        pack_zeros((1, 100, 100, 1)), "padded", is_causal=False, dtype=torch.float32
-    )
+    layout = build_layout((1, 100, 100, 1), "padded", is_causal=False)
     assert [bucket.sequence_indices for bucket in layout.buckets] == [[1, 2], [0, 3]]
     output = attention(hidden, layout, DropoutSeed(torch.tensor(1)))
     assert not torch.allclose(output[1:101], output[101:201], atol=1e-3)
@@ -222,28 +213,32 @@ def test_buckets_have_different_dropout_masks() -> None:
 def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all partitions in order of length, the chosen buckets have the least cost."""
     monkeypatch.setattr(bucketing, "_simd_width", lambda: 8)
+    # One bucket is best for equal lengths and for lengths that differ little.
     assert bucketing.bucket_sequences([9] * 50) is None
     assert bucketing.bucket_sequences([8, 16, 8, 16]) is None
     lengths = [128, 8, 120, 16, 64, 8, 300, 72]
     buckets = bucketing.bucket_sequences(lengths)
     assert buckets is not None
 
-    def cost(partition: list[list[int]]) -> int:
-        sizes = [max(-(-lengths[n] // 8) * 8 for n in bucket) for bucket in partition]
-        pairs = zip(partition, sizes, strict=True)
-        return sum(len(bucket) * size**2 + bucketing._BUCKET_COST for bucket, size in pairs)
+    def compute_cost(partition: list[list[int]]) -> int:
+        cost = 0
+        for bucket in partition:
+            padded_length = max(math.ceil(lengths[index] / 8) * 8 for index in bucket)
+            cost += len(bucket) * padded_length**2 + bucketing._BUCKET_COST
+        return cost
 
-    order = sorted(range(8), key=lambda index: -lengths[index])
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     all_costs = []
-    for cuts in range(2**7):
-        partition: list[list[int]] = [[]]
-        for position, index in enumerate(order):
-            partition[-1].append(index)
-            if position < 7 and cuts >> position & 1:
+    # A partition is determined by whether a new bucket starts at each index except the first.
+    for starts_bucket in itertools.product([False, True], repeat=len(lengths) - 1):
+        partition = [[order[0]]]
+        for index, is_start in zip(order[1:], starts_bucket, strict=True):
+            if is_start:
                 partition.append([])
-        all_costs.append(cost(partition))
-    assert cost(buckets) == min(all_costs)
-    assert sorted(index for bucket in buckets for index in bucket) == list(range(8))
+            partition[-1].append(index)
+        all_costs.append(compute_cost(partition))
+    assert compute_cost(buckets) == min(all_costs)
+    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(lengths)))
 
 
 @pytest.mark.parametrize(
@@ -267,6 +262,7 @@ def test_bf16_training_uses_math_attention(
 def test_long_sequences_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's fused kernel is used for bf16 inference and for long sequences."""
     monkeypatch.setattr(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL_LENGTHS))
+    # Without the fused kernel, calling it raises a TypeError.
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
         run_attention_layer(EQUAL_LENGTHS, "padded", causal=False, train=False)
@@ -285,9 +281,7 @@ def test_sequences_have_different_dropout_masks(kernel: Kernel) -> None:
         make_prime_size_config(attention_dropout=0.5), dropout_index=0
     ).train()
     hidden = torch.randn(19, 21).repeat(2, 1)
-    layout = build_attention_layout(
-        pack_zeros((19, 19)), kernel, is_causal=False, dtype=torch.float32
-    )
+    layout = build_layout((19, 19), kernel, is_causal=False)
     first, second = attention(hidden, layout, DropoutSeed(torch.tensor(1))).chunk(2)
     assert not torch.allclose(first, second, atol=1e-3)
 
@@ -311,6 +305,7 @@ def test_hidden_states_do_not_depend_on_the_batch(kernel: Kernel, norm: str, cau
     sequence = draw_sequence(17)
     with torch.no_grad():
         expected = model(pack_sequences([sequence]))
+        # Lengths of the sequences before and after this sequence.
         for before, after in (((), (41, 3)), ((41, 3), ()), ((17, 1), (29,)), ((17,), (17,))):
             batch = [
                 *(draw_sequence(n) for n in before), sequence, *(draw_sequence(n) for n in after),
@@ -396,6 +391,7 @@ def test_varlen_is_as_accurate_as_padded(
     # The same 16-bit inputs and weights, computed in float32.
     expected = run("reference", torch.float32)
     varlen, padded = run("varlen", dtype), run("padded", dtype)
-    for a, b, c in zip(varlen, padded, expected, strict=True):
-        min_tolerance = 2e-3 * float(c.abs().max())
-        assert (a - c).abs().max() <= max(2 * float((b - c).abs().max()), min_tolerance)
+    for varlen_value, padded_value, exact in zip(varlen, padded, expected, strict=True):
+        min_tolerance = 2e-3 * float(exact.abs().max())
+        padded_error = float((padded_value - exact).abs().max())
+        assert (varlen_value - exact).abs().max() <= max(2 * padded_error, min_tolerance)

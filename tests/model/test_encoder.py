@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.nn import functional as F
 
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.task_models import BertForSequenceClassification
@@ -73,19 +74,23 @@ def to_roberta_prelayernorm(model: BertModel) -> Any:
         type_vocab_size=config.segments, layer_norm_eps=config.norm_eps,
     )  # fmt: skip
     hf_model: Any = transformers.RobertaPreLayerNormModel(hf_config, add_pooling_layer=False)
-    tables = ("words", "word_embeddings"), ("positions", "position_embeddings"), (
-        "segments", "token_type_embeddings")  # fmt: skip
-    module_pairs = [(getattr(model.embeddings, name), getattr(hf_model.embeddings, hf_name))
-                    for name, hf_name in (*tables, ("norm", "LayerNorm"))]  # fmt: skip
+    hf_embedding_names = {
+        "words": "word_embeddings",
+        "positions": "position_embeddings",
+        "segments": "token_type_embeddings",
+        "norm": "LayerNorm",
+    }
+    module_pairs = [
+        (getattr(model.embeddings, name), getattr(hf_model.embeddings, hf_name))
+        for name, hf_name in hf_embedding_names.items()
+    ]
     layers: Any = model.encoder.layers
     for layer, hf_layer in zip(layers, hf_model.encoder.layer, strict=True):
         query_key_value = layer.attention.query_key_value
         hf_attention = hf_layer.attention.self
         for index, linear in enumerate((hf_attention.query, hf_attention.key, hf_attention.value)):
-            linear.weight.data, linear.bias.data = (
-                parameter.data.chunk(3)[index]
-                for parameter in (query_key_value.weight, query_key_value.bias)
-            )
+            linear.weight.data = query_key_value.weight.data.chunk(3)[index]
+            linear.bias.data = query_key_value.bias.data.chunk(3)[index]
         module_pairs += [
             (layer.attention_norm, hf_layer.attention.LayerNorm),
             (layer.attention.output, hf_layer.attention.output.dense),
@@ -158,11 +163,9 @@ def test_pre_training_computes_the_last_layer_only_where_losses_need_it() -> Non
     hidden = model.bert(batch.packed)
     mlm_logits = model.mlm(hidden[batch.masked_positions])
     nsp_logits = model.compute_nsp_logits(hidden, batch.packed)
-    f = torch.nn.functional
-    mlm_loss = f.cross_entropy(mlm_logits, batch.masked_labels, reduction="sum")
-    torch.autograd.backward(
-        mlm_loss + f.cross_entropy(nsp_logits, batch.nsp_labels, reduction="sum")
-    )
+    mlm_loss = F.cross_entropy(mlm_logits, batch.masked_labels, reduction="sum")
+    nsp_loss = F.cross_entropy(nsp_logits, batch.nsp_labels, reduction="sum")
+    torch.autograd.backward(mlm_loss + nsp_loss)
     torch.testing.assert_close(losses.mlm_loss, mlm_loss)
     for name, weight in model.named_parameters():
         assert weight.grad is not None

@@ -44,9 +44,10 @@ def test_bilstm_reads_the_hidden_states_of_table_7(layers: str, indices: list[in
         state.detach() for state in model.bert.iter_hidden_states(pack_sequences(SEQUENCES))
     ]
     states = [all_states[index] for index in indices]
-    features = model._compute_lstm_inputs(pack_sequences(SEQUENCES))
+    lstm_inputs = model._compute_lstm_inputs(pack_sequences(SEQUENCES))
+    # The weights of a weighted sum are equal at first.
     expected = torch.stack(states).mean(0) if "sum" in layers else torch.cat(states, -1)
-    torch.testing.assert_close(features, expected)
+    torch.testing.assert_close(lstm_inputs, expected)
     outputs = model(pack_sequences(SEQUENCES))
     for layer in list(model.bert.encoder.layers)[indices[-1] :]:
         for parameter in layer.parameters():
@@ -120,13 +121,14 @@ def test_unfrozen_encoder_is_trained() -> None:
     frozen.load_state_dict(trained.state_dict())
     batch = pack_sequences(SEQUENCES)
     assert torch.equal(trained.eval()(batch), frozen.eval()(batch))
-    features = [
+    first, second = (
         trained.train()._compute_lstm_inputs(batch, DropoutSeed(torch.tensor(seed)))
         for seed in (1, 2)
-    ]
-    assert not torch.equal(*features)
+    )
+    assert not torch.equal(first, second)
     trained(batch, None, DropoutSeed(torch.tensor(1))).square().sum().backward()
-    for number, layer in enumerate(trained.bert.encoder.layers, 1):
+    for number, layer in enumerate(trained.bert.encoder.layers, start=1):
         has_gradient = any(parameter.grad is not None for parameter in layer.parameters())
+        # The BiLSTM reads the second to last layer of five.
         assert has_gradient == (number <= 4), number
     assert trained.bert.embeddings.words.weight.grad is not None

@@ -43,6 +43,7 @@ def run_both_models(
     model: BertForPreTraining,
     hf_model: Any,
     batch: PreTrainingBatch,
+    *,
     train: bool,
     add_fault: Callable[[BertForPreTraining], None] | None = None,
 ) -> tuple[ModelOutputs, ModelOutputs]:
@@ -65,10 +66,12 @@ def run_both_models(
         if add_fault is not None:
             add_fault(model)
         outputs = run_bertsmith(model, batch)
-        used_locations, masks.used_locations = masks.used_locations, set()
+        used_locations = masks.used_locations
+        masks.used_locations = set()
         patch_transformers_dropout(hf_model, masks, patch)
         results = outputs, run_transformers(hf_model, batch)
     if add_fault is None:
+        # There is one dropout after the embeddings, and three in each layer.
         assert len(used_locations) == (1 + 3 * config.layers if train else 0)
         assert used_locations == masks.used_locations
     return results
@@ -101,7 +104,8 @@ def assert_equal_in_all_modes(
         model.bert.kernel = kernel
         for train in (False, True):
             case = f"{kernel}, train={train}"
-            assert_equal_outputs(*run_both_models(model, hf_model, batch, train), case, min_scale)
+            outputs, expected = run_both_models(model, hf_model, batch, train=train)
+            assert_equal_outputs(outputs, expected, case, min_scale)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
@@ -188,7 +192,8 @@ def test_wrong_dropout_is_detected(
     config = make_prime_size_config()
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
-    outputs, expected = run_both_models(model, hf_model, draw_batch(config), True, add_fault)
+    batch = draw_batch(config)
+    outputs, expected = run_both_models(model, hf_model, batch, train=True, add_fault=add_fault)
     assert max(outputs.compute_differences(expected).values()) > MIN_DETECTED_DIFFERENCE
 
 
@@ -198,7 +203,6 @@ def test_dropout_changes_the_loss(tmp_path: Path) -> None:
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
     batch = draw_batch(config)
-    (eval_outputs, _), (train_outputs, _) = (
-        run_both_models(model, hf_model, batch, train) for train in (False, True)
-    )
+    eval_outputs, _ = run_both_models(model, hf_model, batch, train=False)
+    train_outputs, _ = run_both_models(model, hf_model, batch, train=True)
     assert abs(eval_outputs.mlm_loss - train_outputs.mlm_loss) > MIN_DETECTED_DIFFERENCE

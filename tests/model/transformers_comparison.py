@@ -1,5 +1,6 @@
 """Runs a batch in models of Bertsmith and transformers, with the same dropout masks."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +40,10 @@ def get_dropout_location(name: str, locations: dict[str, str]) -> str | None:
     """Return the location of a dropout, such as "layer 1 probabilities"; None for other modules."""
     if name in locations:
         return locations[name]
-    prefix, _, suffix = name.partition("encoder.layer")
-    if prefix != "bert.":
+    match = re.fullmatch(r"bert\.encoder\.layers?\.(\d+)\.(.+)", name)
+    if match is None or match[2] not in locations:
         return None
-    _, index, module_name = suffix.split(".", 2) if suffix.count(".") > 1 else ("", "", "")
-    return f"layer {index} {locations[module_name]}" if module_name in locations else None
+    return f"layer {match[1]} {locations[match[2]]}"
 
 
 class DropoutMasks:
@@ -59,10 +59,8 @@ class DropoutMasks:
         """
         num_sequences, max_seqlen = len(batch.lengths), batch.packed.max_seqlen
         self.batch = batch
-        self.shapes = [
-            (num_sequences, heads, max_seqlen, max_seqlen),
-            (num_sequences, max_seqlen, width),
-        ]
+        self.probabilities_shape = (num_sequences, heads, max_seqlen, max_seqlen)
+        self.hidden_shape = (num_sequences, max_seqlen, width)
         self.used_locations: set[str] = set()
 
     def get_padded_mask(self, location: str, rate: float) -> Tensor:
@@ -71,7 +69,8 @@ class DropoutMasks:
         Its shape is [B, N, S, S] for attention probabilities, otherwise [B, S, D].
         """
         self.used_locations.add(location)
-        shape = self.shapes[0 if location.endswith("probabilities") else 1]
+        is_attention = location.endswith("probabilities")
+        shape = self.probabilities_shape if is_attention else self.hidden_shape
         seed = int.from_bytes(location.encode()) % (2**31 - 1)
         uniform = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
         return (uniform >= rate) / (1 - rate)
@@ -129,17 +128,19 @@ def patch_transformers_dropout(
         if location is not None:
             locations[id(module)] = location
     eager_attention: Callable[..., Any] = modeling_bert.eager_attention_forward
-    original_dropout, current_location = F.dropout, [""]
+    original_dropout = F.dropout
+    current_location = ""
 
     def masked_dropout(
         x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        return x * masks.get_padded_mask(current_location[0], p) if training and p else x
+        return x * masks.get_padded_mask(current_location, p) if training and p else x
 
     def call_patched(
         module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        current_location[0] = locations[id(module)]
+        nonlocal current_location
+        current_location = locations[id(module)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(F, "dropout", masked_dropout)
             result = function(*args, **kwargs)
@@ -233,9 +234,8 @@ def run_bertsmith(model: BertForPreTraining, batch: PreTrainingBatch) -> ModelOu
     (mlm_loss + nsp_loss).backward()
     with torch.no_grad():
         hidden = model.bert(batch.packed, dropout_seed)
-        mlm_logits, nsp_logits = (
-            model.mlm(hidden), model.compute_nsp_logits(hidden, batch.packed)
-        )  # fmt: skip
+        mlm_logits = model.mlm(hidden)
+        nsp_logits = model.compute_nsp_logits(hidden, batch.packed)
     all_gradients = {name: weight.grad for name, weight in model.named_parameters()}
     gradients = {name: value for name, value in all_gradients.items() if value is not None}
     assert len(gradients) == len(all_gradients)

@@ -72,7 +72,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
 
 
 def _build_metadata(bundle: AnyBundle) -> dict[str, str]:
-    """Return the kind of the model, and the values that inference needs besides the graph, as JSON."""
+    """Return the kind of a model, and the values that inference needs besides the graph as JSON."""
     config, tokenizer = bundle.config, bundle.tokenizer
     kind = "encoder"
     values: dict[str, Any] = {"max_length": config.max_positions, "lowercase": tokenizer.lowercase}

@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-NUM_LAYERS, WIDTH, NUM_HEADS, FEED_FORWARD, VOCAB_SIZE, MAX_POSITIONS, NUM_SEGMENTS = (
-    2,
-    6,
-    2,
-    7,
-    11,
-    5,
-    3,
-)
+NUM_LAYERS = 2
+WIDTH = 6
+NUM_HEADS = 2
+FEED_FORWARD = 7
+VOCAB_SIZE = 11
+MAX_POSITIONS = 5
+NUM_SEGMENTS = 3
 FORMATS = ("v2", "parts", "types", "v1", "object", "official")
 
 
@@ -90,10 +88,11 @@ def official_name(name: str) -> tuple[str, tuple[int, ...] | None]:
         "output/LayerNorm": "output_layer_norm",
     }[part]
     shape: tuple[int, ...] | None = None
+    heads_shape = (NUM_HEADS, WIDTH // NUM_HEADS)
     if part.startswith("attention/self/"):
-        shape = (WIDTH, NUM_HEADS, WIDTH // NUM_HEADS)[parameter == "bias" :]
+        shape = heads_shape if parameter == "bias" else (WIDTH, *heads_shape)
     if official_part.endswith("attention_output") and parameter == "kernel":
-        shape = (NUM_HEADS, WIDTH // NUM_HEADS, WIDTH)
+        shape = (*heads_shape, WIDTH)
     return f"transformer/{layer}/{official_part}/{parameter}", shape
 
 
@@ -123,19 +122,22 @@ def write_checkpoints(folder: Path) -> None:
         data=arrays,
     )  # fmt: skip
     _write_sliced(tf, prefixes["parts"], values)
-    kinds = (tf.float16, tf.bfloat16, tf.float64, tf.float32)
+    dtypes = (tf.float16, tf.bfloat16, tf.float64, tf.float32)
     tf.raw_ops.SaveV2(
         prefix=prefixes["types"], tensor_names=list(values), shape_and_slices=[""] * len(values),
-        tensors=[tf.cast(array, kinds[i % 4]) for i, array in enumerate(values.values())],
+        tensors=[tf.cast(array, dtypes[index % len(dtypes)])
+                 for index, array in enumerate(values.values())],
     )  # fmt: skip
+    # The names of the attributes do not contain the names of the variables.
     named = {f"thing{index}": tf.Variable(array, name=name)
              for index, (name, array) in enumerate(values.items())}  # fmt: skip
     tf.train.Checkpoint(model=tf.train.Checkpoint(**named)).save(prefixes["object"])
     encoder = {}
     for index, (name, array) in enumerate(values.items()):
         if name.startswith("bert/"):
-            other, shape = official_name(name)
-            encoder[f"thing{index}"] = tf.Variable(array.reshape(shape or array.shape), name=other)
+            new_name, shape = official_name(name)
+            array = array.reshape(shape or array.shape)  # noqa: PLW2901
+            encoder[f"thing{index}"] = tf.Variable(array, name=new_name)
     tf.train.Checkpoint(model=tf.train.Checkpoint(**encoder)).write(prefixes["official"])
 
 
@@ -148,14 +150,15 @@ def _write_sliced(tf: Any, prefix: str, values: dict[str, Any]) -> None:
         slice_spec = f"{VOCAB_SIZE} {WIDTH} {start},{size}:-"
         entries.append((words, slice_spec, values[words][start : start + size]))
     entries += [(name, "", array) for name, array in values.items() if name != words]
+    # The first three entries are the slices.
     shards = [entries[0:1] + entries[3:20], entries[1:3] + entries[20:]]
-    temporary = [f"{prefix}_{number}" for number in range(len(shards))]
-    for shard_prefix, shard in zip(temporary, shards, strict=True):
+    shard_prefixes = [f"{prefix}_{number}" for number in range(len(shards))]
+    for shard_prefix, shard in zip(shard_prefixes, shards, strict=True):
         names, slices, arrays = zip(*shard, strict=True)
         tf.raw_ops.SaveV2(
             prefix=shard_prefix, tensor_names=names, shape_and_slices=slices, tensors=list(arrays)
         )
-    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=temporary, destination_prefix=prefix)
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=shard_prefixes, destination_prefix=prefix)
 
 
 def read_with_tensorflow(prefix: str) -> None:
@@ -167,6 +170,7 @@ def read_with_tensorflow(prefix: str) -> None:
 
 
 def _import_tensorflow() -> Any:
+    """Import TensorFlow without its log messages."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import tensorflow as tf
 

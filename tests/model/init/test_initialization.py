@@ -28,7 +28,6 @@ WIDE_CONFIG = CONFIG.model_copy(
     }
 )  # fmt: skip
 
-
 #: The ids of [CLS] and [SEP] in these tests.
 CLS, SEP = 2, 3
 
@@ -64,6 +63,7 @@ def test_positions_use_dimensions_without_words() -> None:
     init_neighbor_heads(model)
     embeddings = model.bert.embeddings
     table = embeddings.positions.weight.detach()
+    # Positions use the last quarter of the 32 dimensions.
     positions = table[:, 24:]
     assert not table[:, :24].any()
     assert not embeddings.words.weight[:, 24:].any()
@@ -101,6 +101,7 @@ def test_neighbor_heads_attend_to_neighbors(
         assert after[token_indices, token_indices + shift].min() > 0.3
         assert (after[2:98].argmax(-1) == token_indices + shift).all()
     layer = next(module for module in model.modules() if isinstance(module, SelfAttention))
+    # Shape [3 (query, key, value), N, H, D]. Positions use the last 32 dimensions.
     values = layer.query_key_value.weight.view(3, 2, 64, 128)[2]
     assert not values[:, :, 96:].any()
     torch.testing.assert_close(values[0][:, :96] @ values[0][:, :96].T, torch.eye(64))

@@ -38,11 +38,15 @@ def test_rate_is_met_and_mean_is_preserved(rate: float) -> None:
 
 def test_adjacent_elements_are_independent() -> None:
     """Elements decided by the same 64-bit random number are dropped independently."""
-    is_dropped = (drop_ones(1, 1, 0.3, 400_000) == 0).view(-1, 4)
+    rate, num_groups = 0.3, 100_000
+    is_dropped = (drop_ones(1, 1, rate, 4 * num_groups) == 0).view(num_groups, 4)
+    # The number of groups in which two given elements are dropped is binomial.
+    probability = rate**2
+    std = math.sqrt(num_groups * probability * (1 - probability))
     for first in range(4):
         for second in range(first):
             num_both = int((is_dropped[:, first] & is_dropped[:, second]).sum())
-            assert abs(num_both - 100_000 * 0.09) < 4.5 * math.sqrt(100_000 * 0.09 * 0.91)
+            assert abs(num_both - num_groups * probability) < 4.5 * std
 
 
 def test_equal_seed_and_index_give_equal_masks() -> None:

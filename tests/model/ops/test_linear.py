@@ -77,6 +77,8 @@ def test_row_counts_are_bucketed(onednn_shapes: list[tuple[int, ...]]) -> None:
         output.sum().backward()
         with torch.inference_mode():
             assert torch.equal(layer(x), output)
+    # Up to 128 rows there are 8 sizes, and 8 more per power of two. Each size has two products: the
+    # output and the gradient of the weight.
     assert len(set(onednn_shapes)) == 2 * (8 + 3 * 8)
     assert {shape[0] for shape in onednn_shapes if shape[1] == 9} == {
         round_up_num_rows(num_rows) for num_rows in range(1, 1025)

@@ -73,12 +73,12 @@ def test_hidden_states_of_some_tokens_equal_those_of_all(norm: str) -> None:
 def test_saved_model_can_be_loaded_but_not_exported(
     norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A saved model has the same outputs when loaded; export to other formats is rejected."""
+    """A saved model has the same outputs when loaded; ONNX and int8 need LayerNorm."""
     config = make_prime_size_config(norm=norm)
     model = randomize_weights(BertForPreTraining(config))
     batch = draw_batch(config)
     with torch.no_grad():
-        # Changes the running statistics from their initial values.
+        # A forward pass in train mode changes the running statistics from their initial values.
         model.train()(*batch.arguments)
         expected = model.eval().bert(batch.packed)
     bundle.save(tmp_path / "model", model, make_tokenizer(config.vocab_size), {})
@@ -87,8 +87,8 @@ def test_saved_model_can_be_loaded_but_not_exported(
     assert not loaded.notes()
     with torch.no_grad():
         torch.testing.assert_close(loaded.model.bert(batch.packed), expected, rtol=0, atol=0)
-    warnings = write_huggingface(tmp_path / "model", tmp_path / "hf")
-    assert "transformers cannot load this model" in warnings[0]
+    notes = write_huggingface(tmp_path / "model", tmp_path / "hf")
+    assert "transformers cannot load this model" in notes[0]
     with pytest.raises(ModelError, match="only models with LayerNorm can be exported to ONNX"):
         write_onnx(tmp_path / "model", tmp_path / "onnx")
     # With bf16 support, ``fast`` would select bf16, which supports every norm.
