@@ -134,7 +134,7 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
 def _read_post_modules(
     root: Path, modules: Sequence[tuple[str, Path]]
 ) -> tuple[Dense | Literal["normalize"], ...]:
-    """Read the modules after pooling, of which the types and folders are in ``modules``."""
+    """Read the modules after pooling; ``modules`` contains the type and the folder of each."""
     post_modules: list[Dense | Literal["normalize"]] = []
     for module_type, folder in modules:
         if module_type == "Dense":

@@ -48,10 +48,10 @@ class CheckpointV1:
         with name_file_in_errors(path):
             # All values are SavedTensorSlices messages. Only the first, which has an empty key, has
             # the field meta (1); the others have the field data (2).
-            first_entry = next(entries, None)
-            if first_entry is None or first_entry[0] != b"":
+            first_key, header = next(entries, (None, memoryview(b"")))
+            if first_key != b"":
                 raise ValueError("the first entry is not a list of tensors")
-            for meta in bytes_fields(first_entry[1], 1):
+            for meta in bytes_fields(header, 1):
                 for tensor in bytes_fields(meta, 1):
                     self._add_tensor(tensor)
             for _, value in entries:
@@ -60,7 +60,7 @@ class CheckpointV1:
 
     def _add_tensor(self, tensor: memoryview) -> None:
         """Add the tensor that a SavedSliceMeta message describes."""
-        # Its fields are the name (1), the shape (2) and the data type (3).
+        # The fields of the message are name (1), shape (2) and type (3).
         name = string_field(tensor, 1)
         self.shapes[name] = parse_shape(message_field(tensor, 2))
         self._dtypes[name] = integer_fields(tensor).get(3, 0)
@@ -68,7 +68,7 @@ class CheckpointV1:
 
     def _add_slice(self, saved_slice: memoryview) -> None:
         """Add the values in a SavedSlice message."""
-        # Its fields are the name of the tensor (1), the slice (2) and the data (3).
+        # The fields of the message are name (1), slice (2) and data (3).
         name = string_field(saved_slice, 1)
         slices, data = bytes_fields(saved_slice, 2), bytes_fields(saved_slice, 3)
         if len(slices) != 1 or len(data) != 1 or name not in self._slices:
