@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from rich.cells import cell_len, set_cell_size
 
 MAX_WIDTH = 80
-_MAX_CLASSES, _MAX_CONFUSED_PAIRS, _MAX_LABEL_WIDTH = 20, 10, 28
+_MAX_CLASSES = 20
+_MAX_CONFUSED_PAIRS = 10
+_MAX_LABEL_WIDTH = 28
 
 
 def format_class_report(classes: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a table with precision, recall, F1 and support of each class.
 
-    Of more than 20 classes, only those with the lowest F1 are included.
+    If there are more than 20 classes, only the 20 with the lowest F1 are included.
     """
     if not classes:
         return []
@@ -30,22 +32,23 @@ def format_class_report(classes: Mapping[str, Mapping[str, float]]) -> list[str]
 
 
 def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return the confusion matrix, or the most confused pairs if it is too wide.
+    """Return the confusion matrix as a table, or the most confused pairs if it is too wide.
 
-    confusion: counts by true label, then by predicted label; absent counts are 0.
+    Args:
+        confusion: Counts by true label, then by predicted label; absent counts are 0.
     """
     if not confusion:
         return []
-    labels = list(confusion)
-    counts = [[confusion[true].get(predicted, 0) for predicted in labels] for true in labels]
-    rows = [[f"{count:,}" for count in row] for row in counts]
-    labels = [" ".join(label.split()) for label in labels]
+    cells = [
+        [f"{confusion[true].get(predicted, 0):,}" for predicted in confusion] for true in confusion
+    ]
+    labels = [" ".join(label.split()) for label in confusion]
     numbers = [str(number) for number in range(1, len(labels) + 1)]
     numbered_labels = [f"{number} {label}" for number, label in zip(numbers, labels, strict=True)]
     # Columns are headed by their labels, or by numbers if the labels are too wide.
     for row_headers, column_headers in ((labels, labels), (numbered_labels, numbers)):
-        table = [[header, *row] for header, row in zip(row_headers, rows, strict=True)]
-        lines = _align_columns(["", *column_headers], table)
+        rows = [[header, *row] for header, row in zip(row_headers, cells, strict=True)]
+        lines = _align_columns(["", *column_headers], rows)
         fits_terminal = max(map(cell_len, lines)) <= MAX_WIDTH
         if fits_terminal and max(map(cell_len, column_headers)) <= _MAX_LABEL_WIDTH:
             return ["rows: true labels, columns: predicted labels", *lines, ""]
@@ -53,22 +56,20 @@ def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[
 
 
 def _format_confused_pairs(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a table of the most frequent errors, by true and predicted label."""
-    pairs = sorted(
-        (
-            (count, true, predicted)
-            for true, predictions in confusion.items()
-            for predicted, count in predictions.items()
-            if true != predicted
-        ),
-        key=lambda pair: -pair[0],
-    )
-    rows = [
-        [true, predicted, f"{count:,}", f"{count / sum(confusion[true].values()):.1%}"]
-        for count, true, predicted in pairs[:_MAX_CONFUSED_PAIRS]
+    """Return a table of the most frequent pairs of a true label and a wrong predicted label."""
+    pairs = [
+        (count, true, predicted)
+        for true, predictions in confusion.items()
+        for predicted, count in predictions.items()
+        if true != predicted
     ]
-    if not rows:
+    if not pairs:
         return ["no label was confused with another", ""]
+    pairs.sort(key=lambda pair: pair[0], reverse=True)
+    rows = []
+    for count, true, predicted in pairs[:_MAX_CONFUSED_PAIRS]:
+        num_true = sum(confusion[true].values())
+        rows.append([true, predicted, f"{count:,}", f"{count / num_true:.1%}"])
     title = f"the {len(rows)} most confused of {len(pairs):,} pairs (all: --json):"
     header = ["true", "predicted", "count", "% of true"]
     return [title, *_align_columns(header, rows, num_text_columns=2), ""]
@@ -77,28 +78,25 @@ def _format_confused_pairs(confusion: Mapping[str, Mapping[str, int]]) -> list[s
 def _align_columns(
     header: Sequence[str], rows: Sequence[Sequence[str]], num_text_columns: int = 1
 ) -> list[str]:
-    """Return lines with columns of equal width.
+    """Return the lines of a table in which each column has a fixed width.
 
     The first ``num_text_columns`` columns are truncated and left-aligned, the others
     right-aligned.
     """
-    table = [
-        [
-            _truncate_label(cell) if column < num_text_columns else cell
-            for column, cell in enumerate(row)
-        ]
-        for row in [header, *rows]
-    ]
-    widths = [max(map(cell_len, cells)) for cells in zip(*table, strict=True)]
+    table = []
+    for row in [header, *rows]:
+        labels = [_truncate_label(cell) for cell in row[:num_text_columns]]
+        table.append([*labels, *row[num_text_columns:]])
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
-        cells = [
-            set_cell_size(cell, width)
-            if column < num_text_columns
-            else " " * (width - cell_len(cell)) + cell
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+        padded_cells = []
+        for column_index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            if column_index < num_text_columns:
+                padded_cells.append(set_cell_size(cell, width))
+            else:
+                padded_cells.append(" " * (width - cell_len(cell)) + cell)
+        lines.append("  ".join(padded_cells).rstrip())
     return lines
 
 

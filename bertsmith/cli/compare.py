@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.use.inspection.compare import Comparison, Difference, VocabularyComparison
 
 EXIT_DIFFERENT = 1
-#: Maximum number of tensors to print, the largest difference first; --json contains all.
+#: Maximum number of tensors to print, those with the largest difference first; --json prints all.
 _MAX_TENSORS = 20
 _VALUE_COLUMNS = ("", "A", "B")
 
@@ -44,14 +44,14 @@ def compare(
         ),
     ],
     b: Annotated[
-        Path, typer.Argument(metavar="B", help="The model to compare it with.", show_default=False)
+        Path, typer.Argument(metavar="B", help="The model to compare with A.", show_default=False)
     ],
     text: Annotated[
         str | None,
         typer.Option(
             "--text",
             help="Compare the outputs for each line of this file (- for standard input); a tab "
-            "separates the texts of a pair. Default: sentences in English and Korean.",
+            "separates the texts of a pair. Default: a few English and Korean texts.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -102,6 +102,7 @@ def _print_comparison(comparison: "Comparison") -> None:
 
 
 def _print_vocabulary_comparison(vocabulary: "VocabularyComparison") -> None:
+    """Print the number of different ids, the first of them, and the tokenizer settings."""
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(vocabulary.sizes))
     state = (
         count_noun(vocabulary.num_different_ids, "id differs", "ids differ")
@@ -123,26 +124,28 @@ def _print_vocabulary_comparison(vocabulary: "VocabularyComparison") -> None:
 
 
 def _print_tensors(comparison: "Comparison") -> None:
-    differences = {
-        name: difference
+    """Print the number of equal tensors and a table of the others."""
+    differences = [
+        (name, difference)
         for name, difference in comparison.tensors.items()
         if difference.max_abs_difference != 0
-    }
+    ]
     num_tensors = len(comparison.tensors)
     print_line(f"tensors: {num_tensors - len(differences):,} of {num_tensors:,} are bitwise equal")
-    names = sorted(differences, key=lambda name: _rank_difference(differences[name]), reverse=True)
-    _print_differences((name, differences[name]) for name in names[:_MAX_TENSORS])
-    if len(names) > _MAX_TENSORS:
-        print_line(f"  and {len(names) - _MAX_TENSORS:,} more (--json lists all)")
+    differences.sort(key=lambda item: _get_sort_key(item[1]), reverse=True)
+    _print_differences(differences[:_MAX_TENSORS])
+    if len(differences) > _MAX_TENSORS:
+        print_line(f"  and {len(differences) - _MAX_TENSORS:,} more (--json lists all)")
 
 
-def _rank_difference(difference: "Difference") -> float:
-    """Return the largest absolute difference; infinity for tensors that cannot be subtracted."""
+def _get_sort_key(difference: "Difference") -> float:
+    """Return the largest absolute difference; infinity if two tensors cannot be subtracted."""
     largest_difference = difference.max_abs_difference
     return math.inf if largest_difference is None else largest_difference
 
 
 def _print_outputs(comparison: "Comparison") -> None:
+    """Print the differences of the outputs, and how many texts were truncated or skipped."""
     print_line(
         f"outputs for {count_noun(comparison.num_texts, 'text')}, "
         f"{count_noun(comparison.num_tokens, 'token')}:"
@@ -178,11 +181,12 @@ def _print_differences(differences: "Iterable[tuple[str, Difference]]") -> None:
 
 
 def _format_number(value: float | None) -> str:
+    """Return a number with 3 significant digits, or a dash for None."""
     return "-" if value is None else f"{value:.3g}"
 
 
 def _describe_mismatch(difference: "Difference") -> str:
-    """Return why two tensors cannot be subtracted; an empty string if they can."""
+    """Return why two tensors cannot be subtracted, or an empty string if they can."""
     shape_a, shape_b = difference.shapes
     if shape_a is None:
         return "only in B"

@@ -63,9 +63,9 @@ def print_example_counts(counts: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table with a header on a terminal, or tab-separated rows elsewhere.
+    """Print a table with a header on a terminal, or tab-separated rows without one elsewhere.
 
-    Print nothing if there are no rows.
+    If there are no rows, nothing is printed.
     """
     rows = list(rows)
     console = Console(highlight=False)
@@ -82,21 +82,25 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 class TerminalProgress:
-    """A ``Progress`` that draws a bar on a terminal and prints occasional lines elsewhere."""
+    """A ``Progress`` that shows a bar on a terminal, or logs a line every 15 seconds elsewhere."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
         self._task_id: TaskID | None = None
-        self._description, self._unit = "", ""
+        self._description = ""
+        self._unit = ""
         self._total: float | None = None
         self._completed = 0.0
-        self._start_time = self._last_line_time = 0.0
+        self._start_time = 0.0
+        self._last_line_time = 0.0
 
     def start(self, description: str, total: float | None, unit: str) -> None:
-        """Start a bar and finish the previous one."""
+        """Finish the previous bar and start a new one."""
         self.finish()
-        self._description, self._unit = description, unit
-        self._total, self._completed = total, 0.0
+        self._description = description
+        self._unit = unit
+        self._total = total
+        self._completed = 0.0
         self._start_time = self._last_line_time = time.monotonic()
         if not stderr.is_terminal:
             return
@@ -116,15 +120,21 @@ class TerminalProgress:
         self._bar.start()
 
     def advance(self, amount: float, **fields: str) -> None:
-        """Advance the bar by ``amount`` units; show ``fields``, or the rate if there are none."""
+        """Advance the progress by ``amount`` units.
+
+        Args:
+            amount: Number of units completed since the last call.
+            **fields: Values to show, such as the loss. A bar without fields shows the rate.
+        """
         self._completed += amount
         details = "  ".join(f"{name} {value}" for name, value in fields.items())
-        elapsed_seconds = time.monotonic() - self._start_time
+        now = time.monotonic()
+        elapsed_seconds = now - self._start_time
         if self._bar is not None and self._task_id is not None:
             rate = f"{self._completed / max(elapsed_seconds, 1e-9):,.0f}/s"
             self._bar.update(self._task_id, completed=int(self._completed), details=details or rate)
-        elif time.monotonic() - self._last_line_time >= PLAIN_LINE_INTERVAL:
-            self._last_line_time = time.monotonic()
+        elif now - self._last_line_time >= PLAIN_LINE_INTERVAL:
+            self._last_line_time = now
             log(self._format_line(details, elapsed_seconds))
 
     def log(self, text: str) -> None:
@@ -139,7 +149,7 @@ class TerminalProgress:
 
     def _format_line(self, details: str, elapsed_seconds: float) -> str:
         """Return the progress as one line of text, for output that is not a terminal."""
-        total, remaining = "", ""
+        total = remaining = ""
         if self._total:
             total = f" of {self._total:,.0f}"
             remaining_seconds = elapsed_seconds * (self._total / max(self._completed, 1e-9) - 1)

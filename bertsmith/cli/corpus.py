@@ -37,8 +37,8 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="The file to write: .jsonl, or .txt for one sentence per line; compressed if it ends "
-        "in .gz, .xz, .bz2 or .zst. Without it, JSON lines are printed.",
+        help="The file to write: .jsonl, or .txt for one sentence per line; compressed if its name "
+        "ends in .gz, .xz, .bz2 or .zst. Without --out, JSON lines are printed.",
     ),
 ]
 
@@ -90,7 +90,7 @@ def stats(
 ) -> None:
     """Count documents, sentences, words and characters.
 
-    Words are separated by whitespace. Duplicate and unreadable text is counted too.
+    Words are separated by whitespace. Also shows how much text is duplicate or unreadable.
     """
     from bertsmith.cli.console import print_json, print_line
     from bertsmith.text.corpus import CorpusReport, read_documents
@@ -209,8 +209,8 @@ def docstrings(
         _open_output(out, force) as (file, out_format),
         corpus_options.terminal_progress() as progress,
     ):
-        modules = read_documentation(None, processes or os.cpu_count() or 1, progress)
-        modules = count_modules(modules)
+        num_processes = processes or os.cpu_count() or 1
+        modules = count_modules(read_documentation(None, num_processes, progress))
         if out_format == "sentences":
             write_sentences(file, (chain(*module.paragraphs) for module in modules))
         else:
@@ -224,7 +224,10 @@ def docstrings(
 
 @contextmanager
 def _open_output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]:
-    """Yield the output file, or stdout if ``out`` is None, and its format."""
+    """Yield the output file and its format; stdout and JSON lines if ``out`` is None.
+
+    Raises CorpusError if ``out`` must not be overwritten.
+    """
     from bertsmith.text.export import choose_output_format, open_atomic
 
     if out is None:
@@ -247,7 +250,7 @@ def _advance_per_document(
 
 
 def _log_next_command(out: Path | None) -> None:
-    """Log the path of the output file and a command that reads it; nothing without a file."""
+    """Log the path of the output file and a command that reads it, unless ``out`` is None."""
     from bertsmith.cli.console import log
 
     if out is not None:

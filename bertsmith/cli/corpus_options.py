@@ -79,7 +79,7 @@ def parse_corpus_options(
 
 
 def find_sources(corpus: list[str]) -> "list[Source]":
-    """Return the sources that the CORPUS arguments name; log how many files are ignored."""
+    """Return the sources that the CORPUS arguments name; log which files are ignored."""
     from bertsmith.cli.console import log
     from bertsmith.text import sources
 
@@ -97,7 +97,7 @@ def find_sources(corpus: list[str]) -> "list[Source]":
 
 @contextmanager
 def terminal_progress() -> "Iterator[TerminalProgress]":
-    """Yield a progress bar that is finished when the block ends, even with an error."""
+    """Yield a progress bar and finish it at the end of the block, also after an error."""
     from bertsmith.cli.console import TerminalProgress
 
     progress = TerminalProgress()

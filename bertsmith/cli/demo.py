@@ -11,9 +11,10 @@ from bertsmith.cli.console import log
 from bertsmith.cli.hints import quote_path
 from bertsmith.errors import InputError
 
-#: Large enough for documentation text, small enough to train quickly.
+#: Large enough for documentation text, small enough for quick training.
 VOCAB_SIZE = 8000
-#: Sequences per evaluation: all of the validation split, for a narrow confidence interval.
+#: Maximum number of sequences per evaluation. It is large enough to evaluate on all of the
+#: validation split, which narrows the confidence interval.
 EVAL_SEQUENCES = 5000
 
 MASKED_SENTENCES = (
@@ -58,9 +59,10 @@ def demo(
     # With four heads, two are initialized to attend to neighboring tokens and one to the other
     # segment, which next-sentence prediction needs.
     settings = ("model.heads=4", f"run.max_eval_sequences={EVAL_SEQUENCES}", f"run.seed={seed}")
+    set_options = [argument for setting in settings for argument in ("--set", setting)]
     _run_command(
         "pretrain", "--data", store, "--size", "tiny", "--minutes", minutes, "--out", run,
-        *(argument for setting in settings for argument in ("--set", setting)),
+        *set_options,
     )  # fmt: skip
     _run_command("fill", run, *MASKED_SENTENCES, "--top", 3)
     log("")
@@ -71,7 +73,7 @@ def demo(
 
 
 def _check_output(out: Path, corpus: Path) -> None:
-    """Raise InputError if ``out`` is a file, or a folder with other files than those of a demo."""
+    """Raise InputError if ``out`` is a file, or a folder that contains files but no demo."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: this is a file; give --out a new folder")
     # A killed demo may have left a hidden temporary file.

@@ -59,7 +59,7 @@ _NEXT_STEPS = {
     ".index": 'bertsmith search {shell_path} "..."',
 }
 _BLOCK_BYTES = 2**20
-#: The lines of larger files are not counted, because that takes more than a few seconds.
+#: Lines of larger files are not counted, because counting would take more than a few seconds.
 _MAX_COUNTED_BYTES = 2**33
 
 
@@ -122,8 +122,8 @@ def embed(
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="Scale vectors to length 1. Default: as the model specifies, else no (an export "
-            "to sentence-transformers: else yes).",
+            help="Scale vectors to length 1. Default: as the model specifies, else no, unlike "
+            "`bertsmith export --to sentence-transformers`.",
         ),
     ] = None,
     special_tokens: Annotated[
@@ -140,7 +140,8 @@ def embed(
         Path | None,
         typer.Option(
             help="The file to write: .npy, .parquet, .jsonl, or .index (for `bertsmith search`). "
-            ".parquet and .jsonl keep the columns of a table. Without it, JSON lines are printed.",
+            ".parquet and .jsonl keep the columns of a table. Without --out, JSON lines are "
+            "printed.",
             show_default=False,
         ),
     ] = None,
@@ -170,9 +171,9 @@ def embed(
 ) -> None:
     """Compute vectors for lines, table rows or tokens.
 
-    Only the layers that are needed are computed. With --out, progress is saved: a command that was
-    interrupted, even by SIGKILL, continues with --resume and writes the same bytes. (The graph of
-    an .index is built by several threads, so only its vectors are the same.)
+    Only the layers that are needed are computed. With --out, progress is saved, and an interrupted
+    command continues with --resume, even after SIGKILL. It writes the same bytes as an
+    uninterrupted command, except for the search graph of an .index, which several threads build.
     """
     if resume and out is None:
         raise InputError("--resume without an output file; add --out with the file to continue")
@@ -207,8 +208,9 @@ def embed(
         if out is None:
             _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)
         else:
-            options = {"batch_tokens": batch_tokens, "resume": resume}
-            _write_vectors(embedder, opened_texts, out, settings, options, as_json=as_json)
+            _write_vectors(
+                embedder, opened_texts, out, settings, batch_tokens, resume=resume, as_json=as_json
+            )
     unknown.warn()
 
 
@@ -236,9 +238,10 @@ class _Texts:
     Attributes:
         lines: The lines or table rows.
         total: Number of lines or rows; None if unknown.
-        unbuffered: Whether to embed each line at once, because a user types it on a terminal.
+        unbuffered: Whether to embed each line as soon as it is read, because a user types it.
         columns: Columns of the table; None for lines.
-        may_be_endless: Whether to warn about [UNK] during the input, not only at its end.
+        may_be_endless: Whether the input may never end, so that a warning about [UNK] must not
+            wait for its end.
         unit: What an item is called in messages: "line" or "row".
     """
 
@@ -318,21 +321,26 @@ def parse_numbers(option: str, value: str | None) -> list[float] | None:
 
 
 def parse_vector_settings(layer: str | None, **values: Any) -> "VectorSettings":
-    """Return the vector settings from --layer and from settings by name. Raises SettingsError."""
+    """Return the vector settings. Raises SettingsError.
+
+    Args:
+        layer: The value of --layer.
+        **values: The other settings by name.
+    """
     from bertsmith.use.vector_settings import build_vector_settings
 
     layers = parse_numbers("layer", layer)
-    if layers is not None and any(number % 1 for number in layers):
+    if layers is not None and not all(number.is_integer() for number in layers):
         raise SettingsError(f"--layer {layer}: expected integers, such as -2 or -4,-3,-2,-1")
-    integers = None if layers is None else [int(number) for number in layers]
-    return build_vector_settings(integers, **values)
+    layer_numbers = None if layers is None else [int(number) for number in layers]
+    return build_vector_settings(layer_numbers, **values)
 
 
 def _print_vectors(
     embedder: "Embedder", texts: _Texts, settings: "VectorSettings", batch_tokens: int | None,
     unknown: UnknownTokenWarning,
 ) -> None:  # fmt: skip
-    """Print the vectors as JSON lines."""
+    """Print the vectors as JSON lines, and log how many texts were truncated."""
     from bertsmith.use.embed_lines import embed_chunks
     from bertsmith.use.vector_writers import format_json_line
 
@@ -356,15 +364,15 @@ def _print_vectors(
 
 def _write_vectors(
     embedder: "Embedder", texts: _Texts, out: Path, settings: "VectorSettings",
-    options: dict[str, Any], *, as_json: bool,
+    batch_tokens: int | None, *, resume: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write the vectors to a file; log the file and a next step."""
+    """Write the vectors to a file; log the file and a next step. Print a summary if ``as_json``."""
     from bertsmith.use.embed_lines import embed_lines
 
     try:
         summary = embed_lines(
             embedder, texts.lines, out, settings, columns=texts.columns, total=texts.total,
-            progress=TerminalProgress(), **options,
+            batch_tokens=batch_tokens, resume=resume, progress=TerminalProgress(),
         )  # fmt: skip
     except (KeyboardInterrupt, Terminated):
         log("stopped and saved; the same command with --resume continues")
@@ -395,7 +403,10 @@ def _log_num_truncated(count: int, embedder: "Embedder") -> None:
 
 
 def count_lines(name: str) -> int | None:
-    """Return the number of lines of an uncompressed file; None if it is not quick to count."""
+    """Return the number of lines of a file; None if they cannot be counted quickly.
+
+    Standard input, pipes, compressed files and very large files are not counted.
+    """
     from bertsmith.text.archives import HEAD_BYTES, detect_compression
 
     path = Path(name)
@@ -413,4 +424,7 @@ def count_lines(name: str) -> int | None:
     except OSError:
         # The same error is raised and explained when the lines are read.
         return None
-    return num_lines + (last_byte != b"\n")
+    if last_byte != b"\n":
+        # The last line has no line ending.
+        num_lines += 1
+    return num_lines

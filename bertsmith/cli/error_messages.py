@@ -15,12 +15,13 @@ _STORAGE_ERRORS = {
     errno.EDQUOT: ("disk quota exceeded", "free space"),
     errno.EFBIG: ("file size limit reached", "raise the limit (ulimit -f)"),
 }
-#: PyTorch's CPU allocator raises RuntimeError, recognizable only by its message.
+#: Parts of the messages of RuntimeErrors that mean out of memory. PyTorch's CPU allocator raises no
+#: more specific type.
 _OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "out of memory", "not enough memory")
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise SettingsError for an argument that is not valid text."""
+    """Raise SettingsError for an argument that cannot be encoded as UTF-8."""
     for number, argument in enumerate(arguments, 1):
         try:
             argument.encode()
@@ -34,7 +35,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def explain_error(error: Exception) -> tuple[str, int]:
-    """Return a one-line message for ``error`` and the exit status."""
+    """Return a one-line message about ``error``, and the exit status of the program."""
     if isinstance(error, BertsmithError):
         return f"error: {error}", EXIT_USER_ERROR
     if _is_out_of_memory(error):
@@ -66,7 +67,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _explain_os_error(error: OSError) -> str:
-    """Return the reason of an OSError, its file, and for a full disk what to do."""
+    """Return the file and the reason of an OSError, and for a full disk what to do."""
     filename = str(error.filename) if error.filename else ""
     reason = error.strerror or str(error)
     if error.errno in _STORAGE_ERRORS:

@@ -33,7 +33,8 @@ from bertsmith.settings import load_user_settings
 )
 def evaluate(
     model: Model,
-    # A shell expands --minimal-pairs *.jsonl to an option with one file, and more arguments.
+    # A shell expands --minimal-pairs *.jsonl to several files. The first is the option's value; the
+    # others are arguments.
     files_after_first: Annotated[
         list[Path] | None, typer.Argument(metavar="FILE", hidden=True)
     ] = None,
@@ -97,9 +98,9 @@ def evaluate(
 ) -> None:
     """Compute metrics on labeled data or minimal pairs.
 
-    With --data, the model must be fine-tuned. Classifiers also get metrics per label and a
-    confusion matrix; of many labels, only those with the lowest F1 and the most confused pairs are
-    shown (--json contains all). Columns default to those of the training table.
+    With --data, the model must be fine-tuned. For classifiers, metrics per label and a confusion
+    matrix are also shown. If there are many labels, only those with the lowest F1 and the most
+    confused pairs are shown; --json contains all. Columns default to those of the training table.
 
     With --minimal-pairs, the model needs a masked-LM head. A pair is correct if sentence_good has
     a higher pseudo-log-likelihood than sentence_bad (see `bertsmith score`).

@@ -11,8 +11,8 @@ from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import Model, find_model
 
-#: Format -> path of the function that writes it, and names of its options. The function takes the
-#: model, the output folder and the options, and returns notes for the user.
+#: For each format, the import path of the function that writes it, and the names of its options.
+#: The function takes the model, the output folder and the options, and returns notes for the user.
 _WRITERS = {
     "hf": ("bertsmith.interop.huggingface.write_huggingface", ()),
     "sentence-transformers": (
@@ -45,7 +45,8 @@ def export(
     int8: Annotated[
         bool,
         typer.Option(
-            "--int8", help="onnx: quantize the weights to 8 bits, which needs a third of the space."
+            "--int8",
+            help="onnx: quantize the weights to 8 bits; the files are a third of the size.",
         ),
     ] = False,
     pooling: Annotated[
@@ -60,7 +61,7 @@ def export(
         typer.Option(
             "--normalize/--no-normalize",
             help="sentence-transformers: scale vectors to length 1. Default: as the model "
-            "specifies, else yes (bertsmith embed: else no).",
+            "specifies, else yes, unlike `bertsmith embed`.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

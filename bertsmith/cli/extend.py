@@ -40,8 +40,8 @@ def extend(
         typer.Option(
             "--from-corpus",
             metavar="PATH",
-            help="Text from which to add the most frequent words that are now split into pieces; "
-            "may be repeated.",
+            help="Add the most frequent words of this text that are now split into pieces; may be "
+            "repeated.",
         ),
     ] = None,
     count: Annotated[
@@ -56,16 +56,16 @@ def extend(
     """Add words to a model's vocabulary before further pre-training.
 
     Existing token ids do not change. The embedding of a new word is initialized to the mean of its
-    pieces' embeddings. A longer word that starts with a new word is split after the new word from
-    then on. Text must be prepared again for the new model; stores prepared for the old model are
-    rejected.
+    pieces' embeddings. The new tokenizer splits longer words after a new word that they start with:
+    after iron is added, the first piece of ironware is iron. Text must be prepared again for the
+    new model, which rejects stores that were prepared for the old model.
     """
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new_directory
     from bertsmith.text import vocabulary_extension
 
     if (words is None) == (not corpus):
-        options = "neither of them" if words is None else "both"
+        options = "neither" if words is None else "both"
         raise SettingsError(
             f"expected either --words FILE or --from-corpus PATH, found {options}; use one of them"
         )
@@ -107,11 +107,12 @@ def extend(
 def _count_words(
     tokenizer: "Tokenizer", corpus: list[str], options: "CorpusOptions"
 ) -> "WordCounts":
-    """Count the words of a corpus, without splitting it into sentences, which words do not need."""
+    """Count the words of a corpus; log how much text was read."""
     from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.words import WordCounts
 
-    word_counts, report = WordCounts(tokenizer), CorpusReport()
+    word_counts = WordCounts(tokenizer)
+    report = CorpusReport()
     with corpus_options.terminal_progress() as progress:
         progress.start("Counting words", None, "characters")
         for document in read_documents(corpus_options.find_sources(corpus), options, report):
@@ -123,7 +124,7 @@ def _count_words(
 
 
 def _log_word_check(check: "WordCheck") -> None:
-    """Log which words are known, normalized or rejected."""
+    """Log which words are already in the vocabulary, normalized or rejected."""
     if check.existing:
         words = _list_words(check.existing)
         log(f"note: {len(check.existing):,} already in the vocabulary: {words}")

@@ -60,6 +60,7 @@ def fill(
     not fit together. A word that starts with ## continues the word before it. [SEP] in the text
     separates two segments.
     """
+    # The model reads texts in batches, ahead of those that are printed.
     model_texts, printed_texts = tee(open_texts(text, lines_format))
     unknown = UnknownTokenWarning()
     check_device(device)

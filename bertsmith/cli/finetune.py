@@ -17,6 +17,7 @@ from bertsmith.cli.console import (
     print_line,
 )
 from bertsmith.cli.hints import format_predict_command
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def finetune(
         typer.Option(help="Random seed of the new weights, the data order and dropout.", min=0),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Number of runs with different seeds; the best is kept.", min=1)
+        int,
+        typer.Option(help="Number of runs with different seeds; the best model is kept.", min=1),
     ] = 1,
     grid: Annotated[
         bool,
@@ -172,6 +174,7 @@ def finetune(
         for name, table in tables.items()
     }
     if features is None:
+        # Even an empty table would select the feature-based approach.
         del values["features"]
     options: dict[str, Any] = {
         "data": data, "config": config, "assignments": assignments or [], "values": values,
@@ -216,7 +219,7 @@ def _run_sweep(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    """Fine-tune once per seed and grid point, and print the metrics over the seeds."""
+    """Fine-tune once per seed and grid point; print the metrics of each point and the best run."""
     from bertsmith.train.finetuning.sweep import run_sweep
 
     sweep = run_sweep(task, model, out, seeds=seeds, grid=grid, **options)
@@ -225,6 +228,7 @@ def _run_sweep(
             _print_result_json(sweep.stopped_run)
         _exit_stopped(sweep.stopped_run)
     assert sweep.best is not None
+    assert sweep.model is not None
     metric = sweep.best.metric_names[0]
     if as_json:
         print_json(json.loads((sweep.out / "results.json").read_text(encoding="utf-8")))
@@ -240,7 +244,6 @@ def _run_sweep(
             )
         _print_metrics(sweep.best)
     log(f"wrote {sweep.model}, the best by {metric}: {sweep.best.run.name}")
-    assert sweep.model is not None
     _log_next_command(sweep.best.run, sweep.model)
 
 
@@ -263,7 +266,8 @@ def _exit_stopped(result: "FinetuneResult") -> NoReturn:
         f"stopped after step {result.step} of {result.steps} and saved a checkpoint; "
         "run the same command to continue"
     )
-    raise typer.Exit(128 + (result.signal or result.late_signal or signal.SIGINT))
+    stop_signal = result.signal or result.late_signal or signal.SIGINT
+    raise typer.Exit(SIGNAL_EXIT_OFFSET + stop_signal)
 
 
 def _print_result_json(result: "FinetuneResult") -> None:

@@ -104,6 +104,7 @@ def _log_report(report: dict[str, Any]) -> None:
 
 
 def _is_hub_id_or_checkpoint(source: str) -> bool:
+    """Return whether a source that is not an existing path is a Hub id or a checkpoint prefix."""
     from bertsmith.bundle.directory import is_hub_id
 
     # A TensorFlow checkpoint is named by the common prefix of its files.

@@ -17,12 +17,10 @@ _NEXT_COMMANDS: "dict[ArtifactKind, str]" = {
     "store": "bertsmith pretrain --data PATH --out RUN",
     "index": 'bertsmith search PATH "..."',
 }
-#: The suggested next command for a model, by the prefix of its first head's description. The empty
-#: prefix is for every other model.
-_NEXT_COMMANDS_BY_HEAD = {
-    "masked LM": 'bertsmith fill PATH "... [MASK] ..."',
-    "": "bertsmith finetune TASK --model PATH --data DATA --out RUN",
-}
+#: The suggested next command for a pre-trained model with a masked-LM head.
+_FILL_COMMAND = 'bertsmith fill PATH "... [MASK] ..."'
+#: The suggested next command for a pre-trained model without a masked-LM head.
+_FINETUNE_COMMAND = "bertsmith finetune TASK --model PATH --data DATA --out RUN"
 
 
 @app.command(
@@ -57,8 +55,8 @@ def inspect(
 ) -> None:
     """Show the content of a model, run, store or tokenizer.
 
-    In a store's examples, braces mark the tokens that the model predicts: {input→label}. The
-    next-sentence label comes first.
+    In the examples of a store, {input→label} marks a token that the model predicts. Each example
+    starts with its next-sentence label.
     """
     from bertsmith.cli.console import log, print_json, print_line
     from bertsmith.errors import StoreError
@@ -86,18 +84,20 @@ def inspect(
 
 
 def _choose_model_command(heads: list[str]) -> str:
-    """Return the suggested command for a model with these heads; PATH stands for its path."""
+    """Return the suggested command for a model; PATH stands for the model's path.
+
+    Args:
+        heads: Descriptions of the model's heads, such as "masked LM" or "fine-tuned (single)".
+    """
     first_head = heads[0] if heads else ""
     if first_head.startswith("fine-tuned"):
         task_kind = first_head.partition("(")[2].rstrip(")")
         return format_predict_command("PATH", task_kind)
-    for prefix, command in _NEXT_COMMANDS_BY_HEAD.items():
-        if first_head.startswith(prefix):
-            return command
-    raise AssertionError("the empty prefix matches every head")
+    return _FILL_COMMAND if first_head.startswith("masked LM") else _FINETUNE_COMMAND
 
 
 def _describe_tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the properties of a tokenizer as JSON and as lines of text."""
     from bertsmith.text.vocabulary_report import describe_vocabulary
     from bertsmith.text.wordpiece import Tokenizer
 
@@ -111,6 +111,7 @@ def _describe_tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _describe_store(
     path: Path, examples: int, length: int, seed: int, verify: bool
 ) -> tuple[dict[str, Any], list[str]]:
+    """Return a store's manifest as JSON, and the manifest and sampled examples as lines of text."""
     from bertsmith.cli.corpus_options import terminal_progress
     from bertsmith.data.describe import describe_store
     from bertsmith.data.settings import DataSettings
@@ -130,7 +131,7 @@ def _describe_store(
 
 
 def _describe_with_torch(kind: "ArtifactKind", path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Describe an artifact whose description needs torch."""
+    """Return the content of an artifact as JSON and as lines of text; this imports torch."""
     from bertsmith.use.inspection import describe, describe_collections
 
     describe_artifact = {

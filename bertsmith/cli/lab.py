@@ -8,13 +8,15 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line, print_table
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.lab.experiment_run import ExperimentRun, PlannedStage
 
-#: Names of the experiments; repeated here so that --help does not import them (tested).
+#: Names of the experiments. They are repeated here so that --help does not import the experiments;
+#: a test compares the names.
 EXPERIMENTS = (
     "pretraining-tasks", "model-size", "training-steps", "features", "masking", "pooling",
     "context", "activations", "normalization", "positions", "vocabulary", "learning",
@@ -22,7 +24,7 @@ EXPERIMENTS = (
 
 
 class ScaleName(StrEnum):
-    """Names of the scales: how large the models and the data of an experiment are."""
+    """Names of the scales, which set the size of an experiment's models and data."""
 
     smoke = "smoke"
     small = "small"
@@ -110,7 +112,7 @@ def lab(
         outcome = run.run()
     except StoppedError as stopped:
         log(str(stopped))
-        raise typer.Exit(128 + stopped.signal) from None
+        raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
     files = list(map(str, outcome.files))
     if as_json:
         print_json(
@@ -165,6 +167,7 @@ def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
 
 
 def _planned_stage_to_json(planned: "PlannedStage") -> dict[str, object]:
+    """Return a stage, its settings and its estimated minutes as a JSON value."""
     return {
         "name": planned.stage.name,
         "description": planned.description,

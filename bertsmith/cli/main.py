@@ -8,12 +8,10 @@ from pathlib import Path
 
 from bertsmith.cli import error_messages, streams
 from bertsmith.cli.app import app
-from bertsmith.cli.signals import Terminated, raise_terminated
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Terminated, raise_terminated
 from bertsmith.compatibility import upgrade_arguments
 from bertsmith.files import add_error_filename
 
-#: A program that signal N ends exits with the status 128 + N, as in a shell.
-SIGNAL_EXIT_OFFSET = 128
 #: Exit status after Ctrl-C (SIGINT).
 EXIT_INTERRUPTED = SIGNAL_EXIT_OFFSET + signal.SIGINT
 

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 Bundle = TypeVar("Bundle", "PretrainedBundle", "FineTunedBundle")
 
-#: Column of the text in tables that name no other.
+#: Column of the texts in a table, unless an option names another column.
 DEFAULT_TEXT_COLUMN = "text"
-#: The argument that stands for standard input, and its name in messages.
-STDIN, STDIN_NAME = "-", "standard input"
+#: The argument that stands for standard input.
+STDIN = "-"
+#: The name of standard input in messages.
+STDIN_NAME = "standard input"
 
 Model = Annotated[
     Path,
@@ -54,8 +56,8 @@ Header = Annotated[
     bool | None,
     typer.Option(
         "--header/--no-header",
-        help="Whether the first line of CSV or TSV contains the column names; without it, columns "
-        "are named 0, 1, and so on. Default: as in the training table, else yes.",
+        help="Whether the first line of CSV or TSV contains the column names. With --no-header, "
+        "columns are named 0, 1, and so on. Default: as in the training table, else yes.",
         show_default=False,
     ),
 ]
@@ -93,8 +95,9 @@ class PllOption(StrEnum):
 NullThreshold = Annotated[
     float | None,
     typer.Option(
-        help="Question answering: predict no answer if its score exceeds the best span's by more "
-        "than this; inf always predicts a span. Default: as tuned in fine-tuning."
+        help="Question answering: predict no answer if the no-answer score exceeds the score of "
+        "the best span by more than this; inf always predicts a span. Default: as tuned in "
+        "fine-tuning."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print each result as a line of JSON.")]
@@ -103,8 +106,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print each result as a line 
 def find_model(model: Path) -> Path:
     """Return the path of a model, without loading torch.
 
-    For a run without a model, return a temporary model directory of its latest checkpoint. It is
-    deleted when the program exits. Raises ModelError if there is no model.
+    For a run without a model, return a temporary directory with a model made from the latest
+    checkpoint. The temporary directory is deleted when the program exits. Raises ModelError if
+    there is neither a model nor a checkpoint.
     """
     from bertsmith.bundle.directory import is_unfinished_run, locate_model
 
@@ -124,9 +128,13 @@ def find_model(model: Path) -> Path:
 
 
 def load_model(model: Path, device: str, *, needs_mlm_head: bool = False) -> "PretrainedBundle":
-    """Load a pre-trained model onto a device, which may be ``auto``.
+    """Load a pre-trained model onto a device, which may be ``auto``, and log notes on its files.
 
-    needs_mlm_head: raise ModelError before torch is loaded if the model has no masked-LM head.
+    Args:
+        model: A model directory, run directory or Hub id.
+        device: A PyTorch device name or ``auto``.
+        needs_mlm_head: Whether to raise ModelError, before torch is loaded, if the model has no
+            masked-LM head.
     """
     check_device(device)
     path = find_model(model)
@@ -142,7 +150,10 @@ def load_model(model: Path, device: str, *, needs_mlm_head: bool = False) -> "Pr
 
 
 def load_fine_tuned_model(model: Path, device: str) -> "FineTunedBundle":
-    """Load a fine-tuned model onto a device, which may be ``auto``."""
+    """Load a fine-tuned model onto a device, which may be ``auto``, and log notes on its files.
+
+    Raises ModelError, before torch is loaded, if the model is not fine-tuned.
+    """
     from bertsmith.bundle.config import require_task_kind
     from bertsmith.bundle.directory import locate_model
 
@@ -163,7 +174,12 @@ def _log_notes(bundle: Bundle) -> Bundle:
 
 
 def check_unused_options(options: Mapping[str, Any], reason: str) -> None:
-    """Raise InputError with ``reason`` for an option that has a value, but no effect."""
+    """Raise InputError for the first option that is not None, although it would have no effect.
+
+    Args:
+        options: Values of options that have no effect, by name.
+        reason: Why they have no effect and what to do, for the message.
+    """
     for name, value in options.items():
         if value is not None:
             raise InputError(f"{name}: {reason}")
@@ -238,8 +254,10 @@ def _decode_lines(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[
     """Yield the decoded lines without line endings; log a message if there are none."""
     number = 0
     for number, line in enumerate(lines, 1):
+        # Only the first line may start with a byte order mark, which "utf-8-sig" removes.
+        line_encoding = "utf-8-sig" if number == 1 and encoding == "utf-8" else encoding
         try:
-            text = line.decode("utf-8-sig" if number == 1 and encoding == "utf-8" else encoding)
+            text = line.decode(line_encoding)
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{name}, line {number:,}: not UTF-8 (byte 0x{line[error.start]:02x}); "
@@ -261,7 +279,7 @@ def _read_encoded_lines(stream: IO[bytes], name: str, encoding: str) -> Iterator
 
 
 def open_texts(arguments: list[str], lines_format: LinesFormat | None) -> Iterator[str]:
-    """Return the texts given as arguments, or the lines of standard input for a lone ``-``.
+    """Return the texts given as arguments, or the lines of standard input if the only one is ``-``.
 
     Raises InputError if standard input looks like a table, unless ``lines_format`` is set.
     """
@@ -271,7 +289,7 @@ def open_texts(arguments: list[str], lines_format: LinesFormat | None) -> Iterat
 def open_lines(name: str, lines_format: LinesFormat | None) -> Iterator[str]:
     """Open a file or standard input and return its lines; see ``read_lines``.
 
-    Raises InputError if it is a table or looks like one, unless ``lines_format`` is set.
+    Raises InputError if the input is a table or looks like one, unless ``lines_format`` is set.
     """
     from bertsmith.tasks.text_files import detect_table_format
 
@@ -321,7 +339,7 @@ class Input:
     def to_table_source(
         self, table_format: str | None, *, header: bool = True, delimiter: str | None = None
     ) -> "TableSource":
-        """Return the input as a table; without ``table_format``, the file name tells the format."""
+        """Return the input as a table. If ``table_format`` is None, its file name is used."""
         from bertsmith.tasks.tables import TableSource
 
         return TableSource(self.path, table_format, header, self.encoding, delimiter, self.stream)
@@ -337,15 +355,14 @@ def open_input(name: str, encoding: str | None) -> Input:
     if name == STDIN and sys.stdin.isatty():
         return Input(name, encoding, "", None)
     try:
-        if name == STDIN:
-            head, stream = decompress(sys.stdin.buffer)
-            return Input(name, encoding, head.decode(encoding, "replace"), stream)
-        file = Path(name).open("rb")  # noqa: SIM115 - a pipe stays open: it can be read once
-        head, stream = decompress(file)
-        if not Path(name).is_file():
-            return Input(name, encoding, head.decode(encoding, "replace"), stream)
-        file.close()
-        return Input(name, encoding, head.decode(encoding, "replace"), None)
+        file = sys.stdin.buffer if name == STDIN else Path(name).open("rb")  # noqa: SIM115
+        head_bytes, stream = decompress(file)
+        head = head_bytes.decode(encoding, "replace")
+        if name != STDIN and Path(name).is_file():
+            file.close()
+            return Input(name, encoding, head, None)
+        # Standard input and pipes can be read only once, so the stream stays open.
+        return Input(name, encoding, head, stream)
     except DECOMPRESSION_ERRORS as error:
         raise InputError(f"{name}: damaged or truncated archive: {error}") from None
     except OSError as error:

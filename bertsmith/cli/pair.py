@@ -44,6 +44,7 @@ def pair(
     """
     if b is None and a != STDIN:
         raise InputError("only one text: expected A and B, or - for standard input")
+    # The model reads pairs in batches, ahead of those that are printed.
     model_pairs, printed_pairs = tee(_read_pairs(a, b))
     unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(load_model(model, device))
@@ -70,15 +71,15 @@ def pair(
 
 
 def _read_pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the pair of arguments, or the pairs on standard input if ``b`` is None."""
-    if b is None:
-        for number, line in enumerate(read_lines(STDIN), 1):
-            first, tab, second = line.partition("\t")
-            if not tab:
-                raise InputError(
-                    f"standard input, line {number:,}: no tab in {line[:60]!r}; "
-                    "expected A, a tab, and B"
-                )
-            yield first, second
-    else:
+    """Yield the pair (a, b), or the pairs on standard input if ``b`` is None."""
+    if b is not None:
         yield a, b
+        return
+    for number, line in enumerate(read_lines(STDIN), 1):
+        first, tab, second = line.partition("\t")
+        if not tab:
+            raise InputError(
+                f"standard input, line {number:,}: no tab in {line[:60]!r}; "
+                "expected A, a tab, and B"
+            )
+        yield first, second

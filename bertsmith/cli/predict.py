@@ -53,7 +53,7 @@ class InputFormat(StrEnum):
     conllu = "conllu"
 
 
-#: Suffixes that a tagger reads as tagged sentences.
+#: File name suffixes of tagged sentences, and their formats.
 _CONLL_SUFFIXES = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
 
 
@@ -81,23 +81,23 @@ def predict(
             "--input",
             help="A file with one text per line, or a table (.csv, .tsv, .jsonl, .json or "
             ".parquet); for taggers also CoNLL, CoNLL-U or lists of tokens; may be compressed; - "
-            "is standard input. Lines typed on a terminal are predicted one by one, other lines "
-            "in groups of about 1,000.",
+            "is standard input. Lines typed on a terminal are predicted one by one, other lines in "
+            "batches of about 1,000.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             help="The table to write: the table of --input with added columns, as .csv, .tsv, "
-            ".jsonl, .json or .parquet. Without it, the table is printed in its own format.",
+            ".jsonl, .json or .parquet. Without --out, the table is printed in the input's format.",
             show_default=False,
         ),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
-            help="The column of the text, question or prompt; labels.label is a key inside a "
-            "column. Default: as in the training table.",
+            help="The column of the text, question or prompt. A dot, as in labels.label, selects a "
+            "key inside a column. Default: as in the training table.",
             show_default=False,
         ),
     ] = None,
@@ -136,15 +136,17 @@ def predict(
     The model must be fine-tuned, with `bertsmith finetune` or another toolkit. With --json, each
     prediction is printed as a line of JSON; with --json and --out, only a summary is printed.
 
-    A table is written with added columns: label and probability, labels and probabilities, score,
-    answer with answer_start and probability, choice with ending and probability, entities, or
-    tags. If a column exists already, the new one gets the prefix predicted_. CoNLL gets an
-    additional last column, CoNLL-U gets Predicted=TAG in its last column, and lists of tokens get
-    tags and probabilities.
+    A table is written with added columns, which depend on the task: label and probability; labels
+    and probabilities; score; answer, answer_start and probability; choice, ending and probability;
+    entities; or tags. If the table has a column of that name, the new one gets the prefix
+    predicted_. CoNLL gets an additional last column, CoNLL-U gets Predicted=TAG in its last column,
+    and lists of tokens get the columns tags and probabilities.
     """
     _check_one_input(input_file, texts or None, glue, squad)
-    columns = {"text_column": text, "pair_column": pair,
-               "ending_columns": endings.split(",") if endings else None}  # fmt: skip
+    column_settings = {
+        "text_column": text, "pair_column": pair,
+        "ending_columns": endings.split(",") if endings else None,
+    }  # fmt: skip
     table_options = {
         "--text": text, "--pair": pair, "--endings": endings,
         "--out": out, "--header": header, "--delimiter": delimiter,
@@ -170,7 +172,8 @@ def predict(
     if null_threshold is not None:
         bundle = with_null_threshold(bundle, null_threshold)
     unknown = UnknownTokenWarning()
-    bundle, counts = unknown.with_token_counter(bundle), ExampleCounts()
+    bundle = unknown.with_token_counter(bundle)
+    counts = ExampleCounts()
     if source is not None:
         table_format, has_tokens = _detect_format(
             bundle, source, input_format and input_format.value, text
@@ -179,7 +182,7 @@ def predict(
             table_source = source.to_table_source(
                 table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
-            columns = {name: value for name, value in columns.items() if value is not None}
+            columns = {name: value for name, value in column_settings.items() if value is not None}
             table_prediction = _TablePrediction(
                 table_source, out, columns, skip_invalid=skip_invalid, as_json=as_json
             )
@@ -219,17 +222,19 @@ def _log_num_truncated(count: int) -> None:
 
 
 def _has_header(bundle: "FineTunedBundle", header: bool | None) -> bool:
-    """Return whether a table has a header; if ``header`` is None, as the training table."""
+    """Return ``header``; if it is None, whether the training table had a header."""
+    if header is not None:
+        return header
     task = bundle.info.get("provenance", {}).get("task", {})
-    return bool(task.get("header", True)) if header is None else header
+    return bool(task.get("header", True))
 
 
 def _detect_format(
     bundle: "FineTunedBundle", source: Input, input_format: str | None, text_column: str | None
 ) -> tuple[str | None, bool]:
-    """Return the format of a table, and whether its rows are lists of tokens.
+    """Return the format of an input table, and whether its texts are lists of tokens.
 
-    The format is None for one text per line.
+    The format is None if the input contains one text per line.
     """
     from bertsmith.tasks.conll import ROW_FORMATS, has_token_lists, looks_like_conll
     from bertsmith.tasks.families import get_task_settings
@@ -276,7 +281,7 @@ class _TablePrediction:
         source: The table.
         out: The file to write; None for stdout.
         columns: Settings of the task that name input columns, such as ``text_column``.
-        skip_invalid: Whether invalid rows get empty predictions instead of stopping.
+        skip_invalid: Whether invalid rows get empty predictions, instead of being errors.
         as_json: Whether to print JSON: the rows, or only a summary if there is a file to write.
     """
 
@@ -287,7 +292,12 @@ class _TablePrediction:
     as_json: bool
 
     def write(self, bundle: "FineTunedBundle", *, has_tokens: bool) -> None:
-        """Write the table with predictions and log a summary."""
+        """Write the table with predictions and log a summary.
+
+        Args:
+            bundle: The fine-tuned model.
+            has_tokens: Whether the rows contain lists of tokens, or tagged sentences.
+        """
         from bertsmith.use.predict_table import predict_table
         from bertsmith.use.tag_file import tag_file
 

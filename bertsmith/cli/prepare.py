@@ -54,7 +54,7 @@ def prepare(
     sentence pairs are sampled later, during training. An interrupted command continues where it
     stopped if it is run again.
     """
-    # Inherited by the worker processes, which already use all cores.
+    # Inherited by the worker processes. They already use all cores, so each uses one thread.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from bertsmith.cli.console import log, print_json
     from bertsmith.data import prepare as preparation
@@ -70,6 +70,7 @@ def prepare(
     for line in preparation.summarize_store(manifest):
         log(line)
     log(f"wrote {out}")
+    # Pre-training needs held-out text.
     if manifest.splits["heldout"].documents:
         log(f"next: bertsmith pretrain --data {quote_path(out)} --out RUN")
     if as_json:

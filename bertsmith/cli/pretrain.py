@@ -10,6 +10,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import format_fill_command, quote_path
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.plurals import count_noun
 
 
@@ -49,8 +50,8 @@ def pretrain(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Training time, converted to steps by measuring the speed before the run, and "
-            "once more during it if the speed has changed much.",
+            help="Training time. The number of steps is computed from the speed measured before "
+            "the run, and once more during the run if the speed has changed much.",
             min=0,
         ),
     ] = None,
@@ -94,7 +95,10 @@ def pretrain(
     if plan:
         log("measuring the speed of this machine …")
         estimate = training.estimate_run(data, **overrides)
-        print_json(estimate) if as_json else _print_estimate(estimate)
+        if as_json:
+            print_json(estimate)
+        else:
+            _print_estimate(estimate)
         return
     assert out is not None
     result = training.pretrain(data, out, progress=TerminalProgress(), **overrides)
@@ -114,7 +118,7 @@ def pretrain(
             f"stopped after step {step} of {result.steps} and saved a checkpoint; "
             "run the same command to continue"
         )
-        raise typer.Exit(128 + (result.outcome.signal or signal.SIGINT))
+        raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
     _print_metrics(result.heldout, as_json=as_json)
     log(f"wrote {result.model} (and {result.curve or 'no curve'})")
     if result.is_masked_lm:
@@ -129,7 +133,7 @@ def pretrain(
 
 
 def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
-    """Print the validation metrics, and warn if many validation tokens are [UNK]."""
+    """Warn if many validation tokens are [UNK]; print the metrics unless ``as_json``."""
     from bertsmith.text.unknown import format_unknown_warning
 
     unknown_share = heldout.get("unknown_share")

@@ -34,7 +34,7 @@ def push(
     ],
     private: Annotated[
         bool,
-        typer.Option("--private", help="Make the repository private if it is created."),
+        typer.Option("--private", help="If the repository does not exist, create it as private."),
     ] = False,
     revision: Annotated[
         str | None,
@@ -44,8 +44,8 @@ def push(
 ) -> None:
     """Upload a model to the Hugging Face Hub.
 
-    Uploads weights, tokenizer and model card in one commit. Before you push, fill in the license in
-    the model's README.md, and log in with `hf auth login` or set HF_TOKEN.
+    Uploads the weights, the tokenizer and the model card in one commit. Before you push, add the
+    license to the model's README.md, and log in with `hf auth login` or set HF_TOKEN.
     """
     from bertsmith.bundle.directory import locate_model
 

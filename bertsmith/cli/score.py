@@ -59,12 +59,13 @@ def score(
 ) -> None:
     """Compute the pseudo-log-likelihood of each line.
 
-    Sums the log-probabilities of the tokens, each masked in turn (Salazar et al. 2020). With
-    --pll within-word, the following tokens of its word are masked too, so that the beginning of a
-    word is not predicted from its end (PLL-word-l2r of Kauf and Ivanova 2023).
+    Masks each token in turn and sums the log-probabilities of the masked tokens (Salazar et al.
+    2020). With --pll within-word, the tokens that follow in the same word are masked too, so that
+    the beginning of a word is not predicted from its end (PLL-word-l2r of Kauf and Ivanova 2023).
 
     Prints tab-separated columns: the sum in nats, the mean per token, the pseudo-perplexity, the
-    number of tokens, and the line. For an empty or too long line, dashes and a reason are printed.
+    number of tokens, and the line. For a line that is empty or too long, prints dashes and the
+    reason.
     """
     if text and file is not None:
         raise InputError("both a file and --text: use one of them")
@@ -84,6 +85,7 @@ def score(
             continue
         print_line(_format_row(line_score))
         if tokens:
+            # A line without a score has no log-probabilities.
             for token, log_probability in zip(
                 line_score.tokens, line_score.log_probabilities, strict=False
             ):

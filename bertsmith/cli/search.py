@@ -53,7 +53,8 @@ def search(
     ],
     top: Annotated[int, typer.Option(min=1, help="Number of lines to find per query.")] = 5,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Compare all lines instead of an approximate search.")
+        bool,
+        typer.Option("--exact", help="Compare with all lines instead of searching approximately."),
     ] = False,
     model: Annotated[
         Path | None,
@@ -99,7 +100,7 @@ def search(
 
 
 def _check_queries(queries: Iterable[str]) -> Iterator[str]:
-    """Yield the queries. Raises InputError for an empty one."""
+    """Yield the queries. Raises InputError for an empty query."""
     for number, query in enumerate(queries, 1):
         if not query.strip():
             raise InputError(f"query {number:,} is empty; expected a text to search for")

@@ -41,8 +41,8 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="Key that clients must send as Authorization: Bearer KEY; browsers ask for it as "
-            f"a password. Default: ${API_KEY_VARIABLE}.",
+            help="Key that clients must send as Authorization: Bearer KEY; browsers ask for the "
+            f"key as a password. Default: ${API_KEY_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
@@ -84,8 +84,8 @@ def serve(
     /docs describes all endpoints. /v1/embeddings is compatible with OpenAI clients, and /metrics
     with Prometheus. Ctrl-C, SIGTERM and SIGHUP finish the current requests and stop the server.
     """
-    # Must be set before PyTorch is imported. Otherwise idle OpenMP threads spin and take the cores
-    # from the threads that read requests.
+    # Set before PyTorch is imported. With the default policy, idle OpenMP threads busy-wait and use
+    # the cores that the threads that read requests need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_device(device)
     key = _resolve_api_key(api_key)
@@ -123,7 +123,8 @@ def serve(
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     mount_page = None
     if page:
-        # Disable Gradio's update check and analytics; import it only if needed (seconds).
+        # Disable Gradio's update check and analytics. Gradio is imported only if needed, because
+        # the import takes seconds.
         os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
         from bertsmith.serve.page import mount
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+#: A program that is ended by signal N exits with status 128 + N, the convention of shells.
+SIGNAL_EXIT_OFFSET = 128
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 

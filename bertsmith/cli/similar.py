@@ -82,8 +82,8 @@ def similar(
     embedder = embedder.with_token_counter(unknown.counts)
     lines = list(input_lines)
     distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_invalid)
-    num_texts = len({occurrence.text_index for occurrence in distances.occurrences})
-    num_skipped = len(lines) - num_texts
+    num_lines_with_word = len({occurrence.text_index for occurrence in distances.occurrences})
+    num_skipped = len(lines) - num_lines_with_word
     if num_skipped:
         log(f"skipped {count_noun(num_skipped, 'line')} without the word {word!r}")
     if as_json:
@@ -97,7 +97,7 @@ def similar(
 
 
 def _print_distances(distances: "WordDistances") -> None:
-    """Print all distances of each occurrence, or only its nearest and farthest occurrence."""
+    """Print all distances; of many occurrences, only the nearest and the farthest of each."""
     num_occurrences = len(distances.occurrences)
     rows = []
     for number, (context, row) in enumerate(

@@ -20,7 +20,12 @@ class UnknownTokenWarning:
     """
 
     def __init__(self, counts: TokenCounts | None = None) -> None:
-        """Use ``counts`` if the command's tokens are already counted elsewhere."""
+        """Initialize the warning.
+
+        Args:
+            counts: Token counts of the command's input, if a tokenizer already updates them.
+                Default: new counts, updated by the tokenizers of ``with_token_counter``.
+        """
         self.counts = TokenCounts() if counts is None else counts
         self._has_warned = False
 

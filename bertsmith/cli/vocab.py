@@ -20,7 +20,7 @@ _DEFAULT_COMMAND = "learn"
 class _GroupWithDefaultCommand(TyperGroup):
     """Runs ``vocab learn`` for ``vocab CORPUS...``.
 
-    A corpus with the name of a command is written with its folder: ``./extend``.
+    A corpus that has the same name as a command must be passed with its folder: ``./extend``.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -135,6 +135,7 @@ def _check_overwrite(out: Path, force: bool) -> None:
     if out.exists() and not out.is_dir():
         raise TokenizerError(f"{out}: this is a file; expected the name of a folder to write")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
+    # The files of a tokenizer may be overwritten.
     tokenizer_files = {BERTSMITH_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE}
     if other_files := names - tokenizer_files:
         raise TokenizerError(
@@ -158,7 +159,7 @@ def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, corpus: 
     log(
         "on held-out text:"
         if learned.has_held_out_sample
-        else "on the training text (too few documents):"
+        else "on the training text (too few documents for held-out text):"
     )
     for line in learned.quality.lines():
         log(f"  {line}")

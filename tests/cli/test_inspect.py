@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.inspect import _NEXT_COMMANDS, _NEXT_COMMANDS_BY_HEAD
+from bertsmith.cli.inspect import _FILL_COMMAND, _FINETUNE_COMMAND, _NEXT_COMMANDS
 from bertsmith.text.wordpiece import Tokenizer
 from tests.cli.conftest import RunCli
 
@@ -115,5 +115,5 @@ def test_unknown_artifact_is_an_error(run_cli: RunCli, tmp_path: Path, name: str
 
 def test_suggested_commands_exist(run_cli: RunCli) -> None:
     """Every suggested command is a command of the program."""
-    for command in (*_NEXT_COMMANDS.values(), *_NEXT_COMMANDS_BY_HEAD.values()):
+    for command in (*_NEXT_COMMANDS.values(), _FILL_COMMAND, _FINETUNE_COMMAND):
         assert run_cli(command.split()[1], "--help").status == 0
