@@ -142,8 +142,8 @@ def predict(
     predicted_. CoNLL gets an additional last column, CoNLL-U gets Predicted=TAG in its last column,
     and lists of tokens get the columns tags and probabilities.
     """
-    _check_one_input(input_file, texts or None, glue, squad)
-    column_settings = {
+    _check_inputs(input_file, texts, glue, squad, skip_invalid=skip_invalid)
+    columns = {
         "text_column": text, "pair_column": pair,
         "ending_columns": endings.split(",") if endings else None,
     }  # fmt: skip
@@ -154,13 +154,6 @@ def predict(
     if input_file is None:
         input_options = table_options | {"--encoding": encoding, "--format": input_format}
         check_unused_options(input_options, "only valid with --input FILE; remove it")
-    if skip_invalid and (glue or squad):
-        raise InputError(
-            "--skip-invalid: not valid with --glue or --squad, which need a prediction for each "
-            "row; remove it"
-        )
-    for file in (input_file, glue, squad):
-        check_readable(file)
     source = None if input_file is None else open_input(input_file, encoding)
     if out is not None:
         check_new_file(out)
@@ -182,7 +175,6 @@ def predict(
             table_source = source.to_table_source(
                 table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
-            columns = {name: value for name, value in column_settings.items() if value is not None}
             table_prediction = _TablePrediction(
                 table_source, out, columns, skip_invalid=skip_invalid, as_json=as_json
             )
@@ -206,14 +198,24 @@ def predict(
     unknown.warn()
 
 
-def _check_one_input(*inputs: object) -> None:
-    """Raise InputError unless exactly one of the inputs is not None."""
-    num_inputs = sum(value is not None for value in inputs)
+def _check_inputs(
+    input_file: str | None, texts: list[str] | None, glue: Path | None, squad: Path | None,
+    *, skip_invalid: bool,
+) -> None:  # fmt: skip
+    """Raise InputError unless there is exactly one input, which is readable."""
+    num_inputs = sum(value is not None for value in (input_file, texts or None, glue, squad))
     if num_inputs != 1:
         raise InputError(
             f"expected exactly one input, found {num_inputs}; use texts, --input FILE (- for "
             "standard input), --glue FILE, or --squad FILE"
         )
+    if skip_invalid and (glue or squad):
+        raise InputError(
+            "--skip-invalid: not valid with --glue or --squad, which need a prediction for each "
+            "row; remove it"
+        )
+    for file in (input_file, glue, squad):
+        check_readable(file)
 
 
 def _log_num_truncated(count: int) -> None:
@@ -280,7 +282,8 @@ class _TablePrediction:
     Attributes:
         source: The table.
         out: The file to write; None for stdout.
-        columns: Settings of the task that name input columns, such as ``text_column``.
+        columns: Settings of the task that name input columns, such as ``text_column``; None for
+            columns named as in the training table.
         skip_invalid: Whether invalid rows get empty predictions, instead of being errors.
         as_json: Whether to print JSON: the rows, or only a summary if there is a file to write.
     """
@@ -307,15 +310,16 @@ class _TablePrediction:
                 f"{self.source.path}: Parquet cannot be printed; add --out FILE, or --json for "
                 "JSON lines"
             )
+        columns = {name: value for name, value in self.columns.items() if value is not None}
         target: Path | Callable[[str], object] = self.out or sys.stdout.write
         if has_tokens:
             counts = tag_file(
-                bundle, self.source, target, columns=self.columns, skip_invalid=self.skip_invalid,
+                bundle, self.source, target, columns=columns, skip_invalid=self.skip_invalid,
                 as_json=print_json_lines, progress=TerminalProgress(),
             )  # fmt: skip
         else:
             counts = predict_table(
-                bundle, self.source, target, columns=self.columns, skip_invalid=self.skip_invalid,
+                bundle, self.source, target, columns=columns, skip_invalid=self.skip_invalid,
                 out_format="jsonl" if print_json_lines else None, progress=TerminalProgress(),
             )  # fmt: skip
         _log_table_counts(counts, self.source.path, self.out, as_json=self.as_json)
