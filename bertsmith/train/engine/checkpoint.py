@@ -1,8 +1,9 @@
 """Checkpoints: atomic directories with weights, optimizer state and checksums.
 
 RUN/checkpoints/step-N/weights.safetensors    parameters and buffers under the model's own names
-RUN/checkpoints/step-N/moments.safetensors    Adam's moments as NAME.exp_avg and NAME.exp_avg_sq;
-                                              removed when the run is finished
+RUN/checkpoints/step-N/moments.safetensors    Adam's moments as NAME.exp_avg and NAME.exp_avg_sq,
+                                              and Muon's as NAME.momentum_buffer; removed when the
+                                              run is finished
 RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
 RUN/checkpoints/step-N/checksums.json         SHA-256 of each file above; absent in version 0.1
 RUN/checkpoints/step-N.damaged/               a checkpoint that failed its checksums
@@ -23,11 +24,11 @@ from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import atomic_directory, compute_file_sha256, write_json
 from bertsmith.progress import Progress
+from bertsmith.train.engine.optimizer import Optimizer, iter_moment_names
 
 CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
 CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
-_MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
 #: Exceptions raised by reading a checkpoint that is damaged or belongs to another model.
 _READ_ERRORS = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
@@ -50,7 +51,7 @@ class TrainingState:
 
 
 def save(
-    run: Path, state: TrainingState, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
+    run: Path, state: TrainingState, model: nn.Module, optimizer: Optimizer, keep: int
 ) -> Path:
     """Write a checkpoint, and remove all others but the last ``keep`` and the best one.
 
@@ -122,7 +123,7 @@ def remove_optimizer_state(run: Path, progress: Progress) -> None:
 def resume(
     run: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     progress: Progress,
     is_finished: Callable[[TrainingState], bool] | None = None,
 ) -> TrainingState:
@@ -177,7 +178,7 @@ def _mark_damaged(directory: Path) -> None:
 def restore(
     directory: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     is_finished: Callable[[TrainingState], bool] | None = None,
 ) -> TrainingState:
     """Load a checkpoint into model and optimizer, and return the state of the run.
@@ -200,10 +201,8 @@ def restore(
     return state
 
 
-def _restore_optimizer(
-    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
-) -> None:
-    """Load Adam's moments, and set its step count to ``step``."""
+def _restore_optimizer(directory: Path, model: nn.Module, optimizer: Optimizer, step: int) -> None:
+    """Load the moments, and set Adam's step count to ``step``."""
     if not (directory / MOMENTS_FILE).exists():
         raise ValueError(
             f"{MOMENTS_FILE} is missing, because the run was finished "
@@ -211,9 +210,11 @@ def _restore_optimizer(
         )
     _verify_checksums(directory, (MOMENTS_FILE,))
     moments = load_file(directory / MOMENTS_FILE)
-    for name, parameter in _trainable_parameters(model):
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, moment_names in iter_moment_names(optimizer):
         entry: dict[str, Tensor] = {
-            moment: moments[f"{name}.{moment}"].to(parameter.device) for moment in _MOMENT_NAMES
+            moment: moments[f"{names[parameter]}.{moment}"].to(parameter.device)
+            for moment in moment_names
         }
         # Fused Adam expects its step count as float32 on the parameter's device.
         entry["step"] = torch.tensor(float(step), device=parameter.device)
@@ -271,11 +272,6 @@ def _copy_weights(directory: Path, model: nn.Module) -> None:
         tensor.copy_(weights[name])
 
 
-def _trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Return the (name, parameter) pairs of the parameters that are not frozen."""
-    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-
-
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and value of each parameter and buffer, such as batch norm statistics."""
     yield from model.named_parameters()
@@ -287,10 +283,11 @@ def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in _named_tensors(model)}
 
 
-def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return Adam's moments as NAME.exp_avg and NAME.exp_avg_sq, on the CPU."""
+def _collect_moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the moments by name, such as NAME.exp_avg, on the CPU."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{name}.{moment}": optimizer.state[parameter][moment].cpu().contiguous()
-        for name, parameter in _trainable_parameters(model)
-        for moment in _MOMENT_NAMES
+        f"{names[parameter]}.{moment}": optimizer.state[parameter][moment].cpu().contiguous()
+        for parameter, moment_names in iter_moment_names(optimizer)
+        for moment in moment_names
     }

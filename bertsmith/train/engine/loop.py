@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from bertsmith.model.ops.dropout import DropoutSeed
@@ -18,6 +17,7 @@ from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
 from bertsmith.train.engine.checkpoint import TrainingState
 from bertsmith.train.engine.metrics_log import MetricsLog
+from bertsmith.train.engine.optimizer import Optimizer
 from bertsmith.train.engine.signals import DeferredSignals
 from bertsmith.train.engine.step import take_step
 
@@ -132,7 +132,7 @@ class _Stopwatch:
 def train(
     objective: Objective,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     machine: Machine,
     options: LoopOptions,
     run: Path,
@@ -184,7 +184,7 @@ class _Loop:
         self,
         objective: Objective,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         machine: Machine,
         options: LoopOptions,
         run: Path,

@@ -1,9 +1,63 @@
-"""Adam with decoupled weight decay and its parameter groups, as in the original BERT code."""
+"""AdamW or Muon, with parameter groups as in the original BERT code."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from bertsmith.train.engine.muon import Muon
 from bertsmith.train.engine.settings import OptimSettings
+
+#: Part of the names of the encoder layers' parameters.
+_LAYERS = "encoder.layers."
+#: End of the name of the weight with the matrices of queries, keys and values.
+_QUERY_KEY_VALUE = "query_key_value.weight"
+
+
+class Optimizer(Protocol):
+    """The interface of the optimizers in this module, and of those of PyTorch.
+
+    Attributes:
+        param_groups: Parameter groups, as in PyTorch. A group with the key ``lr_factor`` has the
+            learning rate of the schedule multiplied by this factor.
+    """
+
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def state(self) -> Any:
+        """The state of each parameter: a mapping from parameters to named tensors."""
+
+    def step(self) -> object:
+        """Update all parameters."""
+
+    def zero_grad(self) -> None:
+        """Remove the gradients of all parameters."""
+
+
+class MuonWithAdamW:
+    """Muon for some parameters and AdamW for the others, as one optimizer.
+
+    Both store the states of their parameters in the same mapping.
+    """
+
+    def __init__(self, adamw: torch.optim.AdamW, muon_groups: list[dict[str, Any]]) -> None:
+        """Combine ``adamw`` with a Muon for the parameters of ``muon_groups``."""
+        self.state = adamw.state
+        self._adamw, self._muon = adamw, Muon(muon_groups, self.state)
+        self.param_groups = [*adamw.param_groups, *self._muon.param_groups]
+
+    def step(self) -> None:
+        """Update all parameters."""
+        self._adamw.step()
+        self._muon.step()
+
+    def zero_grad(self) -> None:
+        """Remove the gradients of all parameters."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 def has_weight_decay(name: str) -> bool:
@@ -15,23 +69,69 @@ def has_weight_decay(name: str) -> bool:
     return not last_part.startswith(("bias", "layer_")) and "norm." not in name
 
 
-def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov and Hutter 2019), with weight decay only where it applies.
+def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is a weight matrix of an encoder layer."""
+    return _LAYERS in name and parameter.ndim == 2
 
-    The first parameter group has weight decay, the second has none. Frozen parameters are in
-    neither group.
+
+def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
+    """Return the optimizer of the trainable parameters, with weight decay only where it applies.
+
+    The first parameter group of AdamW (Loshchilov and Hutter 2019) has weight decay, the second
+    has none. With Muon, further groups hold the weight matrices of the encoder layers.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    with_decay = [p for name, p in trainable if has_weight_decay(name)]
-    without_decay = [p for name, p in trainable if not has_weight_decay(name)]
-    groups = [
-        {"params": with_decay, "weight_decay": settings.weight_decay},
-        {"params": without_decay, "weight_decay": 0.0},
+    matrices = [
+        (name, p)
+        for name, p in trainable
+        if settings.optimizer == "muon" and is_hidden_matrix(name, p)
     ]
-    return torch.optim.AdamW(
+    matrix_names = {name for name, _ in matrices}
+    others = [(name, p) for name, p in trainable if name not in matrix_names]
+    groups = [
+        {
+            "params": [p for name, p in others if has_weight_decay(name)],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [p for name, p in others if not has_weight_decay(name)], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(
         groups,
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
         fused=True,
     )
+    if settings.optimizer == "adamw":
+        return adamw
+    return MuonWithAdamW(adamw, _build_muon_groups(matrices, settings))
+
+
+def _build_muon_groups(
+    matrices: list[tuple[str, nn.Parameter]], settings: OptimSettings
+) -> list[dict[str, Any]]:
+    """Return Muon's groups: the weights of queries, keys and values, and all other matrices."""
+    fused = [p for name, p in matrices if name.endswith(_QUERY_KEY_VALUE)]
+    single = [p for name, p in matrices if not name.endswith(_QUERY_KEY_VALUE)]
+    common = {
+        "lr": settings.lr * settings.muon_lr_factor,
+        "lr_factor": settings.muon_lr_factor,
+        "weight_decay": settings.weight_decay,
+        "momentum": settings.muon_momentum,
+        "num_iterations": settings.muon_iterations,
+    }
+    return [
+        {"params": fused, "num_matrices": 3, **common},
+        {"params": single, "num_matrices": 1, **common},
+    ]
+
+
+def iter_moment_names(optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, tuple[str, ...]]]:
+    """Yield each parameter of an optimizer with the names of its state tensors of the same shape.
+
+    Adam's step count is not among them.
+    """
+    for group in optimizer.param_groups:
+        names = ("momentum_buffer",) if "momentum" in group else ("exp_avg", "exp_avg_sq")
+        for parameter in group["params"]:
+            yield parameter, names

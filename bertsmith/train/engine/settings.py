@@ -1,6 +1,6 @@
 """Optimizer and checkpoint settings of pre-training and fine-tuning; does not import torch."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ class OptimSettings(SettingsTable):
 
     table: ClassVar[str] = "optim"
 
+    #: "adamw", or "muon": Muon for the weight matrices of the encoder layers (Jordan et al. 2024;
+    #: Liu et al. 2025, arXiv:2502.16982), and AdamW for all other parameters.
+    optimizer: Literal["adamw", "muon"] = "adamw"
     #: Peak learning rate.
     lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     #: Decay rate of Adam's first moment.
@@ -26,6 +29,14 @@ class OptimSettings(SettingsTable):
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
     #: Maximum global gradient norm (clip_by_global_norm in the original code).
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    #: Learning rate of Muon, divided by that of AdamW. Muon's updates are scaled to the size of
+    #: AdamW's, so the same learning rate suits both.
+    muon_lr_factor: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    #: Decay rate of Muon's momentum.
+    muon_momentum: Fraction = 0.95
+    #: Newton-Schulz iterations that orthogonalize an update of Muon. Fewer are faster and less
+    #: exact.
+    muon_iterations: Annotated[int, Field(ge=1, le=20)] = 5
 
 
 class CheckpointSettings(Settings):

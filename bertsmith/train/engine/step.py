@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bertsmith.errors import DivergedError
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
+from bertsmith.train.engine.optimizer import Optimizer
 
 #: Odd multipliers that give every step and micro-batch a different dropout seed.
 _STEP_MULTIPLIER, _MICRO_BATCH_MULTIPLIER = 0x9E3779B1, 0x85EBCA6B
@@ -56,7 +57,7 @@ def take_step(
     loss_fn: LossFunction,
     micro_batches: list[Any],
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     machine: Machine,
     *,
     step: int,
@@ -109,7 +110,7 @@ def take_step(
             "Lower optim.lr, or set run.precision=fp32"
         )
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_factor", 1.0)
     optimizer.step()
     optimizer.zero_grad()
     return result
