@@ -175,7 +175,7 @@ RENAMED_EMBEDDING_STATE: Mapping[str, str] = MappingProxyType(
         "cut_off": "num_truncated",
     }
 )
-#: File of an index -> its name in version 0.1.
+#: Current name of a file of an index -> its name in version 0.1.
 OLD_INDEX_FILES: Mapping[str, str] = MappingProxyType({"offsets.npy": "places.npy"})
 #: Flags of ``embed --special-tokens`` and ``--no-special-tokens`` in version 0.1.
 OLD_SPECIAL_TOKENS_FLAGS = "--special/--no-special"
@@ -251,14 +251,13 @@ def downgrade_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(values, Mapping):
             result[table] = values
             continue
-        old_keys = {new: old for old, new in RENAMED_SETTINGS.get(table, {}).items()}
-        old: dict[str, Any] = {}
+        old_keys = invert(RENAMED_SETTINGS.get(table, {}))
+        old_settings: dict[str, Any] = {}
         for key, value in downgrade_settings(values).items():
-            new_values = RENAMED_VALUES.get((table, key), {})
-            old_values = {new: previous for previous, new in new_values.items()}
+            old_values = invert(RENAMED_VALUES.get((table, key), {}))
             is_renamed = isinstance(value, str) and value in old_values
-            old[old_keys.get(key, key)] = old_values[value] if is_renamed else value
-        result[table] = old
+            old_settings[old_keys.get(key, key)] = old_values[value] if is_renamed else value
+        result[table] = old_settings
     return result
 
 
@@ -317,12 +316,13 @@ def upgrade_request(body: Mapping[str, Any], fields: Collection[str]) -> dict[st
 
     Args:
         body: The body.
-        fields: The current fields of the endpoint. An old field keeps its name, and is then
-            rejected as unknown, if the endpoint has no such field or the body has both names.
+        fields: The current fields of the endpoint. An old field keeps its name if the endpoint does
+            not have its new name, or if the body has both names. Validation then rejects the old
+            field as unknown.
     """
     names = {old: new for old, new in RENAMED_REQUEST_FIELDS.items()
              if new in fields and new not in body}  # fmt: skip
-    return rename_keys(body, names) if not names.keys().isdisjoint(body) else dict(body)
+    return rename_keys(body, names)
 
 
 def upgrade_finetuning_result(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Names that version 0.1 gave to the stages, records and results of the lab."""
 
-import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -87,9 +86,10 @@ OLD_MODEL_REPORT_PREFIX = "given-"
 
 
 def downgrade_stage_key(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the hash of a lab stage is computed from, under the names of version 0.1.
+    """Return the content that identifies a lab stage, under the names of version 0.1.
 
-    Hashing the old names keeps results that were recorded with version 0.1.
+    The lab identifies a stage by the hash of this content. With the old names, the hash is the same
+    as in version 0.1, so recorded results stay valid.
 
     Args:
         content: The stage's ``kind``, ``settings``, ``dependencies`` (keys by role) and ``files``
@@ -115,7 +115,7 @@ def upgrade_stage_name(name: str) -> str:
 
 
 def downgrade_stage_name(name: str) -> str:
-    """Return the name of a lab stage, with the name of its kind in version 0.1."""
+    """Return the name of a lab stage with the kind that version 0.1 used."""
     kind, separator, key = name.rpartition("-")
     return f"{invert(RENAMED_STAGE_KINDS).get(kind, kind)}{separator}{key}"
 
@@ -125,7 +125,8 @@ def upgrade_lab_record(record: Mapping[str, Any]) -> dict[str, Any]:
     upgraded = _upgrade_record_fields(record)
     if "name" in upgraded:
         upgraded["name"] = upgrade_stage_name(upgraded["name"])
-    kind = RENAMED_STAGE_KINDS.get(record.get("kind", ""), record.get("kind", ""))
+    old_kind = record.get("kind", "")
+    kind = RENAMED_STAGE_KINDS.get(old_kind, old_kind)
     if "kind" in upgraded:
         upgraded["kind"] = kind
     if "settings" in upgraded:
@@ -153,9 +154,8 @@ def _upgrade_nested_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for table, values in settings.items():
         if isinstance(values, Mapping):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                result[table] = upgrade_settings(_upgrade_nested_settings(values), table)
+            upgraded = _upgrade_nested_settings(values)
+            result[table] = upgrade_settings(upgraded, table, warn=False)
         else:
             result[table] = values
     return result

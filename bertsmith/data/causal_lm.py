@@ -26,5 +26,5 @@ def build_causal_lm_labels(
     is_target = ~vocabulary.is_special[ids]
     # No token precedes the first token of a sequence, so it cannot be predicted.
     is_target[cu_seqlens[:-1]] = False
-    targets = np.flatnonzero(is_target)
-    return targets - 1, ids[targets]
+    target_positions = np.flatnonzero(is_target)
+    return target_positions - 1, ids[target_positions]

@@ -14,7 +14,6 @@ from bertsmith.splitmix64 import INCREMENT, UInt64Array, mix
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-_32 = np.uint64(32)
 _UINT64_MAX = 0xFFFFFFFFFFFFFFFF
 
 
@@ -51,9 +50,9 @@ def draw_bernoulli(bits: UInt64Array, probability: float) -> BoolArray:
 
     The probability is rounded to a multiple of 2**-53.
     """
-    threshold = round(probability * 2.0**53)
+    threshold = np.uint64(round(probability * 2.0**53))
     upper_53_bits = bits >> np.uint64(64 - 53)
-    return upper_53_bits < np.uint64(threshold)
+    return upper_53_bits < threshold
 
 
 def draw_uniform_integers(bits: UInt64Array, limits: IntArray) -> IntArray:
@@ -61,7 +60,8 @@ def draw_uniform_integers(bits: UInt64Array, limits: IntArray) -> IntArray:
 
     The relative error of a probability is at most limits[i] / 2**32.
     """
-    return (((bits >> _32) * limits.astype(np.uint64)) >> _32).astype(np.int64)
+    half = np.uint64(32)
+    return (((bits >> half) * limits.astype(np.uint64)) >> half).astype(np.int64)
 
 
 def draw_fair_binomial(states: UInt64Array, first_index: int, counts: IntArray) -> IntArray:
@@ -77,7 +77,8 @@ def draw_fair_binomial(states: UInt64Array, first_index: int, counts: IntArray) 
     while len(active):
         # The previous indices gave 64 flips each.
         remaining = counts[active] - 64 * ((index - first_index) // 2)
-        active, remaining = active[remaining > 0], remaining[remaining > 0]
+        is_unfinished = remaining > 0
+        active, remaining = active[is_unfinished], remaining[is_unfinished]
         bits = random_bits(states[active], index)
         num_unused = np.maximum(64 - remaining, 0).astype(np.uint64)
         num_heads[active] += np.bitwise_count(bits << num_unused)

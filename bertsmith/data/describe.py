@@ -36,16 +36,17 @@ def describe_store(
     except StoreError as error:
         return "\n".join([*lines, f"no examples: {error}"])
     lines.append(f"examples per epoch at length {settings.max_seqlen}: {len(stream):,}")
-    examples = min(examples, len(stream))
-    if not examples:
+    num_examples = min(examples, len(stream))
+    if not num_examples:
         return "\n".join(lines)
-    batch = stream.batch(0, examples)
-    for index in range(len(batch)):
+    batch = stream.batch(0, num_examples)
+    for index in range(num_examples):
         lines += ["", *_describe_example(batch.slice(index, index + 1), tokenizer)]
     return "\n".join(lines)
 
 
 def _describe_manifest(store: Store) -> list[str]:
+    """Return lines about the vocabulary, the splits, the sources and what was left out."""
     manifest = store.manifest
     case = "lower case" if manifest.lowercase else "cased"
     lines = [
@@ -79,9 +80,10 @@ def _describe_example(example: ExampleBatch, tokenizer: Tokenizer) -> list[str]:
     tokens = tokenizer.ids_to_tokens(example.ids.tolist())
     for position, label in labels.items():
         tokens[position] = f"{{{tokens[position]}→{tokenizer.vocab[label]}}}"
-    b_start = int(np.searchsorted(example.segments, 1))
+    num_tokens = count_noun(len(tokens), "token")
     if example.nsp_labels is None:
-        return [f"one segment, {count_noun(len(example.ids), 'token')}", "  " + " ".join(tokens)]
+        return [f"one segment, {num_tokens}", "  " + " ".join(tokens)]
+    b_start = int(np.searchsorted(example.segments, 1))
     relation = "B from another document" if example.nsp_labels[0] else "B follows A"
-    title = f"{relation}, {count_noun(len(example.ids), 'token')}, {len(labels)} to predict"
+    title = f"{relation}, {num_tokens}, {len(labels)} to predict"
     return [title, "  A: " + " ".join(tokens[:b_start]), "  B: " + " ".join(tokens[b_start:])]

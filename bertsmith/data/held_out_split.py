@@ -1,8 +1,8 @@
 """Chooses the held-out text: whole documents, and parts of long documents.
 
-Whether a part is held out depends on the hash of its document's text, on its number in the
-document, and on one rule for the whole corpus. So equal documents are in the same split, whichever
-worker reads them.
+Whether a part is held out depends only on the hash of its document's text, on its number in the
+document, and on one rule for the whole corpus. So equal documents are in the same split, and the
+result does not depend on the number of worker processes.
 """
 
 from collections.abc import Callable, Iterable
@@ -107,8 +107,10 @@ class HeldOutRule:
         parts = self._cut_documents(documents)
         is_held_out = self._is_held_out(parts.hashes)
         starts = self._starts_training_document(parts, is_held_out)
+        # Number of the training document that each training part belongs to.
+        train_document_numbers = np.cumsum(starts[~is_held_out]) - 1
         train_sizes = np.bincount(
-            np.cumsum(starts[~is_held_out]) - 1,
+            train_document_numbers,
             parts.num_sentences[~is_held_out],
             minlength=int(starts.sum()),
         )
@@ -127,6 +129,7 @@ class HeldOutRule:
         """Return the number of parts that each document is cut into, int64 [n], at least 1."""
         if not len(self.cut_hashes):
             return np.ones(len(hashes), np.int64)
+        # Index of each hash in ``cut_hashes``, if it is there.
         index = np.searchsorted(self.cut_hashes, hashes).clip(max=len(self.cut_hashes) - 1)
         return np.where(self.cut_hashes[index] == hashes, self.cut_counts[index], 1)
 
@@ -140,32 +143,35 @@ class HeldOutRule:
         # A sentence belongs to the part that contains its midpoint. Midpoints are doubled so that
         # they are integers.
         document_starts = (document_ends - document_tokens)[document_numbers]
-        doubled_midpoint = 2 * (token_ends - document_starts)
-        doubled_midpoint -= documents.sentence_sizes
+        doubled_midpoints = 2 * (token_ends - document_starts) - documents.sentence_sizes
         part_numbers = (
-            doubled_midpoint
+            doubled_midpoints
             * num_parts[document_numbers]
             // (2 * document_tokens[document_numbers])
         )
-        is_first = np.diff(document_numbers, prepend=-1) != 0
-        firsts = np.flatnonzero(is_first | (np.diff(part_numbers, prepend=-1) != 0))
-        hashes = documents.hashes[document_numbers[firsts]]
-        is_cut = num_parts[document_numbers[firsts]] > 1
-        hashes[is_cut] = random_bits(hashes[is_cut], part_numbers[firsts][is_cut].astype(np.uint64))
-        token_offsets = np.append(0, token_ends)[np.append(firsts, len(token_ends))]
+        starts_document = np.diff(document_numbers, prepend=-1) != 0
+        starts_part = starts_document | (np.diff(part_numbers, prepend=-1) != 0)
+        first_sentences = np.flatnonzero(starts_part)
+        # The hash of an uncut document is also that of its only part.
+        hashes = documents.hashes[document_numbers[first_sentences]]
+        is_cut = num_parts[document_numbers[first_sentences]] > 1
+        cut_part_numbers = part_numbers[first_sentences][is_cut].astype(np.uint64)
+        hashes[is_cut] = random_bits(hashes[is_cut], cut_part_numbers)
+        token_offsets = np.append(0, token_ends)[np.append(first_sentences, len(token_ends))]
         return _Parts(
             hashes=hashes,
             num_tokens=np.diff(token_offsets),
-            num_sentences=np.diff(firsts, append=len(token_ends)),
-            is_first=is_first[firsts],
+            num_sentences=np.diff(first_sentences, append=len(token_ends)),
+            is_first=starts_document[first_sentences],
         )
 
     def _is_held_out(self, hashes: UInt64Array) -> BoolArray:
+        """Return whether the parts with these hashes are held out, bool [parts]."""
         is_below_limit = hashes < np.uint64(self.hash_limit)
         return is_below_limit & ~np.isin(hashes, self.excluded_hashes)
 
     def _starts_training_document(self, parts: _Parts, is_held_out: BoolArray) -> BoolArray:
-        """Return which parts are the first of a training document."""
+        """Return whether each part is the first of a training document, bool [parts]."""
         if not self.merge_training_parts:
             return ~is_held_out
         # The text before a held-out part and the text after it are not contiguous, so they are
@@ -196,22 +202,12 @@ def choose_held_out(
     if share == 0.0 or not len(hashes):
         return HeldOutRule.hold_nothing_out()
     total = int(tokens.sum())
-    requested = share * total if share is not None else _default_request(total)
+    requested = share * total if share is not None else _compute_default_request(total)
     part_tokens = _choose_part_tokens(requested, total)
     max_uncut_tokens = max(part_tokens, _MAX_UNCUT_SHARE * min(requested, total - requested))
     cut_rule = _choose_cuts(hashes, tokens, part_tokens, max_uncut_tokens)
-    is_cut = np.isin(hashes, cut_rule.cut_hashes)
-    part_hashes, part_sizes = [hashes[~is_cut]], [tokens[~is_cut]]
-    is_first = [np.ones(len(part_hashes[0]), np.bool_)]
-    if is_cut.any():
-        for documents in iterate_sizes():
-            cut_documents = _select_documents(documents, cut_rule.cut_hashes)
-            parts = cut_rule._cut_documents(cut_documents)  # noqa: SLF001 - same module
-            part_hashes.append(parts.hashes)
-            part_sizes.append(parts.num_tokens)
-            is_first.append(parts.is_first)
-    all_hashes = np.concatenate(part_hashes)
-    unique_hashes, sums = _sum_by_hash(all_hashes, np.concatenate(part_sizes))
+    part_hashes, part_sizes, is_first = _measure_parts(cut_rule, hashes, tokens, iterate_sizes)
+    unique_hashes, sums = _sum_by_hash(part_hashes, part_sizes)
     # All copies of a part are in the same split, so a part is only eligible if its copies together
     # do not exceed the request by much.
     max_tokens = max(1.5 * part_tokens, max_uncut_tokens, min(_MIN_PART_TOKENS, total / 8))
@@ -223,14 +219,46 @@ def choose_held_out(
         return HeldOutRule.hold_nothing_out()
     hash_limit = int(candidates[count]) if count < len(candidates) else _MAX_HASH
     rule = replace(cut_rule, hash_limit=hash_limit, excluded_hashes=unique_hashes[~is_eligible])
-    is_held_out = rule._is_held_out(all_hashes)  # noqa: SLF001 - same module
-    starts = ~is_held_out & (np.concatenate(is_first) | _follows_held_out(is_held_out))
-    num_documents = int(starts.sum())
-    return replace(rule, merge_training_parts=num_documents >= _MIN_PARTS)
+    is_held_out = rule._is_held_out(part_hashes)  # noqa: SLF001 - same module
+    starts = ~is_held_out & (is_first | _follows_held_out(is_held_out))
+    num_merged_documents = int(starts.sum())
+    return replace(rule, merge_training_parts=num_merged_documents >= _MIN_PARTS)
+
+
+def _measure_parts(
+    cut_rule: HeldOutRule,
+    hashes: UInt64Array,
+    tokens: IntArray,
+    iterate_sizes: Callable[[], Iterable[DocumentSizes]],
+) -> tuple[UInt64Array, IntArray, BoolArray]:
+    """Return the uncut documents and the parts of the cut documents.
+
+    Args:
+        cut_rule: Rule that cuts documents.
+        hashes: Hash of each document, uint64 [documents].
+        tokens: Number of tokens in each document, int64 [documents].
+        iterate_sizes: Yields the sizes of all documents. It is only called if a document is cut.
+
+    Returns:
+        The hash of each part, uint64 [parts]; its number of tokens, int64 [parts]; whether it is
+        the first of its document, bool [parts].
+    """
+    is_cut = np.isin(hashes, cut_rule.cut_hashes)
+    part_hashes, part_sizes = [hashes[~is_cut]], [tokens[~is_cut]]
+    is_first = [np.ones(len(part_hashes[0]), np.bool_)]
+    if is_cut.any():
+        for documents in iterate_sizes():
+            cut_documents = _select_documents(documents, cut_rule.cut_hashes)
+            parts = cut_rule._cut_documents(cut_documents)  # noqa: SLF001 - same module
+            part_hashes.append(parts.hashes)
+            part_sizes.append(parts.num_tokens)
+            is_first.append(parts.is_first)
+    return np.concatenate(part_hashes), np.concatenate(part_sizes), np.concatenate(is_first)
 
 
 def _count_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
     """Return the hash and the number of tokens of each document, [documents]."""
+    # ``np.concatenate`` needs at least one array.
     hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for sizes in groups:
         hashes.append(sizes.hashes)
@@ -239,7 +267,7 @@ def _count_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArra
     return np.concatenate(hashes), np.concatenate(tokens)
 
 
-def _default_request(total: int) -> float:
+def _compute_default_request(total: int) -> float:
     """Return the number of tokens to hold out by default, for a corpus of ``total`` tokens."""
     return max(DEFAULT_SHARE * total, min(_DEFAULT_MIN_TOKENS, _DEFAULT_MAX_SHARE * total))
 
@@ -299,7 +327,7 @@ def _sum_by_hash(hashes: UInt64Array, tokens: IntArray) -> tuple[UInt64Array, In
 
 
 def _find_nearest_count(cumulative: IntArray, requested: float) -> int:
-    """Return the number of first parts whose total is nearest to the requested tokens.
+    """Return how many parts, from the first on, have the total nearest to the requested tokens.
 
     Args:
         cumulative: Total tokens of the first 1, 2, 3, ... parts, int64 [parts].
@@ -308,12 +336,13 @@ def _find_nearest_count(cumulative: IntArray, requested: float) -> int:
     count = int(np.searchsorted(cumulative, requested))
     if count == len(cumulative):
         return count
-    previous = cumulative[count - 1] if count else 0
-    return count + int(cumulative[count] - requested <= requested - previous)
+    shortfall = requested - (cumulative[count - 1] if count else 0)
+    excess = cumulative[count] - requested
+    return count + 1 if excess <= shortfall else count
 
 
 def _follows_held_out(is_held_out: BoolArray) -> BoolArray:
-    """Return which parts come right after a held-out part."""
+    """Return whether each part comes right after a held-out part, bool [parts]."""
     result = np.zeros_like(is_held_out)
     result[1:] = is_held_out[:-1]
     return result

@@ -123,10 +123,11 @@ def mask_tokens(
     keys = _shuffle_units(units, cu_seqlens, states, is_maskable)
     num_predictions = _count_predictions(cu_seqlens, is_special, settings)
     if settings.whole_word_masking:
-        keys = keys[_select_words(keys, units, cu_seqlens, is_maskable, num_predictions)]
+        selected = _select_words(keys, units, cu_seqlens, is_maskable, num_predictions)
     else:
-        keys = keys[concat_ranges(units.starts[:-1], num_predictions)]
-    sequence, position = _unpack_keys(keys, cu_seqlens)
+        # The first units of each sequence.
+        selected = concat_ranges(units.starts[:-1], num_predictions)
+    sequence, position = _unpack_keys(keys[selected], cu_seqlens)
     masked_positions = cu_seqlens[sequence] + position
     if settings.whole_word_masking:
         # So far these are only the first tokens of the chosen words.
@@ -190,7 +191,8 @@ def _shuffle_units(
     position_bits, num_random_bits = _count_key_bits(cu_seqlens)
     position = (units.first - cu_seqlens[units.sequence]).astype(np.uint64)
     index = position * np.uint64(3) + np.uint64(_FIRST_RNG_INDEX + _RNG_ORDER)
-    # The highest of the random bits is 1 for units that must not be masked, else 0.
+    # The highest of the random bits is 1 for units that must not be masked, else 0. The shift
+    # leaves the other random bits.
     keys = random_bits(states[units.sequence], index) >> (np.uint64(65) - num_random_bits)
     keys[~is_maskable] |= np.uint64(1) << (num_random_bits - np.uint64(1))
     keys |= units.sequence.astype(np.uint64) << num_random_bits
@@ -250,12 +252,13 @@ def _replace_tokens(
     """Replace the tokens at ``masked_positions`` [P] by [MASK] or a random token, or keep them.
 
     Returns:
-        What ``mask_tokens`` returns.
+        The same values as ``mask_tokens``.
     """
     sequence = np.searchsorted(cu_seqlens, masked_positions, "right") - 1
     index = (masked_positions - cu_seqlens[sequence]).astype(np.uint64) * np.uint64(3)
     states = states[sequence]
     bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_REPLACEMENT))
+    # Both are drawn from the same bits, so a token that becomes [MASK] is also replaced.
     is_mask_token = draw_bernoulli(bits, settings.mask_replace_prob)
     is_replaced = draw_bernoulli(bits, settings.mask_replace_prob + settings.random_replace_prob)
     ordinary_ids = np.flatnonzero(~vocabulary.is_special)
@@ -263,8 +266,8 @@ def _replace_tokens(
     token_bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_RANDOM_TOKEN))
     random_ids = ordinary_ids[draw_uniform_integers(token_bits, limits)]
     labels = ids[masked_positions]
+    new_ids = np.where(is_replaced, random_ids, labels)
+    new_ids[is_mask_token] = vocabulary.mask_id
     masked_ids = ids.copy()
-    masked_ids[masked_positions] = np.where(
-        is_mask_token, vocabulary.mask_id, np.where(is_replaced, random_ids, labels)
-    )
+    masked_ids[masked_positions] = new_ids
     return masked_ids, masked_positions, labels

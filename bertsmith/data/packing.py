@@ -42,7 +42,7 @@ class ExampleBatch:
         return len(self.cu_seqlens) - 1
 
     def slice(self, first: int, last: int) -> "ExampleBatch":
-        """Return a copy of the sequences [first, last) as a batch of its own.
+        """Return a new batch with copies of the sequences [first, last).
 
         Raises:
             IndexError: The batch does not have these sequences.

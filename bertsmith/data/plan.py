@@ -69,7 +69,7 @@ class StorePlan(Settings):
 
 
 def fingerprint_sources(sources: Sequence[Source], progress: Progress) -> tuple[SourceInfo, ...]:
-    """Hash the content of every source."""
+    """Return the name, the size and the hash of every source."""
     total = sum(source.size or 0 for source in sources)
     progress.start("Checking the sources", total, "bytes")
     infos = []
@@ -109,7 +109,8 @@ def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
             f"the tokenizer changed (hash {old.vocabulary_hash[:12]}, "
             f"now {new.vocabulary_hash[:12]})"
         )
-    old_options, new_options = (_flatten_options(plan) for plan in (old, new))
+    old_options = _flatten_options(old)
+    new_options = _flatten_options(new)
     changes += [
         f"{key} was {old_options.get(key)!r}, now {new_options.get(key)!r}"
         for key in sorted(old_options.keys() | new_options.keys())
@@ -121,13 +122,13 @@ def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
         )
         return changes
     for old_source, new_source in zip(old.sources, new.sources, strict=True):
-        is_same = (old_source.size, old_source.fingerprint) == (
-            new_source.size,
-            new_source.fingerprint,
-        )
-        if not is_same and old_source.name != new_source.name:
+        old_content = (old_source.size, old_source.fingerprint)
+        new_content = (new_source.size, new_source.fingerprint)
+        if old_content == new_content:
+            continue
+        if old_source.name != new_source.name:
             changes.append(f"the source was {old_source.name}, now {new_source.name}")
-        elif not is_same:
+        else:
             changes.append(
                 f"the source {new_source.name} changed "
                 f"({_describe_source(old_source)}, now {_describe_source(new_source)})"
@@ -144,5 +145,6 @@ def _flatten_options(plan: StorePlan) -> dict[str, object]:
 
 
 def _describe_source(source: SourceInfo) -> str:
+    """Return the size and the hash of a source as text."""
     size = "a stream" if source.size is None else count_noun(source.size, "byte")
     return f"{size}, SHA-256 {source.fingerprint[:12]}" if source.fingerprint else size

@@ -49,6 +49,7 @@ from bertsmith.text.sentences import check_language
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
 
+#: Directory with the shards of an unfinished store, and other files in this directory.
 PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
 #: Maximum mean number of tokens per sentence. Prose has about 25; a text with a higher mean than
 #: this probably has no sentence ends.
@@ -105,6 +106,7 @@ def prepare(
 
 
 def _count_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -145,6 +147,7 @@ def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path
 
 
 def _describe_mismatch(out: Path, problem: str, changes: list[str]) -> str:
+    """Return the error message for a store folder whose plan differs from that of this run."""
     return (
         f"{out}: this folder {problem}: {'; '.join(changes)}. Restore what changed and run again, "
         "remove the folder to start again, or name another folder with --out"
@@ -184,14 +187,21 @@ def _build_shards(
         prefix = f"{len(names):06d}-"
         name = f"{prefix}{hash_texts(texts)}.npz"
         names.append(name)
-        if name not in existing or not _is_intact(parts / name, progress):
+        is_intact = name in existing and _is_intact(parts / name)
+        if name in existing and not is_intact:
+            progress.log(
+                f"{parts / name}: this part of the unfinished store is damaged; building it again"
+            )
+        if not is_intact:
             if any(other.startswith(prefix) for other in existing - {name}):
                 changes = [f"shard {len(names):,} was made from other documents than it has now"]
                 raise StoreError(
                     _describe_mismatch(parts.parent, "was started with other inputs", changes)
                 )
             presplit = [document.presplit for document in group]
-            _raise_failure(pool.submit(ShardTask(parts / name, texts, presplit)))
+            # The answer is that to an earlier task.
+            answer = pool.submit(ShardTask(parts / name, texts, presplit))
+            _raise_failure(answer)
         progress.advance(sum(map(len, texts)), documents=f"{report.documents:,}")
     for answer in pool.drain():
         _raise_failure(answer)
@@ -199,12 +209,11 @@ def _build_shards(
     return names
 
 
-def _is_intact(path: Path, progress: Progress) -> bool:
-    """Return whether a shard of an earlier run is undamaged; log a message if it is damaged."""
+def _is_intact(path: Path) -> bool:
+    """Return whether a shard of an earlier run is undamaged."""
     try:
         Shard.load(path)
     except DamagedShardError:
-        progress.log(f"{path}: this part of the unfinished store is damaged; building it again")
         return False
     return True
 
@@ -222,7 +231,7 @@ def _estimate_bytes(sources: Sequence[Source]) -> float | None:
 
 
 def _raise_failure(answer: WorkerFailure | None) -> None:
-    """Raise the exception of a worker that failed; do nothing for None, the reply to success."""
+    """Raise the exception of a worker that failed; do nothing for None, the answer to success."""
     if answer is None:
         return
     if answer.error is not None:
@@ -308,17 +317,16 @@ def summarize_store(manifest: Manifest) -> list[str]:
         lines.append(f"left out {count_noun(num_empty, 'document')} without a word")
     if num_cut:
         lines.append(f"{count_noun(num_cut, 'document')} cut into parts to meet the held-out share")
-    for split, title in zip(
-        (manifest.splits[name] for name in SPLITS), ("to learn from", "held out"), strict=True
-    ):
+    titles: dict[SplitName, str] = {"train": "to learn from", "heldout": "held out"}
+    for name, title in titles.items():
+        split = manifest.splits[name]
         lines.append(
             f"{title}: {count_noun(split.documents, 'document')}, "
             f"{count_noun(split.sentences, 'sentence')}, {count_noun(split.tokens, 'token')}"
         )
-    train = manifest.splits["train"]
     lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})
     if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
-        lines.append(_explain_nothing_held_out(train))
+        lines.append(_explain_nothing_held_out(manifest.splits["train"]))
     return lines
 
 

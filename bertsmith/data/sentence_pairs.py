@@ -45,8 +45,8 @@ from bertsmith.splitmix64 import UInt64Array
 #: First indices of the coin flips that decide whether a token is removed at the front or the back:
 #: one for segment A and one for segment B. Each series uses every second index from its first.
 RNG_TRUNCATE_A, RNG_TRUNCATE_B = 16, 17
-#: Number of sentences processed at once, chosen to fit the processor's cache.
-_CHUNK_SENTENCES = 1 << 16
+#: Number of sentences processed at a time, chosen to fit the processor's cache.
+_SENTENCES_PER_PASS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class _Candidates:
     is_random: IntArray
 
     def take(self, indices: IntArray) -> "_Candidates":
+        """Return the candidates at ``indices``, in that order."""
         return _Candidates(
             self.rng_states[indices],
             self.target[indices],
@@ -141,11 +142,12 @@ class PairSampler:
         Returns:
             The first sentence of each chunk, int64 [chunks], and the exact number of examples.
         """
-        offsets, num_sentences = self._split.sentence_offsets, len(self._split.sentence_offsets) - 1
+        offsets = self._split.sentence_offsets
+        num_sentences = len(offsets) - 1
         chunk_starts: list[IntArray] = []
         count = first = 0
         while first < num_sentences:
-            last = min(first + _CHUNK_SENTENCES, num_sentences)
+            last = min(first + _SENTENCES_PER_PASS, num_sentences)
             # An example has at most max_tokens tokens and a sentence at least one, so no example
             # that starts before ``last`` needs sentences from ``reach`` on.
             reach = min(last + self._max_tokens, num_sentences)
@@ -155,8 +157,9 @@ class PairSampler:
                 sentences, document_ends, offsets[first : reach + 1], first
             )
             starts, num_consumed = _follow_chain(self._count_consumed(sentences, candidates))
-            num_to_complete_run = -count % chunk_length
-            chunk_starts.append(first + starts[num_to_complete_run::chunk_length])
+            # Examples of this pass that still belong to the last chunk of the previous pass.
+            num_remaining = -count % chunk_length
+            chunk_starts.append(first + starts[num_remaining::chunk_length])
             count += len(starts)
             first += num_consumed
         return np.concatenate(chunk_starts), count
@@ -181,6 +184,7 @@ class PairSampler:
         return self._build_pairs(sentences[starts], documents[starts], candidates.take(starts))
 
     def _check_documents(self) -> None:
+        """Raise StoreError if the split has too few documents."""
         counts = self._split.counts
         if not counts.documents:
             raise StoreError(
@@ -248,7 +252,7 @@ class PairSampler:
             (candidates.target - a_size)[random_rows],
         )
         b_size = b_last - b_first
-        a_excess, b_excess = _truncate(a_size, b_size, self._max_tokens)
+        a_excess, b_excess = _compute_excess(a_size, b_size, self._max_tokens)
         states = candidates.rng_states
         return SentencePairs(
             a_first=a_first + draw_fair_binomial(states, RNG_TRUNCATE_A, a_excess),
@@ -299,7 +303,9 @@ def _follow_chain(steps: IntArray) -> tuple[IntArray, int]:
     return np.array(visited, np.int64), index
 
 
-def _truncate(a_size: IntArray, b_size: IntArray, max_tokens: int) -> tuple[IntArray, IntArray]:
+def _compute_excess(
+    a_size: IntArray, b_size: IntArray, max_tokens: int
+) -> tuple[IntArray, IntArray]:
     """Return the number of tokens to remove from A and from B, int64 [n].
 
     Tokens are removed one at a time from the longer segment, or from B if both are equally long.

@@ -8,10 +8,9 @@ from bertsmith.settings import SettingsTable
 
 
 class DataSettings(SettingsTable):
-    """How sentences become training examples; the defaults are those of the paper.
+    """How sentences become training examples.
 
-    The default shares are those of section 3.1 and appendix A.2 of the paper, and of the original
-    code.
+    The defaults are those of the paper (section 3.1 and appendix A.2) and of the original code.
 
     Attributes:
         max_seqlen: Maximum number of tokens in a sequence, with [CLS] and [SEP].
@@ -44,6 +43,7 @@ class DataSettings(SettingsTable):
     @model_validator(mode="after")
     def _check_replacement_shares(self) -> Self:
         total = self.mask_replace_prob + self.random_replace_prob
+        # The tolerance is for rounding errors of the sum.
         if total > 1.0 + 1e-9:
             raise ValueError(
                 f"mask_replace_prob + random_replace_prob is {total:g}, and must be at most 1 "

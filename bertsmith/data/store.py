@@ -43,8 +43,10 @@ _SPLIT_TITLES: dict[SplitName, str] = {"train": "training", "heldout": "held-out
 _CHUNK_IDS = 1 << 24
 
 _OFFSET_TYPE = np.dtype("<i8")
-#: Number of bytes hashed at a time, and number of offsets checked at a time.
-_CHUNK_BYTES, _CHUNK_OFFSETS = 1 << 24, 1 << 20
+#: Number of bytes hashed at a time.
+_CHUNK_BYTES = 1 << 24
+#: Number of offsets checked at a time.
+_CHUNK_OFFSETS = 1 << 20
 #: Advice for error messages about a damaged store.
 _REBUILD_ADVICE = "remove the folder of the store and make it again with `bertsmith prepare`"
 
@@ -173,7 +175,9 @@ class SplitWriter:
         self.num_unknown = 0
         self._id_dtype = _get_id_dtype(bits)
         self._paths = {part: directory / f"{name}.{part}" for part in _get_part_dtypes(bits)}
-        self._files = {part: _temporary_path(path).open("wb") for part, path in self._paths.items()}
+        self._files = {
+            part: _get_temporary_path(path).open("wb") for part, path in self._paths.items()
+        }
         self._hashes = {part: hashlib.sha256() for part in self._paths}
         self._num_tokens = self._num_sentences = self._num_documents = 0
         for part in ("sentences", "documents"):
@@ -209,6 +213,7 @@ class SplitWriter:
         return {path.name: self._hashes[part].hexdigest() for part, path in self._paths.items()}
 
     def _write(self, part: str, values: NDArray[Any]) -> None:
+        """Append values to a file and its hash."""
         content = values.tobytes()
         self._files[part].write(content)
         self._hashes[part].update(content)
@@ -218,8 +223,8 @@ class SplitWriter:
         for part, path in self._paths.items():
             with add_error_filename(self._directory):
                 self._files[part].close()
-            sync(_temporary_path(path))
-            _temporary_path(path).replace(path)
+            sync(_get_temporary_path(path))
+            _get_temporary_path(path).replace(path)
         sync(self._directory)
         return SplitCounts(
             documents=self._num_documents,
@@ -277,17 +282,16 @@ class Store:
     def token_counts(self, name: SplitName, unk_id: int) -> TokenCounts:
         """Return the numbers of tokens and [UNK] tokens in a split.
 
-        The manifest of a store of version 0.1 has no number of [UNK] tokens, so they are counted
-        in the ids.
+        The manifest of a store of version 0.1 has no number of [UNK] tokens, so this method counts
+        them in the ids.
         """
         counts = self.manifest.token_counts(name)
         if counts is None:
             ids = self.load_split(name).ids
-            num_unknown = (
-                int(np.count_nonzero(ids[first : first + _CHUNK_IDS] == unk_id))
-                for first in range(0, len(ids), _CHUNK_IDS)
-            )
-            counts = TokenCounts(len(ids), sum(num_unknown))
+            counts = TokenCounts(len(ids))
+            for first in range(0, len(ids), _CHUNK_IDS):
+                chunk = ids[first : first + _CHUNK_IDS]
+                counts.num_unknown += int(np.count_nonzero(chunk == unk_id))
         return counts
 
     def load_split(self, name: SplitName) -> Split:
@@ -338,7 +342,8 @@ class Store:
     def _check_id_range(self, path: Path, ids: NDArray[Any]) -> None:
         """Raise StoreError if an id is not in the vocabulary."""
         step = _CHUNK_BYTES // ids.itemsize
-        max_id = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
+        chunks = (ids[first : first + step] for first in range(0, len(ids), step))
+        max_id = max((int(chunk.max()) for chunk in chunks), default=0)
         if max_id >= self.manifest.vocab_size:
             problem = describe_out_of_vocabulary(max_id, self.manifest.vocab_size)
             raise make_damaged_file_error(path, problem)
@@ -384,20 +389,23 @@ def format_unknown_shares(counts: Mapping[SplitName, TokenCounts | None]) -> lis
     Splits without a count or without tokens are left out. The warning is about the split with the
     highest share.
     """
-    by_title = {
+    counts_by_title = {
         _SPLIT_TITLES[name]: split_counts
         for name, split_counts in counts.items()
         if split_counts and split_counts.num_tokens
     }
-    if not by_title:
+    if not counts_by_title:
         return []
     shares = ", ".join(
         f"{split_counts.unknown_share:.2%} of the {title} tokens"
-        for title, split_counts in by_title.items()
+        for title, split_counts in counts_by_title.items()
     )
-    highest = max(by_title, key=lambda title: by_title[title].unknown_share)
-    warning = by_title[highest].format_warning(f"the {highest} tokens")
-    return [f"[UNK]: {shares}", *([warning] if warning else [])]
+    lines = [f"[UNK]: {shares}"]
+    highest = max(counts_by_title, key=lambda title: counts_by_title[title].unknown_share)
+    warning = counts_by_title[highest].format_warning(f"the {highest} tokens")
+    if warning:
+        lines.append(warning)
+    return lines
 
 
 def _get_part_dtypes(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:
@@ -409,7 +417,8 @@ def _get_id_dtype(bits: Literal[16, 32]) -> np.dtype[Any]:
     return np.dtype("<u2" if bits == 16 else "<u4")
 
 
-def _temporary_path(path: Path) -> Path:
+def _get_temporary_path(path: Path) -> Path:
+    """Return the name of a file while it is written."""
     return path.with_name(f".{path.name}.tmp")
 
 

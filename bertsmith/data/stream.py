@@ -29,9 +29,9 @@ CHUNK_LENGTH = 16
 #: Approximate number of tokens in a block. Computing a block takes tens of milliseconds and a few
 #: megabytes.
 BLOCK_TOKENS = 1 << 20
-#: Number of blocks, and of epochs, in the cache: a batch may need two consecutive ones.
+#: Maximum number of cached blocks, and of cached epochs: a batch may need two of either.
 _CACHE_SIZE = 2
-#: Part of the random key for the chunk order, which thus differs from that of the sentence pairs.
+#: Number that makes the random key of the chunk order different from that of the sentence pairs.
 _CHUNK_ORDER = 1
 
 
@@ -113,6 +113,7 @@ class ExampleStream:
         return concat_batches(parts)
 
     def _get_block(self, number: int) -> ExampleBatch:
+        """Return a block from the cache, or compute it."""
         if number in self._blocks:
             self._blocks.move_to_end(number)
             return self._blocks[number]
@@ -228,7 +229,7 @@ class EndlessStream:
         return concat_batches(parts)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the epoch that an example of the endless sequence is in, and its index there."""
+        """Return the epoch of an example of the endless sequence, and its index in that epoch."""
         while self._epoch_starts[-1] <= index:
             epoch = self._first_epoch + len(self._epoch_starts) - 1
             self._epoch_starts.append(self._epoch_starts[-1] + len(self._get_stream(epoch)))
@@ -242,6 +243,7 @@ class EndlessStream:
         return self._epoch_starts[epoch - self._first_epoch]
 
     def _get_stream(self, epoch: int) -> ExampleStream:
+        """Return the stream of an epoch from the cache, or create it."""
         if epoch not in self._streams:
             self._streams[epoch] = self._make_stream(epoch)
             while len(self._streams) > _CACHE_SIZE:
@@ -274,6 +276,7 @@ def prefetch_batches(
     stopped = threading.Event()
 
     def put(item: ExampleBatch | BaseException) -> None:
+        """Put an item in the queue; give up if the iterator is closed while the queue is full."""
         while not stopped.is_set():
             try:
                 ready.put(item, timeout=0.1)

@@ -22,7 +22,8 @@ MAX_CACHED_WORDS = 1 << 18
 #: Number of sentences tokenized at a time, small enough for their words to stay in the CPU cache.
 _CHUNK_SENTENCES = 2048
 #: Common punctuation, surrounded by spaces first so that "end." is cached as "end" and ".". The
-#: ids do not change, since the tokenizer always splits there. ``_tokenize_new_words`` needs "[".
+#: ids do not change, since the tokenizer always splits there. "[" is included because
+#: ``_tokenize_new_words`` requires that no word contains it.
 _PUNCTUATION = ",.()['\"-"
 #: Number of new words that are joined into one text for the tokenizer.
 _WORDS_PER_TEXT = 64
@@ -76,6 +77,7 @@ class CachedTokenizer:
         return np.concatenate(chunk_ids), np.concatenate(chunk_sizes)
 
     def _encode_chunk(self, sentences: Sequence[str]) -> tuple[IntArray, IntArray]:
+        """Tokenize a few sentences; see ``encode``."""
         if len(self._word_numbers) > self._max_cached_words:
             self._clear()
         words = [sentence.split(" ") for sentence in self._preprocess(sentences)]
@@ -107,7 +109,9 @@ class CachedTokenizer:
         """Tokenize the words that have a number but no cached ids yet."""
         num_cached = len(self._sizes)
         num_new = len(self._word_numbers) - num_cached
-        new_words = list(islice(reversed(self._word_numbers), num_new))[::-1]
+        # The dictionary is in the order of the numbers, so the new words are its last keys.
+        new_words = list(islice(reversed(self._word_numbers), num_new))
+        new_words.reverse()
         if not new_words:
             return
         # The tokenizer has a fixed cost per text, so many words are joined into one text, each
@@ -128,5 +132,6 @@ class CachedTokenizer:
         self._ids = np.append(self._ids, ids)
 
     def _clear(self) -> None:
+        """Remove all words and ids from the cache."""
         self._word_numbers = _WordNumbers()
         self._sizes = self._starts = self._ids = np.zeros(0, np.int64)

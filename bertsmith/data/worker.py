@@ -108,6 +108,7 @@ class Shard:
 
     @classmethod
     def _parse(cls, content: bytes) -> "Shard":
+        """Parse a shard file; raise an exception of any type if its content is damaged."""
         # zipfile compares the CRC-32 at the end of an entry, which NumPy may not read.
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             damaged_entry = archive.testzip()
@@ -196,6 +197,7 @@ def main() -> None:
 
 
 def _encode(text: str) -> bytes:
+    """Return the UTF-8 bytes of a text that may contain lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -41,10 +41,11 @@ class WorkerPool:
         self._idle: list[Connection] = []
 
     def submit(self, task: Any) -> Any:
-        """Send a task to a worker; wait for one to finish if all are busy.
+        """Send a task to a worker; if all are busy, wait until one has finished its task.
 
         Returns:
-            The answer of the worker that was waited for; None if a worker was idle or new.
+            The answer to the earlier task that this worker has finished; None for a new worker or
+            one that was idle.
 
         Raises:
             StoreError: A worker died.
@@ -62,7 +63,7 @@ class WorkerPool:
         return answer
 
     def _start_worker(self) -> None:
-        """Start an idle worker."""
+        """Start a worker, which is idle at first."""
         connection, worker_end = Pipe()
         descriptor = worker_end.fileno()
         code = _WORKER_CODE.format(module=self._module)

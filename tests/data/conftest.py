@@ -18,7 +18,15 @@ def vocabulary() -> VocabularyInfo:
     is_special, is_continuation = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
     is_special[:5] = True
     is_continuation[60:] = True
-    return VocabularyInfo(V, 2, 3, 4, is_special, is_continuation, 1)
+    return VocabularyInfo(
+        vocab_size=V,
+        unk_id=1,
+        cls_id=2,
+        sep_id=3,
+        mask_id=4,
+        is_special=is_special,
+        is_continuation=is_continuation,
+    )
 
 
 @pytest.fixture(scope="session")

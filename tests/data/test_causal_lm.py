@@ -72,6 +72,7 @@ def test_prediction_does_not_depend_on_later_tokens(
             hidden: torch.Tensor = model.bert(packed, None, torch.tensor([position - 1, position]))
         return hidden
 
+    # From ``position`` on, each token except the final [SEP] becomes another ordinary token.
     changed_ids = batch.ids.copy()
     changed_ids[position:-1] = 5 + (changed_ids[position:-1] - 4) % (vocabulary.vocab_size - 5)
     before, after = compute_hidden_states(batch.ids), compute_hidden_states(changed_ids)

@@ -17,6 +17,8 @@ from bertsmith.text.corpus import find_sources
 from bertsmith.text.wordpiece import Tokenizer
 
 V01 = Path(__file__).parent / "fixtures" / "v0.1"
+#: Numbers of tokens in the splits of the store in V01.
+NUM_TRAIN_TOKENS, NUM_HELD_OUT_TOKENS = 3185, 379
 
 
 def test_store_v01_opens() -> None:
@@ -24,8 +26,8 @@ def test_store_v01_opens() -> None:
     store = Store.open(V01 / "store")
     assert not store.verify()
     counts = {name: store.load_split(name).counts for name in SPLITS}
-    assert (counts["train"].documents, counts["train"].tokens) == (52, 3185)
-    assert (counts["heldout"].documents, counts["heldout"].tokens) == (8, 379)
+    assert (counts["train"].documents, counts["train"].tokens) == (52, NUM_TRAIN_TOKENS)
+    assert (counts["heldout"].documents, counts["heldout"].tokens) == (8, NUM_HELD_OUT_TOKENS)
     tokenizer = store.load_tokenizer()
     train = store.load_split("train")
     first_sentence = train.ids[: train.sentence_offsets[1]].tolist()
@@ -54,5 +56,6 @@ def test_unfinished_store_v01_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
     manifest = prepare(sources, tokenizer, tmp_path / "store", workers=1, shard_characters=2000)
     assert submitted
     assert not shards & set(submitted)
-    assert sum(counts.tokens for counts in manifest.splits.values()) == 3185 + 379
+    num_tokens = sum(counts.tokens for counts in manifest.splits.values())
+    assert num_tokens == NUM_TRAIN_TOKENS + NUM_HELD_OUT_TOKENS
     assert json.loads((tmp_path / "store" / "manifest.json").read_text())["format"] == 1

@@ -29,6 +29,7 @@ def test_description_has_metadata_and_examples(tmp_path: Path) -> None:
     """The description has counts, the source, and examples with masks and NSP labels."""
     text = describe_store(make_store(tmp_path, 20), DataSettings(max_seqlen=16), examples=20)
     assert "10 words, lower case" in text
+    # A long document is cut, so the splits have more than 20 documents together.
     assert "train: 20 documents" in text
     assert "heldout: 2 documents" in text
     assert "text.jsonl" in text

@@ -129,13 +129,13 @@ def test_held_out_share_is_near_the_request(
     total = int(sizes.sentence_sizes.sum())
     assignment = choose_rule(sizes, share).assign(sizes)
     num_held_out = int(sizes.sentence_sizes[assignment.is_held_out].sum())
-    train_sizes, held_out_sizes = assignment[1:]
+    train_sizes = assignment.train_document_sizes
+    held_out_sizes = assignment.held_out_document_sizes
     if share * total >= 256:
         assert num_held_out <= 1.2 * share * total
-        if (
-            16 * 3 * max(max_sentence_tokens for _, max_sentence_tokens, _ in documents)
-            <= min(share, 1 - share) * total
-        ):
+        # A sentence has at most three copies.
+        max_tokens_with_copies = 3 * max(max_tokens for _, max_tokens, _ in documents)
+        if max_tokens_with_copies <= min(share, 1 - share) * total / 16:
             assert num_held_out >= 0.8 * share * total
     assert not num_held_out or min(len(train_sizes), len(held_out_sizes)) >= 2
     # Every sentence is in one document of its split.
@@ -166,7 +166,7 @@ def test_result_does_not_depend_on_the_shards() -> None:
     sizes = make_sizes([draw_sentence_sizes(30_000, seed=number) for number in range(8)])
     expected_rule = choose_rule(sizes, 0.02)
     expected = expected_rule.assign(sizes).is_held_out
-    for number in range(9):
+    for number in range(len(sizes.hashes) + 1):
         shards = divide_into_two_shards(sizes, number)
         rule = choose_held_out(lambda shards=shards: shards, 0.02)  # type: ignore[misc]
         assert rule.hash_limit == expected_rule.hash_limit
@@ -180,12 +180,13 @@ def test_training_documents_end_at_held_out_parts() -> None:
     assignment = choose_rule(sizes, 0.05).assign(sizes)
     run_ends = np.flatnonzero(np.diff(assignment.is_held_out))
     run_sizes = np.diff(np.concatenate([[-1], run_ends, [len(assignment.is_held_out) - 1]]))
+    # Training and held-out runs alternate.
     first_training_run = int(assignment.is_held_out[0])
     assert assignment.train_document_sizes.tolist() == run_sizes[first_training_run::2].tolist()
 
 
 def test_single_training_run_is_several_documents() -> None:
-    """If the training part of a single document is contiguous, it is not merged into one."""
+    """If the training text of a single document is contiguous, its parts are not merged."""
     num_unmerged = 0
     for number in range(300):
         sizes = make_sizes([[8] * 24], [number << 48])

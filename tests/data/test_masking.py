@@ -43,7 +43,7 @@ def test_max_predictions_per_seq_limits_each_sequence(vocabulary: VocabularyInfo
     ids, cu_seqlens, states = draw_sequences(vocabulary, [128] * 10)
     settings = DataSettings(max_predictions_per_seq=7)
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, settings)
-    assert len(positions) == 70
+    assert len(positions) == 10 * 7
 
 
 @pytest.mark.parametrize("whole_word_masking", [False, True])
@@ -84,25 +84,27 @@ def test_replacements_have_the_configured_shares(
     new_ids = masked_ids[positions]
     # One in 92 random tokens is the original token, because 92 tokens are not special.
     changed_share = random_replace_prob * 91 / 92
-    shares = {
-        mask_replace_prob: np.mean(new_ids == vocabulary.mask_id),
-        changed_share: np.mean((new_ids != vocabulary.mask_id) & (new_ids != labels)),
-    }
-    for expected, share in shares.items():
+    is_mask = new_ids == vocabulary.mask_id
+    is_changed = ~is_mask & (new_ids != labels)
+    for expected, share in (
+        (mask_replace_prob, np.mean(is_mask)),
+        (changed_share, np.mean(is_changed)),
+    ):
         bound = 5 * (expected * (1 - expected) / len(positions)) ** 0.5
         assert abs(share - expected) <= bound
 
 
 def test_all_positions_are_equally_likely(vocabulary: VocabularyInfo) -> None:
     """Every position between [CLS] and [SEP] is chosen equally often (5 sigma)."""
-    ids, cu_seqlens, states = draw_sequences(vocabulary, [42] * 20_000)
+    length = 42
+    ids, cu_seqlens, states = draw_sequences(vocabulary, [length] * 20_000)
     # [UNK] is never chosen, so it is replaced by another token.
     ids[ids == vocabulary.unk_id] = 5
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, DataSettings())
-    counts = np.bincount(positions % 42, minlength=42)
-    expected = len(positions) / 40
-    assert counts[0] == counts[41] == 0
-    assert (abs(counts[1:41] - expected) < 5 * expected**0.5).all()
+    counts = np.bincount(positions % length, minlength=length)
+    expected = len(positions) / (length - 2)
+    assert counts[0] == counts[-1] == 0
+    assert (abs(counts[1:-1] - expected) < 5 * expected**0.5).all()
 
 
 def test_masks_depend_only_on_state_and_ids(vocabulary: VocabularyInfo) -> None:
@@ -153,7 +155,8 @@ def test_whole_words_are_masked(vocabulary: VocabularyInfo) -> None:
 
 def test_too_long_words_are_skipped(vocabulary: VocabularyInfo) -> None:
     """A word with more pieces than remaining predictions is skipped, as in the original code."""
-    # Twelve tokens have two predictions. The words have 5 pieces, 4 pieces and 1 piece.
+    # Twelve tokens have two predictions. The words have 5 pieces, 4 pieces and 1 piece, so only the
+    # last word, at position 10, can be masked.
     ids = np.array([2, 10, 60, 61, 62, 63, 11, 60, 61, 62, 12, 3])
     cu_seqlens = np.array([0, 12], np.int32)
     settings = DataSettings(whole_word_masking=True)
@@ -171,6 +174,7 @@ def test_shares_above_one_are_rejected() -> None:
 
 def test_all_ordinary_tokens_can_be_chosen(vocabulary: VocabularyInfo) -> None:
     """With a share of 1 all ordinary tokens are chosen, even a "##" piece after a special token."""
+    # [CLS] is 2, [SEP] is 3 and [UNK] is 1; ids from 60 on continue a word.
     ids = np.array([2, 60, 61, 10, 62, 3, 63, 64, 1, 65, 11, 3])
     cu_seqlens = np.array([0, 12], np.int32)
     states = init_states(0, np.arange(1))

@@ -33,6 +33,8 @@ VOCAB = (*SPECIAL_TOKENS, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS),
 TOKENIZER = Tokenizer(TokenizerSpec(vocab=VOCAB))
 #: Characters per shard, so few that a small corpus has many shards.
 SHARD_CHARACTERS = 3000
+#: Number of documents in the fixture ``corpus``.
+NUM_DOCUMENTS = 200
 FIXTURE = Path(__file__).parent / "fixtures" / "v0.1"
 
 
@@ -60,9 +62,9 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of 200 short documents."""
+    """A corpus of short documents."""
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    write_corpus(path, 200)
+    write_corpus(path, NUM_DOCUMENTS)
     return path
 
 
@@ -118,7 +120,7 @@ def test_manifest_describes_sources_vocabulary_and_counts(
     assert manifest.vocabulary_hash == TOKENIZER.hash
     assert (manifest.vocab_size, manifest.lowercase, manifest.bits) == (len(VOCAB), True, 16)
     assert manifest.plan.options.language == "en"
-    assert sum(counts.documents for counts in manifest.splits.values()) == 200
+    assert sum(counts.documents for counts in manifest.splits.values()) == NUM_DOCUMENTS
     assert any("held out" in line for line in summarize_store(manifest))
 
 
@@ -195,6 +197,7 @@ def test_interrupted_run_resumes(
     out = tmp_path / "store"
     run_interrupted_prepare(corpus, out, signal_number, num_shards, stage)
     finished = {path.name for path in (out / "parts").glob("*.npz")}
+    # Both workers may have been building a shard.
     assert len(finished) >= num_shards - 2
     submitted: list[str] = []
     submit = WorkerPool.submit
@@ -242,7 +245,7 @@ def test_source_can_be_corrected_before_the_first_shard(corpus: Path, tmp_path: 
         prepare_store(source, out)
     source.write_bytes(corpus.read_bytes())
     assert read_files(out) != {}
-    assert prepare_store(source, out).report["documents"] == 200
+    assert prepare_store(source, out).report["documents"] == NUM_DOCUMENTS
 
 
 def test_invalid_language_is_rejected(corpus: Path, tmp_path: Path) -> None:
@@ -319,7 +322,7 @@ def test_errors_in_the_corpus_stop_or_are_counted(corpus: Path, tmp_path: Path) 
     """An invalid line is an error with its location; if skipped, the manifest counts the line."""
     source = tmp_path / "corpus.jsonl"
     source.write_bytes(corpus.read_bytes() + b'{"text": "\xff"}\n')
-    with pytest.raises(CorpusError, match="line 201"):
+    with pytest.raises(CorpusError, match=f"line {NUM_DOCUMENTS + 1}"):
         prepare_store(source, tmp_path / "one")
     manifest = prepare_store(source, tmp_path / "two", corpus=CorpusOptions(on_error="skip"))
     assert list(manifest.report["skipped"].values()) == [1]
@@ -330,8 +333,8 @@ def test_repeated_documents_are_left_out(corpus: Path, tmp_path: Path) -> None:
     sources = find_sources([str(corpus), str(corpus)])
     options = PrepareOptions(corpus=CorpusOptions(deduplicate="documents"))
     manifest = prepare(sources, TOKENIZER, tmp_path / "store", options, workers=1)
-    assert manifest.report["repeated_documents"] == 200
-    assert sum(counts.documents for counts in manifest.splits.values()) == 200
+    assert manifest.report["repeated_documents"] == NUM_DOCUMENTS
+    assert sum(counts.documents for counts in manifest.splits.values()) == NUM_DOCUMENTS
 
 
 def test_corpus_without_words_is_rejected(tmp_path: Path) -> None:
@@ -365,7 +368,8 @@ def test_single_document_is_cut_for_the_held_out_split(tmp_path: Path) -> None:
         assert split.counts.documents >= 2
         ExampleStream(split, vocabulary, DataSettings(), 32, seed=0, epoch=0)
     assert sorted(texts) == sorted(sentences)
-    share = manifest.splits["heldout"].tokens / (3 * 26**2)
+    # Each sentence, such as "ab the", has 3 tokens.
+    share = manifest.splits["heldout"].tokens / (3 * len(sentences))
     assert share == pytest.approx(0.05, rel=0.35)
 
 
@@ -374,6 +378,7 @@ def test_summary_explains_an_empty_held_out_split(tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_text("The end.\nThe beginning.\n")
     lines = summarize_store(prepare_store(tmp_path / "plain.txt", tmp_path / "store"))
     assert lines[-1].startswith("nothing is held out: the corpus is too small")
+    # the e ##n ##d . the b ##e ##g ##i ##n ##n ##ing .
     assert "(2 sentences, 14 tokens)" in lines[-1]
     manifest = prepare_store(tmp_path / "plain.txt", tmp_path / "other", held_out=0.0)
     assert not any("nothing is held out" in line for line in summarize_store(manifest))
@@ -405,7 +410,8 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
         counts = store.token_counts(name, TOKENIZER.unk_id)
         assert counts.num_tokens == manifest.splits[name].tokens
         assert counts.num_unknown == num_unknown
-    assert sum(manifest.report["unknown_tokens"].values()) == 7 * 60
+    # The two Korean sentences have 7 words.
+    assert sum(manifest.report["unknown_tokens"].values()) == 7 * len(lines)
     summary = "\n".join(summarize_store(manifest))
     assert "% of the training tokens, " in summary
     assert summary.count("warning: ") == 1
@@ -424,6 +430,7 @@ def test_unknown_tokens_of_an_old_store_are_counted_on_demand(tmp_path: Path) ->
     store = Store.open(tmp_path / "store")
     assert "[UNK]" not in "\n".join(summarize_store(store.manifest))
     counts = [store.token_counts(name, TOKENIZER.unk_id) for name in SPLITS]
+    # Nine documents have 2 unknown words, and all ten have 4 tokens.
     assert sum(split_counts.num_unknown for split_counts in counts) == 9 * 2
     assert sum(split_counts.num_tokens for split_counts in counts) == 10 * 4
 
@@ -448,6 +455,7 @@ def test_damaged_shard_is_built_again(tmp_path: Path, damage: str) -> None:
     manifest = prepare(
         sources, tokenizer, out, None, RecordingProgress(), workers=1, shard_characters=2000
     )
+    # The number of tokens in the finished store of the fixtures.
     assert sum(counts.tokens for counts in manifest.splits.values()) == 3564
     assert messages == [
         f"Resuming the unfinished store in {out}",

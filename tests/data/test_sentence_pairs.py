@@ -93,6 +93,7 @@ def sample_reference(
                 len(gathered) == 1 or rng.uniform(sentence_pairs.RNG_IS_RANDOM) < 0.5
             ):
                 num_consumed, nsp_label = num_a, 1
+                # One of the other documents: from this document's number on, numbers are shifted.
                 other = rng.integer(sentence_pairs.RNG_DOCUMENT, len(documents) - 1)
                 other += other >= number
                 start = rng.integer(sentence_pairs.RNG_SENTENCE, len(documents[other]))
@@ -135,7 +136,7 @@ def test_sampler_equals_the_reference(
     """The vectorized sampler gives the examples of the plain loop, token by token."""
     split = make_split(60, seed=length)
     settings = DataSettings(short_seq_prob=short_seq_prob, nsp=nsp)
-    expected = sample_reference(split, settings, length, 7, 3)
+    expected = sample_reference(split, settings, length, seed=7, epoch=3)
     pairs = sample_epoch(PairSampler(split, settings, length, seed=7, epoch=3), split)
     assert len(pairs.a_first) == len(expected)
     for index, example in enumerate(expected):
@@ -153,20 +154,20 @@ def test_long_sentences_are_truncated_as_in_the_reference() -> None:
         [[[9] * int(rng.integers(1, 900)) for _ in range(5)] for _ in range(12)]
     )
     settings = DataSettings()
-    expected = sample_reference(split, settings, 64, 1, 0)
+    expected = sample_reference(split, settings, 64, seed=1, epoch=0)
     pairs = sample_epoch(PairSampler(split, settings, 64, seed=1, epoch=0), split)
     assert [example.a[0] for example in expected] == pairs.a_first.tolist()
     assert [example.b[0] for example in expected] == pairs.b_first.tolist()
     assert [len(example.b) for example in expected] == pairs.b_size.tolist()
 
 
-@pytest.mark.parametrize("chunk_size", [7, 64, 1 << 16])
-def test_run_starts_do_not_depend_on_the_chunk_size(
-    split: Split, monkeypatch: pytest.MonkeyPatch, chunk_size: int
+@pytest.mark.parametrize("sentences_per_pass", [7, 64, 1 << 16])
+def test_chunk_starts_do_not_depend_on_the_passes(
+    split: Split, monkeypatch: pytest.MonkeyPatch, sentences_per_pass: int
 ) -> None:
-    """With any chunk size, a chunk starts at every 16th example of the reference."""
-    monkeypatch.setattr(sentence_pairs, "_CHUNK_SENTENCES", chunk_size)
-    expected = sample_reference(split, DataSettings(), 96, 11, 2)
+    """However many sentences are processed at a time, a chunk starts at every 16th example."""
+    monkeypatch.setattr(sentence_pairs, "_SENTENCES_PER_PASS", sentences_per_pass)
+    expected = sample_reference(split, DataSettings(), 96, seed=11, epoch=2)
     chunk_starts, count = PairSampler(
         split, DataSettings(), 96, seed=11, epoch=2
     ).find_chunk_starts(16)
@@ -176,7 +177,7 @@ def test_run_starts_do_not_depend_on_the_chunk_size(
 
 def test_every_sentence_is_consumed_once(split: Split) -> None:
     """The examples of an epoch consume all sentences of the split, in order."""
-    examples = sample_reference(split, DataSettings(), 128, 3, 0)
+    examples = sample_reference(split, DataSettings(), 128, seed=3, epoch=0)
     sentence = 0
     for example in examples:
         assert example.first_sentence == sentence
@@ -191,7 +192,7 @@ def test_half_of_the_pairs_are_consecutive(make_split: Callable[..., Split]) -> 
     split = make_split(500, sentences=30)
     examples = [
         example
-        for example in sample_reference(split, DataSettings(), 128, 0, 0)
+        for example in sample_reference(split, DataSettings(), 128, seed=0, epoch=0)
         if example.num_gathered > 1
     ]
     pairs = sample_epoch(PairSampler(split, DataSettings(), 128, seed=0, epoch=0), split)
@@ -246,7 +247,7 @@ def test_pairs_fit_the_length(split: Split) -> None:
     """A and B have at least one token each; together with [CLS] and two [SEP] they fit."""
     pairs = sample_epoch(PairSampler(split, DataSettings(), 40, seed=0, epoch=0), split)
     assert min(pairs.a_size.min(), pairs.b_size.min()) >= 1
-    assert (pairs.a_size + pairs.b_size).max() == 37
+    assert (pairs.a_size + pairs.b_size).max() == 40 - 3
 
 
 def test_too_few_documents_are_rejected() -> None:

@@ -28,6 +28,7 @@ from bertsmith.errors import StoreError
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
+#: A tokenizer of 97 words, the size of the synthetic vocabulary of the fixtures.
 TOKENIZER = Tokenizer(
     TokenizerSpec(vocab=(*SPECIAL_TOKENS, *(f"w{number}" for number in range(92))))
 )
@@ -43,6 +44,7 @@ def write_store(path: Path, splits: dict[str, Split], vocab_size: int = 97) -> S
         split, writer = splits[name], SplitWriter(path, name, bits)
         sentence_sizes = np.diff(split.sentence_offsets)
         document_sizes = np.diff(split.document_offsets)
+        # First document, sentence and token of the second part.
         document = len(document_sizes) // 2
         sentence = int(split.document_offsets[document])
         token = int(split.sentence_offsets[sentence])
@@ -136,7 +138,8 @@ def remove_checksums(store: Store) -> None:
     """Remove the checksums from the manifest, which a store of version 0.1 does not have."""
     file = store.path / "manifest.json"
     values = json.loads(file.read_text())
-    assert len(values.pop("checksums")) == 6
+    # Each of the two splits has three files.
+    assert len(values.pop("checksums")) == 2 * 3
     file.write_text(json.dumps(values))
 
 
@@ -187,7 +190,7 @@ def test_checksums_of_offsets_are_verified_on_loading(store: Store) -> None:
 
 
 def test_ids_outside_the_vocabulary_are_rejected(store: Store, vocabulary: VocabularyInfo) -> None:
-    """Without checksums, ``verify``, counting ids and drawing examples detect invalid ids."""
+    """Without checksums, invalid ids are detected by ``verify``, by counting and by sampling."""
     remove_checksums(store)
     reopened = Store.open(store.path)
     assert not reopened.verify()

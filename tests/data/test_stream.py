@@ -43,7 +43,7 @@ def unmask(batch: ExampleBatch) -> np.ndarray:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reduce blocks to 64 examples, so that a small split has many blocks."""
+    """Reduce blocks to 64 examples of 64 tokens, so that a small split has many blocks."""
     monkeypatch.setattr(stream_module, "BLOCK_TOKENS", 64 * 64)
 
 
@@ -71,16 +71,17 @@ def test_example_depends_only_on_its_index(
 @pytest.mark.usefixtures("small_blocks")
 def test_epoch_contains_every_example_once(split: Split, vocabulary: VocabularyInfo) -> None:
     """Shuffling neither loses nor repeats examples, whatever the block size."""
-    small_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, seed=5, epoch=1)
-    pairs = small_blocks._sampler.sample_pairs(np.array([0]), np.array([split.counts.sentences]))
+    stream = ExampleStream(split, vocabulary, DataSettings(), 64, seed=5, epoch=1)
+    pairs = stream._sampler.sample_pairs(np.array([0]), np.array([split.counts.sentences]))
+    # Packing adds [CLS] and two [SEP].
     expected_sizes = Counter((pairs.a_size + pairs.b_size + 3).tolist())
-    batch = small_blocks.batch(0, len(small_blocks))
+    batch = stream.batch(0, len(stream))
     assert Counter(np.diff(batch.cu_seqlens).tolist()) == expected_sizes
-    assert len(pairs.a_first) == len(small_blocks)
+    assert len(pairs.a_first) == len(stream)
     # The fixture ``small_blocks`` restores this value after the test.
     stream_module.BLOCK_TOKENS = 1 << 20
-    large_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, seed=5, epoch=1)
-    other_batch = large_blocks.batch(0, len(large_blocks))
+    stream_of_large_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, seed=5, epoch=1)
+    other_batch = stream_of_large_blocks.batch(0, len(stream))
     assert Counter(to_tuples(other_batch)) == Counter(to_tuples(batch))
     assert to_tuples(other_batch) != to_tuples(batch)
 
@@ -104,9 +105,9 @@ def test_block_mixes_documents(vocabulary: VocabularyInfo) -> None:
         Split.from_documents(documents),
         vocabulary,
         DataSettings(mask_replace_prob=0, random_replace_prob=0),
-        64,
-        0,
-        0,
+        length=64,
+        seed=0,
+        epoch=0,
     )
     batch = stream.batch(0, 64)
     first_ids = batch.ids[batch.cu_seqlens[:-1] + 1]
@@ -156,7 +157,7 @@ def test_single_segment_is_packed_without_nsp(split: Split, vocabulary: Vocabula
     batch = stream.batch(0, 100)
     assert batch.nsp_labels is None
     assert not batch.segments.any()
-    assert (batch.ids == vocabulary.sep_id).sum() == 100
+    assert (batch.ids == vocabulary.sep_id).sum() == len(batch)
     assert batch.max_seqlen == 64
 
 

@@ -76,6 +76,7 @@ def test_shard_damage_is_detected(tmp_path: Path) -> None:
     shard.save(file)
     content = file.read_bytes()
     messages = []
+    # Each tested position gives a truncated file, and a file with a changed byte.
     for position in range(0, len(content), 11):
         changed = bytearray(content)
         changed[position] ^= 0x11
@@ -88,6 +89,7 @@ def test_shard_damage_is_detected(tmp_path: Path) -> None:
                 continue
             for name, values in vars(shard).items():
                 assert np.array_equal(getattr(loaded, name), values), position
+    # All truncated files and many changed files are rejected.
     assert len(messages) > len(content) / 11
     start = f"{file}: this part of an unfinished store is damaged: "
     assert all(message.startswith(start) for message in messages)
