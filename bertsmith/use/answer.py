@@ -110,7 +110,7 @@ def answer(
 
 
 def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedBundle:
-    """Return a copy of the model with another ``task.null_threshold``.
+    """Return a copy of the model that uses a threshold as its ``task.null_threshold``.
 
     Args:
         bundle: A model that predicts spans.
@@ -120,7 +120,7 @@ def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedB
     Raises:
         ModelError: The model does not predict spans.
     """
-    resolve_task_model(bundle, "span")
+    resolve_task_model(bundle, "span")  # only to check the kind of the model
     # The threshold is stored among the held-out metrics, because fine-tuning tunes it on the
     # held-out data.
     metrics = {**bundle.info.get("heldout_metrics", {}), "null_threshold": threshold}
@@ -189,6 +189,7 @@ def _choose_answer(
     predictions: SpanPredictions, threshold: float | None, *, is_truncated: bool
 ) -> Answer:
     """Choose the best span, or "no answer" if its score is higher by more than the threshold."""
+    # The probabilities are computed below, from the scores of all candidates.
     candidates = [
         Candidate(span.text, span.start, span.end, span.score, probability=0.0)
         for span in predictions.spans

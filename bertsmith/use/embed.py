@@ -105,7 +105,9 @@ class Embedder:
             fast: Whether to use 8-bit or 16-bit arithmetic, whichever is faster on this machine.
                 The vectors change little; see ``quantize``.
         """
-        self.path, self.config, self.tokenizer = bundle.path, bundle.config, bundle.tokenizer
+        self.path = bundle.path
+        self.config = bundle.config
+        self.tokenizer = bundle.tokenizer
         encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
         self.encoder = quantize(encoder) if fast else encoder
         self.fast = fast
@@ -113,6 +115,7 @@ class Embedder:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.pooling_config = read_pooling(bundle.path)
+        # How texts are preprocessed: prompt, lowercasing and maximum length.
         self._text_config = self.pooling_config or PoolingConfig()
 
     @classmethod
@@ -127,7 +130,7 @@ class Embedder:
         return cls(load_encoder(path, device=device), fast=fast)
 
     def with_token_counter(self, counter: TokenCounter) -> Self:
-        """Return an embedder that shares this one's model and counts the tokens it encodes.
+        """Return an embedder with the same model that counts the tokens it encodes.
 
         Args:
             counter: Receives the tokens of every encoded text, before truncation.
@@ -222,9 +225,8 @@ class Embedder:
             batch_tokens: Maximum number of tokens per batch.
             compute: Computes the vectors of the sequences; by default ``encode_batches``.
         """
-        tokenizer, max_tokens = self.tokenizer, self.max_seqlen - 2
-        encoded = tokenizer.encode_batch_with_offsets(self._preprocess(texts))
-        sequences = [[tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id] for ids, _ in encoded]
+        encoded = self.tokenizer.encode_batch_with_offsets(self._preprocess(texts))
+        sequences = [self._build_sequence(ids) for ids, _ in encoded]
         compute = compute or self.encode_batches
         results: list[Any] = [None] * len(texts)
         for indices, batch in compute(sequences, spec, batch_tokens):
@@ -244,7 +246,7 @@ class Embedder:
             offsets: The range [start, end) of the characters of each of these tokens.
             vectors: float32 [S, W], with or without the vectors of [CLS] and [SEP].
         """
-        max_tokens = self.max_seqlen - 2
+        max_tokens = self._max_text_tokens
         is_truncated = len(ids) > max_tokens
         ids = ids[:max_tokens]
         # Offsets in the result refer to the text without the prompt.
@@ -253,7 +255,8 @@ class Embedder:
             (max(start - prompt_length, 0), max(end - prompt_length, 0))
             for start, end in offsets[:max_tokens]
         ]
-        if len(vectors) > len(ids):
+        has_special_tokens = len(vectors) > len(ids)
+        if has_special_tokens:
             ids = [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
             offsets = [(0, 0), *offsets, (len(text), len(text))]
         tokens = self.tokenizer.ids_to_tokens(ids)
@@ -278,9 +281,10 @@ class Embedder:
         Raises:
             InputError: A text does not contain the word, and ``skip`` is False.
         """
-        spans = self._find_word_in_texts(texts, word, skip=skip)
-        vectors = self.encode_tokens([texts[index] for index in spans], layer=layer, **settings)
-        return self._average_word_tokens(word, spans, vectors, skip=skip)
+        spans_by_text = self._find_word_in_texts(texts, word, skip=skip)
+        texts_with_word = [texts[index] for index in spans_by_text]
+        vectors = self.encode_tokens(texts_with_word, layer=layer, **settings)
+        return self._average_word_tokens(word, spans_by_text, vectors, skip=skip)
 
     def compute_word_vectors(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
@@ -295,8 +299,8 @@ class Embedder:
         Raises:
             InputError: A text does not contain the word.
         """
-        spans = self._find_word_in_texts(texts, word, skip=False)
-        return self._average_word_tokens(word, spans, vectors, skip=False)
+        spans_by_text = self._find_word_in_texts(texts, word, skip=False)
+        return self._average_word_tokens(word, spans_by_text, vectors, skip=False)
 
     def _find_word_in_texts(
         self, texts: Sequence[str], word: str, *, skip: bool
@@ -349,10 +353,19 @@ class Embedder:
 
     def tokenize(self, texts: Sequence[str]) -> TokenizedTexts:
         """Tokenize texts and truncate them to the model's maximum length."""
-        tokenizer, max_tokens = self.tokenizer, self.max_seqlen - 2
-        encoded = tokenizer.encode_batch(self._preprocess(texts))
-        sequences = [[tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id] for ids in encoded]
-        return TokenizedTexts(sequences, sum(len(ids) > max_tokens for ids in encoded))
+        encoded = self.tokenizer.encode_batch(self._preprocess(texts))
+        sequences = [self._build_sequence(ids) for ids in encoded]
+        num_truncated = sum(len(ids) > self._max_text_tokens for ids in encoded)
+        return TokenizedTexts(sequences, num_truncated)
+
+    @property
+    def _max_text_tokens(self) -> int:
+        """Maximum number of tokens of a text, without [CLS] and [SEP]."""
+        return self.max_seqlen - 2
+
+    def _build_sequence(self, ids: list[int]) -> list[int]:
+        """Return [CLS] text [SEP] for the token ids of a text, truncated to the maximum length."""
+        return [self.tokenizer.cls_id, *ids[: self._max_text_tokens], self.tokenizer.sep_id]
 
     @torch.inference_mode()
     def encode_batch(self, sequences: Sequence[list[int]], spec: VectorSpec) -> Any:
@@ -399,7 +412,7 @@ class Embedder:
     def preload_pooler(self) -> None:
         """Load the pooler now instead of at first use; do nothing if the model has none."""
         with suppress(ModelError):
-            _ = self._pooler
+            _ = self._pooler  # Reading the cached property loads the pooler.
 
     @cached_property
     def _pooler(self) -> Pooler:

@@ -194,7 +194,8 @@ def embed_lines(
         InputError: The output exists, cannot be written or cannot be resumed, or there are no
             lines.
     """
-    out, progress = Path(out), progress or NullProgress()
+    out = Path(out)
+    progress = progress or NullProgress()
     spec = embedder.resolve_settings(settings)
     run_settings = _get_run_settings(embedder, settings)
     open_writer = _create_writer_factory(out, spec, run_settings, columns)
@@ -202,7 +203,8 @@ def embed_lines(
     embedder = embedder.with_token_counter(counts)
     with _lock_partial_dir(out) as partial:
         state = _load_or_create_state(partial, run_settings, resume=resume)
-        remaining_lines, lines_hash = iter(lines), hashlib.sha256()
+        remaining_lines = iter(lines)
+        lines_hash = hashlib.sha256()
         _skip_finished_lines(remaining_lines, lines_hash, state, partial)
         progress.start("embedding", total, "lines")
         progress.advance(state.num_lines)
@@ -353,6 +355,7 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
             write_json(partial / STATE_FILE, asdict(_RunState(settings)))
         return _RunState(settings)
     if not state.num_lines:
+        # Nothing is written yet, so the settings may differ.
         return _RunState(settings)
     if not resume:
         raise InputError(
@@ -385,7 +388,7 @@ def _convert_write_errors(partial: Path) -> Iterator[None]:
 
 
 def _hash_lines(lines_hash: "hashlib._Hash", lines: Iterable[str | TextRow]) -> int:
-    """Add lines, or table rows with all their columns, to the hash; return how many."""
+    """Update the hash with lines, or table rows with all their columns; return their number."""
     num_lines = 0
     for line in lines:
         text = line if isinstance(line, str) else to_json_line(line.cells)

@@ -52,14 +52,15 @@ def evaluate(
             f"{', '.join(_EVALUATION_FIELDS)}"
         )
     bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
-    data = _find_heldout_file(Path(data), bundle)
-    reject_unused_fields(bundle.head.kind, changes, [data])
-    task, family = get_task_settings(bundle, changes), get_family(bundle.head.kind)
+    file = _find_heldout_file(Path(data), bundle)
+    reject_unused_fields(bundle.head.kind, changes, [file])
+    task = get_task_settings(bundle, changes)
     if task.null_threshold is None:
         # A model fine-tuned without unanswerable questions has no threshold, and always predicts a
         # span, as in ``answer``.
         task = task.model_copy(update={"null_threshold": math.inf})
-    examples, counts = family.read_examples(data, task, labels=bundle.head.labels or None)
+    family = get_family(bundle.head.kind)
+    examples, counts = family.read_examples(file, task, labels=bundle.head.labels or None)
     inputs = family.encode_examples(examples, bundle.tokenizer, bundle.head, task, counts)
     outputs = compute_outputs(bundle.model, inputs)
     metrics = family.compute_metrics(outputs, inputs, examples, bundle.head, task)

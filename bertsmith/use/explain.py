@@ -11,6 +11,7 @@ from bertsmith.errors import InputError
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.attention_layout import build_attention_layout
 from bertsmith.model.packed import pack_sequences
+from bertsmith.tasks.text_pairs import add_special_tokens
 from bertsmith.use.embed import Floats
 from bertsmith.use.pair import truncate_pair
 
@@ -60,9 +61,10 @@ def attention(
     batch = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)
     is_causal = encoder.config.attention == "causal"
     probabilities = []
-    # zip() stops when there are no more layers, so the iterator over the hidden states does not
-    # compute the output of the last layer, which is not needed.
-    for layer, x in zip(encoder.encoder.layers, encoder.iter_hidden_states(batch), strict=False):
+    # ``hidden_states`` yields the input of each layer and the output of the last layer. zip() stops
+    # before it computes that output, which is not needed.
+    hidden_states = encoder.iter_hidden_states(batch)
+    for layer, x in zip(encoder.encoder.layers, hidden_states, strict=False):
         assert isinstance(layer, EncoderLayer)
         layout = build_attention_layout(batch, "reference", is_causal=is_causal, dtype=x.dtype)
         probabilities.append(layer.compute_probabilities(x, layout)[0].float().cpu().numpy())
@@ -83,7 +85,8 @@ def _encode_text_or_pair(
         if not part_ids:
             raise InputError(f"the {name} is empty; expected at least one word")
     max_positions = bundle.config.max_positions
-    max_tokens = min(max_seqlen or max_positions, max_positions) - len(encoded) - 1
+    num_special_tokens = 1 + len(encoded)  # [CLS], and [SEP] after each text
+    max_tokens = min(max_seqlen or max_positions, max_positions) - num_special_tokens
     if max_tokens < len(encoded):
         raise InputError(
             f"max_seqlen {max_seqlen} is too small for one token of each text; increase max_seqlen"
@@ -92,9 +95,6 @@ def _encode_text_or_pair(
         truncated = [encoded[0][:max_tokens]]
     else:
         truncated = list(truncate_pair(encoded[0], encoded[1], max_tokens))
-    ids, segments = [tokenizer.cls_id], [0]
-    for segment, part_ids in enumerate(truncated):
-        ids += [*part_ids, tokenizer.sep_id]
-        segments += [segment] * (len(part_ids) + 1)
+    ids, segments = add_special_tokens(truncated, tokenizer)
     num_removed = sum(map(len, encoded)) - sum(map(len, truncated))
     return ids, segments, num_removed

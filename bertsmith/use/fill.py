@@ -134,7 +134,7 @@ def _fill_sequences(
             predictions[row] = list(zip(tokens, row_probabilities, strict=True))
     for text_index, (text, sequence) in enumerate(zip(texts, sequences, strict=True)):
         starts = [match.start() for match in re.finditer(re.escape(MASK_TOKEN), text)]
-        # Only the characters "[MASK]" are encoded as a [MASK] token, so both numbers are equal.
+        # Only the characters "[MASK]" become a [MASK] token, so there is a token for each match.
         assert len(starts) == len(sequence.masked_positions)
         yield [
             Filling(start, predictions[text_index, mask_index])

@@ -58,7 +58,8 @@ def choose_fonts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _get_font_priority(font: Any) -> tuple[bool, bool, str, bool, str]:
     """Return a sort key by which upright sans-serif fonts come first, like the default font."""
-    is_italic, is_serif = font.style != "normal", "Sans" not in font.name
+    is_italic = font.style != "normal"
+    is_serif = "Sans" not in font.name
     has_other_weight = font.weight != 400  # 400 is the regular weight.
     return is_italic, is_serif, font.name, has_other_weight, font.fname
 

@@ -19,7 +19,7 @@ ModelOrPath = PretrainedBundle | Path | str
 
 #: Maximum number of log-probabilities computed at once (16 MiB of float32), so that memory does not
 #: grow with the vocabulary.
-MAX_CHUNK_ELEMENTS = 2**22
+_MAX_LOG_PROBABILITIES = 2**22
 
 Item = TypeVar("Item")
 
@@ -133,14 +133,15 @@ def pack_on_device(
 def predict_masked_tokens(
     bundle: PretrainedBundle, lengths: Sequence[int], get_sequence: Callable[[int], MaskedSequence]
 ) -> Iterator[MaskedPredictions]:
-    """Predict the tokens at masked positions. Only these go through the masked-LM head.
+    """Predict the tokens at masked positions.
 
-    Sequences are batched by length, so the predictions are not in the order of the sequences.
+    Only the hidden states at these positions go through the masked-LM head. Sequences are batched
+    by length, so the predictions are not in the order of the sequences.
 
     Args:
         bundle: The model.
         lengths: Number of tokens of each sequence.
-        get_sequence: Returns the sequence of an index. It is called for one batch at a time, so
+        get_sequence: Returns the sequence with an index. It is called for one batch at a time, so
             that the sequences of all batches are never in memory together.
 
     Raises:
@@ -160,19 +161,20 @@ def predict_masked_batch(
     """Predict the tokens at the masked positions of sequences, computed as one batch.
 
     Yields:
-        Predictions of at most ``MAX_CHUNK_ELEMENTS`` log-probabilities, in the order of the
+        Predictions of at most ``_MAX_LOG_PROBABILITIES`` log-probabilities, in the order of the
         sequences.
     """
-    chunk_size = max(MAX_CHUNK_ELEMENTS // bundle.config.vocab_size, 1)
+    positions_per_step = max(_MAX_LOG_PROBABILITIES // bundle.config.vocab_size, 1)
     rows = [
         (sequence_index, position_index)
         for sequence_index, sequence in enumerate(sequences)
         for position_index in range(len(sequence.masked_positions))
     ]
     hidden = _compute_hidden_states(bundle, sequences)
-    for start in range(0, len(rows), chunk_size):
-        chunk = slice(start, start + chunk_size)
-        yield MaskedPredictions(rows[chunk], _compute_log_probabilities(bundle, hidden[chunk]))
+    for start in range(0, len(rows), positions_per_step):
+        selected = slice(start, start + positions_per_step)
+        log_probabilities = _compute_log_probabilities(bundle, hidden[selected])
+        yield MaskedPredictions(rows[selected], log_probabilities)
 
 
 @torch.inference_mode()

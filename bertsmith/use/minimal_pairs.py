@@ -88,9 +88,14 @@ class MinimalPairResults:
         results = list(self.files.values())
         variants = list(results[0].num_correct)
         return MinimalPairAccuracy(
-            sum(result.num_pairs for result in results),
-            {name: sum(result.num_correct[name] for result in results) for name in variants},
-            {name: sum(result.num_ties[name] for result in results) for name in variants},
+            num_pairs=sum(result.num_pairs for result in results),
+            num_correct={
+                variant: sum(result.num_correct[variant] for result in results)
+                for variant in variants
+            },
+            num_ties={
+                variant: sum(result.num_ties[variant] for result in results) for variant in variants
+            },
         )
 
     @property
@@ -152,7 +157,9 @@ def evaluate_minimal_pairs(
     bundle = resolve_model(model)
     bundle.require_mlm_head()
     paths = find_pair_files(files)
-    readers = {path: _PairReader(bundle, path, encoding, skip_invalid) for path in paths}
+    readers = {
+        path: _PairReader(bundle, path, encoding, skip_invalid=skip_invalid) for path in paths
+    }
     num_tokens = sum(reader.count_tokens() for reader in readers.values())
     progress = progress or NullProgress()
     with _open_score_writer(out, variants) as writer:
@@ -197,7 +204,7 @@ class _Pair:
     Attributes:
         number: Number of the row in its file, from 1.
         sentences: The acceptable and the unacceptable sentence.
-        ids: Their token ids.
+        ids: Token ids of the two sentences.
     """
 
     number: int
@@ -214,11 +221,13 @@ class _PairReader:
     """
 
     def __init__(
-        self, bundle: PretrainedBundle, path: Path, encoding: str, skip_invalid: bool
+        self, bundle: PretrainedBundle, path: Path, encoding: str, *, skip_invalid: bool
     ) -> None:
         self.path = path
         self.skipped: list[str] = []
-        self._bundle, self._encoding, self._skip_invalid = bundle, encoding, skip_invalid
+        self._bundle = bundle
+        self._encoding = encoding
+        self._skip_invalid = skip_invalid
 
     def count_tokens(self) -> int:
         """Read the file and return the number of tokens in all its sentences.
@@ -265,8 +274,12 @@ class _PairReader:
         """
         encoded = self._bundle.tokenizer.encode_batch(sentences)
         for index, (number, row) in enumerate(numbered_rows):
-            good, bad = 2 * index, 2 * index + 1
-            pair = _Pair(number, (sentences[good], sentences[bad]), (encoded[good], encoded[bad]))
+            good_index, bad_index = 2 * index, 2 * index + 1
+            pair = _Pair(
+                number,
+                sentences=(sentences[good_index], sentences[bad_index]),
+                ids=(encoded[good_index], encoded[bad_index]),
+            )
             problem = self._find_pair_problem(pair)
             if problem is None:
                 yield pair
@@ -353,8 +366,9 @@ def _build_score_rows(
     rows = []
     for index, pair in enumerate(pairs):
         row: dict[str, Any] = {"file": str(path), "row": pair.number}
-        row |= zip(SENTENCE_COLUMNS, pair.sentences, strict=True)
+        row.update(zip(SENTENCE_COLUMNS, pair.sentences, strict=True))
         for variant, values in plls.items():
-            row |= zip(_get_score_columns(variant), values[2 * index : 2 * index + 2], strict=True)
+            pair_plls = values[2 * index : 2 * index + 2]
+            row.update(zip(_get_score_columns(variant), pair_plls, strict=True))
         rows.append(row)
     return rows

@@ -46,14 +46,14 @@ def memory_map_array(path: Path) -> Any:
     try:
         return np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError) as error:
-        raise create_damaged_index_error(path, error) from None
+        raise create_damaged_index_error(path, str(error)) from None
 
 
-def create_damaged_index_error(path: Path, error: Exception) -> InputError:
+def create_damaged_index_error(path: Path, problem: str) -> InputError:
     """Return the error to raise for an index file that cannot be read."""
     return InputError(
-        f"{path}: this part of the index is missing or damaged ({error}); recreate the index with "
-        "bertsmith embed"
+        f"{path}: this part of the index is missing or damaged ({problem}); recreate the index "
+        "with bertsmith embed"
     )
 
 
@@ -90,10 +90,12 @@ class VectorIndex:
         Returns:
             Pairs (row of the vector, cosine similarity), most similar first.
         """
-        # If all vectors would be candidates, the graph saves no comparisons, and may miss vectors.
-        exact = exact or top * _CANDIDATES_PER_RESULT >= len(self.vectors)
         unit_query = query / max(float(np.linalg.norm(query)), 1e-12)
-        rows = self._search_all(unit_query, top) if exact else self._search_graph(unit_query, top)
+        # If all vectors would be candidates, the graph saves no comparisons, and may miss vectors.
+        if exact or top * _CANDIDATES_PER_RESULT >= len(self.vectors):
+            rows = self._search_all(unit_query, top)
+        else:
+            rows = self._search_graph(unit_query, top)
         similarities = _compute_cosine_similarities(np.asarray(self.vectors[rows]), unit_query)
         order = np.lexsort((rows, -similarities))[:top]
         return [(int(rows[index]), float(similarities[index])) for index in order]
@@ -105,7 +107,7 @@ class VectorIndex:
             try:
                 self._graph = library.Index.restore(str(self._graph_path), view=True)
             except (ValueError, RuntimeError, OSError) as error:
-                raise create_damaged_index_error(self._graph_path, error) from None
+                raise create_damaged_index_error(self._graph_path, str(error)) from None
         num_candidates = top * _CANDIDATES_PER_RESULT
         self._graph.expansion_search = max(_MIN_EXPANSION, num_candidates)
         return np.sort(self._graph.search(unit_query, num_candidates).keys.astype(np.int64))

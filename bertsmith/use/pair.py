@@ -9,6 +9,7 @@ from torch import Tensor
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError, ModelError
 from bertsmith.runtime.inference_batches import batch_by_length
+from bertsmith.tasks.text_pairs import add_special_tokens
 from bertsmith.use.masked_lm import ModelOrPath, chunked, pack_on_device, resolve_model
 
 #: Token ids and segment ids of a sequence [CLS] A [SEP] B [SEP].
@@ -110,17 +111,12 @@ def _predict_pairs(
     compute: ComputeProbabilities,
 ) -> Iterator[NextSentencePrediction]:
     """Yield the predictions for the pairs of a chunk, given the token ids of their texts."""
-    tokenizer = bundle.tokenizer
-    sequences: list[EncodedPair] = []
-    for a, b in encoded:
-        # Three positions are needed for [CLS] and two [SEP] tokens.
-        truncated_a, truncated_b = truncate_pair(a, b, bundle.config.max_positions - 3)
-        ids = [tokenizer.cls_id, *truncated_a, tokenizer.sep_id, *truncated_b, tokenizer.sep_id]
-        segments = [0] * (len(truncated_a) + 2) + [1] * (len(truncated_b) + 1)
-        sequences.append((ids, segments))
+    max_tokens = bundle.config.max_positions - 3  # [CLS] and two [SEP] tokens
+    truncated = [truncate_pair(a, b, max_tokens) for a, b in encoded]
+    sequences = [add_special_tokens(texts, bundle.tokenizer) for texts in truncated]
     probabilities = compute(bundle, sequences)
-    for (a, b), (ids, _), probability in zip(encoded, sequences, probabilities, strict=True):
-        num_removed_tokens = len(a) + len(b) + 3 - len(ids)
+    for texts, truncated_texts, probability in zip(encoded, truncated, probabilities, strict=True):
+        num_removed_tokens = sum(map(len, texts)) - sum(map(len, truncated_texts))
         yield NextSentencePrediction(probability, num_removed_tokens)
 
 

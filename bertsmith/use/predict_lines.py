@@ -99,7 +99,7 @@ def _parse_text_or_pair(bundle: FineTunedBundle, line: str, location: str) -> st
     """Parse a line as one text or as a pair of texts separated by a tab.
 
     A model fine-tuned on pairs needs pairs, and a model fine-tuned on single texts reads a tab as a
-    space. If this is unknown, a line with a tab is a pair.
+    space. If the model does not record its fine-tuning data, a line with a tab is a pair.
     """
     task = bundle.info.get("provenance", {}).get("task")
     first, tab, second = line.partition("\t")
@@ -110,7 +110,7 @@ def _parse_text_or_pair(bundle: FineTunedBundle, line: str, location: str) -> st
             "separate the two texts by a tab"
         )
     text_or_pair = (first, second) if is_pair else line
-    to_text_example(text_or_pair, location)
+    to_text_example(text_or_pair, location)  # only to check the texts
     return text_or_pair
 
 
@@ -133,7 +133,7 @@ def _parse_question(
         raise InputError(
             f"{location}: there is no tab; expected a question and its context, separated by a tab"
         )
-    to_question_example((question, context), location)
+    to_question_example((question, context), location)  # only to check the texts
     return question, context
 
 
@@ -144,7 +144,7 @@ def _parse_prompt(
 ) -> tuple[str, list[str]]:
     """Parse a line as a prompt and its endings, separated by tabs."""
     prompt, *endings = line.split("\t")
-    to_choice_example((prompt, endings), location)
+    to_choice_example((prompt, endings), location)  # only to check the texts
     return prompt, endings
 
 
@@ -198,7 +198,8 @@ def _tag(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
             line = " ".join(f"{span.text}/{span.label}" for span in tagged.spans)
             yield {"text": tagged.text, "tags": [asdict(span) for span in tagged.spans]}, line
             continue
-        line, previous_end = "", 0
+        line = ""
+        previous_end = 0
         for span in tagged.spans:
             line += f"{tagged.text[previous_end : span.start]}[{span.label} {span.text}]"
             previous_end = span.end
@@ -219,7 +220,10 @@ def _answer(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
 
 
 def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
-    """Choose endings; the line is the index, probability and text of the best, and the input."""
+    """Choose endings.
+
+    The line is the index, probability and text of the best ending, and the input line.
+    """
     model_lines, output_lines = tee(parsed)
     choices = iter_choices(bundle, (question for _, question in model_lines))
     columns = get_task_settings(bundle).ending_columns

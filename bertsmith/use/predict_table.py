@@ -68,7 +68,8 @@ class TableCounts:
         num_without_prediction: Number of rows written without a prediction.
         num_unreadable: Number of rows dropped because they could not be read.
         num_truncated: Number of texts that were truncated.
-        first_error: Error message of the first row without a prediction or that was dropped.
+        first_error: Error message of the first row that was dropped or written without a
+            prediction.
         added_columns: Names of the added columns.
         notes: Messages for the user.
         unit: What is counted: "row" or "sentence".
@@ -113,7 +114,8 @@ def predict_table(
     if isinstance(out, Path):
         check_new_file(out)
         out_format = get_output_format(out)
-    progress, counts = progress or NullProgress(), TableCounts()
+    progress = progress or NullProgress()
+    counts = TableCounts()
     _check_column_options(bundle, columns or {})
     task = get_task_settings(bundle, columns)
     with _open_input(bundle, source) as table:
@@ -252,7 +254,7 @@ def _write_rows(
     parsed_rows = _parse_rows(bundle, task, rows, counts, skip_invalid=skip_invalid)
     for chunk in chunked(parsed_rows, _CHUNK_SIZE):
         inputs = [model_input for _, model_input in chunk if model_input is not None]
-        predictions = iter(list(predict_inputs(bundle, inputs)))
+        predictions = predict_inputs(bundle, inputs)
         out_rows = []
         for row, model_input in chunk:
             cells = empty_cells

@@ -14,8 +14,8 @@ from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 
 #: Largest absolute values of 7-bit and 8-bit weights. CPUs without VNNI add two products of weights
-#: and inputs in 16 bits. The sum can be up to 2 * 255 * 127, which does not fit. With 7-bit weights
-#: (2 * 255 * 63) or 7-bit inputs (2 * 127 * 127) it does.
+#: and inputs in 16 bits. The sum can be up to 2 * 255 * 127, which does not fit in 16 bits. It fits
+#: with 7-bit weights (2 * 255 * 63) or 7-bit inputs (2 * 127 * 127).
 _MAX_7_BIT, _MAX_8_BIT = 63, 127
 
 
@@ -40,6 +40,7 @@ class Int8Linear(nn.Module):
         needs_spare_bit = not has_vnni() and _choose_quantization_engine() != "qnnpack"
         self.inverse_scales = None if input_scales is None else 1.0 / input_scales
         self.bias = bias.detach()
+        # Tells PyTorch's operator to use 7-bit inputs.
         self.reduce_range = needs_spare_bit and input_scales is None
         weight = weight.detach() * (1.0 if input_scales is None else input_scales)
         row_scales = weight.abs().amax(1).clamp(min=1e-12).double()
@@ -87,7 +88,8 @@ class _Int8QueryKeyValue(nn.Module):
         """
         super().__init__()
         self.query_key_width = 2 * linear.in_features
-        weight, bias = linear.weight.detach(), linear.bias.detach()
+        weight = linear.weight.detach()
+        bias = linear.bias.detach()
         query_key_weight = weight[: self.query_key_width]
         self.query_key = Int8Linear(
             query_key_weight,
@@ -178,6 +180,6 @@ def _compute_column_scales(norm: nn.LayerNorm) -> Tensor:
 
 
 def _choose_quantization_engine() -> str:
-    """Return PyTorch's engine for quantized operators: oneDNN, or the default if it is missing."""
+    """Return PyTorch's engine for quantized operators: oneDNN if available, else the default."""
     engines = torch.backends.quantized.supported_engines
     return "onednn" if "onednn" in engines else torch.backends.quantized.engine

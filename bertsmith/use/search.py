@@ -20,7 +20,7 @@ from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A line that was found.
+    """A line of the index that is similar to a query.
 
     Attributes:
         line: Line number, from 1.
@@ -127,13 +127,13 @@ def read_index_manifest(index: Path) -> dict[str, Any]:
     Raises:
         InputError: There is no index, or it is damaged.
     """
-    names = {MANIFEST_FILE, VECTORS_FILE, GRAPH_FILE, LINES_FILE, OFFSETS_FILE}
+    file_names = {MANIFEST_FILE, VECTORS_FILE, GRAPH_FILE, LINES_FILE, OFFSETS_FILE}
     if not index.exists():
         raise InputError(
             f"{index}: no such directory; create an index with: bertsmith embed MODEL FILE --out "
             "NAME.index"
         )
-    missing = sorted(name for name in names if not find_index_file(index, name).is_file())
+    missing = sorted(name for name in file_names if not find_index_file(index, name).is_file())
     if missing:
         raise InputError(
             f"{index}: not an index (it has no {missing[0]}); create one with: bertsmith embed "

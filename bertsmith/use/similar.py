@@ -75,8 +75,8 @@ def similar(
     embedder = model if isinstance(model, Embedder) else Embedder.load(model)
     occurrences = embedder.encode_word(texts, word, **settings)
     if not occurrences:
-        place = "not in the text" if len(texts) == 1 else f"in none of the {len(texts):,} texts"
-        raise InputError(f"the word {word!r} is {place}; give a text that contains it")
+        problem = "not in the text" if len(texts) == 1 else f"in none of the {len(texts):,} texts"
+        raise InputError(f"the word {word!r} is {problem}; give a text that contains it")
     if len(occurrences) > _MAX_OCCURRENCES:
         raise InputError(
             f"the word {word!r} occurs {len(occurrences):,} times; at most {_MAX_OCCURRENCES:,} "
@@ -92,9 +92,9 @@ def similar(
 
 def cosine_distances(vectors: Floats) -> Floats:
     """Return 1 - cosine similarity for all pairs of vectors: float32 [n, W] -> float32 [n, n]."""
-    units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-12)
-    distances: Floats = (1 - units @ units.T).clip(0, 2).astype(np.float32)
-    # Rounding errors would give small distances of vectors to themselves.
+    unit_vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-12)
+    distances: Floats = (1 - unit_vectors @ unit_vectors.T).clip(0, 2).astype(np.float32)
+    # Because of rounding errors, the distance of a vector to itself may differ slightly from 0.
     np.fill_diagonal(distances, 0)
     return distances
 

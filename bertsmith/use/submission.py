@@ -73,7 +73,7 @@ def predict_squad_answers(
     Raises:
         BertsmithError: The model does not predict spans, or a question is invalid.
     """
-    resolve_task_model(bundle, "span")
+    resolve_task_model(bundle, "span")  # only to check the kind of the model
     examples, _ = questions.read_examples(file, get_task_settings(bundle), labeled=False)
     answers = list(
         iter_answers(bundle, ((example.question, example.context) for example in examples))

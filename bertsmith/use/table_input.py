@@ -64,13 +64,14 @@ def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | No
     A stream cannot be read twice, so only the keys in its first rows are allowed.
 
     Returns:
-        The column names, the first readable row (None if there is none), and all rows.
+        The column names; the first readable row, or a row with empty cells if the format names the
+        columns, or None if there is no readable row; and all rows.
 
     Raises:
         TaskError: A later row of a stream has another key; raised when this row is read.
     """
     if table.columns is not None:
-        # The columns are known without reading a row, so the first row is one with empty cells.
+        # The columns are known without reading a row, so a row with empty cells is returned.
         empty_row = Row(f"{source.path}", dict.fromkeys(table.columns, ""))
         return table.columns, empty_row, table.rows
     if source.stream is None:

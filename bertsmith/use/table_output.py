@@ -78,8 +78,8 @@ def get_output_format(out: Path) -> str:
         table_format == "parquet" and out.suffix.lower() in COMPRESSION_SUFFIXES
     ):
         raise InputError(
-            f"{out}: expected a name that ends in .csv, .tsv, .jsonl, .json or .parquet; except "
-            "after .parquet, .gz, .xz, .bz2 or .zst may follow"
+            f"{out}: expected a name that ends in .csv, .tsv, .jsonl, .json or .parquet; .gz, .xz, "
+            ".bz2 or .zst may follow, except after .parquet"
         )
     return table_format
 
@@ -117,6 +117,7 @@ def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str]
         yield write
         text_file.flush()
         if compression:
+            # This writes the end of the archive; the underlying file remains open.
             file.close()
 
 
@@ -156,7 +157,9 @@ class _DelimitedWriter:
     """Writes CSV with quotes where necessary, or TSV without quotes."""
 
     def __init__(self, write: Callable[[str], object], layout: TableLayout) -> None:
-        self._write, self._columns, self._dialect = write, layout.columns, layout.dialect
+        self._write = write
+        self._columns = layout.columns
+        self._dialect = layout.dialect
         self._csv_writer = csv.writer(
             _CsvFile(write), delimiter=layout.dialect.delimiter, quotechar='"',
             lineterminator=layout.dialect.newline, quoting=csv.QUOTE_MINIMAL,
@@ -189,7 +192,9 @@ class _JsonWriter:
     """Writes JSON lines, or a JSON array of objects."""
 
     def __init__(self, write: Callable[[str], object], *, is_array: bool) -> None:
-        self._write, self._is_array, self._num_rows = write, is_array, 0
+        self._write = write
+        self._is_array = is_array
+        self._num_rows = 0
 
     def append(self, rows: Sequence[Cells]) -> None:
         for row in rows:
@@ -308,7 +313,9 @@ class ParquetRowWriter:
     """
 
     def __init__(self, path: Path, layout: TableLayout) -> None:
-        self._path, self._layout, self._num_parts = path, layout, 0
+        self._path = path
+        self._layout = layout
+        self._num_parts = 0
         self._arrow = import_pyarrow()
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir()

@@ -150,7 +150,7 @@ def tag_sentences(
 
 
 def _chunk_by_document(sentences: Iterable[TaggedSentence]) -> Iterator[list[TaggedSentence]]:
-    """Yield chunks that end at document boundaries, except inside of very long documents."""
+    """Yield chunks that end at document boundaries, except within very long documents."""
     chunk: list[TaggedSentence] = []
     for sentence in sentences:
         is_new_document = bool(chunk) and chunk[-1].document != sentence.document

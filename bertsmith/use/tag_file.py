@@ -88,7 +88,8 @@ def tag_file(
     if isinstance(out, Path):
         out_format = _get_output_format(out, in_format)
         is_json = out_format in ROW_FORMATS
-    task, counts = get_task_settings(bundle, columns), TableCounts(unit="sentence")
+    task = get_task_settings(bundle, columns)
+    counts = TableCounts(unit="sentence")
     progress = progress or NullProgress()
     progress.start("tagging", None, "sentences")
     try:
@@ -143,7 +144,7 @@ def _open_input(
     if in_format not in ROW_FORMATS:
         yield ["tokens"], read_raw_sentences(source, task, labeled=False, with_source_lines=True)
         return
-    # A row is a document of its own, unless a column names its document.
+    # With document context, rows without the column "document" would be invalid.
     task = task.model_copy(update={"context": "sentence"})
     with open_table(replace(source, format=in_format)) as table:
         columns, _, rows = find_columns(table, source)
@@ -259,16 +260,16 @@ def _write_blocks(
 
 
 def _format_sentence(sentence: _SentenceWithTags, *, is_conllu: bool, kind: str) -> str:
-    """Return the lines of a sentence with its tags, after the comments and markers before it."""
+    """Return the lines of a sentence with its tags, and the comments and markers before it."""
     raw, units = sentence
     tags = units.tags if units else [_NO_TAG] * len(raw.line_numbers)
     tags_by_line = dict(zip(raw.line_numbers, tags, strict=True))
     lines = []
-    for number, line in enumerate(raw.source_lines, raw.first_line):
+    for line_number, line in enumerate(raw.source_lines, raw.first_line):
         tagged_line = line
-        if number in tags_by_line:
+        if line_number in tags_by_line:
             add_tag = _add_misc_field if is_conllu else _add_column
-            tagged_line = add_tag(line, tags_by_line[number])
+            tagged_line = add_tag(line, tags_by_line[line_number])
         elif not is_conllu and line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]:
             # A document marker must have as many columns as the other lines.
             tagged_line = _add_column(line, "O" if kind == "entities" else "-X-")

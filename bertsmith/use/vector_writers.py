@@ -60,7 +60,7 @@ class VectorWriter(Protocol):
 
         Args:
             texts: The texts.
-            vectors: Their vectors.
+            vectors: The vectors of the texts.
             rows: The table rows that contain the texts; None if the input is not a table.
         """
 
@@ -70,7 +70,7 @@ class VectorWriter(Protocol):
     def finish(self, progress: Progress) -> None:
         """Complete the file.
 
-        After an interruption, a writer opened at the last position can repeat this.
+        After an interruption, a writer opened at the last position can repeat this call.
         """
 
     def close(self) -> None:
@@ -91,6 +91,7 @@ def _open_at_position(path: Path, position: int) -> IO[bytes]:
 
 
 def _flush(file: IO[bytes]) -> None:
+    """Write buffered data to disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -100,9 +101,13 @@ class NpyWriter:
 
     def __init__(self, path: Path, width: int, position: int) -> None:
         """Open the file; ``position`` is the number of rows already written."""
-        self._width, self.num_rows = width, position
-        header, row_bytes = self._build_header(), width * _FLOAT32_BYTES
-        self._file = _open_at_position(path, len(header) + position * row_bytes if position else 0)
+        self._width = width
+        self.num_rows = position
+        header = self._build_header()
+        num_bytes = 0
+        if position:
+            num_bytes = len(header) + position * width * _FLOAT32_BYTES
+        self._file = _open_at_position(path, num_bytes)
         if not position:
             self._file.write(header)
 
@@ -150,7 +155,8 @@ class JsonlWriter:
             position: Number of bytes already written.
             columns: Columns of the table that contains the texts.
         """
-        self._file, self._columns = _open_at_position(path, position), columns
+        self._file = _open_at_position(path, position)
+        self._columns = columns
 
     def append(
         self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
@@ -230,7 +236,9 @@ class ParquetWriter:
             position: Number of part files already written.
             columns: Columns of the table that contains the texts.
         """
-        self._path, self._num_parts, self._arrow = path, position, import_pyarrow()
+        self._path = path
+        self._num_parts = position
+        self._arrow = import_pyarrow()
         self._table_columns = columns
         self._parts_dir = path.with_name(f"{path.name}.parts")
         self._parts_dir.mkdir(exist_ok=True)
@@ -253,26 +261,26 @@ class ParquetWriter:
             columns = dict(zip(table.column_names, table.columns, strict=True))
             names = self._table_columns.added_names
         if isinstance(vectors, np.ndarray):
-            added_columns = {"vector": self._vector_array(vectors)}
+            added_columns = {"vector": self._to_arrow_lists(vectors)}
         else:
-            added_columns = self._token_columns(vectors)
+            added_columns = self._to_token_columns(vectors)
         columns |= {names.get(name, name): column for name, column in added_columns.items()}
         part = self._get_part_path(self._num_parts)
         pa.parquet.write_table(pa.table(columns), part)
         sync(part)
         self._num_parts += 1
 
-    def _vector_array(self, vectors: Floats) -> Any:
+    def _to_arrow_lists(self, vectors: Floats) -> Any:
         """Convert float32 [n, W] to an Arrow array of lists of length W."""
         pa = self._arrow
         flat = pa.array(vectors.reshape(-1), pa.float32())
         return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
-    def _token_columns(self, texts: Sequence[TokenVectors]) -> dict[str, Any]:
+    def _to_token_columns(self, texts: Sequence[TokenVectors]) -> dict[str, Any]:
         """Convert the token vectors of texts to Arrow columns."""
         pa = self._arrow
         offsets = np.cumsum([0, *(len(text.ids) for text in texts)], dtype=np.int32)
-        vectors = self._vector_array(np.concatenate([text.vectors for text in texts]))
+        vectors = self._to_arrow_lists(np.concatenate([text.vectors for text in texts]))
         return {
             "tokens": pa.array([text.tokens for text in texts], pa.list_(pa.string())),
             "ids": pa.array([text.ids for text in texts], pa.list_(pa.int64())),
@@ -309,7 +317,8 @@ class IndexWriter:
             manifest: The model and the settings of the vectors, with which queries are embedded.
         """
         path.mkdir(exist_ok=True)
-        self._path, self._manifest = path, manifest
+        self._path = path
+        self._manifest = manifest
         self._vectors = NpyWriter(path / VECTORS_FILE, width, position)
         self._lines = (path / LINES_FILE).open("r+b" if position else "w+b")
         for _ in range(position):

@@ -133,7 +133,7 @@ def compute_vectors(
     spec: VectorSpec,
     pooler: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor] | Tensor:
-    """Compute the vectors of a batch. Only the layers up to the highest requested are computed.
+    """Compute the vectors of a batch. Layers after the last requested layer are not computed.
 
     Args:
         encoder: The encoder.
@@ -157,13 +157,14 @@ def compute_vectors(
         states = pooler(states)
     if token_indices is not None:
         return _postprocess(states, spec)
-    texts: Sequence[Tensor] = states.split(batch.cu_seqlens.diff().tolist())  # type: ignore[no-untyped-call]
+    lengths = batch.cu_seqlens.diff().tolist()
+    text_states: Sequence[Tensor] = states.split(lengths)  # type: ignore[no-untyped-call]
     if not spec.include_special_tokens:
         # An empty text keeps [CLS] and [SEP], because the mean of no tokens is undefined.
-        texts = tuple(text[1:-1] if len(text) > 2 else text for text in texts)
+        text_states = tuple(x[1:-1] if len(x) > 2 else x for x in text_states)
     if spec.pooling == "none":
-        return [_postprocess(text, spec) for text in texts]
-    pooled = [torch.cat([_POOLING[mode](text) for mode in spec.modes]) for text in texts]
+        return [_postprocess(x, spec) for x in text_states]
+    pooled = [torch.cat([_POOLING[mode](x) for mode in spec.modes]) for x in text_states]
     return _postprocess(torch.stack(pooled), spec)
 
 

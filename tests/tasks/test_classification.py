@@ -321,7 +321,8 @@ def test_binary_roc_auc_equals_scikit_learn() -> None:
 def test_multilabel_metrics_equal_scikit_learn() -> None:
     """Macro F1, ROC-AUC and the precision of one label agree."""
     rng = np.random.default_rng(1)
-    logits, labels = draw_logits(rng), ["a", "b", "c"]
+    logits = draw_logits(rng)
+    labels = ["a", "b", "c"]
     indicators = rng.random((30, 3)) < 0.5
     names = ["macro_f1", "roc_auc", "precision:b"]
     scores = compute_logit_metrics(

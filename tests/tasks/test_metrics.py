@@ -63,7 +63,8 @@ def test_binary_f1_equals_scikit_learn(pair: tuple[list[int], list[int]]) -> Non
 @given(CLASS_PAIRS)
 def test_classification_report_equals_scikit_learn(pair: tuple[list[int], list[int]]) -> None:
     """Scores by class and confusion counts agree, also for classes that do not occur."""
-    predicted, true, labels = np.array(pair[0]), np.array(pair[1]), "abcde"
+    predicted, true = np.array(pair[0]), np.array(pair[1])
+    labels = "abcde"
     report = metrics.classification_report(predicted, true, labels)
     expected_scores = sklearn_metrics.precision_recall_fscore_support(
         true, predicted, labels=range(5), zero_division=0
@@ -146,7 +147,9 @@ def test_mean_roc_auc_equals_scikit_learn() -> None:
         )
         assert metrics.macro_roc_auc_score(probabilities, is_class) == pytest.approx(expected)
         labels = rng.random((40, 4)) < 0.4
-        labels[0], labels[1] = True, False  # Each column has both classes.
+        # Each column has both classes.
+        labels[0] = True
+        labels[1] = False
         expected = sklearn_metrics.roc_auc_score(labels, probabilities, average="macro")
         assert metrics.macro_roc_auc_score(probabilities, labels) == pytest.approx(expected)
     labels[:, 2] = True  # Column 2 has a single class and is skipped.

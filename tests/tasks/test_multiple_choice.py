@@ -259,14 +259,14 @@ def test_loss_is_cross_entropy_over_the_endings_of_a_prompt() -> None:
     torch.manual_seed(0)
     scores = torch.randn(7, 1, requires_grad=True)
     targets = torch.tensor([1, 2, 0])
-    packed = pack_sequences([([1], [0])])
-    batch = TaskMicroBatch(packed, None, targets, torch.ones(3), [2, 3, 2])
+    endings_per_prompt = [2, 3, 2]
+    unused_sequences = pack_sequences([([1], [0])])
+    batch = TaskMicroBatch(unused_sequences, None, targets, torch.ones(3), endings_per_prompt)
     losses = compute_losses(scores, batch, HEAD)
+    scores_by_prompt = torch.split(scores[:, 0], endings_per_prompt)
     expected = torch.stack([
         -prompt_scores.log_softmax(0)[target]
-        for prompt_scores, target in zip(
-            torch.split(scores[:, 0], [2, 3, 2]), targets.tolist(), strict=True
-        )
+        for prompt_scores, target in zip(scores_by_prompt, targets.tolist(), strict=True)
     ])  # fmt: skip
     torch.testing.assert_close(losses, expected)
     torch.autograd.backward(losses.sum())

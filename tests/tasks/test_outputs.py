@@ -35,7 +35,8 @@ def test_outputs_do_not_depend_on_number_of_threads(
     """One and four threads give equal outputs, in the order of the inputs."""
     # With 128 tokens per batch there are many batches.
     monkeypatch.setattr("bertsmith.tasks.outputs.choose_batch_tokens", lambda *_: 128)
-    rng, model = np.random.default_rng(3), build_model(name)
+    rng = np.random.default_rng(3)
+    model = build_model(name)
     lengths = rng.integers(3, 60, 90)
     sequences = [[(rng.integers(5, 99, length).tolist(), [0] * int(length))] for length in lengths]
     token_indices = None
@@ -47,15 +48,18 @@ def test_outputs_do_not_depend_on_number_of_threads(
     inputs = ModelInputs(
         sequences, [""] * num_units, [False] * num_units, token_indices=token_indices
     )
-    old_num_threads, outputs = torch.get_num_threads(), []
+    old_num_threads = torch.get_num_threads()
+    outputs = []
     try:
         for num_threads in (1, 4):
             torch.set_num_threads(num_threads)
             outputs.append(compute_outputs(model, inputs))
     finally:
         torch.set_num_threads(old_num_threads)
+    # A unit has one row of three outputs for the sequence, or for each of three tokens.
+    num_rows = 1 if token_indices is None else 3
     for single_thread_output, output in zip(*outputs, strict=True):
-        assert single_thread_output.shape == ((1, 3) if token_indices is None else (3, 3))
+        assert single_thread_output.shape == (num_rows, 3)
         np.testing.assert_allclose(single_thread_output, output, rtol=0, atol=1e-6)
     # The outputs of units differ, so a wrong order would be detected.
     assert np.ptp(np.stack(outputs[0]), 0).min() > 1e-3

@@ -104,15 +104,18 @@ def test_windows_equal_transformers(tmp_path: Path, tokenizer: Tokenizer) -> Non
 
     tokenizer.save(tmp_path)
     hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    window_size = 16 - 3 - 4  # max_seqlen without special tokens and question tokens
+    max_seqlen = 16
+    window_size = max_seqlen - 3 - 4  # without 3 special tokens and 4 question tokens
     for num_words in (1, 5, 6, 7, 13, 40):
         for stride in (1, 2, 4):
             example = QuestionExample("who and who?", repeat_words(num_words), (), "1", "f")
-            inputs = encode_questions([example], tokenizer, max_seqlen=16, window_stride=stride)
+            inputs = encode_questions(
+                [example], tokenizer, max_seqlen=max_seqlen, window_stride=stride
+            )
             expected = hf_tokenizer(
-                example.question, example.context, truncation="only_second", max_length=16,
-                stride=window_size - stride, return_overflowing_tokens=True,
-                return_offsets_mapping=True,
+                example.question, example.context, truncation="only_second",
+                max_length=max_seqlen, stride=window_size - stride,
+                return_overflowing_tokens=True, return_offsets_mapping=True,
             )  # fmt: skip
             assert [sequences[0] for sequences in inputs.sequences] == list(
                 zip(expected["input_ids"], expected["token_type_ids"], strict=True)
@@ -311,6 +314,7 @@ def test_answer_without_tokens_is_no_target(tokenizer: Tokenizer) -> None:
 def test_context_without_tokens_gives_an_empty_answer(tokenizer: Tokenizer) -> None:
     """A context without tokens has one window; its only span is empty and means no answer."""
     inputs = encode_questions([QuestionExample("who", "\ufffd", None, "", "f")], tokenizer)
+    # The input is [CLS] who [SEP] [SEP]. The score of no answer is the sum of the logits of [CLS].
     (prediction,) = spans.find_best_spans(
         [np.ones((4, 2), np.float32)],
         inputs.decoding_data,

@@ -95,7 +95,7 @@ def split_questions(
         ("나는 a 학생", "나는 학생"),
     ],
 )
-def test_normalization_examples(text: str, expected: str) -> None:
+def test_normalization_removes_punctuation_before_articles(text: str, expected: str) -> None:
     """ASCII punctuation is removed before articles, and only whole words are articles."""
     assert squad.normalize_answer(text) == expected
 
@@ -202,7 +202,9 @@ def test_best_f1_equals_official_sweep() -> None:
         ("가가나", "가나나", 2 / 3),
     ],
 )
-def test_character_f1_examples(predicted: str, answer: str, expected: float) -> None:
+def test_character_f1_ignores_punctuation_and_spaces(
+    predicted: str, answer: str, expected: float
+) -> None:
     """Quotation marks, punctuation and spaces are ignored; articles are not removed."""
     metrics = squad.compute_squad_metrics(
         [predicted], np.zeros(1), [["밖", answer]], names=("f1", "exact", "char_f1")
@@ -221,13 +223,16 @@ def test_character_f1_of_unanswerable_questions() -> None:
     assert metrics["best_char_f1"] == pytest.approx(5 / 6)
 
 
-def test_metrics_of_small_examples() -> None:
-    """The best answer counts; versions differ for answers that are empty after normalization."""
+def test_prediction_is_compared_with_the_best_answer() -> None:
+    """The score of a prediction is the highest score over the correct answers."""
     metrics = squad.compute_squad_metrics(["the red fox"], np.zeros(1), [["fox", "a red fox"]])
     assert metrics == {"f1": 1.0, "exact": 1.0}
     metrics = squad.compute_squad_metrics(["red fox ran"], np.zeros(1), [["a dog", "fox"]])
     assert metrics == {"f1": pytest.approx(0.5), "exact": 0.0}
-    # In version 1.1 the answer "." is an exact match without a common word; 2.0 ignores it.
+
+
+def test_only_version_2_ignores_empty_normalized_answers() -> None:
+    """In version 1.1 the answer "." is an exact match without a common word; 2.0 ignores it."""
     metrics = squad.compute_squad_metrics(["."], np.zeros(1), [["."]])
     assert metrics == {"f1": 0.0, "exact": 1.0}
     metrics = squad.compute_squad_metrics([".", "x"], np.zeros(2), [[".", "y"], []], 9.0)

@@ -211,11 +211,13 @@ def test_dot_selects_a_key_of_an_object(tmp_path: Path) -> None:
 )
 def test_delimiter_is_detected(tmp_path: Path, content: str, delimiter: str) -> None:
     """A delimiter that gives all rows the same number of cells is detected and reported."""
-    path, notes = tmp_path / "a.csv", list[str]()
+    path = tmp_path / "a.csv"
     path.write_text(content)
+    notes: list[str] = []
     rows = list(read_rows(path, notes=notes))
-    assert list(rows[0].cells) == content.split("\n", maxsplit=1)[0].split(delimiter)
-    assert len(notes) == (delimiter != ",")
+    header = content.splitlines()[0]
+    assert list(rows[0].cells) == header.split(delimiter)
+    assert bool(notes) == (delimiter != ",")
     with open_table(TableSource(path, delimiter="tab")) as table:
         assert table.dialect is not None
         assert table.dialect.delimiter == "\t"

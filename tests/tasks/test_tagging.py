@@ -198,9 +198,9 @@ def test_single_column_cannot_hold_words_and_tags(tmp_path: Path, text: str) -> 
 @pytest.mark.parametrize("separator", ["\t", " "])
 def test_klue_comments_are_ignored(tmp_path: Path, separator: str) -> None:
     """Lines that start with "##" are comments, unless they have the columns of the file."""
-    lines = ["Oslo B-LC", "## O", "is O", "", "## s2\t<it> has", "it O"]
-    lines = [line if "s2" in line else line.replace(" ", separator) for line in lines]
-    (tmp_path / "a.tsv").write_text("\n".join(["## word, tag:", "## s1\t<Oslo:LC> is", *lines, ""]))
+    lines = ["## word, tag:", "## s1\t<Oslo:LC> is", f"Oslo{separator}B-LC", f"##{separator}O",
+             f"is{separator}O", "", "## s2\t<it> has", f"it{separator}O"]  # fmt: skip
+    (tmp_path / "a.tsv").write_text("\n".join([*lines, ""]))
     sentences, counts = read_examples(tmp_path / "a.tsv", TWO_COLUMNS)
     assert [sentence.text for sentence in sentences] == ["Oslo ## is", "it"]
     assert counts.num_read == 2
@@ -271,8 +271,9 @@ def test_integer_column_is_converted_to_text(tmp_path: Path) -> None:
 
 def test_consecutive_rows_of_a_document_are_grouped(tmp_path: Path) -> None:
     """Rows with the same value in the column "document" are grouped; document context needs it."""
-    rows = [{"tokens": ["a"], "tags": ["O"], **({"document": name} if name else {})}
-            for name in ("x", "x", "y", "", "")]  # fmt: skip
+    sentence = {"tokens": ["a"], "tags": ["O"]}
+    rows = [{**sentence, "document": "x"}, {**sentence, "document": "x"},
+            {**sentence, "document": "y"}, sentence, sentence]  # fmt: skip
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sentences, _ = read_examples(tmp_path / "a.jsonl", ENTITIES)
     assert [sentence.document for sentence in sentences] == [0, 0, 1, 2, 3]
@@ -346,12 +347,14 @@ def test_document_context_fills_the_inputs(tokenizer: Tokenizer) -> None:
     task = ENTITIES.model_copy(update={"context": "document", "max_seqlen": 12})
     inputs = encode_examples(examples, tokenizer, HEAD, task, ExampleCounts())
     windows = [tokenizer.ids_to_tokens(ids)[1:-1] for [(ids, _)] in inputs.sequences]
+    # Without [CLS] and [SEP], an input has 10 tokens. The tags of 5 of them are predicted, so the
+    # first document, which has 30 tokens, needs 6 inputs.
     assert [len(tokens) for tokens in windows] == [10] * 6 + [3]
     assert all(len(set(tokens)) == 1 for tokens in windows)
     assert inputs.token_indices is not None
     # In the middle of a document the predicted tokens are in the middle of the input.
     assert inputs.token_indices[2] == [3, 4, 5, 6, 7]
-    assert sum(map(len, inputs.token_indices)) == 33
+    assert sum(map(len, inputs.token_indices)) == 30 + 3
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])

@@ -23,6 +23,11 @@ SENTENCES = [
 ]
 
 
+#: Hidden width and maximum number of tokens of the random model.
+WIDTH = 26
+MAX_POSITIONS = 61
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A tokenizer with 227 lowercase tokens learned from the five sentences."""
@@ -40,10 +45,10 @@ def save_random_model(
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size,
         layers=2,
-        width=26,
+        width=WIDTH,
         heads=2,
         feed_forward=37,
-        max_positions=61,
+        max_positions=MAX_POSITIONS,
         init_range=init_range,
         nsp=nsp,
     )

@@ -22,7 +22,7 @@ from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_lines import predict_lines
 from bertsmith.use.submission import predict_squad_answers
-from tests.use.conftest import SENTENCES
+from tests.use.conftest import MAX_POSITIONS, SENTENCES
 
 QUESTION = "Who worked there?"
 LONG_QUESTION = "questions " * 40
@@ -43,7 +43,7 @@ def save_span_model(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
     torch.manual_seed(4)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
-        max_positions=61, init_range=0.3,
+        max_positions=MAX_POSITIONS, init_range=0.3,
     )  # fmt: skip
     head = HeadConfig("span")
     task = {
@@ -72,7 +72,7 @@ def compute_hf_span_scores(
     question_ids = question_ids[:MAX_QUESTION_LENGTH]
     truncated_question = tokenizer.decode(question_ids)
     question_length = len(tokenizer(truncated_question, add_special_tokens=False)["input_ids"])
-    window_size = MAX_SEQLEN - 3 - question_length
+    window_size = MAX_SEQLEN - 3 - question_length  # without [CLS] and two [SEP] tokens
     inputs = tokenizer(
         truncated_question, context, truncation="only_second", max_length=MAX_SEQLEN,
         stride=window_size - WINDOW_STRIDE, return_overflowing_tokens=True,
@@ -92,7 +92,8 @@ def compute_hf_span_scores(
             token = window * WINDOW_STRIDE + index
             context_score = min(index, length - 1 - index) + 0.01 * length
             if context_score > best_contexts.get(token, -1.0):
-                best_windows[token], best_contexts[token] = window, context_score
+                best_windows[token] = window
+                best_contexts[token] = context_score
     span_scores: dict[str, float] = {}
     for window, length in enumerate(lengths):
         for start in range(length):
@@ -100,7 +101,8 @@ def compute_hf_span_scores(
                 continue
             for end in range(start, min(start + MAX_ANSWER_LENGTH, length)):
                 # The context follows [CLS], the question and [SEP].
-                start_index, end_index = question_length + 2 + start, question_length + 2 + end
+                start_index = question_length + 2 + start
+                end_index = question_length + 2 + end
                 text = context[offsets[window][start_index][0] : offsets[window][end_index][1]]
                 score = start_logits[window][start_index] + end_logits[window][end_index]
                 span_scores[text] = max(score, span_scores.get(text, -np.inf))
@@ -226,7 +228,8 @@ def test_squad_predictions_have_every_question(tmp_path: Path, tokenizer: Tokeni
 
 def test_evaluation_scores_the_predicted_answers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """A model without a threshold always answers, so unanswerable questions score 0."""
-    directory, file = save_span_model(tmp_path / "m", tokenizer), tmp_path / "a.jsonl"
+    directory = save_span_model(tmp_path / "m", tokenizer)
+    file = tmp_path / "a.jsonl"
     row = {"question": "Who?", "context": SENTENCES[0], "answers": [], "id": "q"}
     file.write_text(json.dumps(row))
     bundle = load_fine_tuned(directory)
@@ -269,7 +272,7 @@ def test_models_of_other_toolkits_use_windows_of_transformers(
     # The metadata of a model of another toolkit is empty.
     foreign_bundle = replace(bundle, info={})
     settings = get_task_settings(foreign_bundle)
-    assert (settings.max_seqlen, settings.window_overlap) == (61, 30)
+    assert (settings.max_seqlen, settings.window_overlap) == (MAX_POSITIONS, MAX_POSITIONS // 2)
     long_config = bundle.config.model_copy(update={"max_positions": 512})
     settings = get_task_settings(replace(foreign_bundle, config=long_config))
     assert (settings.max_seqlen, settings.window_overlap) == (384, 128)
@@ -284,15 +287,17 @@ def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: T
     directory = save_span_model(tmp_path / "m", tokenizer)
     hf_tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
-    bundle = load_fine_tuned(directory)
-    settings = {"kind": "span", "max_seqlen": 40, "window_overlap": 16, "max_answer_length": 6}
-    bundle = replace(bundle, info={"provenance": {"task": settings}})
+    max_seqlen, overlap, max_answer_length = 40, 16, 6
+    settings = {"kind": "span", "max_seqlen": max_seqlen, "window_overlap": overlap,
+                "max_answer_length": max_answer_length}  # fmt: skip
+    bundle = replace(load_fine_tuned(directory), info={"provenance": {"task": settings}})
     num_different_answers = 0
     for first_character in range(0, 200, 10):
         context = " ".join(SENTENCES)[first_character:]
         encoded = hf_tokenizer(
-            QUESTION, context, truncation="only_second", max_length=40, stride=16, padding=True,
-            return_overflowing_tokens=True, return_offsets_mapping=True, return_tensors="pt",
+            QUESTION, context, truncation="only_second", max_length=max_seqlen, stride=overlap,
+            padding=True, return_overflowing_tokens=True, return_offsets_mapping=True,
+            return_tensors="pt",
         )  # fmt: skip
         with torch.no_grad():
             output = model(**{name: encoded[name] for name in hf_tokenizer.model_input_names})
@@ -301,8 +306,8 @@ def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: T
             context_tokens = [
                 token for token, segment in enumerate(encoded.sequence_ids(row)) if segment == 1
             ]
-            for start in context_tokens:
-                for end in context_tokens[context_tokens.index(start) :][:6]:
+            for index, start in enumerate(context_tokens):
+                for end in context_tokens[index : index + max_answer_length]:
                     text = context[offsets[start][0] : offsets[end][1]]
                     score = float(output.start_logits[row, start] + output.end_logits[row, end])
                     span_scores[text] = max(score, span_scores.get(text, -np.inf))

@@ -1,5 +1,6 @@
 """Vectors of texts, tokens and words equal those of transformers; the fast mode is similar."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bertsmith.model.packed import PackedBatch
 from bertsmith.use.embed import Embedder, Floats, embed
 from bertsmith.use.quantization import quantize
 from bertsmith.use.vector_settings import VectorSettings
+from tests.use.conftest import MAX_POSITIONS, WIDTH
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -39,14 +41,12 @@ def embedder(model_dir: Path) -> Embedder:
 
 @pytest.fixture(scope="module")
 def hidden_states(model_dir: Path) -> list[list[Floats]]:
-    """For each text, the hidden states [S, 26] of embeddings and layers, from transformers."""
-    model, tokenizer = (
-        AutoModel.from_pretrained(model_dir),
-        AutoTokenizer.from_pretrained(model_dir),
-    )
+    """For each text, the hidden states [S, D] of embeddings and layers, from transformers."""
+    model = AutoModel.from_pretrained(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
     states_by_text = []
     for text in TEXTS:
-        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=61)
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=MAX_POSITIONS)
         with torch.inference_mode():
             states = model(**inputs, output_hidden_states=True).hidden_states
         states_by_text.append([state[0].numpy() for state in states])
@@ -81,10 +81,12 @@ def test_layer_numbers_select_hidden_states(
     ],
 )
 def test_pooling_gives_the_expected_vectors(
-    embedder: Embedder, hidden_states: list[list[Floats]], pooling: str, pool: object
+    embedder: Embedder,
+    hidden_states: list[list[Floats]],
+    pooling: str,
+    pool: Callable[[Floats], Floats],
 ) -> None:
     """Each pooling equals its NumPy formula over hidden states, also with normalization."""
-    assert callable(pool)
     vectors = embedder.encode(TEXTS, layer=-2, pooling=pooling)
     assert_close(vectors, [pool(states[1]) for states in hidden_states])
     normalized = embedder.encode(TEXTS, pooling=pooling, normalize=True)
@@ -108,10 +110,8 @@ def test_pooling_without_special_tokens(
 
 def test_pooled_vectors_equal_the_pooler_output(model_dir: Path, embedder: Embedder) -> None:
     """Pooling "pooled" gives transformers' pooler_output, and is an error for other layers."""
-    model, tokenizer = (
-        AutoModel.from_pretrained(model_dir),
-        AutoTokenizer.from_pretrained(model_dir),
-    )
+    model = AutoModel.from_pretrained(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
     with torch.inference_mode():
         expected = model(**tokenizer(TEXTS[0], return_tensors="pt")).pooler_output
     assert_close(embedder.encode(TEXTS[:1], pooling="pooled"), expected.numpy())
@@ -185,7 +185,7 @@ def test_batching_does_not_change_vectors(embedder: Embedder) -> None:
     single_texts = np.concatenate([embedder.encode([text]) for text in TEXTS])
     np.testing.assert_allclose(small_batches, vectors, rtol=0, atol=1e-6)
     np.testing.assert_allclose(single_texts, vectors, rtol=0, atol=1e-6)
-    assert embedder.encode([]).shape == (0, 26)
+    assert embedder.encode([]).shape == (0, WIDTH)
 
 
 def test_encode_batch_gives_the_vectors_of_encode(embedder: Embedder) -> None:
@@ -206,7 +206,8 @@ def test_threads_do_not_change_vectors(model_dir: Path, fast: bool) -> None:
     """Batches computed in four threads give the same vectors as one thread, in input order."""
     texts = [" ".join(TEXTS[: 1 + number % len(TEXTS)]) for number in range(40)]
     embedder = Embedder.load(model_dir, fast=fast)
-    previous_num_threads, results = torch.get_num_threads(), []
+    previous_num_threads = torch.get_num_threads()
+    results = []
     try:
         for num_threads in (1, 4):
             torch.set_num_threads(num_threads)
@@ -215,6 +216,7 @@ def test_threads_do_not_change_vectors(model_dir: Path, fast: bool) -> None:
     finally:
         torch.set_num_threads(previous_num_threads)
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
+    # The vectors of the texts differ, so a wrong order would be detected.
     assert not np.allclose(results[0][0], results[0][1], atol=1e-3)
 
 
@@ -230,7 +232,7 @@ def test_tokens_match_their_offsets(embedder: Embedder) -> None:
     assert len(text.vectors) == len(text.ids) == len(text.offsets)
     assert not text.is_truncated
     assert long_text.is_truncated
-    assert len(long_text.vectors) == 61
+    assert len(long_text.vectors) == MAX_POSITIONS
     without_special = embedder.encode_tokens([TEXTS[1]], include_special_tokens=False)[0]
     assert without_special.ids == text.ids[1:-1]
     np.testing.assert_allclose(without_special.vectors, text.vectors[1:-1], rtol=0, atol=1e-5)
@@ -246,19 +248,20 @@ def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
     [tokens] = embedder.encode_tokens([texts[1]])
     token_indices = [
         index for index, (start, end) in enumerate(tokens.offsets)
-        # "weight" has the characters 8 to 13 of "its own weight".
+        # "weight" has the characters [8, 14) of "its own weight".
         if start < 14 and end > 8
     ]  # fmt: skip
     expected = tokens.vectors[token_indices].mean(0)
     np.testing.assert_allclose(words[2].vector, expected, rtol=0, atol=1e-6)
     [full_match] = embedder.encode_word(["hammers and a hammer"], "hammer")
-    assert full_match.end == 20
+    assert full_match.end == len("hammers and a hammer")
     [prefix_match] = embedder.encode_word(["two hammers"], "hammer")
-    assert prefix_match.end == 10
+    assert prefix_match.end == len("two hammer")
     with pytest.raises(InputError, match="text 2: the word 'hammer' is not in 'its own weight'"):
         embedder.encode_word(["a hammer", "its own weight"], "hammer")
     with pytest.raises(
-        InputError, match="text 1: the word 'name' is beyond the model's limit of 61 tokens"
+        InputError,
+        match=f"text 1: the word 'name' is beyond the model's limit of {MAX_POSITIONS} tokens",
     ):
         embedder.encode_word([TEXTS[4] + " name"], "name")
 
@@ -351,8 +354,7 @@ def test_quantization_uses_the_preceding_norm(
         cu_seqlens=torch.tensor([0, 40], dtype=torch.int32), max_seqlen=40,
     )  # fmt: skip
     # Gradients are enabled, as in code without torch.no_grad.
-    expected_output, output = model(batch), quantized(batch)
-    assert nn.functional.cosine_similarity(output, expected_output).min() > 0.99
+    assert nn.functional.cosine_similarity(quantized(batch), model(batch)).min() > 0.99
 
 
 def test_row_counts_are_bucketed() -> None:

@@ -23,7 +23,7 @@ from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines
 from bertsmith.use.table_input import TextRow
 from bertsmith.use.vector_settings import build_vector_settings
 from bertsmith.use.vector_writers import JsonlWriter, TableColumns
-from tests.use.conftest import SENTENCES
+from tests.use.conftest import SENTENCES, WIDTH
 
 #: Lines with unusual separators, control characters or Hangul, and lines without words.
 UNUSUAL_LINES = [
@@ -45,7 +45,11 @@ LINES = [
     *(f"{number} hammers" for number in range(20)),
 ]
 
-TEXT_SETTINGS, TOKEN_SETTINGS = build_vector_settings(), build_vector_settings(pooling="none")
+#: Settings for one vector per text, and for one vector per token.
+TEXT_SETTINGS = build_vector_settings()
+TOKEN_SETTINGS = build_vector_settings(pooling="none")
+#: Maximum number of lines per chunk in these tests, so that the lines need several chunks.
+LINES_PER_CHUNK = 7
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +60,8 @@ def embedder(model_dir: Path) -> Embedder:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Embed 7 lines per chunk, so that the lines need several chunks."""
-    monkeypatch.setattr(embed_lines_module, "_MAX_LINES", 7)
+    """Embed ``LINES_PER_CHUNK`` lines per chunk."""
+    monkeypatch.setattr(embed_lines_module, "_MAX_LINES", LINES_PER_CHUNK)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -71,7 +75,13 @@ def test_npy_output_equals_encode(embedder: Embedder, tmp_path: Path) -> None:
     ids = [token_id for line in LINES for token_id in embedder.tokenizer.encode(line)]
     unknown_share = ids.count(embedder.tokenizer.unk_id) / len(ids)
     assert unknown_share > 0
-    assert summary == EmbeddingSummary(tmp_path / "new" / "v.npy", len(LINES), 26, 1, unknown_share)
+    assert summary == EmbeddingSummary(
+        path=tmp_path / "new" / "v.npy",
+        num_lines=len(LINES),
+        width=WIDTH,
+        num_truncated=1,
+        unknown_share=unknown_share,
+    )
     vectors = np.load(summary.path)
     np.testing.assert_allclose(vectors, embedder.encode(LINES), rtol=0, atol=1e-6)
     np.save(tmp_path / "expected.npy", vectors)
@@ -143,7 +153,7 @@ def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, na
     columns = TableColumns(["n", "text"], {})
 
     def interrupted_rows() -> Iterator[TextRow]:
-        yield from table[:16]
+        yield from table[: 2 * LINES_PER_CHUNK + 2]
         raise KeyboardInterrupt
 
     out = tmp_path / name
@@ -201,7 +211,7 @@ print(kill_at)
 
 
 def has_same_contents(a: Path, b: Path) -> bool:
-    """Whether two files or index directories have the same contents."""
+    """Return whether two files or index directories have the same contents."""
     if a.is_dir():
         # The graph is not compared, because it depends on the timing of threads.
         names = sorted(path.name for path in a.iterdir() if path.suffix != ".usearch")
@@ -233,16 +243,16 @@ def test_killed_run_can_be_resumed(
 
 
 def start_and_interrupt_run(embedder: Embedder, out: Path) -> None:
-    """Start a run and interrupt it after 14 committed lines."""
+    """Start a run and interrupt it in the third chunk, when two chunks are committed."""
 
     def interrupted_lines() -> Iterator[str]:
-        yield from LINES[:20]
+        yield from LINES[: 3 * LINES_PER_CHUNK - 1]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         embed_lines(embedder, interrupted_lines(), out, TEXT_SETTINGS)
     state_file = out.with_name(f"{out.name}.partial") / "state.json"
-    assert json.loads(state_file.read_text())["num_lines"]
+    assert json.loads(state_file.read_text())["num_lines"] == 2 * LINES_PER_CHUNK
 
 
 def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> None:
@@ -417,8 +427,11 @@ from typing import Any
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
 from bertsmith.use.vector_settings import build_vector_settings
-embedder, settings = Embedder.load(sys.argv[1]), build_vector_settings(pooling=sys.argv[3])
-spec, repetitions, peaks = embedder.resolve_settings(settings), int(sys.argv[4]), []
+embedder = Embedder.load(sys.argv[1])
+settings = build_vector_settings(pooling=sys.argv[3])
+spec = embedder.resolve_settings(settings)
+repetitions = int(sys.argv[4])
+peaks = []
 # Repeat a layer to get wide vectors from a small model; settings do not allow repetition.
 wide_spec = replace(
     spec, layer_indices=spec.layer_indices * repetitions, width=spec.width * repetitions
@@ -472,5 +485,5 @@ def test_all_settings_are_used(embedder: Embedder, tmp_path: Path) -> None:
     summary = embed_lines(embedder, LINES, tmp_path / "v.npy", vector_settings)
     encode: Callable[..., np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = embedder.encode
     expected = encode(LINES, layer=[-1, 0], **settings)
-    assert summary.width == 52
+    assert summary.width == 2 * WIDTH  # mean and maximum
     np.testing.assert_allclose(np.load(summary.path), expected, rtol=0, atol=1e-6)

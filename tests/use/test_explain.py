@@ -16,7 +16,8 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.explain import AttentionMaps, attention
-from tests.use.conftest import SENTENCES
+from tests.use.conftest import MAX_POSITIONS, SENTENCES
+from tests.use.test_choose import MAX_POSITIONS as MAX_CHOICE_POSITIONS
 from tests.use.test_choose import save_choice_model
 
 
@@ -42,7 +43,7 @@ def assert_same_attention(maps: AttentionMaps, expected: Any) -> None:
 def test_attention_equals_that_of_transformers(model_dir: Path, texts: list[str]) -> None:
     """The probabilities of a text, a pair and a truncated text equal ``output_attentions``."""
     maps = attention(bundle.load(model_dir), *texts)
-    assert_same_attention(maps, compute_hf_attention(model_dir, texts, 61))
+    assert_same_attention(maps, compute_hf_attention(model_dir, texts, MAX_POSITIONS))
 
 
 def test_all_kinds_of_models_are_accepted(
@@ -51,8 +52,9 @@ def test_all_kinds_of_models_are_accepted(
     """Attention of a fine-tuned model, a bare encoder and a path equals that of transformers."""
     fine_tuned = save_choice_model(tmp_path / "tuned", tokenizer)
     maps = attention(bundle.load_fine_tuned(fine_tuned), SENTENCES[3])
-    assert_same_attention(maps, compute_hf_attention(fine_tuned, [SENTENCES[3]], 41))
-    expected = compute_hf_attention(model_dir, SENTENCES[:2], 61)
+    expected = compute_hf_attention(fine_tuned, [SENTENCES[3]], MAX_CHOICE_POSITIONS)
+    assert_same_attention(maps, expected)
+    expected = compute_hf_attention(model_dir, SENTENCES[:2], MAX_POSITIONS)
     assert_same_attention(attention(bundle.load_encoder(model_dir), *SENTENCES[:2]), expected)
     assert_same_attention(bertsmith.attention(model_dir, *SENTENCES[:2]), expected)
 
@@ -96,8 +98,9 @@ def test_long_texts_are_truncated(pretrained: bundle.PretrainedBundle) -> None:
     assert truncated.tokens == [*full.tokens[:8], "[SEP]"]
     assert truncated.num_removed_tokens == len(full.tokens) - 9
     pair = attention(pretrained, SENTENCES[0], SENTENCES[1], max_seqlen=11)
-    assert pair.tokens[3:6] == [*full.tokens[-3:-1], "[SEP]"]
-    assert pair.probabilities.shape == (2, 2, 11, 11)
+    # Without [CLS] and two [SEP] tokens there is room for four tokens of each text.
+    assert pair.tokens[1:6] == [*full.tokens[-5:-1], "[SEP]"]
+    assert pair.probabilities.shape == (2, 2, 11, 11)  # two layers with two heads
 
 
 def test_empty_texts_and_small_lengths_are_errors(pretrained: bundle.PretrainedBundle) -> None:

@@ -10,6 +10,7 @@ import bertsmith
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
 from bertsmith.use.fill import fill, iter_fillings
+from tests.use.conftest import MAX_POSITIONS
 
 TEXTS = [
     "the [MASK] stood where the roads met",
@@ -126,7 +127,10 @@ def test_rows_beyond_the_vocabulary_are_ignored(model_dir: Path) -> None:
         ("the smith", r"text 2: no \[MASK\] in 'the smith'; put"),
         ("the [mask]", r"text 2: .*but \[mask\]: write it in capitals"),
         ("", r"text 2: no \[MASK\]"),
-        ("smith " * 60 + "[MASK]", r"text 2: \d+ tokens, but this model takes at most 59"),
+        (
+            "smith " * MAX_POSITIONS + "[MASK]",
+            rf"text 2: \d+ tokens, but this model takes at most {MAX_POSITIONS - 2}",
+        ),
     ],
 )
 def test_errors_name_the_text(pretrained: PretrainedBundle, text: str, message: str) -> None:

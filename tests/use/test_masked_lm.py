@@ -1,5 +1,6 @@
 """``batch_by_length`` and ``chunked``."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -33,14 +34,12 @@ def test_chunks_read_no_further_than_needed() -> None:
     """A chunk is yielded before the next item is read, so endless input can be processed."""
     numbers_read: list[int] = []
 
-    def endless() -> Iterator[int]:
-        number = 0
-        while True:
+    def yield_numbers() -> Iterator[int]:
+        for number in itertools.count():
             numbers_read.append(number)
             yield number
-            number += 1
 
-    stream = chunked(endless(), 3)
+    stream = chunked(yield_numbers(), 3)
     assert next(stream) == [0, 1, 2]
     assert numbers_read == [0, 1, 2]
     assert next(stream) == [3, 4, 5]
@@ -51,11 +50,11 @@ def test_chunks_read_no_further_than_needed() -> None:
 def test_items_before_an_error_are_yielded() -> None:
     """If the iterable raises an error, the items before it are yielded first."""
 
-    def items() -> Iterator[int]:
+    def yield_five_numbers() -> Iterator[int]:
         yield from range(5)
         raise InputError("the sixth")
 
-    stream = chunked(items(), 3)
+    stream = chunked(yield_five_numbers(), 3)
     assert [next(stream), next(stream)] == [[0, 1, 2], [3, 4]]
     with pytest.raises(InputError, match="the sixth"):
         next(stream)

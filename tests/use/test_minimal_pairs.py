@@ -14,6 +14,7 @@ from bertsmith.errors import BertsmithError, InputError
 from bertsmith.use.minimal_pairs import MinimalPairResults, evaluate_minimal_pairs
 from bertsmith.use.pseudo_log_likelihood import PLL_VARIANTS, PllVariant
 from bertsmith.use.score import score
+from tests.use.conftest import MAX_POSITIONS
 
 #: Three pairs of sentences.
 SENTENCES = [
@@ -85,12 +86,14 @@ def test_out_contains_the_scores_of_each_pair(
 ) -> None:
     """The table of scores has a row for each pair, with the sums that ``score`` returns."""
     pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
-    file, out = write_pairs(tmp_path / "pairs.jsonl", pairs), tmp_path / "scores.csv"
+    file = write_pairs(tmp_path / "pairs.jsonl", pairs)
+    out = tmp_path / "scores.csv"
     evaluate_files(file, out=out)
     with out.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["sentence_good"], row["sentence_bad"]) for row in rows] == pairs
-    assert [(row["file"], row["row"]) for row in rows] == [(str(file), n) for n in "123"]
+    assert [row["file"] for row in rows] == [str(file)] * 3
+    assert [row["row"] for row in rows] == ["1", "2", "3"]
     for row, (good, bad) in zip(rows, pairs, strict=True):
         for variant, suffix in zip(PLL_VARIANTS, ("original", "within_word"), strict=True):
             expected = [score(pretrained, text, variant=variant).total for text in (good, bad)]
@@ -98,23 +101,31 @@ def test_out_contains_the_scores_of_each_pair(
             assert values == pytest.approx(expected, abs=1e-4)
 
 
-def test_one_variant_and_other_formats(
+def test_csv_gives_the_results_of_json_lines(
     evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
 ) -> None:
-    """CSV gives the same results as JSON lines; only the requested variant is computed."""
+    """Pairs in CSV get the same results as pairs in JSON lines."""
     pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
     expected = evaluate_files(write_pairs(tmp_path / "pairs.jsonl", pairs))
     table = tmp_path / "pairs.csv"
     with table.open("w", newline="") as stream:
         csv.writer(stream).writerows([("sentence_good", "sentence_bad"), *pairs])
-    results = evaluate_files(table, variants=["within-word"])
-    assert results.overall.num_correct == {
-        "within-word": expected.overall.num_correct["within-word"]
-    }
+    assert evaluate_files(table).overall == expected.overall
+
+
+def test_only_the_requested_variant_is_computed(
+    evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
+) -> None:
+    """With one variant, the results of this variant are the same, and there are no others."""
+    pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
+    file = write_pairs(tmp_path / "pairs.jsonl", pairs)
+    both_variants = evaluate_files(file).overall.num_correct
+    results = evaluate_files(file, variants=["within-word"])
+    assert results.overall.num_correct == {"within-word": both_variants["within-word"]}
     assert list(results.as_dict()["accuracy"]) == ["within_word"]
 
 
-def test_folders_contain_tables(
+def test_folder_stands_for_its_tables(
     evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
 ) -> None:
     """A folder stands for the tables in it, in order of their names; repeated files count once."""
@@ -137,7 +148,7 @@ def test_folders_contain_tables(
         ('{"sentence_good": "iron", "sentence_bad": " "}', "line 2: an empty text in column"),
         ('{"sentence_good": "\\u200b", "sentence_bad": "x"}', "sentence_good is empty: there is"),
         ('{"sentence_good": "a", "sentence_bad": "' + "the smith " * 40 + '"}',
-         "line 2: sentence_bad is too long: 80 tokens, this model takes at most 59"),
+         f"sentence_bad is too long: 80 tokens, this model takes at most {MAX_POSITIONS - 2}"),
         ("sentence_good", "line 2: a line that is not JSON"),
     ],
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_probabilities_equal_those_of_transformers(
     assert len({round(probability, 4) for probability in batched[:3]}) == 3
 
 
-def test_swapped_texts_have_another_probability(
+def test_swapping_the_texts_changes_the_probability(
     pretrained: PretrainedBundle, model_dir: Path
 ) -> None:
     """(A, B) and (B, A) have different probabilities. ``bertsmith.pair`` accepts a path."""

@@ -102,7 +102,8 @@ def test_korean_words_are_masked_as_whole_words(tmp_path: Path, variant: PllVari
     pieces = [prefix + syllable for prefix in ("", "##") for syllable in syllables]
     tokenizer = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, *pieces)))
     directory = save_random_model(tmp_path / "model", tokenizer)
-    model, hf_tokenizer_and_model = bundle.load(directory), load_hf_tokenizer_and_model(directory)
+    model = bundle.load(directory)
+    hf_tokenizer_and_model = load_hf_tokenizer_and_model(directory)
     for line, values in zip(
         KOREAN_LINES, compute_both_variants(model, KOREAN_LINES)[variant], strict=True
     ):

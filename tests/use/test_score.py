@@ -12,6 +12,7 @@ import bertsmith
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
 from bertsmith.use.score import Score, iter_scores, score
+from tests.use.conftest import MAX_POSITIONS
 
 LINES = [
     "The forge stood where the two roads met.",
@@ -60,33 +61,34 @@ def test_every_line_has_a_score_or_a_problem(pretrained: PretrainedBundle) -> No
     scores = list(iter_scores(pretrained, lines))
     assert [line_score.text for line_score in scores] == lines
     problems = [line_score.problem or "" for line_score in scores[:6]]
-    assert [problem.partition(":")[0] for problem in problems] == [
-        "",
-        "",
-        "empty",
-        "",
-        "too long",
-        "",
-    ]
-    assert "80 tokens, this model takes at most 59" in problems[4]
+    problem_names = [problem.partition(":")[0] for problem in problems]
+    assert problem_names == ["", "", "empty", "", "too long", ""]
+    assert f"80 tokens, this model takes at most {MAX_POSITIONS - 2}" in problems[4]
     assert math.isnan(scores[2].total)
     assert math.isnan(scores[4].perplexity)
     for first, last in zip(scores[:6], scores[-6:], strict=True):
         assert last.log_probabilities == pytest.approx(first.log_probabilities, abs=1e-6)
 
 
-def test_lists_and_variants(pretrained: PretrainedBundle) -> None:
-    """A list gives a list of scores; "within-word" changes tokens whose word has later tokens."""
+def test_within_word_changes_tokens_whose_word_has_later_tokens(
+    pretrained: PretrainedBundle,
+) -> None:
+    """For other tokens, both variants have the same log-probability."""
+    ids = pretrained.tokenizer.encode(LINES[3])
+    has_later_tokens = [*pretrained.tokenizer.is_continuation[ids[1:]], False]
+    original = score(pretrained, LINES[3]).log_probabilities
+    within_word = score(pretrained, LINES[3], variant="within-word").log_probabilities
+    differences = np.abs(np.subtract(within_word, original))
+    assert (differences > 1e-4).tolist() == has_later_tokens
+
+
+def test_list_of_texts_gives_a_list_of_scores(pretrained: PretrainedBundle) -> None:
+    """The scores equal those of single texts; an error has the number of the text."""
     lines = [LINES[0], LINES[3]]
     scores = score(pretrained, lines)
     assert [line_score.total for line_score in scores] == pytest.approx(
         [score(pretrained, line).total for line in lines], abs=1e-5
     )
-    ids = pretrained.tokenizer.encode(LINES[3])
-    has_later_tokens = [*pretrained.tokenizer.is_continuation[ids[1:]], False]
-    within_word = score(pretrained, LINES[3], variant="within-word").log_probabilities
-    differences = np.abs(np.subtract(within_word, scores[1].log_probabilities))
-    assert (differences > 1e-4).tolist() == has_later_tokens
     with pytest.raises(InputError, match="text 2 cannot be scored: empty"):
         score(pretrained, [LINES[0], ""])
     assert score(pretrained, []) == []

@@ -137,7 +137,7 @@ def _list_heads(
 
 
 def is_finished_run(run: Path) -> bool:
-    """Whether a run is finished and has written its model."""
+    """Return whether a run is finished and has written its model."""
     return (run / "model" / bundle.WEIGHTS_FILE).is_file()
 
 
@@ -154,7 +154,8 @@ def describe_run(path: Path) -> Description:
     steps = settings.get("schedule", {}).get("steps")
     finished = is_finished_run(path)
     state = "finished" if finished else "not finished; repeat the same command to continue"
-    lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
+    total = f"{steps:,}" if steps else "unknown"
+    lines = [f"run {path}: {state}", f"step {step:,} of {total}"]
     for kind, name in (("train", "training batches"), ("heldout", "held out")):
         if last_metrics[kind]:
             lines += ["", name, *format_aligned(flatten_mapping(last_metrics[kind]))]

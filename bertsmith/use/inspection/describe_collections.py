@@ -35,13 +35,14 @@ def describe_sweep(path: Path) -> Description:
     run_names = [run.name for run in runs]
     finished_names = [run.name for run in runs if is_finished_run(run)]
     facts: dict[str, Any] = {"path": str(path), "runs": run_names, "finished_runs": finished_names}
-    results = None
+    results: dict[str, Any] = {}
+    names_in_results: set[str] = set()
+    lines: list[str] = []
     try:
         if (path / RESULTS_FILE).exists():
             results = upgrade_sweep_results(read_json_object(path / RESULTS_FILE))
-        lines = [] if results is None else _format_results(results)
-        points = (results or {"points": []})["points"]
-        names_in_results = {name for point in points for name in point["runs"]}
+            names_in_results = {name for point in results["points"] for name in point["runs"]}
+            lines = _format_results(results)
     except (KeyError, TypeError, AttributeError):
         raise RunError(
             f"{path / RESULTS_FILE}: damaged; repeat the command that wrote it"
@@ -61,7 +62,7 @@ def describe_sweep(path: Path) -> Description:
             if name not in names_in_results or name not in finished_names
         ]
         lines = ["", "unfinished, or not in the results yet", *unfinished, *lines]
-    return Description(facts | (results or {}), [first_line, *lines])
+    return Description(facts | results, [first_line, *lines])
 
 
 def _format_results(results: dict[str, Any]) -> list[str]:
@@ -88,7 +89,7 @@ def describe_index(path: Path) -> Description:
     shape = np.shape(memory_map_array(path / VECTORS_FILE))
     if len(shape) != 2:
         raise create_damaged_index_error(
-            path / VECTORS_FILE, ValueError(f"shape {shape}; expected lines and width")
+            path / VECTORS_FILE, f"shape {shape}; expected lines and width"
         )
     counts = {"num_lines": shape[0], "width": shape[1]}
     lines = [

@@ -189,7 +189,7 @@ def _compute_outputs(
     """
     model = compared.model
     batch = pack_sequences(sequences).to(next(model.parameters()).device)
-    hidden = torch.empty(0)
+    hidden = torch.empty(0)  # Replaced in the loop, which always yields the embeddings.
     for layer, hidden in enumerate(model.bert.iter_hidden_states(batch)):
         yield (f"layer {layer}" if layer else "embeddings"), hidden.float().cpu()
     pooler = getattr(model, "pooler", None)

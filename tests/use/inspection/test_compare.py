@@ -17,6 +17,7 @@ from bertsmith.text.tokenizer_spec import TokenizerSpec
 from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.inspection.compare import DEFAULT_TEXTS, Comparison, compare, measure_difference
+from tests.use.conftest import MAX_POSITIONS, WIDTH
 
 #: Names of the hidden states of the random model among the outputs.
 HIDDEN_STATES = ["embeddings", "layer 1", "layer 2"]
@@ -34,7 +35,7 @@ def save_changed_copy(
     return folder
 
 
-def different_tensors(comparison: Comparison) -> list[str]:
+def find_different_tensors(comparison: Comparison) -> list[str]:
     """Return the names of the weights that are not bitwise equal."""
     return [
         name
@@ -50,7 +51,7 @@ def test_model_equals_its_copy(model_dir: Path, tmp_path: Path) -> None:
     assert comparison.is_equal
     assert comparison.config == {}
     assert comparison.vocabulary.num_different_ids == 0
-    assert different_tensors(comparison) == []
+    assert find_different_tensors(comparison) == []
     assert list(comparison.outputs) == [*HIDDEN_STATES, "pooler", "masked LM", "next sentence"]
     for difference in comparison.outputs.values():
         assert difference.max_abs_difference == difference.relative_difference == 0
@@ -59,22 +60,24 @@ def test_model_equals_its_copy(model_dir: Path, tmp_path: Path) -> None:
     assert comparison.num_truncated == 0
     long_texts = ["the smith " * 40, "the\t" + "smith " * 80, "the smith"]
     comparison = compare(model_dir, model_dir, long_texts)
-    assert (comparison.num_truncated, comparison.num_tokens) == (2, 61 + 61 + 4)
+    assert comparison.num_truncated == 2
+    # The third text has 4 tokens: [CLS] the smith [SEP].
+    assert comparison.num_tokens == 2 * MAX_POSITIONS + 4
 
 
 def test_one_changed_element_is_found(
     model_dir: Path, pretrained: PretrainedBundle, tmp_path: Path
 ) -> None:
     """If an element of layer 2 is changed, its weight and the outputs from layer 2 on differ."""
-    our_name = "bert.encoder.layers.1.up.weight"
-    changed_dir = save_changed_copy(pretrained, tmp_path / "m", our_name, 0.5, (3, 4))
+    name = "bert.encoder.layers.1.up.weight"
+    hf_name = "bert.encoder.layer.1.intermediate.dense.weight"
+    changed_dir = save_changed_copy(pretrained, tmp_path / "m", name, 0.5, (3, 4))
     comparison = compare(model_dir, changed_dir)
-    name = "bert.encoder.layer.1.intermediate.dense.weight"
-    assert different_tensors(comparison) == [name]
-    assert comparison.tensors[name].max_abs_difference == pytest.approx(0.5)
+    assert find_different_tensors(comparison) == [hf_name]
+    assert comparison.tensors[hf_name].max_abs_difference == pytest.approx(0.5)
     models = (pretrained.model, bundle.load(changed_dir).model)
-    scale = max(float(model.state_dict()[our_name].abs().max()) for model in models)
-    assert comparison.tensors[name].relative_difference == pytest.approx(0.5 / scale)
+    scale = max(float(model.state_dict()[name].abs().max()) for model in models)
+    assert comparison.tensors[hf_name].relative_difference == pytest.approx(0.5 / scale)
     assert comparison.outputs["layer 1"].max_abs_difference == 0
     assert all(
         comparison.outputs[output].max_abs_difference > 0  # type: ignore[operator]
@@ -112,7 +115,7 @@ def test_extended_vocabulary_is_reported(
     comparison = compare(model_dir, tmp_path / "m")
     assert comparison.config == {"vocab_size": (size, size + 2)}
     assert comparison.vocabulary.examples == [(size, None, words[0]), (size + 1, None, words[1])]
-    assert different_tensors(comparison) == [
+    assert find_different_tensors(comparison) == [
         "bert.embeddings.word_embeddings.weight",
         "cls.predictions.bias",
     ]
@@ -173,8 +176,8 @@ def test_different_shapes_and_heads_are_reported(
     bundle.save(tmp_path / "m", BertForPreTraining(config), pretrained.tokenizer, {})
     comparison = compare(model_dir, tmp_path / "m")
     assert set(comparison.config) == {"width", "layers", "max_positions", "segments", "nsp"}
-    assert comparison.outputs["embeddings"].shapes == ([26], [22])
-    assert comparison.outputs["layer 2"].shapes == ([26], None)
+    assert comparison.outputs["embeddings"].shapes == ([WIDTH], [22])
+    assert comparison.outputs["layer 2"].shapes == ([WIDTH], None)
     assert comparison.outputs["next sentence"].shapes == ([2], None)
     assert comparison.outputs["masked LM"].max_abs_difference is not None
     assert comparison.tensors["bert.pooler.dense.weight"].shapes[1] is None
@@ -228,14 +231,14 @@ def test_bare_encoder_is_compared_without_heads(
     assert comparison.outputs["pooler"].max_abs_difference == 0
     assert comparison.outputs["masked LM"].shapes[1] is None
     assert comparison.tensors["bert.pooler.dense.weight"].max_abs_difference == 0
-    names = different_tensors(comparison)
-    assert {name for name in names if not name.startswith("cls.")} == set()
+    different_names = find_different_tensors(comparison)
+    assert all(name.startswith("cls.") for name in different_names)
     assert compare(tmp_path / "m", tmp_path / "m", tolerance=0).is_equal
     hf_encoder_without_pooler = BertModel.from_pretrained(model_dir, add_pooling_layer=False)
     hf_encoder_without_pooler.save_pretrained(tmp_path / "n")
     pretrained.tokenizer.save(tmp_path / "n")
     comparison = compare(tmp_path / "m", tmp_path / "n")
-    assert comparison.outputs["pooler"].shapes == ([26], None)
+    assert comparison.outputs["pooler"].shapes == ([WIDTH], None)
 
 
 def test_nan_equals_only_nan_and_infinity_only_infinity() -> None:
