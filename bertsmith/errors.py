@@ -56,7 +56,7 @@ class MissingExtraError(BertsmithError):
         Args:
             package: Name of the missing package.
             extra: Extra of bertsmith that installs the package.
-            purpose: What needs the package, as the subject of a sentence, such as "reading a.pdf".
+            purpose: What needs the package, as the subject of a sentence, such as "reading a file".
         """
         super().__init__(
             f"{purpose} needs the package {package!r}, which is not installed; "

@@ -61,11 +61,12 @@ def hold_lock(
 
     Args:
         path: The file or directory.
-        error: Raised if another process holds the lock; None to wait for that process.
-        on_wait: Called before waiting.
+        error: Raised if another process holds the lock; None to wait until it is released.
+        on_wait: Called before waiting, if another process holds the lock.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
-    descriptor = os.open(path, flags, 0o666)
+    directory_flags = os.O_RDONLY | os.O_DIRECTORY
+    file_flags = os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, directory_flags if path.is_dir() else file_flags, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -219,6 +219,7 @@ def upgrade_arguments(arguments: Sequence[str]) -> list[str]:
     Warns:
         FutureWarning: for every old option, with its current name.
     """
+    # The command is the first argument that is not an option.
     command = next((argument for argument in arguments if not argument.startswith("-")), "")
     options = RENAMED_OPTIONS.get(command, {})
     upgraded = list(arguments)

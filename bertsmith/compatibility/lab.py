@@ -81,7 +81,7 @@ RENAMED_STAGE_RESULTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 #: Name of a stage's output in its directory, as version 0.1 wrote it.
 OLD_STAGE_OUTPUT = "outcome"
-#: Prefix of the lab's report files on a model of the user, as version 0.1 wrote it.
+#: Prefix in the file names of the lab's reports about a user's model, as version 0.1 wrote it.
 OLD_MODEL_REPORT_PREFIX = "given-"
 
 

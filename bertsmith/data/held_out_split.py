@@ -123,6 +123,7 @@ class HeldOutRule:
     def count_cut_documents(self, documents: DocumentSizes) -> int:
         """Count the documents that are cut into two parts or more."""
         is_first = self._cut_documents(documents).is_first
+        # A document is cut if its first part is followed by another part of the same document.
         return int((is_first[:-1] & ~is_first[1:]).sum())
 
     def _count_parts(self, hashes: UInt64Array) -> IntArray:
@@ -152,7 +153,8 @@ class HeldOutRule:
         starts_document = np.diff(document_numbers, prepend=-1) != 0
         starts_part = starts_document | (np.diff(part_numbers, prepend=-1) != 0)
         first_sentences = np.flatnonzero(starts_part)
-        # The hash of an uncut document is also that of its only part.
+        # An uncut document is a single part with the hash of the document. The hash of a part of a
+        # cut document also depends on the number of the part.
         hashes = documents.hashes[document_numbers[first_sentences]]
         is_cut = num_parts[document_numbers[first_sentences]] > 1
         cut_part_numbers = part_numbers[first_sentences][is_cut].astype(np.uint64)

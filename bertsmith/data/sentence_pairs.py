@@ -5,8 +5,8 @@ The procedure is that of the paper (section 3.1 and appendix A.2) and of its cod
 the document ends. A random number of these sentences, from the first on, form segment A. With
 probability 0.5 the remaining sentences form segment B. Otherwise, and whenever only one sentence
 was gathered, B is drawn from another document, starting at a random sentence, and the next example
-starts right after A. Finally the pair is truncated to the maximum length: the longer segment loses
-one token at a time, and a coin flip decides whether at its front or at its back.
+starts right after A. Finally the pair is truncated to the maximum length: tokens are removed one at
+a time from the longer segment, and a coin flip decides between its front and its back.
 
 An example depends only on its first sentence and on random numbers indexed by that sentence, and
 no two examples of an epoch start at the same sentence. So NumPy computes for every sentence the

@@ -116,7 +116,8 @@ class CharacterCounts:
     def choose_alphabet(self, coverage: float, max_pieces: int, required: Alphabet) -> Alphabet:
         """Choose the required characters, and the most frequent of the other characters.
 
-        Equally frequent characters are ordered by code point.
+        Characters are added until the coverage or the maximum number of entries is reached. Equally
+        frequent characters are ordered by code point.
 
         Args:
             coverage: Share of the text's characters that the alphabet should cover, 0 to 1.

@@ -154,6 +154,7 @@ def _read_plain_text(lines: LineReader, layout: str, errors: ErrorHandler) -> It
             continue
         pending.append(text)
         size += len(text) + 1
+        # A document that reaches the maximum ends at the next blank line, or at twice the maximum.
         is_full = size >= MAX_DOCUMENT_CHARACTERS
         if is_full and (is_blank or size >= 2 * MAX_DOCUMENT_CHARACTERS):
             yield _make_document(pending, layout)

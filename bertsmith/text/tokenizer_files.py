@@ -97,6 +97,18 @@ def write_tokenizer_spec(
     directory.mkdir(parents=True, exist_ok=True)
     write_atomic(directory / TOKENIZER_FILE, build_backend(spec).to_str(pretty=True) + "\n")
     write_atomic(directory / VOCAB_FILE, "".join(f"{word}\n" for word in spec.vocab))
+    write_json(directory / TOKENIZER_CONFIG_FILE, _build_tokenizer_config(spec, max_length))
+    bertsmith_file = directory / BERTSMITH_FILE
+    entries = read_json_object(bertsmith_file) if bertsmith_file.is_file() else {}
+    entries["tokenizer"] = {"hash": spec.fingerprint(), "words": len(spec.tokens)}
+    if spec.segmenter:
+        name, version = spec.segmenter
+        entries["tokenizer"]["segmenter"] = {"name": name, "version": version}
+    write_json(bertsmith_file, entries)
+
+
+def _build_tokenizer_config(spec: TokenizerSpec, max_length: int | None) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json; see ``write_tokenizer_spec``."""
     # AutoTokenizer builds a BertTokenizer from the options below, and no option recomposes Hangul.
     # Only PreTrainedTokenizerFast uses the normalizer of tokenizer.json.
     recomposes_hangul = spec.strip_accents and spec.keep_hangul_syllables
@@ -122,18 +134,11 @@ def write_tokenizer_spec(
         config["added_tokens_decoder"] = {
             str(ids[token.content]): token._asdict() for token in (*special_tokens, *spec.added)
         }
-    write_json(directory / TOKENIZER_CONFIG_FILE, config)
-    bertsmith_file = directory / BERTSMITH_FILE
-    entries = read_json_object(bertsmith_file) if bertsmith_file.is_file() else {}
-    entries["tokenizer"] = {"hash": spec.fingerprint(), "words": len(spec.tokens)}
-    if spec.segmenter:
-        name, version = spec.segmenter
-        entries["tokenizer"]["segmenter"] = {"name": name, "version": version}
-    write_json(bertsmith_file, entries)
+    return config
 
 
 def _read_segmenter(path: Path) -> tuple[str, str] | None:
-    """Return the name and version of the segmenter in bertsmith.json; None without segmenter."""
+    """Return the name and version of the segmenter in bertsmith.json; None if it has none."""
     tokenizer = get_object(read_json_object(path), "tokenizer", path) if path.is_file() else {}
     segmenter = get_object(tokenizer, "segmenter", path)
     if not segmenter:

@@ -13,6 +13,10 @@ from bertsmith.text.words import WordCounts, tokenize_words
 
 #: Number of words that a report lists as examples.
 MAX_LISTED_WORDS = 10
+#: Number of words in the sample of a vocabulary.
+_SAMPLE_SIZE = 20
+#: Maximum number of scripts that the description of a vocabulary lists.
+_MAX_LISTED_SCRIPTS = 6
 
 
 @dataclass(frozen=True)
@@ -193,8 +197,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
     scripts = Counter(_find_script(word) for word in unprefixed_words)
     # The sample is evenly spaced over the ids, because the first ids are characters and the last
     # ids are rare words.
-    sample_size = 20
-    step = max(len(word_starts) // sample_size, 1)
+    step = max(len(word_starts) // _SAMPLE_SIZE, 1)
     spec = tokenizer.spec
     return VocabularyDescription(
         size=tokenizer.vocab_size,
@@ -212,9 +215,9 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
         continuations=len(words) - len(word_starts),
         characters=sum(len(word) == 1 for word in unprefixed_words),
         repeated=tokenizer.vocab_size - len(set(tokenizer.vocab)),
-        scripts=dict(scripts.most_common(6)),
+        scripts=dict(scripts.most_common(_MAX_LISTED_SCRIPTS)),
         longest=sorted(word_starts, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS],
-        sample=word_starts[step // 2 :: step][:sample_size],
+        sample=word_starts[step // 2 :: step][:_SAMPLE_SIZE],
     )
 
 

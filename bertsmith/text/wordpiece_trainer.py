@@ -195,7 +195,7 @@ def _divide_text(text: str, size: int) -> Iterator[str]:
     """Divide a long text between words into parts of at most ``size`` characters.
 
     A word is only divided if it is longer than ``size``, which is far more than the length at which
-    words become [UNK].
+    words become [UNK], or if the text around it has no spaces and punctuation, as in Chinese.
     """
     start = 0
     while len(text) - start > size:
@@ -248,7 +248,10 @@ def _filter_chunks(
 
 
 def _recomposes_hangul(spec: TokenizerSpec) -> bool:
-    """Return whether the normalizer combines characters, so that texts are normalized whole."""
+    """Return whether the normalizer combines characters of decomposed Hangul.
+
+    Then texts are normalized before their characters are counted one by one.
+    """
     return spec.strip_accents and spec.keep_hangul_syllables
 
 

@@ -48,7 +48,7 @@ class WordCounts:
         return counts
 
     def add(self, text: str) -> None:
-        """Count the words of ``text``."""
+        """Count the words of ``text``; if there are too many distinct words, drop the rarest."""
         self.num_characters += len(text)
         if self._segmenter is not None:
             text = next(segment_texts(self._segmenter, [text]))

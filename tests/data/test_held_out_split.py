@@ -20,7 +20,8 @@ def make_sizes(
         hashes: Hash of each document; None for random hashes.
     """
     if hashes is None:
-        hashes = np.random.default_rng(len(documents)).integers(0, 1 << 63, len(documents)) * 2
+        rng = np.random.default_rng(len(documents))
+        hashes = rng.integers(0, 1 << 64, len(documents), dtype=np.uint64)
     return DocumentSizes(
         np.array(list(hashes), np.uint64),
         np.array([len(document) for document in documents], np.int64),
@@ -112,20 +113,12 @@ def test_held_out_share_is_near_the_request(
     The lower bound holds if no sentence, with its copies, has over a sixteenth of the request.
     """
     rng = np.random.default_rng(seed)
-    random_documents = [
-        (
-            draw_sentence_sizes(tokens, max_sentence_tokens, seed),
-            int(rng.integers(0, 1 << 64, dtype=np.uint64)),
-        )
-        for tokens, max_sentence_tokens, copies in documents
-        for _ in range(copies)
-    ]
-    sizes = make_sizes(
-        [document for document, _ in random_documents], [value for _, value in random_documents]
-    )
-    # All copies of a document get the hash of the first copy.
-    numbers = np.concatenate([[number] * copies for number, (_, _, copies) in enumerate(documents)])
-    sizes = sizes._replace(hashes=sizes.hashes[np.searchsorted(numbers, numbers)])
+    sentence_sizes: list[list[int]] = []
+    hashes: list[int] = []
+    for tokens, max_sentence_tokens, copies in documents:
+        sentence_sizes += [draw_sentence_sizes(tokens, max_sentence_tokens, seed)] * copies
+        hashes += [int(rng.integers(0, 1 << 64, dtype=np.uint64))] * copies
+    sizes = make_sizes(sentence_sizes, hashes)
     total = int(sizes.sentence_sizes.sum())
     assignment = choose_rule(sizes, share).assign(sizes)
     num_held_out = int(sizes.sentence_sizes[assignment.is_held_out].sum())
@@ -180,7 +173,7 @@ def test_training_documents_end_at_held_out_parts() -> None:
     assignment = choose_rule(sizes, 0.05).assign(sizes)
     run_ends = np.flatnonzero(np.diff(assignment.is_held_out))
     run_sizes = np.diff(np.concatenate([[-1], run_ends, [len(assignment.is_held_out) - 1]]))
-    # Training and held-out runs alternate.
+    # A run is a maximal sequence of sentences of the same split, so the splits alternate.
     first_training_run = int(assignment.is_held_out[0])
     assert assignment.train_document_sizes.tolist() == run_sizes[first_training_run::2].tolist()
 
@@ -188,6 +181,7 @@ def test_training_documents_end_at_held_out_parts() -> None:
 def test_single_training_run_is_several_documents() -> None:
     """If the training text of a single document is contiguous, its parts are not merged."""
     num_unmerged = 0
+    # The hash of the document determines which of its parts are held out.
     for number in range(300):
         sizes = make_sizes([[8] * 24], [number << 48])
         rule = choose_rule(sizes, 0.05)

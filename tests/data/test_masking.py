@@ -20,7 +20,7 @@ def draw_sequences(vocabulary: VocabularyInfo, sizes: list[int], seed: int = 0) 
     rng = np.random.default_rng(seed)
     cu_seqlens = np.cumsum([0, *sizes]).astype(np.int32)
     ids = rng.integers(5, vocabulary.vocab_size, cu_seqlens[-1])
-    ids[rng.random(len(ids)) < 0.02] = 1
+    ids[rng.random(len(ids)) < 0.02] = vocabulary.unk_id
     ids[cu_seqlens[:-1]] = vocabulary.cls_id
     ids[cu_seqlens[1:] - 1] = vocabulary.sep_id
     return ids, cu_seqlens, init_states(seed, np.arange(len(sizes)))
@@ -98,7 +98,7 @@ def test_all_positions_are_equally_likely(vocabulary: VocabularyInfo) -> None:
     """Every position between [CLS] and [SEP] is chosen equally often (5 sigma)."""
     length = 42
     ids, cu_seqlens, states = draw_sequences(vocabulary, [length] * 20_000)
-    # [UNK] is never chosen, so it is replaced by another token.
+    # [UNK] is never chosen, so this test has another token in its place.
     ids[ids == vocabulary.unk_id] = 5
     _, positions, _ = mask_tokens(ids, cu_seqlens, states, vocabulary, DataSettings())
     counts = np.bincount(positions % length, minlength=length)

@@ -162,7 +162,10 @@ def test_single_segment_is_packed_without_nsp(split: Split, vocabulary: Vocabula
 
 
 def test_concatenated_slices_equal_the_batch(split: Split, vocabulary: VocabularyInfo) -> None:
-    """Slicing a batch and concatenating the slices restores it; indices of a slice start at 0."""
+    """Slicing a batch and concatenating the slices restores it; indices of a slice start at 0.
+
+    A slice that ends after the batch is an error.
+    """
     batch = ExampleStream(split, vocabulary, DataSettings(), 64, seed=0, epoch=0).batch(3, 50)
     slices = [batch.slice(first, first + 10) for first in range(0, 50, 10)]
     restored = concat_batches(slices)

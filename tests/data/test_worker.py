@@ -25,6 +25,7 @@ def test_killed_worker_is_an_error(tmp_path: Path) -> None:
     """If a worker ends without an answer, the error names the signal and suggests what to do."""
     TOKENIZER.save(tmp_path)
     with make_pool(1, tmp_path) as pool:
+        # The task is so large that the worker cannot finish it before it is killed.
         pool.submit(ShardTask(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
         (process,) = pool._workers.values()
         process.kill()

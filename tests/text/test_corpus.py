@@ -137,7 +137,7 @@ def test_markdown_becomes_plain_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["[", "![", "[x](", "<http://", "\n<!--", "# a" + " " * 30])
 def test_unclosed_markup_takes_linear_time(mark: str) -> None:
-    """Many unclosed brackets are parsed in seconds; in quadratic time it would take minutes."""
+    """Many unclosed brackets are parsed in seconds; a quadratic algorithm would take minutes."""
     start = time.process_time()
     assert markdown_to_text(mark * 100_000)
     assert markdown_to_text("#" + " " * 100_000 + "x") == "x"
@@ -304,6 +304,7 @@ def test_repeated_paragraphs_are_left_out(tmp_path: Path) -> None:
     report = CorpusReport()
     path = write_file(tmp_path / "a.jsonl", lines)
     assert read_texts(path, report=report, deduplicate="paragraphs") == ["Same.\nOne.", "Two."]
+    # Two repetitions of "Same." and one of "Two."
     assert report.repeated_paragraphs == 3
     assert report.documents == 2
 

@@ -19,6 +19,6 @@ def test_memory_per_text_is_below_22_bytes() -> None:
     seen = SeenTexts()
     for number in range(100_000):
         seen.add(str(number))
-        # The first array, of 4096 slots, is emptier at the beginning.
+        # The set starts with 4096 slots, which is more than it needs for few texts.
         if number > 4096:
             assert 8 * len(seen._slots) / len(seen) < 22

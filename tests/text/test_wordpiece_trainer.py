@@ -103,8 +103,8 @@ def test_full_coverage_leaves_no_unknown_words() -> None:
 
 def test_rare_characters_leave_room_for_words() -> None:
     """Of thousands of characters the most frequent are used, for at most half of the entries."""
-    rare = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))
-    texts = [*make_texts(), rare, "가나다라 " * 2000]
+    rare_chinese = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))
+    texts = [*make_texts(), rare_chinese, "가나다라 " * 2000]
     tokenizer = train_wordpiece(texts, 400)
     characters = [word for word in tokenizer.vocab if len(word.removeprefix("##")) == 1]
     beyond_ascii = [word for word in characters if not word.isascii()]
@@ -192,6 +192,7 @@ def test_pieces_occur_in_the_text(*, strip_accents: bool) -> None:
     words = " ".join(tokenizer.spec.vocab)
     assert "ł" not in words
     assert "river" in words
+    # Without "ł", the letters around it must not be joined.
     assert "hemut" not in words
     assert "xyzw" not in words
 
