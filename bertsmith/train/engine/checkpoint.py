@@ -1,6 +1,7 @@
 """Checkpoints: atomic directories with weights, optimizer state and checksums.
 
 RUN/checkpoints/step-N/weights.safetensors    parameters and buffers under the model's own names
+RUN/checkpoints/step-N/average.safetensors    averaged weights, with optim.average_fraction
 RUN/checkpoints/step-N/moments.safetensors    Adam's moments as NAME.exp_avg and NAME.exp_avg_sq,
                                               and Muon's as NAME.momentum_buffer; removed when the
                                               run is finished
@@ -11,7 +12,7 @@ RUN/checkpoints/step-N.damaged/               a checkpoint that failed its check
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import atomic_directory, compute_file_sha256, write_json
 from bertsmith.progress import Progress
+from bertsmith.train.engine.averaging import WeightAverage
 from bertsmith.train.engine.optimizer import Optimizer, iter_moment_names
 
 CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
+AVERAGE_FILE = "average.safetensors"
 CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
 #: Exceptions raised by reading a checkpoint that is damaged or belongs to another model.
 _READ_ERRORS = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
@@ -51,7 +54,12 @@ class TrainingState:
 
 
 def save(
-    run: Path, state: TrainingState, model: nn.Module, optimizer: Optimizer, keep: int
+    run: Path,
+    state: TrainingState,
+    model: nn.Module,
+    optimizer: Optimizer,
+    keep: int,
+    average: WeightAverage | None = None,
 ) -> Path:
     """Write a checkpoint, and remove all others but the last ``keep`` and the best one.
 
@@ -60,11 +68,12 @@ def save(
     """
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
     with atomic_directory(directory) as new:
-        save_tensors(_collect_weights(model), new / WEIGHTS_FILE)
+        save_tensors(_copy_to_cpu(_named_tensors(model)), new / WEIGHTS_FILE)
         save_tensors(_collect_moments(model, optimizer), new / MOMENTS_FILE)
+        if average is not None:
+            save_tensors(_copy_to_cpu(average.weights.items()), new / AVERAGE_FILE)
         write_json(new / STATE_FILE, asdict(state))
-        names = (WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE)
-        checksums = {name: compute_file_sha256(new / name) for name in names}
+        checksums = {path.name: compute_file_sha256(path) for path in sorted(new.iterdir())}
         write_json(new / CHECKSUMS_FILE, checksums)
     steps = [step for step, _ in list_checkpoints(run)]
     for step in steps[:-keep]:
@@ -126,6 +135,7 @@ def resume(
     optimizer: Optimizer,
     progress: Progress,
     is_finished: Callable[[TrainingState], bool] | None = None,
+    average: WeightAverage | None = None,
 ) -> TrainingState:
     """Restore the newest intact checkpoint of ``run``.
 
@@ -139,6 +149,7 @@ def resume(
         progress: Where damaged checkpoints are logged.
         is_finished: Returns whether a run with this state is finished and so needs no optimizer
             state.
+        average: Average of the weights to restore; None without averaging.
 
     Returns:
         The restored state; the state of step 0 if the run has no checkpoint.
@@ -150,7 +161,7 @@ def resume(
     errors: list[tuple[Path, RunError]] = []
     for _, directory in reversed(checkpoints):
         try:
-            state = restore(directory, model, optimizer, is_finished)
+            state = restore(directory, model, optimizer, is_finished, average)
         except RunError as error:
             errors.append((directory, error))
             continue
@@ -180,8 +191,9 @@ def restore(
     model: nn.Module,
     optimizer: Optimizer,
     is_finished: Callable[[TrainingState], bool] | None = None,
+    average: WeightAverage | None = None,
 ) -> TrainingState:
-    """Load a checkpoint into model and optimizer, and return the state of the run.
+    """Load a checkpoint into model, optimizer and average, and return the state of the run.
 
     The optimizer state may be missing if ``is_finished`` returns true for the state of the run.
 
@@ -195,7 +207,10 @@ def restore(
         has_moments = (directory / MOMENTS_FILE).exists()
         if has_moments or is_finished is None or not is_finished(state):
             _restore_optimizer(directory, model, optimizer, state.step)
-        _copy_weights(directory, model)
+        if average is not None:
+            _verify_checksums(directory, (AVERAGE_FILE,))
+            average.restore(load_file(directory / AVERAGE_FILE))
+        _copy_weights(load_file(directory / WEIGHTS_FILE), model)
     except _READ_ERRORS as error:
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
     return state
@@ -222,14 +237,18 @@ def _restore_optimizer(directory: Path, model: nn.Module, optimizer: Optimizer, 
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:
-    """Load only the weights of a checkpoint.
+    """Load the weights of a checkpoint for inference: the averaged weights, if it has them.
 
     Raises:
         RunError: If the checkpoint is damaged or belongs to another model.
     """
     try:
         _verify_checksums(directory, (WEIGHTS_FILE,))
-        _copy_weights(directory, model)
+        weights = load_file(directory / WEIGHTS_FILE)
+        if (directory / AVERAGE_FILE).exists():
+            _verify_checksums(directory, (AVERAGE_FILE,))
+            weights |= load_file(directory / AVERAGE_FILE)
+        _copy_weights(weights, model)
     except _READ_ERRORS as error:
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
 
@@ -265,9 +284,8 @@ def _verify_checksums(directory: Path, names: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def _copy_weights(directory: Path, model: nn.Module) -> None:
-    """Copy the weights of a checkpoint into the parameters and buffers of a model."""
-    weights = load_file(directory / WEIGHTS_FILE)
+def _copy_weights(weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Copy weights by name into the parameters and buffers of a model."""
     for name, tensor in _named_tensors(model):
         tensor.copy_(weights[name])
 
@@ -278,9 +296,9 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, on the CPU."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in _named_tensors(model)}
+def _copy_to_cpu(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return tensors by name, on the CPU."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
 
 
 def _collect_moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

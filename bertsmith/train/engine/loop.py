@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.progress import Progress
 from bertsmith.runtime.device import Machine, trim_memory
 from bertsmith.train.engine import checkpoint
+from bertsmith.train.engine.averaging import WeightAverage
 from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
 from bertsmith.train.engine.checkpoint import TrainingState
 from bertsmith.train.engine.metrics_log import MetricsLog
@@ -75,6 +77,8 @@ class LoopOptions:
         grad_norm_groups: Named parameter groups. The norms of their gradients before clipping are
             logged.
         use_tensorboard: Whether to write the metrics as TensorBoard event files, too.
+        average_fraction: Fraction of the completed steps over which the weights are averaged for
+            evaluations and at the end; 0: no averaging.
     """
 
     steps: int
@@ -91,6 +95,7 @@ class LoopOptions:
     patience: int | None = None
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
     use_tensorboard: bool = False
+    average_fraction: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,19 +147,24 @@ def train(
     """Train from the last checkpoint of ``run``, or from the start, for ``options.steps`` steps.
 
     On SIGTERM or Ctrl-C, or if ``budget`` revises the number of steps, the function finishes the
-    current step, saves a checkpoint and returns.
+    current step, saves a checkpoint and returns. When training is finished, the model has the
+    averaged weights if ``options.average_fraction`` is set.
     """
     checkpoint.remove_partial_checkpoints(run)
     is_finished = partial(_is_finished, options)
-    state = checkpoint.resume(run, model, optimizer, progress, is_finished)
+    average = None
+    if options.average_fraction:
+        average = WeightAverage(model, options.average_fraction)
+    state = checkpoint.resume(run, model, optimizer, progress, is_finished, average)
     if state.step:
         progress.log(f"resuming from step {state.step} of {options.steps}")
     metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
     progress.start("training", options.steps, "steps")
     progress.advance(state.step)
     loop = _Loop(
-        objective, model, optimizer, machine, options, run, state, metrics_log, progress, budget
-    )
+        objective, model, optimizer, average, machine, options, run, state, metrics_log, progress,
+        budget,
+    )  # fmt: skip
     try:
         with DeferredSignals() as signals:
             loop.run_until(signals)
@@ -162,6 +172,8 @@ def train(
         progress.finish()
         metrics_log.close()
         trim_memory()
+    if average is not None and is_finished(loop.state):
+        average.copy_to_model()
     if loop.state.step < options.steps:
         revised_schedule = loop.revised_schedule if signals.received is None else None
         return TrainingOutcome(loop.state, signals.received, revised_schedule=revised_schedule)
@@ -185,6 +197,7 @@ class _Loop:
         objective: Objective,
         model: nn.Module,
         optimizer: Optimizer,
+        average: WeightAverage | None,
         machine: Machine,
         options: LoopOptions,
         run: Path,
@@ -197,6 +210,7 @@ class _Loop:
         self.revised_schedule: RevisedSchedule | None = None
         self._budget = budget
         self._objective, self._model, self._optimizer = objective, model, optimizer
+        self._average = average
         self._machine, self._options, self._run = machine, options, run
         self._metrics_log, self._progress = metrics_log, progress
         self._peak_macs_per_second = options.measure_peak_macs_per_second()
@@ -238,6 +252,8 @@ class _Loop:
             describe_batch=objective.describe_batch,
             grad_norm_groups=options.grad_norm_groups if should_log else None,
         )  # fmt: skip
+        if self._average is not None:
+            self._average.update(step + 1)
         seconds = stopwatch.lap()
         if self._budget is not None:
             self._budget.add_step(seconds)
@@ -263,7 +279,8 @@ class _Loop:
         if not self._is_due(self._options.eval_every):
             return False
         self._model.eval()
-        metrics = self._objective.evaluate()
+        with nullcontext() if self._average is None else self._average.applied():
+            metrics = self._objective.evaluate()
         self._model.train()
         # The maximum of several measurements, because other processes can slow down some of them.
         self._peak_macs_per_second = max(
@@ -285,6 +302,7 @@ class _Loop:
         """Write a checkpoint, after the metrics log up to its step."""
         self._metrics_log.sync()
         checkpoint.save(
-            self._run, self.state, self._model, self._optimizer, self._options.keep_checkpoints
-        )
+            self._run, self.state, self._model, self._optimizer, self._options.keep_checkpoints,
+            self._average,
+        )  # fmt: skip
         self._saved_step = self.state.step

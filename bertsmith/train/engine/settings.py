@@ -37,6 +37,9 @@ class OptimSettings(SettingsTable):
     #: Newton-Schulz iterations that orthogonalize an update of Muon. Fewer are faster and less
     #: exact.
     muon_iterations: Annotated[int, Field(ge=1, le=20)] = 5
+    #: Average the weights over about this fraction of the completed steps, with more weight for
+    #: later steps; evaluations and the final model use the average. 0: no averaging.
+    average_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
 
 
 class CheckpointSettings(Settings):

@@ -328,6 +328,7 @@ def _build_loop_options(
         selection_metric=settings.task.metrics[0],
         higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
         patience=settings.run.patience,
+        average_fraction=settings.optim.average_fraction,
         measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(machine),
     )
 

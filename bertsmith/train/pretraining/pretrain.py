@@ -438,6 +438,7 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
         measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(session.machine),
         grad_norm_groups=build_grad_norm_groups(session.model) if log_grad_norms else {},
         use_tensorboard=settings.run.tensorboard,
+        average_fraction=settings.optim.average_fraction,
     )
     budget = None
     if timing.minutes is not None and timing.replanned_at is None:

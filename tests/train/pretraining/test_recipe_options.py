@@ -11,6 +11,7 @@ from tests.train.conftest import TrainFunction
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "muon": {"optim__optimizer": "muon"},
+    "average": {"optim__average_fraction": 0.3},
 }
 
 
