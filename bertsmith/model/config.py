@@ -63,6 +63,7 @@ class ModelConfig(Settings):
 
     @model_validator(mode="after")
     def _check_heads_divide_width(self) -> Self:
+        """Reject a width that is not a multiple of the number of heads."""
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         return self

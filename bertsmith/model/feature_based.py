@@ -64,7 +64,9 @@ class BertWithBiLSTM(nn.Module):
             kernel: Attention kernel.
         """
         super().__init__()
-        self.config, self.features, self.is_sequence_level = config, features, is_sequence_level
+        self.config = config
+        self.features = features
+        self.is_sequence_level = is_sequence_level
         self.state_indices = hidden_state_indices(features, config.layers)
         self.bert = BertModel(config, kernel)
         self.bert.requires_grad_(not features.frozen)

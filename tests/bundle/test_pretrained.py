@@ -22,6 +22,11 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import pack_sequences
 from tests.model.examples import (
+    FEED_FORWARD,
+    MAX_POSITIONS,
+    NUM_HEADS,
+    VOCAB_SIZE,
+    WIDTH,
     PreTrainingBatch,
     draw_batch,
     make_prime_size_config,
@@ -72,7 +77,7 @@ def test_saved_model_is_loaded_unchanged(config_changes: dict[str, Any], tmp_pat
     model = save_random_model(tmp_path / "model", **config_changes)
     loaded = bundle.load(tmp_path / "model")
     assert loaded.config == model.config
-    assert loaded.tokenizer.hash == make_tokenizer(101).hash
+    assert loaded.tokenizer.hash == make_tokenizer().hash
     assert loaded.info["recipe"] == "none"
     assert not loaded.model.training
     state = loaded.model.state_dict()
@@ -141,13 +146,13 @@ def test_transformers_loads_model_without_warnings(tmp_path: Path) -> None:
     assert process.stderr.rpartition("START")[2].strip() == ""
     results = json.loads(process.stdout)
     assert [result["class"] for result in results] == ["BertForPreTraining", "BertForMaskedLM"]
-    tokenizer = make_tokenizer(101)
+    tokenizer = make_tokenizer()
     a, b = (tokenizer.encode(text) for text in ("word3 word7 word0", "word95 nothing"))
     ids = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
     segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
     for model, result in zip(models, results, strict=True):
         assert result["problems"] == {}
-        assert (result["max_length"], result["pad_id"]) == (43, 0)
+        assert (result["max_length"], result["pad_id"]) == (MAX_POSITIONS, tokenizer.pad_id)
         assert (result["ids"], result["segments"]) == (ids, segments)
         with torch.no_grad():
             expected = model.mlm(model.bert(pack_sequences([(ids, segments)])))
@@ -162,12 +167,12 @@ def test_model_saved_by_transformers_gives_equal_outputs(
     """A model saved by transformers is loaded with the same config values and logits."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=101,
-        hidden_size=21,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=WIDTH,
         num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=37,
-        max_position_embeddings=43,
+        num_attention_heads=NUM_HEADS,
+        intermediate_size=FEED_FORWARD,
+        max_position_embeddings=MAX_POSITIONS,
         hidden_act=activation,
         hidden_dropout_prob=0.17,
         attention_probs_dropout_prob=0,
@@ -179,7 +184,7 @@ def test_model_saved_by_transformers_gives_equal_outputs(
         for weight in hf_model.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     hf_model.save_pretrained(tmp_path)
-    make_tokenizer(101).save(tmp_path)
+    make_tokenizer().save(tmp_path)
     (tmp_path / "bertsmith.json").unlink()
     loaded = bundle.load(tmp_path)
     assert loaded.config.nsp == (hf_class is HFBertForPreTraining)
@@ -244,16 +249,17 @@ def test_transformers_loads_sinusoidal_positions(tmp_path: Path) -> None:
 
 def test_pad_token_id_follows_the_vocabulary(tmp_path: Path) -> None:
     """config.json contains the id of [PAD] in the vocabulary, and transformers uses this id."""
-    tokenizer = make_tokenizer(101)
+    tokenizer = make_tokenizer()
     reversed_spec = type(tokenizer.spec)(vocab=tokenizer.vocab[::-1])
     reversed_tokenizer = type(tokenizer)(reversed_spec)
     bundle.save(
         tmp_path / "model", BertForPreTraining(make_prime_size_config()), reversed_tokenizer, {}
     )
     hf_config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert hf_config["pad_token_id"] == reversed_tokenizer.pad_id == 100
+    # [PAD] is the first token of the tokenizer and the last one of the reversed vocabulary.
+    assert hf_config["pad_token_id"] == reversed_tokenizer.pad_id == VOCAB_SIZE - 1
     hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert hf_tokenizer.pad_token_id == 100
+    assert hf_tokenizer.pad_token_id == VOCAB_SIZE - 1
     hf_ids = hf_tokenizer("word3", add_special_tokens=False)["input_ids"]
     assert hf_ids == reversed_tokenizer.encode("word3")
 
@@ -306,7 +312,8 @@ def write_config(directory: Path, text: str) -> None:
     (directory / "config.json").write_text(text)
 
 
-#: Name of the damage, function that causes it, and pattern of the expected error message.
+#: Name of the damage, function that causes it, and pattern of the expected error message. The
+#: numbers in the patterns are sizes from ``PRIME_SIZES``.
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("no weights", lambda d: (d / "model.safetensors").unlink(), r"no config\.json with model\.sa"),
     ("no config", lambda d: (d / "config.json").unlink(), r"not a model directory"),
@@ -411,7 +418,7 @@ def test_failed_save_keeps_the_old_directory(
     """If any step of saving fails, the old files are unchanged and no temporary files remain."""
     model = save_random_model(tmp_path / "model")
     old_files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
-    tokenizer = make_tokenizer(101)
+    tokenizer = make_tokenizer()
     rename = Path.replace
 
     def fail(*_: Any, **__: Any) -> None:

@@ -113,12 +113,12 @@ def valid_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle.save(
         root / "plain",
         randomize_weights(BertForPreTraining(make_prime_size_config())),
-        make_tokenizer(101),
+        make_tokenizer(),
         {},
     )
     head = HeadConfig("single", ("a", "b"))
     bundle.save_fine_tuned(
-        root / "task", head.build_model(make_prime_size_config()), make_tokenizer(101), head, {}
+        root / "task", head.build_model(make_prime_size_config()), make_tokenizer(), head, {}
     )
     write_model_directory(make_transformers_model("BertForMaskedLM"), root / "sharded", "sharded")
     write_model_directory(make_transformers_model("BertForMaskedLM"), root / "bin", "bin")

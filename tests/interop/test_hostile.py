@@ -21,8 +21,15 @@ from bertsmith import bundle
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import BertsmithError, ModelError, TokenizerError
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
-from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
+from tests.model.examples import (
+    VOCAB_SIZE,
+    WIDTH,
+    make_prime_size_config,
+    make_tokenizer,
+    randomize_weights,
+)
 
 #: Additional address space that a test may use, in bytes. Tensors with 10^12 values, as in the
 #: tests, need a thousand times as much.
@@ -33,7 +40,7 @@ EXTRA_MEMORY_BYTES = 2 * 2**30
 def model(tmp_path: Path) -> Path:
     """Return a valid model directory, which tests can damage."""
     saved = randomize_weights(BertForPreTraining(make_prime_size_config()))
-    bundle.save(tmp_path / "m", saved, make_tokenizer(101), {})
+    bundle.save(tmp_path / "m", saved, make_tokenizer(), {})
     return tmp_path / "m"
 
 
@@ -97,8 +104,8 @@ def inflate_header_length(directory: Path) -> None:
 
 
 def inflate_shape(header: dict[str, Any]) -> None:
-    """Declare 10^12 rows for a tensor with 101 rows."""
-    header[WORD_EMBEDDINGS]["shape"] = [10**12, 21]
+    """Declare 10^12 rows for the word embeddings."""
+    header[WORD_EMBEDDINGS]["shape"] = [10**12, WIDTH]
 
 
 def extend_beyond_file(header: dict[str, Any]) -> None:
@@ -159,7 +166,7 @@ def test_lstm_width_is_checked_before_allocation(tmp_path: Path) -> None:
     """A BiLSTM width of 10^12 in bertsmith.json is an error, and no memory is allocated for it."""
     head = HeadConfig("single", ("a", "b"))
     classifier = head.build_model(make_prime_size_config())
-    bundle.save_fine_tuned(tmp_path, classifier, make_tokenizer(101), head, {})
+    bundle.save_fine_tuned(tmp_path, classifier, make_tokenizer(), head, {})
     for width in (10**6, 10**12):
         info = {"features": {"layers": "last", "width": width}}
         (tmp_path / "bertsmith.json").write_text(json.dumps(info))
@@ -229,7 +236,8 @@ class AllocatesMemory:
 def test_pickle_with_code_is_rejected(zipped: bool, model: Path, tmp_path: Path) -> None:
     """Code in a pickle is not executed, and the error contains the name of its function."""
     get_weights_path(model).unlink()
-    marker, path = tmp_path / "mark", model / "pytorch_model.bin"
+    marker = tmp_path / "mark"
+    path = model / "pytorch_model.bin"
     torch.save({"a": RunsCommand(marker)}, path, _use_new_zipfile_serialization=zipped)
     assert_rejected(model, r"posix\.system, which no weights need")
     assert not marker.exists()
@@ -256,14 +264,14 @@ def test_pickle_with_huge_tensors_is_rejected(zipped: bool, model: Path) -> None
     save({"a": AllocatesMemory()})
     assert_rejected(model, r"bytearray")
     state = make_transformers_model("BertForMaskedLM").state_dict()
-    state[WORD_EMBEDDINGS] = torch.zeros(1).expand(10**12, 21)
+    state[WORD_EMBEDDINGS] = torch.zeros(1).expand(10**12, WIDTH)
     save(state)
     assert_rejected(model, "the tensors in this file need more than")
-    state[WORD_EMBEDDINGS] = torch.zeros(1).expand(101, 21)
+    state[WORD_EMBEDDINGS] = torch.zeros(1).expand(VOCAB_SIZE, WIDTH)
     save(state)
     assert_rejected(model, f"{WORD_EMBEDDINGS} is larger than")
-    shared = torch.zeros(101, 21)
-    save({f"bert.{offset}": shared.view(101 * 21)[offset:] for offset in range(50)})
+    shared = torch.zeros(VOCAB_SIZE * WIDTH)
+    save({f"bert.{offset}": shared[offset:] for offset in range(50)})
     assert_rejected(
         model, r"the tensors are larger than the file|the tensors in this file need more than"
     )
@@ -391,16 +399,19 @@ def test_invalid_tokenizers_are_rejected(changes: dict[str, Any], match: str, mo
 def test_repeated_word_keeps_other_ids(tmp_path: Path) -> None:
     """A repeated line in vocab.txt does not change the ids of other tokens."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
-    words = list(make_tokenizer(101).vocab)
+    words = list(make_tokenizer().vocab)
     words[40] = words[7]
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     tokenizer = bundle.load(tmp_path).tokenizer
-    assert tokenizer.vocab_size == 101
-    for index in (5, 39, 41, 100):
+    assert tokenizer.vocab_size == VOCAB_SIZE
+    # The tokens before and after the repeated line, and the first and last words.
+    for index in (39, 41, len(SPECIAL_TOKENS), VOCAB_SIZE - 1):
         assert tokenizer.encode(words[index]) == [index]
 
 
 def test_tokenizer_with_too_many_words_is_rejected(model: Path) -> None:
     """A vocabulary with more tokens than word embeddings is an error."""
-    make_tokenizer(103).save(model)
-    assert_rejected(model, r"the tokenizer has 103 \w+, but the model only 101")
+    make_tokenizer(VOCAB_SIZE + 2).save(model)
+    assert_rejected(
+        model, rf"the tokenizer has {VOCAB_SIZE + 2} tokens, but the model only {VOCAB_SIZE}"
+    )

@@ -48,7 +48,7 @@ def read_files(directory: Path) -> RepoFiles:
 def write_model(directory: Path, seed: int = 0) -> RepoFiles:
     """Write a random model directory and return its files."""
     model = randomize_weights(BertForPreTraining(make_prime_size_config()), seed)
-    bundle.save(directory, model, make_tokenizer(101), {})
+    bundle.save(directory, model, make_tokenizer(), {})
     return read_files(directory)
 
 

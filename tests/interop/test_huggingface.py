@@ -32,7 +32,13 @@ from tests.interop.transformers_models import (
     make_transformers_model,
     write_model_directory,
 )
-from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
+from tests.model.examples import (
+    VOCAB_SIZE,
+    WIDTH,
+    make_prime_size_config,
+    make_tokenizer,
+    randomize_weights,
+)
 
 #: Two sequences (ids, segments) of different lengths, one with both segments.
 ROWS = [([2, 17, 5, 3, 9, 33, 3], [0, 0, 0, 0, 1, 1, 1]), ([2, 8, 3], [0, 0, 0])]
@@ -200,7 +206,7 @@ def test_untied_decoder_is_an_error(tmp_path: Path) -> None:
     """A decoder that differs from the word embeddings cannot be represented."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     name = "cls.predictions.decoder.weight"
-    change_tensors(tmp_path, lambda state: state | {name: torch.ones(101, 21)})
+    change_tensors(tmp_path, lambda state: state | {name: torch.ones(VOCAB_SIZE, WIDTH)})
     with pytest.raises(ModelError, match=rf"{name} differs from bert\.embeddings\.word"):
         bundle.load(tmp_path)
 
@@ -278,7 +284,7 @@ def test_inspect_lists_tensors_of_all_formats(weight_format: str, tmp_path: Path
     description = describe_model(path)
     assert kind == "model"
     shapes = {tensor["name"]: tensor["shape"] for tensor in description.facts["tensors"]}
-    assert shapes["bert.embeddings.word_embeddings.weight"] == [101, 21]
+    assert shapes["bert.embeddings.word_embeddings.weight"] == [VOCAB_SIZE, WIDTH]
     assert len(shapes) > 40
 
 
@@ -348,12 +354,12 @@ def test_transformers_loads_all_exported_classes(tmp_path: Path) -> None:
     for name, nsp in (("BertForPreTraining", True), ("BertForMaskedLM", False)):
         config = make_prime_size_config(nsp=nsp)
         bundle.save(
-            tmp_path / name, randomize_weights(BertForPreTraining(config)), make_tokenizer(101), {}
+            tmp_path / name, randomize_weights(BertForPreTraining(config)), make_tokenizer(), {}
         )
     for name, head in HEADS.items():
         torch.manual_seed(3)
         model = head.build_model(make_prime_size_config(init_range=0.3))
-        bundle.save_fine_tuned(tmp_path / name, model, make_tokenizer(101), head, {"task": "none"})
+        bundle.save_fine_tuned(tmp_path / name, model, make_tokenizer(), head, {"task": "none"})
     command = [sys.executable, "-c", LOAD_SCRIPT, str(tmp_path), json.dumps(ROWS)]
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert process.returncode == 0, process.stderr
@@ -372,15 +378,15 @@ def test_round_trip_through_transformers_is_exact(name: str, tmp_path: Path) -> 
     """Loading and saving a model with transformers preserves all weights."""
     if name in HEADS:
         model: Any = HEADS[name].build_model(make_prime_size_config())
-        bundle.save_fine_tuned(tmp_path / "bertsmith", model, make_tokenizer(101), HEADS[name], {})
+        bundle.save_fine_tuned(tmp_path / "bertsmith", model, make_tokenizer(), HEADS[name], {})
     else:
         model = randomize_weights(
             BertForPreTraining(make_prime_size_config(nsp=name == "BertForPreTraining"))
         )
-        bundle.save(tmp_path / "bertsmith", model, make_tokenizer(101), {})
+        bundle.save(tmp_path / "bertsmith", model, make_tokenizer(), {})
     model_class = getattr(transformers, name)
     model_class.from_pretrained(tmp_path / "bertsmith").save_pretrained(tmp_path / "transformers")
-    make_tokenizer(101).save(tmp_path / "transformers")
+    make_tokenizer().save(tmp_path / "transformers")
     load_model = bundle.load_fine_tuned if name in HEADS else bundle.load
     state = load_model(tmp_path / "transformers").model.state_dict()
     assert state.keys() == model.state_dict().keys()
@@ -408,7 +414,7 @@ def test_model_card_has_the_provenance(tmp_path: Path) -> None:
     bundle.save(
         tmp_path / "m",
         randomize_weights(BertForPreTraining(make_prime_size_config())),
-        make_tokenizer(101),
+        make_tokenizer(),
         info,
     )
     card = ModelCard.load(tmp_path / "m" / "README.md")
@@ -436,7 +442,7 @@ def test_model_card_of_a_task_has_labels_and_results(tmp_path: Path) -> None:
         },
     }
     bundle.save_fine_tuned(
-        tmp_path / "m", head.build_model(make_prime_size_config()), make_tokenizer(101), head, info
+        tmp_path / "m", head.build_model(make_prime_size_config()), make_tokenizer(), head, info
     )
     card = ModelCard.load(tmp_path / "m" / "README.md")
     assert card.data.pipeline_tag == "text-classification"

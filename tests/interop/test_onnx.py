@@ -24,6 +24,9 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.packed import PackedBatch
 from tests.model.examples import (
+    MAX_POSITIONS,
+    VOCAB_SIZE,
+    WIDTH,
     draw_batch,
     make_prime_size_config,
     make_tokenizer,
@@ -48,7 +51,7 @@ OPTION_COMBINATIONS: list[dict[str, Any]] = [
 ]
 #: Sequence lengths of each batch: several lengths, a single token, a single sequence, and the
 #: maximum length.
-BATCHES = [(23, 5, 41, 1, 13), (1,), (7,), (43,), (43, 1, 42)]
+BATCHES = [(23, 5, 41, 1, 13), (1,), (7,), (MAX_POSITIONS,), (MAX_POSITIONS, 1, 42)]
 Feed = dict[str, NDArray[np.int64]]
 
 
@@ -128,7 +131,8 @@ def test_fine_tuned_logits_equal_those_of_pytorch(
     write_onnx(tmp_path / "m", tmp_path / "o")
     for lengths in BATCHES:
         packed = draw_batch(config, lengths).packed
-        feed, expected = make_feed(packed), model(packed)
+        feed = make_feed(packed)
+        expected = model(packed)
         outputs = run_graph(tmp_path / "o" / "model.onnx", feed)
         if head.kind == "span":
             assert list(outputs) == ["start_logits", "end_logits"]
@@ -207,13 +211,13 @@ def test_graph_has_the_documented_inputs_outputs_and_opset(tmp_path: Path) -> No
         for name in ("input_ids", "attention_mask", "token_type_ids")
     }
     assert {node.name: node.shape for node in session.get_outputs()} == {
-        "logits": ["batch_size", "sequence_length", 101],
+        "logits": ["batch_size", "sequence_length", VOCAB_SIZE],
         "seq_relationship_logits": ["batch_size", 2],
     }
-    # The word embeddings [101, 21] are stored once, although the MLM decoder also uses them.
-    sizes = [tuple(tensor.dims) for tensor in proto.graph.initializer]
-    assert sizes.count((101, 21)) == 1
-    assert (21, 101) not in sizes
+    # The word embeddings are stored once, although the MLM decoder also uses them.
+    shapes = [tuple(tensor.dims) for tensor in proto.graph.initializer]
+    assert shapes.count((VOCAB_SIZE, WIDTH)) == 1
+    assert (WIDTH, VOCAB_SIZE) not in shapes
 
 
 def test_opset_is_the_newest_supported(tmp_path: Path) -> None:
@@ -243,7 +247,7 @@ def test_metadata_and_tokenizer_are_exported(tmp_path: Path) -> None:
     head = HEADS[0]
     torch.manual_seed(1)
     save_fine_tuned(
-        tmp_path / "m", head.build_model(make_prime_size_config()), make_tokenizer(101), head, {}
+        tmp_path / "m", head.build_model(make_prime_size_config()), make_tokenizer(), head, {}
     )
     for int8, name in ((False, "model.onnx"), (True, "model_quantized.onnx")):
         out = tmp_path / f"o{int8}"
@@ -255,14 +259,14 @@ def test_metadata_and_tokenizer_are_exported(tmp_path: Path) -> None:
         assert model_meta.producer_name == "bertsmith"
         assert onnx.load(out / name).producer_version == bertsmith.__version__
         assert metadata["kind"] == "single"
-        assert metadata["max_length"] == "43"
+        assert metadata["max_length"] == str(MAX_POSITIONS)
         assert metadata["lowercase"] == "true"
         assert json.loads(metadata["labels"]) == list(head.labels)
         assert (out / "config.json").read_bytes() == (tmp_path / "m" / "config.json").read_bytes()
         tokenizer = AutoTokenizer.from_pretrained(out)
         expected_ids = tokenizer.convert_tokens_to_ids(["[CLS]", "word3", "word4", "[SEP]"])
         assert tokenizer("word3 word4")["input_ids"] == expected_ids
-        assert tokenizer.model_max_length == 43
+        assert tokenizer.model_max_length == MAX_POSITIONS
 
 
 def test_large_weights_go_to_an_external_file(
@@ -288,7 +292,8 @@ def test_large_weights_go_to_an_external_file(
 
 def test_unsupported_exports_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A BiLSTM, a folder in use, and missing packages are errors."""
-    head, tokenizer = HEADS[0], make_tokenizer(101)
+    head = HEADS[0]
+    tokenizer = make_tokenizer()
     features = BiLSTMSettings(layers="last", width=5)
     save_fine_tuned(
         tmp_path / "f", head.build_model(make_prime_size_config(), features), tokenizer, head, {}

@@ -27,6 +27,11 @@ from tests.interop.conftest import CONFIG, RunScript, write_config_and_vocab
 from tests.interop.data import checkpoints
 from tests.interop.original_weights import convert_from_original, convert_to_original
 from tests.model.examples import (
+    FEED_FORWARD,
+    MAX_POSITIONS,
+    NUM_HEADS,
+    VOCAB_SIZE,
+    WIDTH,
     draw_batch,
     make_prime_size_config,
     make_tokenizer,
@@ -160,7 +165,7 @@ def test_round_trip_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
     imported = read_pretrained(tmp_path / "release")
     assert_same_weights(imported.model, model.state_dict())
     assert imported.config == model.config
-    assert imported.tokenizer.hash == make_tokenizer(101).hash
+    assert imported.tokenizer.hash == make_tokenizer().hash
     assert imported.info["recipe"] == "none"
     assert (
         imported.info["imported"]["unused"] == imported.info["imported"]["newly_initialized"] == []
@@ -187,9 +192,9 @@ def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> Non
     """Imported random weights give the logits of transformers within 1e-5."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=101, hidden_size=21, num_hidden_layers=2, num_attention_heads=3,
-        intermediate_size=37, max_position_embeddings=43, hidden_act="gelu_new",
-        initializer_range=0.3,
+        vocab_size=VOCAB_SIZE, hidden_size=WIDTH, num_hidden_layers=2,
+        num_attention_heads=NUM_HEADS, intermediate_size=FEED_FORWARD,
+        max_position_embeddings=MAX_POSITIONS, hidden_act="gelu_new", initializer_range=0.3,
     )  # fmt: skip
     reference = HFBertForPreTraining(config).eval()
     with torch.no_grad():
@@ -254,7 +259,7 @@ def test_fine_tuned_round_trip_is_exact(tmp_path: Path, head: HeadConfig, output
     """Export and import preserve the head and all bits of the weights of fine-tuned models."""
     torch.manual_seed(0)
     model = head.build_model(make_prime_size_config()).eval()
-    bundle.save_fine_tuned(tmp_path / "model", model, make_tokenizer(101), head, {})
+    bundle.save_fine_tuned(tmp_path / "model", model, make_tokenizer(), head, {})
     write_tensorflow(tmp_path / "model", tmp_path / "release")
     imported = read_tensorflow(tmp_path / "release")
     assert isinstance(imported, FineTunedBundle)
@@ -361,13 +366,13 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
     bundle.save_fine_tuned(
         tmp_path / "tagger",
         head.build_model(make_prime_size_config()),
-        make_tokenizer(101),
+        make_tokenizer(),
         head,
         {},
     )
     with pytest.raises(ModelError, match="not 'tags'"):
         write_tensorflow(tmp_path / "tagger", tmp_path / "release")
-    vocab = make_tokenizer(101).vocab
+    vocab = make_tokenizer().vocab
     composed = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, keep_hangul_syllables=True))
     bundle.save(tmp_path / "composed", BertForPreTraining(make_prime_size_config()), composed, {})
     with pytest.raises(

@@ -21,7 +21,14 @@ from transformers import (
     BertModel,
 )
 
-from tests.model.examples import make_tokenizer
+from tests.model.examples import (
+    FEED_FORWARD,
+    MAX_POSITIONS,
+    NUM_HEADS,
+    VOCAB_SIZE,
+    WIDTH,
+    make_tokenizer,
+)
 
 #: Name of a model in the tests -> its class in transformers and its config fields besides sizes.
 MODEL_CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -53,12 +60,12 @@ def make_transformers_model(name: str, **changes: Any) -> Any:
     """
     model_class, config_fields = MODEL_CLASSES[name]
     sizes = {
-        "vocab_size": 101,
-        "hidden_size": 21,
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": WIDTH,
         "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 37,
-        "max_position_embeddings": 43,
+        "num_attention_heads": NUM_HEADS,
+        "intermediate_size": FEED_FORWARD,
+        "max_position_embeddings": MAX_POSITIONS,
     }
     torch.manual_seed(0)
     model = model_class(BertConfig(**(sizes | config_fields | changes))).eval()
@@ -85,7 +92,7 @@ def rename_as_in_old_releases(state: dict[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(".weight", ".gamma").replace(".bias", ".beta")  # noqa: PLW2901
         result[name] = value
     prefix = "bert." if any(name.startswith("bert.") for name in state) else ""
-    result[f"{prefix}embeddings.position_ids"] = torch.arange(43)[None]
+    result[f"{prefix}embeddings.position_ids"] = torch.arange(MAX_POSITIONS)[None]
     if "cls.predictions.bias" in result:
         # Some releases stored the bias of the decoder only under this name.
         result["cls.predictions.decoder.bias"] = result.pop("cls.predictions.bias")

@@ -15,15 +15,21 @@ from bertsmith.model.task_models import TaskModel
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Fields of a model config whose sizes are distinct primes, so that swapped axes give an error. The
-#: width D = 3 * 7 is the product of the number of heads and the head dimension.
+#: Sizes of most models in the tests. They are distinct primes, so that swapped axes give an error,
+#: except the width D = 3 * 7, the product of the number of heads and the head dimension.
+VOCAB_SIZE = 101
+NUM_HEADS = 3
+WIDTH = NUM_HEADS * 7
+FEED_FORWARD = 37
+MAX_POSITIONS = 43
+#: Fields of a model config with these sizes.
 PRIME_SIZES: dict[str, Any] = {
-    "vocab_size": 101,
+    "vocab_size": VOCAB_SIZE,
     "layers": 2,
-    "width": 21,
-    "heads": 3,
-    "feed_forward": 37,
-    "max_positions": 43,
+    "width": WIDTH,
+    "heads": NUM_HEADS,
+    "feed_forward": FEED_FORWARD,
+    "max_positions": MAX_POSITIONS,
     "segments": 2,
     # Different rates, so that swapped rates change the result.
     "dropout": 0.17,
@@ -106,7 +112,7 @@ def randomize_weights(model: Model, seed: int = 0) -> Model:
     return model
 
 
-def make_tokenizer(vocab_size: int) -> Tokenizer:
+def make_tokenizer(vocab_size: int = VOCAB_SIZE) -> Tokenizer:
     """Return a tokenizer with the special tokens and the words word0, word1 and so on."""
     words = tuple(f"word{index}" for index in range(vocab_size - len(SPECIAL_TOKENS)))
     return Tokenizer(TokenizerSpec(vocab=SPECIAL_TOKENS + words))

@@ -43,6 +43,7 @@ def test_freed_memory_is_kept_until_it_is_trimmed() -> None:
     keep_freed_memory()
     trim_memory()
     before = get_resident_bytes()
+    # 256 blocks of 2^16 float32 numbers, 256 KiB each.
     blocks = [torch.ones(2**16) for _ in range(256)]
     assert get_resident_bytes() - before > 60 * 2**20
     del blocks

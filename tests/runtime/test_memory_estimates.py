@@ -33,18 +33,20 @@ def test_training_that_needs_too_much_memory_is_rejected(monkeypatch: pytest.Mon
     """Training with too large a model, batch or micro-batch for the memory is an error."""
     config = make_config()
     machine = device.Machine(torch.device("cpu"), "fp32", "padded")
+    # The memory suffices for the weights and 2 MB of activations and token ids.
     limit = estimate_training_bytes(config, 0) + 2_000_000
     monkeypatch.setattr(device, "get_total_memory_bytes", lambda: limit)
-    device.check_memory(machine, config, 1000, 1000)
-    for changes, batch_tokens, micro_tokens in (
+    device.check_memory(machine, config, batch_tokens=1000, micro_batch_tokens=1000)
+    for changes, batch_tokens, micro_batch_tokens in (
         ({"layers": 60}, 10, 10), ({}, 100_000, 10), ({}, 5000, 5000),
     ):  # fmt: skip
         with pytest.raises(RunError, match="use a smaller model"):
-            device.check_memory(machine, make_config(**changes), batch_tokens, micro_tokens)
+            device.check_memory(machine, make_config(**changes), batch_tokens, micro_batch_tokens)
 
 
 def test_model_larger_than_the_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a model that is larger than the memory is an error."""
+    # The weights need 4 MB.
     with torch.device("meta"):
         model = nn.Linear(1000, 1000)
     monkeypatch.setattr(weights, "get_total_memory_bytes", lambda: 1000)

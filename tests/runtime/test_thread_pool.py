@@ -40,8 +40,10 @@ def test_results_are_in_order(num_threads: int) -> None:
 def test_workers_have_equal_numbers_of_threads(num_threads: int) -> None:
     """Threads are divided equally between at most four workers; on CUDA there is one worker."""
     num_workers = choose_num_workers(CPU)
-    assert num_workers == {1: 1, 2: 2, 5: 4, 6: 3}[num_threads]
+    expected_num_workers = {1: 1, 2: 2, 5: 4, 6: 3}
+    assert num_workers == expected_num_workers[num_threads]
     assert choose_num_workers(torch.device("cuda")) == 1
+    # All items must be in progress at the same time, each in its own worker.
     barrier = threading.Barrier(num_workers)
 
     def get_num_threads(_: int) -> int:
@@ -54,7 +56,9 @@ def test_workers_have_equal_numbers_of_threads(num_threads: int) -> None:
 
 def test_two_items_use_two_workers() -> None:
     """Two items are computed with two threads each if PyTorch has five threads."""
-    original, barrier = torch.get_num_threads(), threading.Barrier(2)
+    original = torch.get_num_threads()
+    # Both items must be in progress at the same time.
+    barrier = threading.Barrier(2)
 
     def get_num_threads(_: int) -> int:
         barrier.wait(20)
@@ -113,7 +117,8 @@ def test_pools_can_run_concurrently(num_threads: int) -> None:
 
 def test_workers_inherit_autocast() -> None:
     """Workers compute in the caller's autocast dtype, or in float32 without autocast."""
-    original, x = torch.get_num_threads(), torch.ones(2, 2)
+    original = torch.get_num_threads()
+    x = torch.ones(2, 2)
     torch.set_num_threads(2)
     try:
         with torch.autocast("cpu", torch.bfloat16):

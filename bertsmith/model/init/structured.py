@@ -86,7 +86,8 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
         model: Changed in place.
         cls_id: Id of the [CLS] token, to which tokens without a match attend.
     """
-    layers, config = _attention_layers(model), model.config
+    layers = _attention_layers(model)
+    config = model.config
     is_large_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
     if not is_large_enough or config.head_dim < _MIN_HEAD_DIM:
         init_neighbor_heads(model)
@@ -136,7 +137,9 @@ class _HeadWeights:
     """
 
     def __init__(self, attention: SelfAttention, head: int) -> None:
-        self.head_dim, width = attention.head_dim, attention.output.in_features
+        self.head_dim = attention.head_dim
+        width = attention.output.in_features
+        # The leading axis is query, key and value.
         shape = (3, attention.num_heads, self.head_dim)
         weights = attention.query_key_value.weight.view(*shape, width)[:, head]
         biases = attention.query_key_value.bias.view(shape)[:, head]

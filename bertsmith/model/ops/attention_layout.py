@@ -70,7 +70,8 @@ def build_attention_layout(
     layout = AttentionLayout(kernel, cu_seqlens, max_seqlen, is_causal)
     if kernel == "varlen":
         return layout
-    num_sequences, num_tokens = cu_seqlens.shape[0] - 1, batch.ids.shape[0]
+    num_sequences = cu_seqlens.shape[0] - 1
+    num_tokens = batch.ids.shape[0]
     # A compiled graph always takes the general path: branching on lengths would add a guard and
     # recompile for every new batch.
     is_compiling = torch.compiler.is_compiling()

@@ -51,7 +51,8 @@ def test_gelu_tanh_gradient_equals_finite_differences() -> None:
 def test_gelu_tanh_does_not_change_its_input() -> None:
     """Neither the input nor the output's gradient is modified in place."""
     x = torch.linspace(-3, 3, 7, requires_grad=True)
-    original, grad_output = x.detach().clone(), torch.ones(7)
+    original = x.detach().clone()
+    grad_output = torch.ones(7)
     value = gelu_tanh(x)
     torch.autograd.backward(value, grad_output)
     assert torch.equal(x.detach(), original)

@@ -136,7 +136,8 @@ def test_bf16_rows_are_padded(
 def test_bf16_loss_is_not_negative() -> None:
     """In bf16, losses of confident predictions are not negative, and their sum is nearly exact."""
     torch.manual_seed(1)
-    weight, labels = torch.randn(400, 128), torch.arange(400)
+    weight = torch.randn(400, 128)
+    labels = torch.arange(400)
     x = weight * 0.2
     bias = torch.zeros(400)
     with torch.autocast("cpu", torch.bfloat16):
@@ -167,7 +168,9 @@ def test_bias_need_not_be_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
         linear, "has_slow_mkl", lambda: hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
     monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
-    x, weight, labels = torch.randn(P, D), torch.randn(V, D), torch.randint(V, (P,))
+    x = torch.randn(P, D)
+    weight = torch.randn(V, D)
+    labels = torch.randint(V, (P,))
     for bias in (torch.randn(2 * V)[::2], torch.randn(1).expand(V)):
         loss = linear_cross_entropy(x, weight, bias, labels)
         torch.testing.assert_close(loss, torch_cross_entropy(x, weight, bias, labels))

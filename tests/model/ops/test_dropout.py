@@ -38,7 +38,8 @@ def test_rate_is_met_and_mean_is_preserved(rate: float) -> None:
 
 def test_adjacent_elements_are_independent() -> None:
     """Elements decided by the same 64-bit random number are dropped independently."""
-    rate, num_groups = 0.3, 100_000
+    rate = 0.3
+    num_groups = 100_000
     is_dropped = (drop_ones(1, 1, rate, 4 * num_groups) == 0).view(num_groups, 4)
     # The number of groups in which two given elements are dropped is binomial.
     probability = rate**2
@@ -81,7 +82,8 @@ def test_all_dropouts_of_a_model_have_different_indices() -> None:
 
 def test_inactive_dropout_returns_its_input() -> None:
     """In eval mode, without a seed, or with rate 0, the input itself is returned."""
-    x, dropout_seed = torch.ones(5), DropoutSeed(torch.tensor(0))
+    x = torch.ones(5)
+    dropout_seed = DropoutSeed(torch.tensor(0))
     assert Dropout(0.5, 0).eval()(x, dropout_seed) is x
     assert Dropout(0.5, 0).train()(x, None) is x
     assert Dropout(0.0, 0).train()(x, dropout_seed) is x

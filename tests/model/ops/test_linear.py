@@ -140,11 +140,13 @@ def test_no_gradient_is_computed_for_frozen_tensors(
     frozen_name: str, onednn_shapes: list[tuple[int, ...]]
 ) -> None:
     """A frozen tensor gets no gradient, and its matrix product is skipped."""
-    layer, x = Linear(5, 3), torch.randn(4, 5, requires_grad=True)
+    layer = Linear(5, 3)
+    x = torch.randn(4, 5, requires_grad=True)
     leaves = {"weight": layer.weight, "bias": layer.bias, "x": x}
     leaves[frozen_name].requires_grad_(False)
     layer(x).sum().backward()
     assert {name for name, leaf in leaves.items() if leaf.grad is None} == {frozen_name}
+    # The output, the gradient of x and the gradient of the weight are matrix products.
     assert len(onednn_shapes) == (3 if frozen_name == "bias" else 2)
 
 
@@ -153,7 +155,8 @@ def test_pre_training_step_is_the_same_with_both_libraries(
 ) -> None:
     """Losses and gradients of a pre-training step agree between oneDNN and MKL."""
     config = make_prime_size_config(dropout=0.0, attention_dropout=0.0)
-    model, batch = randomize_weights(BertForPreTraining(config)), draw_batch(config)
+    model = randomize_weights(BertForPreTraining(config))
+    batch = draw_batch(config)
 
     def compute_losses_and_gradients() -> list[Tensor]:
         model.zero_grad(set_to_none=True)

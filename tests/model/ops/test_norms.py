@@ -61,11 +61,13 @@ def test_hidden_states_of_some_tokens_equal_those_of_all(norm: str) -> None:
     """Hidden states computed only for some tokens equal those computed for all tokens."""
     config = make_prime_size_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(1)
-    model, batch = BertModel(config), draw_batch(config)
+    model = BertModel(config)
+    batch = draw_batch(config)
     token_indices = batch.masked_positions
     for train in (True, False):
         model.train(train)
-        hidden, selected = model(batch.packed), model(batch.packed, None, token_indices)
+        hidden = model(batch.packed)
+        selected = model(batch.packed, token_indices=token_indices)
         torch.testing.assert_close(selected, hidden[token_indices], rtol=0, atol=1e-5)
 
 
@@ -102,7 +104,8 @@ def test_model_can_be_trained(norm: str) -> None:
     """All parameters get gradients, and ten steps on one batch reduce its loss."""
     config = make_prime_size_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(2)
-    model, batch = BertForPreTraining(config).train(), draw_batch(config)
+    model = BertForPreTraining(config).train()
+    batch = draw_batch(config)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     loss_history: list[Any] = []
     for _ in range(10):
