@@ -174,9 +174,8 @@ def require_task_kind(directory: Path) -> TaskKind:
     kind = _find_task_kind(class_names)
     if kind is None:
         raise ModelError(
-            f"{directory}: this model is not fine-tuned on a task, but a "
-            f"{', '.join(class_names) or 'BERT without heads'}; fine-tune it with "
-            "`bertsmith finetune`",
+            f"{directory}: this model is not fine-tuned on a task: its class is "
+            f"{', '.join(class_names) or 'not specified'}; fine-tune it with `bertsmith finetune`",
         )
     return kind
 

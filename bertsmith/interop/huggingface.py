@@ -103,7 +103,7 @@ def push_to_hub(
     files = _list_files(directory)
     hub = HfApi(endpoint=endpoint, token=token)
     try:
-        # With None, the owner's default applies.
+        # With None, the repository gets the default visibility of its owner.
         url = hub.create_repo(repo_id, private=private or None, exist_ok=True)
         if revision is not None:
             hub.create_branch(repo_id, branch=revision, exist_ok=True)

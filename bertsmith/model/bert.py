@@ -76,7 +76,7 @@ class BertModel(nn.Module):
         """
         states = self.iter_hidden_states(batch, dropout_seed, token_indices)
         hidden = next(states)
-        # Find the last output without a list, which would keep the outputs of all layers in memory.
+        # A loop, because a list would keep the outputs of all layers in memory.
         for hidden in states:  # noqa: B007 - used after the loop
             pass
         return hidden

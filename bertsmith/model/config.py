@@ -10,8 +10,9 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "elu"]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 
-#: Layers, width and heads of each named size. base and large are from section 3 of the paper, the
-#: others from Turc et al. 2019 (arXiv:1908.08962). The feed-forward width is 4 times the width.
+#: Layers, width and heads of each named size. The sizes base and large are from section 3 of the
+#: paper, the others from Turc et al. 2019 (arXiv:1908.08962). The feed-forward width is 4 times the
+#: width.
 SIZES: dict[str, tuple[int, int, int]] = {
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
@@ -65,7 +66,9 @@ class ModelConfig(Settings):
     def _check_heads_divide_width(self) -> Self:
         """Reject a width that is not a multiple of the number of heads."""
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+            raise ValueError(
+                f"width {self.width} is not a multiple of heads {self.heads}; change one of them"
+            )
         return self
 
     @property

@@ -12,8 +12,8 @@ from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.ops.linear import Linear
 from bertsmith.model.ops.norms import build_norm
 
-#: Number of dropouts of a layer: on the attention probabilities, the attention output and the
-#: feed-forward output.
+#: Number of dropout modules in a layer: for the attention probabilities, the attention output and
+#: the feed-forward output.
 DROPOUTS_PER_LAYER = 3
 
 

@@ -108,8 +108,8 @@ def resolve_machine(
             "'padded' instead"
         )
     # The number of threads is set even if it is PyTorch's default. Otherwise MKL would use fewer
-    # threads for small products. A resumed run always sets the number, so it would then add numbers
-    # in a different order than the original run.
+    # threads for small products. A resumed run always sets the number of threads, so its rounding
+    # errors would then differ from those of the original run.
     torch.set_num_threads(threads or torch.get_num_threads())
     configure_determinism(is_cuda=is_cuda)
     if not is_cuda:

@@ -28,8 +28,8 @@ def choose_num_workers(device: torch.device) -> int:
     """Return the number of workers that compute batches in parallel on a device.
 
     All workers get the same number of threads, so that a result does not depend on the worker that
-    computed it. The number of workers is the one with the fewest unused threads, and the largest of
-    several such numbers.
+    computed it. The chosen number leaves the fewest threads unused; of several such numbers, it is
+    the largest.
     """
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1:
@@ -38,7 +38,7 @@ def choose_num_workers(device: torch.device) -> int:
     def count_used_threads(num_workers: int) -> int:
         return num_workers * (num_threads // num_workers)
 
-    # ``max`` returns the first of equally good numbers, so they are tried from the largest down.
+    # ``max`` returns the first of equally good candidates, so the largest candidate is first.
     candidates = range(min(num_threads, _MAX_WORKERS), 1, -1)
     return max(candidates, key=count_used_threads)
 

@@ -55,7 +55,10 @@ def extend_and_reload(old: Any, directory: Path) -> Any:
 
 
 def test_new_embedding_is_the_mean_of_its_subtokens(tmp_path: Path) -> None:
-    """New embeddings and decoder biases are means over subtokens; without any, those of [UNK]."""
+    """The embedding and the decoder bias of a new token are means over its subtokens.
+
+    A token without subtokens in the old vocabulary gets the embedding and the bias of [UNK].
+    """
     old = create_pretrained(tmp_path / "old")
     new = extend_and_reload(old, tmp_path / "new")
     subtokens = ["ferry ##man", "한 ##국 ##어", "##man ##men", "[UNK]"]
@@ -76,7 +79,7 @@ def test_new_embedding_is_the_mean_of_its_subtokens(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_text_without_new_words_gives_identical_outputs(tmp_path: Path) -> None:
-    """Both models have equal hidden states, and their logits of old tokens agree within 1e-5."""
+    """Extension does not change hidden states, and logits of old tokens agree within 1e-5."""
     old = create_pretrained(tmp_path / "old")
     new = extend_and_reload(old, tmp_path / "new")
     old_batch = encode_packed(old.tokenizer, OLD_TEXT)

@@ -140,7 +140,7 @@ def test_pretrained_model_is_rejected(tmp_path: Path) -> None:
     config_file.write_text(text.replace("BertForSequenceClassification", "BertForPreTraining"))
     with pytest.raises(
         ModelError,
-        match=r"not fine-tuned on a task, but a BertForPreTraining; .*bertsmith finetune",
+        match=r"not fine-tuned on a task: its class is BertForPreTraining; .*bertsmith finetune",
     ):
         load_fine_tuned(tmp_path / "model")
 

@@ -54,7 +54,7 @@ def test_crc32c_matches_its_definition() -> None:
 
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=40), st.binary(max_size=90), max_size=300))
-def test_table_round_trip(pairs: dict[bytes, bytes]) -> None:
+def test_written_table_is_read_back(pairs: dict[bytes, bytes]) -> None:
     """A written table contains the same keys and values when it is read."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "table"
@@ -397,7 +397,7 @@ def test_random_index_changes_raise_only_model_errors(data: st.DataObject) -> No
         assert all(folder in error for error in collect_errors(path))
 
 
-def test_varint_round_trip() -> None:
+def test_varints_are_read_back() -> None:
     """Integers of any size are read back, and an unterminated varint is an error."""
     for number in (0, 1, 127, 128, 2**32, 2**64 - 1):
         assert read_varint(memoryview(encode_varint(number)), 0) == (

@@ -194,7 +194,7 @@ def test_push_of_an_invalid_model_uploads_nothing(hub: FakeHub, tmp_path: Path) 
 
 
 def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
-    """HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE apply to all commands."""
+    """fill, prepare and push use HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE."""
     hub.repos[REPO_ID] = {"main": write_model(tmp_path / "m")}
     hub.private.add(REPO_ID)
     environment = os.environ | {

@@ -164,7 +164,7 @@ def test_directory_of_sentence_transformers_is_read(
         write_sentence_transformers(tmp_path / "reference", tmp_path / "no", pooling="max")
 
 
-def test_lowercasing_before_a_cased_tokenizer(tmp_path: Path) -> None:
+def test_do_lower_case_applies_to_a_cased_tokenizer(tmp_path: Path) -> None:
     """do_lower_case of the Transformer applies although the tokenizer is cased."""
     cased = train_wordpiece(iter(TEXTS * 3), 260, cased=True)
     assert not cased.lowercase
@@ -228,8 +228,10 @@ def test_exported_directory_loads_without_warnings(
     assert not messages.strip()
 
 
-def test_encoder_of_a_fine_tuned_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Classifiers and BiLSTM models are exported, and embed texts, with their encoder only."""
+def test_only_the_encoder_of_a_fine_tuned_model_is_exported(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Export and embedding use only the encoder of classifiers and BiLSTM models."""
     for name, features in (("tuned", None), ("frozen", BiLSTMSettings(layers="last", width=5))):
         head = HeadConfig("single", ("a", "b"))
         torch.manual_seed(9)
@@ -274,7 +276,7 @@ def test_unsupported_models_are_not_exported(
         write_sentence_transformers(pretrained_dir, tmp_path / "o", pooling="sum")  # type: ignore[arg-type]
 
 
-def test_dense_weights_in_pytorch_format(tmp_path: Path, dense_dir: Path) -> None:
+def test_dense_weights_in_pytorch_format_are_read(tmp_path: Path, dense_dir: Path) -> None:
     """Weights in pytorch_model.bin, as in older releases, give the same vectors."""
     folder = shutil.copytree(dense_dir, tmp_path / "o")
     weights = folder / "2_Dense" / "model.safetensors"

@@ -257,7 +257,7 @@ def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bf16_training_uses_math_attention(
     lengths: tuple[int, ...], causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bf16 training on the CPU does not use PyTorch's kernel, and equals float32 up to rounding."""
+    """bf16 training on the CPU does not use the fused kernel, and equals float32 up to rounding."""
     expected, expected_grads = run_attention_layer(lengths, "reference", causal, train)
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):

@@ -29,9 +29,9 @@ def crc32c(data: bytes | memoryview) -> int:
     if len(view) < 4:
         return _crc_bitwise(view)
     row_bytes = 4 * _LANES
-    # The first row may be incomplete. It is padded with leading zeros, which do not change a CRC
-    # whose register starts at 0. A register that starts with all bits set is equivalent to
-    # inverting the first four bytes.
+    # The head contains the bytes before the first full row. It is padded with leading zeros, which
+    # do not change a CRC whose register starts at 0. A register that starts with all bits set is
+    # equivalent to inverting the first four bytes.
     head_bytes = len(view) % row_bytes
     if head_bytes < 4:
         # The head must contain the first four bytes.

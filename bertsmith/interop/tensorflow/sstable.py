@@ -20,7 +20,7 @@ _FOOTER_BYTES: Final = 48
 #: Each block is followed by one byte for the compression type and four bytes for the checksum.
 _TRAILER_BYTES: Final = 5
 #: Maximum length of a key and maximum number of entries, so that a small damaged file cannot use
-#: much memory. The checkpoint of a BERT with its optimizer state is far below both.
+#: much memory. The checkpoint of a BERT with its optimizer state is far below these limits.
 _MAX_KEY_BYTES, _MAX_ENTRIES = 1024, 1 << 16
 #: LevelDB's defaults: every 16th key is stored with its prefix, and a block has about 4 KiB.
 _RESTART_INTERVAL, _BLOCK_BYTES = 16, 4096
@@ -178,7 +178,7 @@ def _append_block(file: bytearray, entries: list[tuple[bytes, bytes]]) -> bytes:
             block += encode_varint(length)
         block += key[shared_length:] + value
         last_key = key
-    # The offsets of the entries with full keys, and their number.
+    # The block ends with the offsets of the entries with full keys, and the number of offsets.
     for number in (*restarts, len(restarts)):
         block += number.to_bytes(4, "little")
     handle = encode_varint(len(file)) + encode_varint(len(block))

@@ -27,7 +27,7 @@ _NEIGHBOR_SCORE = 16.0
 #: Neighbor heads: RMS of the output divided by the RMS of the layer's input. Three times this value
 #: gave worse models.
 _NEIGHBOR_RMS = 0.5
-#: Match head: attention score of the key of the query's token.
+#: Match head: attention score of a key whose token is the query's token.
 _SAME_TOKEN_SCORE = 16.0
 #: Match head: added to the score of keys in the other segment, and subtracted from the score of
 #: keys in the query's segment. The query's token then scores 22 in the other segment and 10 in its
@@ -139,7 +139,7 @@ class _HeadWeights:
     def __init__(self, attention: SelfAttention, head: int) -> None:
         self.head_dim = attention.head_dim
         width = attention.output.in_features
-        # The leading axis is query, key and value.
+        # The first axis stands for query, key and value.
         shape = (3, attention.num_heads, self.head_dim)
         weights = attention.query_key_value.weight.view(*shape, width)[:, head]
         biases = attention.query_key_value.bias.view(shape)[:, head]
@@ -265,7 +265,7 @@ def _init_match_head(subspaces: _Subspaces, head: _HeadWeights, cls_id: int) -> 
     cls_dim, segment_dim = head.head_dim - 2, head.head_dim - 1
     head.query.zero_()
     head.key.zero_()
-    # Random orthogonal directions. The first two span the segment embeddings and are not used.
+    # Draw random orthogonal directions. The first two span the segment embeddings and are not used.
     directions = torch.randn(subspaces.num_word_dims, subspaces.num_word_dims)
     directions[:, :2] = subspaces.segment_half_difference_and_mean()[:, : subspaces.num_word_dims].T
     directions = torch.linalg.qr(directions).Q[:, 2 : head.head_dim].T

@@ -140,7 +140,7 @@ def _build_padding_indices(
 ) -> tuple[Tensor, Tensor]:
     """Return ``unpad_indices`` and ``pad_indices`` of ``AttentionLayout``."""
     starts, lengths = batch.cu_seqlens[:-1], batch.cu_seqlens.diff()
-    # The padded row of each sequence's first token.
+    # first_rows[i] is the padded row of the first token of sequence i.
     first_rows = torch.empty_like(lengths)
     pad_indices = []
     num_rows = 0

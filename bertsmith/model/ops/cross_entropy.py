@@ -16,7 +16,7 @@ from bertsmith.model.ops.linear import matmul_dtype, onednn_linear, pad_rows, us
 #: OS after each step, and the next step would spend time on page faults.
 MAX_CHUNK_LOGITS = 7_500_000
 #: Number of tokens of the vocabulary per matrix product, so that the logits fit in the cache. A
-#: product with the whole vocabulary reaches half the speed.
+#: product with the whole vocabulary reaches only half the speed.
 VOCAB_CHUNK = 2048
 
 #: x [R, in], weight [out, in], bias [out] or None -> x weight^T + bias [R, out].

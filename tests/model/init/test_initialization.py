@@ -168,7 +168,7 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
 
 @pytest.mark.parametrize("norm", ["post", "pre", "none"])
 def test_head_outputs_have_the_intended_size(norm: str) -> None:
-    """The output's RMS is half the input's for neighbor heads, and equal for the match head."""
+    """The RMS of the output is 0.5 (neighbor heads) or 1 (match head) times that of the input."""
     torch.manual_seed(3)
     changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes)).eval()
