@@ -29,7 +29,7 @@ OLD_TEXT = "the river crosses the ferry . 한"
 
 
 def create_pretrained(directory: Path, num_spare_rows: int = 0) -> PretrainedBundle:
-    """Save and load a random pre-trained model whose word embeddings have unused rows."""
+    """Save and load a random pre-trained model with unused rows of the word embeddings."""
     torch.manual_seed(11)
     config = make_prime_size_config(vocab_size=len(WORDS) + num_spare_rows, init_range=0.3)
     model = BertForPreTraining(config)

@@ -70,10 +70,7 @@ CONFIG_CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("config_changes", CONFIG_CHANGES, ids=str)
 def test_saved_model_is_loaded_unchanged(config_changes: dict[str, Any], tmp_path: Path) -> None:
-    """A loaded model equals the saved one, and saving it again writes the same bytes.
-
-    This is true for every option of the architecture.
-    """
+    """A loaded model equals the saved one, and saving it again writes the same bytes."""
     model = save_random_model(tmp_path / "model", **config_changes)
     loaded = bundle.load(tmp_path / "model")
     assert loaded.config == model.config

@@ -79,7 +79,7 @@ def mutate_json(data: st.DataObject, value: Any) -> Any:
 
 
 def mutate_bytes(data: st.DataObject, content: bytes) -> bytes:
-    """Return a copy of ``content`` with one to four changed bytes, which may be truncated."""
+    """Return a copy of ``content``, possibly truncated, with one to four changed bytes."""
     result = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
         result[data.draw(st.integers(0, len(result) - 1))] = data.draw(st.integers(0, 255))

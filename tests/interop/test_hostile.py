@@ -81,7 +81,7 @@ def get_weights_path(directory: Path) -> Path:
 
 
 def change_header(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the header of the safetensors file in a model directory; its data is not changed."""
+    """Change the header of the safetensors file in a model directory, but not the tensor data."""
     path = get_weights_path(directory)
     content = path.read_bytes()
     # The first eight bytes are the size of the header.

