@@ -170,7 +170,7 @@ def _usage_lines(pipeline_tag: str, config: ModelConfig) -> list[str]:
 
 
 def _base_model_name(info: Mapping[str, Any]) -> str:
-    """Return the hub id or the folder name of the initial model; "" if there was none."""
+    """Return the hub id or the folder name of the model that training started from, or ""."""
     for keys in (("provenance", "settings", "run"), ("provenance", "run")):
         start_from = _get_nested(info, *keys, "start_from")
         if isinstance(start_from, str) and start_from:

@@ -86,7 +86,8 @@ class BertModel(nn.Module):
 class Losses:
     """Summed pre-training losses of a batch, and the number of correct predictions.
 
-    To get means, divide the sums over all micro-batches by the numbers of predictions.
+    For the mean losses of a step, add the losses of its micro-batches, and divide them by the total
+    number of masked tokens or of sequences.
 
     Attributes:
         mlm_loss: float32 [], masked-LM loss summed over the P masked tokens.

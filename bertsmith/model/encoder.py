@@ -54,8 +54,8 @@ class EncoderLayer(nn.Module):
     ) -> Tensor:
         """Apply the layer.
 
-        Queries, keys, values and attention are computed for all T tokens. Everything after them is
-        computed only for the tokens in ``token_indices``.
+        Queries, keys, values and attention are computed for all T tokens. Everything after
+        attention is computed only for the tokens in ``token_indices``.
 
         Args:
             x: [T, D].

@@ -40,7 +40,7 @@ def hidden_state_indices(features: BiLSTMSettings, num_layers: int) -> range:
 class BertWithBiLSTM(nn.Module):
     """BERT, a two-layer BiLSTM that reads its hidden states, and a linear output layer.
 
-    The weights of a weighted sum of hidden states are learned, as a softmax and a scale (Peters et
+    A weighted sum of hidden states has learned weights: a softmax, multiplied by a scale (Peters et
     al. 2018, equation 1). Sequence-level outputs use the final LSTM states of both directions.
     """
 

@@ -248,10 +248,10 @@ def get_peak_memory_bytes(machine: Machine) -> int:
 
 @dataclass(frozen=True)
 class CpuLoad:
-    """Number of cores that other processes use.
+    """CPU load of the machine, as a number of cores.
 
     Attributes:
-        current: Number of cores during the measurement.
+        current: Number of cores that other processes used during the measurement.
         last_minute: The one-minute load average, which includes this process.
     """
 

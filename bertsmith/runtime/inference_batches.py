@@ -27,8 +27,8 @@ def choose_batch_tokens(device: torch.device, feed_forward: int) -> int:
 def max_batch_size(max_seqlen: int, max_tokens: int) -> int:
     """Return the maximum number of sequences in a batch whose longest has ``max_seqlen`` tokens.
 
-    Short sequences count like the longest, because attention kernels may pad to its length. A
-    sequence that is longer than ``max_tokens`` is a batch by itself.
+    Each sequence counts as ``max_seqlen`` tokens, because attention kernels may pad to this length.
+    A sequence that is longer than ``max_tokens`` is a batch by itself.
     """
     return max(max_tokens // max_seqlen, 1)
 

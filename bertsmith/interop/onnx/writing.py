@@ -191,6 +191,7 @@ def _is_quantized(node_name: str) -> bool:
     """Return whether the weight of the node with this name is quantized.
 
     The word embeddings and all linear layers are quantized, except the second linear layer of the
-    feed-forward network. Its input has a few large values that a single scale cannot represent.
+    feed-forward network. The input of this layer has a few large values that a single scale cannot
+    represent.
     """
     return node_name == "words" or (node_name.endswith(".product") and ".down." not in node_name)

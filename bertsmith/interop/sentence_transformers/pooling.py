@@ -56,7 +56,7 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingConfig:
-    """How the hidden states of a text are combined into one vector.
+    """Settings for combining the hidden states of a text into one vector.
 
     Attributes:
         modes: Pooling modes. The pooled vectors of all modes, each of width D, are concatenated.

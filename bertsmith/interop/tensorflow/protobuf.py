@@ -32,7 +32,7 @@ def read_bytes(data: memoryview, offset: int, length: int) -> memoryview:
 def iter_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Yield the number and the value of each field.
 
-    The value is an unsigned integer for numbers, and bytes for messages, strings and bytes.
+    The value is an unsigned integer for numbers, and a memoryview for messages, strings and bytes.
     """
     offset = 0
     while offset < len(data):
@@ -54,7 +54,7 @@ def iter_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def integer_fields(data: memoryview) -> dict[int, int]:
-    """Return the integers of a message by field number; repeated fields have their last value."""
+    """Return the integers of a message by field number; of repeated fields, the last value."""
     return {number: value for number, value in iter_fields(data) if isinstance(value, int)}
 
 

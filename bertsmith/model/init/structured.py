@@ -152,8 +152,8 @@ class _HeadWeights:
 class _Subspaces:
     """Embeddings with separate dimensions for positions.
 
-    The first dimensions contain words and segments, and the last ones positions. The first layer's
-    input is the sum of the three embeddings, divided by ``scale``.
+    The first dimensions contain words and segments, and the last dimensions contain positions. The
+    first layer's input is the sum of the three embeddings, divided by ``scale``.
 
     Attributes:
         embeddings: The model's embeddings.
@@ -233,8 +233,8 @@ class _Subspaces:
 def _init_shift_head(subspaces: _Subspaces, head: _HeadWeights, shift: int) -> None:
     """Make a head attend to the token at the relative position ``shift``.
 
-    The query of a position is its key, rotated by the angles of ``shift``, so that the score is
-    largest at the shifted position. The values contain only words and segments, no positions.
+    The query of a position is the key of this position, rotated by the angles of ``shift``, so that
+    the score is largest at the shifted position. The values contain only words and segments.
     """
     rows = torch.arange(0, 2 * len(subspaces.frequencies), 2)
     sine_dims = subspaces.num_word_dims + rows

@@ -54,8 +54,8 @@ def bucket_sequences(lengths: list[int]) -> list[list[int]] | None:
 def _find_cheapest_ranges(padded_lengths: list[int]) -> list[range]:
     """Partition sorted sequences into the index ranges with the least total cost.
 
-    Sequences of equal padded length are always in the same range. The ranges of these groups are
-    found by dynamic programming.
+    Sequences of equal padded length form a group and are always in the same range. Dynamic
+    programming over the groups finds the ranges.
 
     Args:
         padded_lengths: Padded length of each sequence, longest first.
