@@ -71,7 +71,7 @@ class PretrainedBundle:
             raise missing_head_error(self.path, _HEAD_NAMES[prefix])
 
     def notes(self) -> list[str]:
-        """Return messages about newly initialized weights, unused weights and unused embedding rows."""
+        """Return messages about new weights, unused weights and unused embedding rows."""
         notes = describe_names(self.path, "newly initialized weights", self.new_weights)
         notes += describe_names(self.path, "unused weights", self.unused_weights)
         return notes + describe_unused_rows(self.path, self.config, self.tokenizer)

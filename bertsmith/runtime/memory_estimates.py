@@ -30,7 +30,7 @@ def estimate_training_bytes(config: ModelConfig, num_tokens: int) -> int:
 def estimate_inference_bytes(config: ModelConfig, num_tokens: int) -> int:
     """Return the memory of a forward pass on a batch of ``num_tokens`` tokens, in bytes.
 
-    Assumes 8 bits per weight and activation, so that the result is a lower bound for every precision.
+    This is a lower bound for every precision, because it assumes 8 bits per weight and activation.
     """
     activation_bytes = num_tokens * (4 * config.width + config.feed_forward)
     return estimate_num_parameters(config) + activation_bytes
