@@ -1,6 +1,7 @@
 """The Typer application, the sections of its help, and its global options."""
 
 import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -22,21 +23,28 @@ HELP_SECTIONS = {
 }
 
 
-class _SectionedGroup(TyperGroup):
-    """A command group whose help lists the commands by section."""
+class CommandGroup(TyperGroup):
+    """A command group whose help shows the whole summary of each command."""
+
+    def get_help_sections(self) -> dict[str, tuple[str, ...]]:
+        """Return the command names of each section of the help by its title."""
+        return {"Commands": tuple(self.commands)}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the name and the summary of each command below the title of its section."""
+        """Write the name and the wrapped summary of each command below its section's title."""
         name_width = max(map(len, self.commands))
-        # The same limit as in Click's own format_commands.
-        summary_width = formatter.width - 6 - name_width
-        for title, command_names in HELP_SECTIONS.items():
+        for title, command_names in self.get_help_sections().items():
             rows = [
-                (name.ljust(name_width), self.commands[name].get_short_help_str(summary_width))
+                (name.ljust(name_width), self.commands[name].get_short_help_str(sys.maxsize))
                 for name in command_names
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+class _SectionedGroup(CommandGroup):
+    def get_help_sections(self) -> dict[str, tuple[str, ...]]:
+        return HELP_SECTIONS
 
 
 app = typer.Typer(

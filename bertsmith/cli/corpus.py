@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli import corpus_options
-from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.app import CommandGroup, app, format_examples
 from bertsmith.cli.hints import quote_path
 from bertsmith.plurals import count_noun
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(
     name="corpus",
+    cls=CommandGroup,
     help="Show, count, convert or collect text.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from bertsmith.cli import corpus_options
-from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.app import CommandGroup, app, format_examples
 from bertsmith.cli.hints import quote_path
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 _DEFAULT_COMMAND = "learn"
 
 
-class _GroupWithDefaultCommand(TyperGroup):
+class _GroupWithDefaultCommand(CommandGroup):
     """Runs ``vocab learn`` for ``vocab CORPUS...``.
 
     A corpus that has the same name as a command must be passed with its folder: ``./extend``.
