@@ -1,6 +1,6 @@
 """Build the ASGI app of a server: endpoints, error handlers, middleware and web page."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -41,13 +41,13 @@ def create_app(
     Args:
         models: the loaded models.
         settings: the limits of the server.
-        key: API key that clients must send, and browsers as a password; None for no
-            authentication.
+        key: API key that clients must send (browsers as a password); None for no authentication.
         origins: origins of other sites whose scripts may send requests (CORS).
         hosts: host names that ``HostCheck`` allows, see ``get_allowed_hosts``; None for all.
         mount_page: adds a web page at "/" to the app.
     """
-    settings, metrics = settings or ServeSettings(), Metrics()
+    settings = settings or ServeSettings()
+    metrics = Metrics()
     service = Service(models, settings, metrics.count_batch, metrics.get_token_counter)
     metrics.set_queue_gauge(lambda: float(service.batcher.queued_tokens))
     executor = RequestExecutor(service)
@@ -86,12 +86,17 @@ def _refuse_other_methods(app: FastAPI) -> None:
     """Answer 405 to methods that an endpoint does not accept, before the page handles them."""
     for path, operations in app.openapi()["paths"].items():
         accepted = sorted(map(str.upper, operations))
-
-        async def refuse(_: Request, allow: str = ", ".join(accepted)) -> Response:
-            raise HTTPException(405, headers={"Allow": allow})
-
         refused = [method for method in _METHODS if method not in accepted]
-        app.router.add_route(path, refuse, refused, include_in_schema=False)
+        app.router.add_route(path, _create_refusal(accepted), refused, include_in_schema=False)
+
+
+def _create_refusal(accepted_methods: Sequence[str]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers 405 and names the accepted methods."""
+
+    async def refuse(_: Request) -> Response:
+        raise HTTPException(405, headers={"Allow": ", ".join(accepted_methods)})
+
+    return refuse
 
 
 def _add_server_endpoints(app: FastAPI, service: Service, metrics: Metrics) -> None:

@@ -28,19 +28,21 @@ class ApiKey:
         """
         if not key.strip():
             raise SettingsError("the API key is empty; set a key, or leave the option out")
-        self._key, self._has_page = key.strip().encode(), has_page
+        self._key = key.strip().encode()
+        self._has_page = has_page
 
     def matches(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request contains the key; header names must be in lower case."""
         scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
-        scheme, credentials = scheme.lower(), credentials.strip()
+        scheme = scheme.lower()
+        credentials = credentials.strip()
         if scheme == b"basic" and self._has_page:
             password = _decode_base64(credentials).partition(b":")[2]
             return hmac.compare_digest(password, self._key) and _is_same_origin(method, headers)
         return scheme == b"bearer" and hmac.compare_digest(credentials, self._key)
 
     def create_unauthorized_response(self, headers: Mapping[bytes, bytes]) -> Response:
-        """Return the 401 response. If HTML is requested, it makes browsers ask for a password."""
+        """Return the 401 response; a browser that requested HTML then asks for a password."""
         if self._has_page and b"text/html" in headers.get(b"accept", b""):
             challenge = 'Basic realm="Bertsmith: any name, the key as password", charset="UTF-8"'
         else:
@@ -71,7 +73,7 @@ def _is_same_origin(method: str, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _decode_base64(encoded: bytes) -> bytes:
-    """Return the decoded bytes, empty if they are not valid base64."""
+    """Return the decoded bytes; empty if ``encoded`` is not valid base64."""
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error:

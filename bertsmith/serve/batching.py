@@ -37,8 +37,8 @@ _SPEED_SMOOTHING = 0.2
 #: Number of full batches to measure before calls are rejected because of the measured speed. The
 #: first batch of a server is slower than later ones.
 _MIN_MEASURED_BATCHES = 2.0
-#: Share of the time until its deadline that a call of several batches may need to be accepted. The
-#: remaining time is reserved for short calls that overtake its last sequences.
+#: A call of several batches is accepted if it needs at most this share of the time until its
+#: deadline. The remaining time is reserved for short calls that overtake its last sequences.
 _LARGE_CALL_SHARE = 0.8
 
 
@@ -95,6 +95,9 @@ class Batcher:
     estimated time for the sequences before it in the same call. A call with one text can therefore
     overtake most of an earlier call with thousands of texts, but cannot delay the sequences
     scheduled before it.
+
+    Attributes:
+        queued_tokens: tokens in the queue.
     """
 
     def __init__(
@@ -111,8 +114,9 @@ class Batcher:
         """Start the threads.
 
         Args:
-            max_batch_tokens: maximum tokens per batch; every sequence counts as many tokens as the
-                longest one of the batch. A sequence that exceeds the maximum is computed alone.
+            max_batch_tokens: maximum tokens per batch, including padding: every sequence counts as
+                many tokens as the longest one. A sequence that exceeds the maximum is computed
+                alone.
             max_queue_tokens: maximum tokens in the queue.
             max_call_tokens: maximum tokens per call.
             max_wait_seconds: time to wait for other calls to fill a batch.
@@ -121,10 +125,12 @@ class Batcher:
             clock: returns the time in seconds; deadlines use the same clock.
         """
         self._clock = clock
-        self._max_batch_tokens, self._max_queue_tokens = max_batch_tokens, max_queue_tokens
-        self._max_call_tokens, self._max_wait_seconds = max_call_tokens, max_wait_seconds
+        self._max_batch_tokens = max_batch_tokens
+        self._max_queue_tokens = max_queue_tokens
+        self._max_call_tokens = max_call_tokens
+        self._max_wait_seconds = max_wait_seconds
         self._on_batch = on_batch
-        #: Queue of each key of ``submit``, a heap; empty queues are removed.
+        #: For each key of ``submit``, a heap of queued sequences; empty heaps are removed.
         self._queues: dict[Hashable, list[_QueuedSequence]] = {}
         self._arrival_numbers = itertools.count()
         #: Guards all fields; notified when sequences are queued and when the batcher is closed.
@@ -134,11 +140,14 @@ class Batcher:
         self._tokens_per_second = _INITIAL_TOKENS_PER_SECOND
         #: Number of full batches measured so far; smaller batches count as fractions.
         self._measured_batches = 0.0
-        #: Tokens in the queue, and tokens of the batches being computed.
-        self.queued_tokens, self._running_tokens = 0, 0
+        self.queued_tokens = 0
+        #: Tokens of the batches being computed.
+        self._running_tokens = 0
+        #: Number of batches being computed.
+        self._running_batches = 0
         #: Unanswered calls, oldest first; the values are unused.
         self._calls: dict[_Call, None] = {}
-        self._num_cores, self._running_batches = torch.get_num_threads(), 0
+        self._num_cores = torch.get_num_threads()
         self._threads = [
             threading.Thread(target=self._run_thread, name=f"model-{number}", daemon=True)
             for number in range(num_threads)
@@ -278,12 +287,14 @@ class Batcher:
         )
 
     def _shed_load(self) -> None:
-        """Reject large calls that will be late at the measured speed, newest first.
+        """Reject large calls that will be late at the measured speed.
 
-        They were accepted when the speed was unknown or higher. Computing them would make other
-        calls late as well.
+        Such calls were accepted when the speed was unknown or higher. Computing them would make
+        other calls late as well. A call is expected to wait for all older calls that are not
+        rejected.
         """
-        now, pending_tokens = self._clock(), self.queued_tokens + self._running_tokens
+        now = self._clock()
+        pending_tokens = self.queued_tokens + self._running_tokens
         oldest_call = next(iter(self._calls), None)
         if (
             oldest_call is None
@@ -318,7 +329,7 @@ class Batcher:
                 try:
                     # Concurrent batches share the cores; a lone batch uses all of them.
                     set_local_num_threads(max(self._num_cores // self._running_batches, 1))
-                    pending = [sequence for sequence in batch if self._is_pending(sequence)]
+                    pending = self._drop_ended_calls(batch)
                     if pending:
                         self._compute_batch(pending)
                 finally:
@@ -349,9 +360,10 @@ class Batcher:
 
         Sequences whose call has already ended are dropped, so the batch can be empty.
         """
-        key = min(self._queues, key=lambda key: self._queues[key][0])
-        queue, num_tokens, max_seqlen = self._queues[key], 0, 1
+        key, queue = min(self._queues.items(), key=lambda item: item[1][0])
         batch: list[_QueuedSequence] = []
+        num_tokens = 0
+        max_seqlen = 1
         while queue:
             sequence = queue[0]
             if not sequence.call.future.done():
@@ -375,8 +387,9 @@ class Batcher:
     def _compute_batch(self, batch: list[_QueuedSequence]) -> None:
         """Compute a batch and store its results. If it fails, retry its sequences one by one."""
         # Calls with equal keys have equivalent functions, so the first one is used.
-        compute_batch, started_at = batch[0].call.compute_batch, self._clock()
+        compute_batch = batch[0].call.compute_batch
         concurrency_at_start = self._running_batches
+        started_at = self._clock()
         try:
             results: Sequence[Any] = compute_batch([sequence.payload for sequence in batch])
         except Exception as error:  # noqa: BLE001 - forwarded to the caller's future
@@ -398,10 +411,17 @@ class Batcher:
     def _measure_speed(
         self, batch: list[_QueuedSequence], seconds: float, concurrency_at_start: int
     ) -> None:
-        """Update the moving average of tokens per second with a computed batch."""
+        """Update the moving average of tokens per second with a computed batch.
+
+        Args:
+            batch: the sequences of the batch.
+            seconds: duration of the computation.
+            concurrency_at_start: number of batches that were being computed at its start, including
+                this one.
+        """
         lengths = [sequence.num_tokens for sequence in batch]
         with self._condition:
-            # Scaled to all threads by the mean number of concurrent batches.
+            # Multiply the speed of this thread by the mean number of concurrent batches.
             concurrency = (concurrency_at_start + self._running_batches) / 2
             tokens_per_second = sum(lengths) / max(seconds, 1e-6) * concurrency
             # Small batches are slower per token, but a long queue produces full batches. The
@@ -413,7 +433,7 @@ class Batcher:
 
     def _store_results(self, batch: list[_QueuedSequence], results: Sequence[Any]) -> None:
         """Store the results in the calls, and answer the calls that are complete."""
-        # Under the lock: another thread may be storing results of the same call.
+        # Another thread may be storing results of the same call.
         with self._condition:
             for sequence, result in zip(batch, results, strict=True):
                 call = sequence.call
@@ -425,17 +445,15 @@ class Batcher:
                 if call.future.set_running_or_notify_cancel():
                     call.future.set_result(call.results)
 
-    def _is_pending(self, sequence: _QueuedSequence) -> bool:
-        """Return whether a sequence must be computed; fail its call if the deadline has passed."""
-        if sequence.call.future.done():
-            return False
-        if self._clock() > sequence.call.expires_at:
-            self._fail_call(sequence.call, create_deadline_error())
-            return False
-        return True
+    def _drop_ended_calls(self, batch: list[_QueuedSequence]) -> list[_QueuedSequence]:
+        """Fail calls whose deadline has passed; return the sequences of the remaining calls."""
+        for sequence in batch:
+            if self._clock() > sequence.call.expires_at:
+                self._fail_call(sequence.call, create_deadline_error())
+        return [sequence for sequence in batch if not sequence.call.future.done()]
 
     def _fail_call(self, call: _Call, error: Exception) -> None:
-        """Raise an error to the caller, unless the call has already ended."""
+        """Set an error as the result of a call, unless the call has already ended."""
         with self._condition:
             if not call.future.done() and call.future.set_running_or_notify_cancel():
                 call.future.set_exception(error)

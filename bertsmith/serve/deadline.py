@@ -50,7 +50,7 @@ class Deadline:
     """Time limit of one request, which is cancelled earlier if its client disconnects.
 
     Attributes:
-        expires_at: seconds of the monotonic clock.
+        expires_at: time of the deadline, in seconds of the monotonic clock.
         is_cancelled: whether ``cancel`` was called.
         token_counts: tokens of all texts of the request, including truncated tokens.
     """
@@ -98,7 +98,7 @@ def wait_for_result(future: Future[list[Any]], deadline: Deadline) -> list[Any]:
         DisconnectedError: the future was cancelled, because the client disconnected.
     """
     try:
-        return future.result(max(deadline.expires_at - time.monotonic(), 0.0))
+        return future.result(max(deadline.get_remaining_seconds(), 0.0))
     except TimeoutError:
         future.cancel()
         raise create_deadline_error() from None

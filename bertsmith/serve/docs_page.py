@@ -17,7 +17,7 @@ pre{background:#8881;padding:.7rem;overflow-x:auto;border-radius:.4rem}
 td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}
 :root{color-scheme:light dark}
 """
-#: Example request body of each endpoint.
+#: Example request body of each endpoint that takes a body.
 EXAMPLE_BODIES: dict[str, Any] = {
     "/v1/embeddings": {"model": "NAME", "input": ["a sentence", "another one"]},
     "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},

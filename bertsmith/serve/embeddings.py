@@ -37,7 +37,8 @@ class EmbeddingRoutes:
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
-        self._executor, self._service = executor, executor.service
+        self._executor = executor
+        self._service = executor.service
         self._started_at = int(time.time())
         self.router = executor.create_router()
         self.router.post("/v1/embeddings")(self.create_openai_embeddings)
@@ -49,8 +50,8 @@ class EmbeddingRoutes:
         self, request: Request, model: str | None, texts: list[str], settings: VectorSettings,
         *, truncate: bool = True,
     ) -> tuple[PendingEmbeddings, list[Any]]:  # fmt: skip
-        """Submit texts to the batcher and wait for their vectors."""
-        # Set by ``submit``, which may run in another thread.
+        """Submit texts to the batcher; return the submission and, once computed, the vectors."""
+        # ``submit`` must return only the future, so it stores the submission here.
         submitted: list[PendingEmbeddings] = []
 
         def submit(deadline: Deadline) -> Any:
@@ -99,11 +100,12 @@ class EmbeddingRoutes:
         _, vectors = await self._compute_vectors(
             request, body.model, texts, settings, truncate=body.truncate
         )
-        return await self._vectors_response(vectors)
+        return await self._create_vectors_response(vectors)
 
     async def embed_all(self, request: Request, body: VectorsBody) -> Response:
         """Embed tokens: one vector per token of each text."""
-        texts, settings = as_list(body.inputs), body.to_vector_settings()
+        texts = as_list(body.inputs)
+        settings = body.to_vector_settings()
         results = await self._executor.run_in_thread(
             request,
             lambda deadline: self._service.embed_tokens(body.model, texts, settings, deadline),
@@ -112,7 +114,7 @@ class EmbeddingRoutes:
             raise RequestTooLargeError(
                 "a text is longer than the model's maximum; shorten it, or send truncate: true"
             )
-        return await self._vectors_response([result.vectors for result in results])
+        return await self._create_vectors_response([result.vectors for result in results])
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:
         """Compute the cosine similarity of one sentence to each of several others."""
@@ -122,7 +124,7 @@ class EmbeddingRoutes:
         )
         return to_json_response(np.stack(vectors[1:]) @ vectors[0])
 
-    async def _vectors_response(self, vectors: Sequence[Floats]) -> Response:
+    async def _create_vectors_response(self, vectors: Sequence[Floats]) -> Response:
         """Return a JSON list of vectors, or of matrices."""
         return await self._executor.encode_response(
             lambda: join_json_items(map(serialize_array, vectors)), _count_elements(vectors)

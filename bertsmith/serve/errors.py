@@ -54,22 +54,24 @@ def create_error_response(
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Send the errors of an app with ``create_error_response``."""
+    """Make an app send its errors with ``create_error_response``."""
     app.add_exception_handler(BertsmithError, _handle_bertsmith_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(Exception, _handle_unexpected_error)
 
 
 def add_page_error_handlers(app: FastAPI) -> None:
-    """Send HTTP errors of Gradio's app with ``create_error_response``, except errors of its API."""
+    """Make Gradio's app send HTTP errors with ``create_error_response``, except for its own API."""
     app.add_exception_handler(HTTPException, _handle_page_exception)
 
 
 async def _handle_bertsmith_error(_: Request, error: Exception) -> Response:
-    status = next(
-        (code for error_class, code in _STATUS_BY_ERROR.items() if isinstance(error, error_class)),
-        422,
-    )
+    # Errors of other classes, such as InputError, are about the content of the request.
+    status = 422
+    for error_class, error_status in _STATUS_BY_ERROR.items():
+        if isinstance(error, error_class):
+            status = error_status
+            break
     headers = None
     if status == 500:
         logging.getLogger("bertsmith.serve").error(str(error))

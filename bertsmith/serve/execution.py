@@ -65,7 +65,7 @@ class RequestExecutor:
         Args:
             request: the request.
             submit: submits the work and returns the batcher's future.
-            in_thread: call ``submit`` in a thread, because it takes a long time.
+            in_thread: whether to call ``submit`` in a thread, because it takes a long time.
 
         Raises:
             DeadlineExceededError: there was no result in time.
@@ -88,10 +88,10 @@ class RequestExecutor:
                 raise
 
     async def encode_response(self, encode: Callable[[], bytes], num_numbers: int) -> Response:
-        """Return a response with the JSON of ``encode``, called in a thread for a large response.
+        """Return a response with the JSON that ``encode`` returns.
 
         Args:
-            encode: serializes the response.
+            encode: serializes the response. It is called in a thread if the response is large.
             num_numbers: number of numbers in the response.
         """
         if num_numbers <= MAX_INLINE_NUMBERS:

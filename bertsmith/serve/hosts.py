@@ -45,7 +45,8 @@ class HostCheck:
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self._app, self._hosts = app, hosts
+        self._app = app
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app for an allowed host, and answer requests for other hosts with 400."""

@@ -58,21 +58,26 @@ class RequestMiddleware:
             key: key that clients must send; None for no authentication.
             origins: origins of other sites whose scripts may send requests (CORS).
         """
-        self._app, self._settings, self._metrics, self._key = app, settings, metrics, key
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+        self._key = key
         self._handle: App = self._handle_request
         self._cors: CORSMiddleware | None = None
         if origins:
             # Rejections need CORS headers too: without them a browser hides them from scripts.
-            self._handle = self._cors = CORSMiddleware(
+            self._cors = CORSMiddleware(
                 self._handle_request, allow_origins=origins, allow_methods=["*"],
                 allow_headers=["*"], expose_headers=[UNKNOWN_SHARE_HEADER],
             )  # fmt: skip
+            self._handle = self._cors
         #: Number of running requests, and of open event streams of pages, which may last for hours.
         self._num_active = {"requests": 0, "pages": 0}
-        self._receiver, self._response_monitor = BodyReceiver(settings), ResponseMonitor(settings)
+        self._receiver = BodyReceiver(settings)
+        self._response_monitor = ResponseMonitor(settings)
         self.shutdown_started = asyncio.Event()
 
-    def cors_headers(self, origin: str) -> dict[str, str]:
+    def get_cors_headers(self, origin: str) -> dict[str, str]:
         """Return the CORS headers of a response that is sent without this middleware."""
         if self._cors is None or not self._cors.is_allowed_origin(origin):
             return {}
@@ -158,14 +163,14 @@ class RequestMiddleware:
     def _check_header(
         self, scope: MutableMapping[str, Any], request: "_Request"
     ) -> Response | None:
-        """Return the response that rejects a request by its header, None if it is admitted."""
-        settings, headers = self._settings, request.headers
+        """Return the response that rejects a request because of its header; None to admit it."""
+        headers = request.headers
         if self._key is not None and not self._is_authorized(self._key, scope, headers):
             return self._key.create_unauthorized_response(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             return create_error_response(400, "the header Content-Length is not a number")
-        limit = settings.max_body_bytes
+        limit = self._settings.max_body_bytes
         if int(length) > limit:
             return create_error_response(
                 413, f"the body is larger than {limit:,} bytes; send fewer texts per request"
@@ -205,8 +210,8 @@ class _Request:
         status: HTTP status of the response; 0 until it starts.
         body: the body being received.
         body_size: bytes of the body, set when the request ends.
-        limit_name: limit of concurrency that applies to the request: "pages" for an event stream
-            of the web page, else "requests".
+        limit_name: which concurrency limit applies to the request: "pages" for an event stream of
+            the web page, else "requests".
         is_event_stream: whether the response is an event stream.
     """
 
@@ -214,13 +219,12 @@ class _Request:
         self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], send: Send,
         response_monitor: ResponseMonitor, metrics: Metrics,
     ) -> None:  # fmt: skip
-        self._scope, self._send, self._response_monitor, self._metrics = (
-            scope,
-            send,
-            response_monitor,
-            metrics,
-        )
-        self._id, self.headers = _choose_request_id(headers), headers
+        self._scope = scope
+        self._send = send
+        self._response_monitor = response_monitor
+        self._metrics = metrics
+        self._id = _choose_request_id(headers)
+        self.headers = headers
         self._started_at = time.perf_counter()
         self.status = 0
         self.body_size = 0
@@ -246,7 +250,8 @@ class _Request:
         # Other ASGI servers, such as test clients, do not provide the connection.
         connection = self._scope.get("extensions", {}).get(CONNECTION_KEY)
         if message["type"] == "http.response.body" and connection is not None:
-            self._is_aborted |= not await self._response_monitor.drain(connection)
+            was_read = await self._response_monitor.drain(connection)
+            self._is_aborted = self._is_aborted or not was_read
 
     def log(self) -> None:
         """Write the access log line and count the request."""
@@ -268,7 +273,7 @@ class _Request:
 
 
 def _replay(content: bytes, receive: Receive) -> Receive:
-    """Return an ASGI receive function that first returns a body that is already received."""
+    """Return an ASGI receive function that first returns a body that was already received."""
     messages: list[Message] = [{"type": "http.request", "body": content}]
 
     async def replay() -> Message:
@@ -278,7 +283,7 @@ def _replay(content: bytes, receive: Receive) -> Receive:
 
 
 def _create_retry_headers(status: int) -> dict[str, str]:
-    """Return the Retry-After header for the status 429, no headers for others."""
+    """Return the Retry-After header for status 429, and no headers for any other status."""
     return {"Retry-After": "1"} if status == 429 else {}
 
 

@@ -52,7 +52,7 @@ class ServedModel:
     tasks: frozenset[str]
 
     def with_token_counter(self, counter: TokenCounter) -> "ServedModel":
-        """Return this model with tokenizers that count the tokens they encode."""
+        """Return a copy of the model whose tokenizers report the tokens that they encode."""
         tokenizer = self.bundle.tokenizer.with_counter(counter)
         bundle = replace(self.bundle, tokenizer=tokenizer)
         return replace(self, bundle=bundle, embedder=self.embedder.with_token_counter(counter))
@@ -82,12 +82,13 @@ def load_served_model(
     if isinstance(bundle, FineTunedBundle):
         tasks.add(_TASK_BY_KIND[bundle.head.kind])
     elif isinstance(bundle, PretrainedBundle):
+        # Without the weights of a masked-LM head, the loaded head is randomly initialized.
         if not any(parameter.startswith("mlm.") for parameter in bundle.new_weights):
             tasks.add("fill")
         if bundle.config.nsp:
             tasks.add("pair")
     embedder = Embedder(bundle, fast=fast)
-    # At the first request that needs the pooler, the files may already be deleted.
+    # The files may be deleted before the first request that needs the pooler.
     embedder.preload_pooler()
     return ServedModel(name, bundle, embedder, frozenset(tasks))
 
@@ -130,7 +131,11 @@ def compute_task_outputs(
 def compute_mask_predictions(
     bundle: PretrainedBundle, sequences: list[MaskedSequence]
 ) -> list[Tensor]:
-    """Return log-probabilities of the masks of each sequence, float32 [P, V], in one batch."""
+    """Predict the masked tokens of all sequences in one batch.
+
+    Returns:
+        For each sequence, the log-probabilities of its masked tokens, float32 [P, V].
+    """
     results = [
         torch.empty(len(sequence.masked_positions), bundle.tokenizer.vocab_size)
         for sequence in sequences

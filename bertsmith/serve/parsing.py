@@ -1,6 +1,7 @@
 """Parse and validate request bodies; large ones in a thread, to keep the event loop responsive."""
 
 import asyncio
+import codecs
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -35,7 +36,7 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
         RequestTooLargeError: a list is longer than the settings allow.
     """
     try:
-        value = from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings="none")
+        value = from_json(body.removeprefix(codecs.BOM_UTF8), cache_strings="none")
     except ValueError as error:
         raise InputError(_describe_syntax_error(str(error))) from None
     try:
@@ -45,6 +46,7 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
 
 
 def _describe_syntax_error(reason: str) -> str:
+    """Return a message about a body that the JSON parser rejected for ``reason``."""
     # JSON can escape a lone UTF-16 surrogate, which is not a character.
     if "surrogate" in reason or "hex escape" in reason:
         return f"a text has a lone surrogate (half of a character): {reason}; send valid Unicode"
@@ -70,10 +72,9 @@ class BodyParser:
         self._executor = ThreadPoolExecutor(1, "body-parser")
 
     async def parse(self, request: Request, model: type[BaseModel]) -> BaseModel:
-        """Return the parsed body of a request.
+        """Return the parsed body of a request, and set ``request.state.deadline``.
 
-        It also sets ``request.state.deadline``, because the time limit of a request starts when its
-        body is complete.
+        The time limit of a request starts when its body is complete.
 
         Raises:
             InputError: the body is not valid.
@@ -98,15 +99,18 @@ class BodyParser:
             raise create_deadline_error() from None
 
     def create_route_class(self) -> type[APIRoute]:
-        """Return the class of routes whose endpoint takes ``(request, parsed body)``."""
+        """Return the class of routes whose endpoint takes ``(request, parsed body)``.
+
+        The routes add the header ``UNKNOWN_SHARE_HEADER`` to their responses if necessary.
+        """
         parse = self.parse
 
         class ParsedRoute(APIRoute):
             def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-                endpoint, field = self.endpoint, self.body_field
-                if field is None:
+                if self.body_field is None:
                     return super().get_route_handler()
-                model = field.field_info.annotation
+                endpoint = self.endpoint
+                model = self.body_field.field_info.annotation
                 assert isinstance(model, type)
                 assert issubclass(model, BaseModel)
 

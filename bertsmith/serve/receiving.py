@@ -59,7 +59,13 @@ class BodyReceiver:
         self.num_bytes = 0
 
     async def receive(self, body: IncomingBody, receive: Receive) -> bytes:
-        """Return the bytes of a request's body. Call ``release`` afterwards, also after an error.
+        """Return the bytes of a request's body.
+
+        Call ``release`` when the request has ended, also after an error.
+
+        Args:
+            body: the state of the body, with no bytes received yet.
+            receive: ASGI function that returns the next message of the request.
 
         Raises:
             BodyError: the body is too large, too slow or incomplete, or the memory limit is
@@ -70,23 +76,26 @@ class BodyReceiver:
         self._unfinished[body] = None
         try:
             async with asyncio.timeout(self._settings.body_timeout_seconds) as body.timeout:
-                while await self._receive_chunk(body, receive):
-                    pass
+                has_more = True
+                while has_more:
+                    has_more = await self._receive_chunk(body, receive)
         except TimeoutError:
             raise self._create_timeout_error(body) from None
         finally:
             self._unfinished.pop(body, None)
             body.timeout = None
-        content, body.chunks = b"".join(body.chunks), []
+        content = b"".join(body.chunks)
+        body.chunks = []
         return content
 
     def release(self, body: IncomingBody) -> None:
         """Stop counting the bytes of a body, because its request has ended."""
         self.num_bytes -= body.num_bytes
-        body.num_bytes, body.chunks = 0, []
+        body.num_bytes = 0
+        body.chunks = []
 
     async def _receive_chunk(self, body: IncomingBody, receive: Receive) -> bool:
-        """Receive one chunk; return whether more follow."""
+        """Receive one chunk of a body; return whether more chunks follow."""
         message = await receive()
         if body.is_dropped:
             raise self._create_timeout_error(body)
@@ -120,6 +129,7 @@ class BodyReceiver:
         return True
 
     def _create_timeout_error(self, body: IncomingBody) -> BodyError:
+        """Return the error of a body that was dropped, or not received in time."""
         if body.is_dropped:
             return BodyError(
                 408, "the body was incomplete when the server needed memory for other requests; "

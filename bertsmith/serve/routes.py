@@ -26,6 +26,7 @@ from bertsmith.serve.schemas import (
     TagBody,
     TokenizeBody,
 )
+from bertsmith.use.answer import Answer
 from bertsmith.use.choose import Choice
 from bertsmith.use.predict import Prediction
 
@@ -40,7 +41,8 @@ class TaskRoutes:
     """
 
     def __init__(self, executor: RequestExecutor) -> None:
-        self._executor, self._service = executor, executor.service
+        self._executor = executor
+        self._service = executor.service
         self.router = executor.create_router()
         self.router.get("/models")(self.list_models)
         for path in ("tokenize", "fill", "pair", "classify", "tag", "answer", "choose"):
@@ -52,12 +54,14 @@ class TaskRoutes:
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Split texts into tokens: ids, token texts and character offsets [start, stop)."""
-        texts, special = as_list(body.inputs), body.add_special_tokens
+        texts = as_list(body.inputs)
 
         def respond(deadline: Deadline) -> Response:
             model, encoded = self._service.tokenize(body.model, texts, deadline)
-            tokens = _iter_token_lists(model, encoded, special=special, deadline=deadline)
-            return create_json_response(join_json_items(tokens))
+            token_lists = _iter_token_lists(
+                model, encoded, add_special_tokens=body.add_special_tokens, deadline=deadline
+            )
+            return create_json_response(join_json_items(token_lists))
 
         return await self._executor.run_in_thread(request, respond)
 
@@ -68,7 +72,7 @@ class TaskRoutes:
         def respond(deadline: Deadline) -> Response:
             filled = self._service.fill(body.model, texts, body.top, deadline)
             items = ({"masks": list(map(asdict, masks))} for masks in filled)
-            return _item_or_list_response(body.inputs, items)
+            return _create_response(body.inputs, items)
 
         return await self._executor.run_in_thread(request, respond)
 
@@ -78,7 +82,7 @@ class TaskRoutes:
 
         def respond(deadline: Deadline) -> Response:
             results = self._service.pair(body.model, pairs, deadline)
-            return _item_or_list_response(body.inputs, map(asdict, results))
+            return _create_response(body.inputs, map(asdict, results))
 
         return await self._executor.run_in_thread(request, respond)
 
@@ -88,7 +92,7 @@ class TaskRoutes:
 
         def respond(deadline: Deadline) -> Response:
             predictions = self._service.classify(body.model, texts, deadline)
-            return _item_or_list_response(body.inputs, map(_format_prediction, predictions))
+            return _create_response(body.inputs, map(_format_prediction, predictions))
 
         return await self._executor.run_in_thread(request, respond)
 
@@ -99,7 +103,7 @@ class TaskRoutes:
         def respond(deadline: Deadline) -> Response:
             results = self._service.tag(body.model, texts, deadline)
             items = (list(map(asdict, tagged.spans)) for tagged in results)
-            return _item_or_list_response(body.inputs, items)
+            return _create_response(body.inputs, items)
 
         return await self._executor.run_in_thread(request, respond)
 
@@ -109,21 +113,17 @@ class TaskRoutes:
 
         def respond(deadline: Deadline) -> Response:
             answers = self._service.answer(body.model, questions, deadline)
-            items = ({**asdict(answer.best), "null_score_diff": answer.null_score_diff,
-                      "truncated": answer.is_truncated,
-                      "candidates": [asdict(span) for span in answer.candidates[:5]]}
-                     for answer in answers)  # fmt: skip
-            return _item_or_list_response(body.inputs, items)
+            return _create_response(body.inputs, map(_format_answer, answers))
 
         return await self._executor.run_in_thread(request, respond)
 
     async def choose(self, request: Request, body: ChooseBody) -> Response:
         """Choose the best ending of a prompt, with the probability of each ending."""
-        questions = [(item.prompt, item.endings) for item in as_list(body.inputs)]
+        prompts = [(item.prompt, item.endings) for item in as_list(body.inputs)]
 
         def respond(deadline: Deadline) -> Response:
-            choices = self._service.choose(body.model, questions, deadline)
-            return _item_or_list_response(body.inputs, map(_format_choice, choices))
+            choices = self._service.choose(body.model, prompts, deadline)
+            return _create_response(body.inputs, map(_format_choice, choices))
 
         return await self._executor.run_in_thread(request, respond)
 
@@ -133,11 +133,11 @@ def as_list(inputs: Item | list[Item]) -> list[Item]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def _item_or_list_response(inputs: object, items: Iterable[Any]) -> Response:
-    """Return a JSON list of all items, or the only item if the request had a single input.
+def _create_response(inputs: object, items: Iterable[Any]) -> Response:
+    """Return a response with all items, or with the only item if the inputs are not a list.
 
     Args:
-        inputs: the inputs of the request.
+        inputs: the inputs of the request: a list, or a single input.
         items: the result of each input.
     """
     if isinstance(inputs, list):
@@ -160,27 +160,35 @@ def _iter_token_lists(
     model: ServedModel,
     encoded: Sequence[tuple[list[int], list[tuple[int, int]]]],
     *,
-    special: bool,
+    add_special_tokens: bool,
     deadline: Deadline,
 ) -> Iterator[bytes]:
-    """Yield the tokens of each text as JSON.
+    """Yield the tokens of each text as a JSON list.
 
     Args:
         model: the model whose tokenizer encoded the texts.
         encoded: token ids and character offsets of each text.
-        special: whether to add [CLS] and [SEP].
+        add_special_tokens: whether to add [CLS] and [SEP].
         deadline: checked before each text.
     """
     tokenizer = model.bundle.tokenizer
-    cls, sep = ({"id": token_id, "text": tokenizer.ids_to_tokens([token_id])[0], "special": True,
-                 "start": None, "stop": None}
-                for token_id in (tokenizer.cls_id, tokenizer.sep_id))  # fmt: skip
+    cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+    cls_text, sep_text = tokenizer.ids_to_tokens([cls_id, sep_id])
+    cls = {"id": cls_id, "text": cls_text, "special": True, "start": None, "stop": None}
+    sep = {"id": sep_id, "text": sep_text, "special": True, "start": None, "stop": None}
     for ids, offsets in encoded:
         deadline.check()
         rows = zip(ids, tokenizer.ids_to_tokens(ids), offsets, strict=True)
         tokens = [{"id": token_id, "text": text, "special": False, "start": start, "stop": stop}
                   for token_id, text, (start, stop) in rows]  # fmt: skip
-        yield orjson.dumps([cls, *tokens, sep] if special else tokens)
+        yield orjson.dumps([cls, *tokens, sep] if add_special_tokens else tokens)
+
+
+def _format_answer(answer: Answer) -> dict[str, Any]:
+    """Return the fields of an answer in /answer, with the five best spans as candidates."""
+    return {**asdict(answer.best), "null_score_diff": answer.null_score_diff,
+            "truncated": answer.is_truncated,
+            "candidates": [asdict(span) for span in answer.candidates[:5]]}  # fmt: skip
 
 
 def _format_choice(choice: Choice) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class FailFastList:
         return core_schema.with_info_before_validator_function(self._check_length, schema)
 
     def _check_length(self, value: Any, info: ValidationInfo) -> Any:
+        """Return the value; raise RequestTooLargeError if it is a list that is too long."""
         if self.limit_name is not None and isinstance(value, list) and info.context:
             check_limit(self.limit_name, len(value), info.context[self.limit_name])
         return value
@@ -88,6 +89,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _upgrade_and_keep_one_unknown_key(cls, value: Any) -> Any:
+        """Rename the fields of older versions, and remove all unknown keys but the first."""
         # Pydantic would report every unknown key, and a body can have hundreds of thousands.
         if not isinstance(value, dict):
             return value
@@ -164,6 +166,7 @@ class OpenAiBody(BaseModel):
     @field_validator("input", mode="before")
     @classmethod
     def _refuse_token_ids(cls, value: Any) -> Any:
+        """Raise an error with advice for lists of token ids, which OpenAI's API accepts."""
         if isinstance(value, list) and (not value or isinstance(value[0], int | list)):
             raise PydanticCustomError(
                 "text_expected",

@@ -60,17 +60,26 @@ class ResponseMonitor:
         self, settings: ServeSettings, clock: Callable[[], float] | None = None,
         check_interval_seconds: float = _CHECK_INTERVAL_SECONDS,
     ) -> None:  # fmt: skip
-        self._settings, self._clock = settings, clock
+        self._settings = settings
+        self._clock = clock
         self._check_interval_seconds = check_interval_seconds
         self._responses: dict[_Response, None] = {}
         self._checked_at = float("-inf")
 
     async def drain(self, connection: Connection) -> bool:
-        """Wait until the client has read most of a response; return False if it is disconnected."""
+        """Wait until the client has read most of its response.
+
+        Returns:
+            Whether the client read it; False if the connection was aborted.
+        """
         if not connection.is_write_buffer_full():
             return True
-        now, size = self._get_time(), connection.count_unsent_bytes()
-        response = _Response(connection, size, now, now, size)
+        now = self._get_time()
+        num_unsent_bytes = connection.count_unsent_bytes()
+        response = _Response(
+            connection, num_unsent_bytes, last_read_at=now, progress_at=now,
+            unsent_at_progress=num_unsent_bytes,
+        )  # fmt: skip
         self._responses[response] = None
         try:
             while connection.is_write_buffer_full():
@@ -89,7 +98,8 @@ class ResponseMonitor:
         """Abort the connections of clients that read too slowly.
 
         If the unsent bytes of all responses exceed the limit, also abort the connections of clients
-        that have stopped reading, longest first, until the limit is met.
+        that have stopped reading, until the limit is met. The client that stopped first is aborted
+        first.
         """
         now = self._get_time()
         if now - self._checked_at < self._check_interval_seconds / 2:
@@ -101,14 +111,14 @@ class ResponseMonitor:
             if now - response.progress_at > self._settings.send_timeout_seconds:
                 self._abort(response)
         by_last_read = sorted(self._responses, key=lambda response: response.last_read_at)
-        unsent = sum(response.num_unsent_bytes for response in by_last_read)
+        num_unsent_bytes = sum(response.num_unsent_bytes for response in by_last_read)
         for response in by_last_read:
             if (
-                unsent <= self._settings.max_unsent_bytes
+                num_unsent_bytes <= self._settings.max_unsent_bytes
                 or now - response.last_read_at < self._check_interval_seconds
             ):
                 break
-            unsent -= response.num_unsent_bytes
+            num_unsent_bytes -= response.num_unsent_bytes
             self._abort(response)
 
     def _record_progress(self, response: _Response, now: float) -> None:
@@ -118,7 +128,8 @@ class ResponseMonitor:
             response.last_read_at = now
         response.num_unsent_bytes = num_unsent_bytes
         if response.unsent_at_progress - num_unsent_bytes >= MIN_PROGRESS_BYTES:
-            response.progress_at, response.unsent_at_progress = now, num_unsent_bytes
+            response.progress_at = now
+            response.unsent_at_progress = num_unsent_bytes
 
     def _abort(self, response: _Response) -> None:
         """Abort the connection of a response and stop waiting for the client."""
@@ -126,5 +137,5 @@ class ResponseMonitor:
         response.connection.abort()
 
     def _get_time(self) -> float:
-        """Return the time in seconds, by default of the event loop's clock."""
+        """Return the time in seconds of the given clock, by default the event loop's."""
         return asyncio.get_running_loop().time() if self._clock is None else self._clock()

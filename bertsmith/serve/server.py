@@ -27,7 +27,6 @@ _SWITCH_INTERVAL_SECONDS = 0.0005
 #: Connections that the operating system queues until they are accepted.
 _BACKLOG = 2048
 _MAX_OPEN_FILES = 65_536
-_HEADER_TOO_LARGE = "the header is larger than {:,} bytes; send fewer or shorter headers"
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -122,8 +121,10 @@ def create_config(settings: ServeSettings) -> uvicorn.Config:
     logging.getLogger("bertsmith.serve").setLevel(logging.INFO)
 
     class ConfiguredProtocol(_LimitedProtocol):
-        header_seconds, max_header_bytes = settings.body_timeout_seconds, settings.max_header_bytes
+        header_seconds = settings.body_timeout_seconds
+        max_header_bytes = settings.max_header_bytes
 
+    # ``create_server`` replaces the empty app.
     return uvicorn.Config(
         "", http=ConfiguredProtocol, ws="none", log_level="warning", access_log=False,
         timeout_keep_alive=75,
@@ -175,8 +176,10 @@ class _LimitedProtocol(HttpToolsProtocol):
     header_seconds = 10.0
     max_header_bytes = 65_536
     _header_timer: asyncio.TimerHandle | None = None
-    #: Header bytes that the parser has reported, and received bytes that it still buffers.
-    _parsed_bytes = _buffered_bytes = 0
+    #: Header bytes of the current request that the parser has reported.
+    _parsed_bytes = 0
+    #: Received bytes that the parser has not reported yet.
+    _buffered_bytes = 0
     #: Whether the parser made progress within ``data_received``.
     _has_parsed = False
 
@@ -190,8 +193,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._has_parsed = False
         super().data_received(data)
         self._buffered_bytes = 0 if self._has_parsed else self._buffered_bytes + len(data)
-        if self._buffered_bytes > self.max_header_bytes and not self.transport.is_closing():
-            self.send_400_response(_HEADER_TOO_LARGE)
+        if self._is_header_too_large() and not self.transport.is_closing():
+            self.send_400_response("the header is too large")
 
     def on_message_begin(self) -> None:
         """Restart the header timer and size for the next request of the connection."""
@@ -213,24 +216,28 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid request with 400, or a too large header with 431, and close."""
-        is_too_large = self._parsed_bytes > self.max_header_bytes or msg == _HEADER_TOO_LARGE
-        status = 431 if is_too_large else 400
-        message = _HEADER_TOO_LARGE.format(self.max_header_bytes) if is_too_large else msg
+        status, message = 400, msg
+        if self._is_header_too_large():
+            status = 431
+            message = (
+                f"the header is larger than {self.max_header_bytes:,} bytes; send fewer or shorter "
+                "headers"
+            )
         response = create_error_response(status, message)
         phrase = HTTPStatus(status).phrase
         # Without CORS headers a browser hides the response from the script.
-        cors = [f"{name}: {value}" for name, value in self._cors_headers().items()]
+        cors = [f"{name}: {value}" for name, value in self._get_cors_headers().items()]
         head = [f"HTTP/1.1 {status} {phrase}", f"content-length: {len(response.body)}",
                 "content-type: application/json", *cors, "connection: close", "", ""]  # fmt: skip
         self.transport.write("\r\n".join(head).encode() + bytes(response.body))
         self.transport.close()
 
-    def _cors_headers(self) -> dict[str, str]:
+    def _get_cors_headers(self) -> dict[str, str]:
         """Return the CORS headers for the origin, if the header was read up to its Origin field."""
         origins = [value for name, value in self.headers or () if name == b"origin"]
         if not origins or not isinstance(self.app, RequestMiddleware):
             return {}
-        return self.app.cors_headers(origins[-1].decode("latin-1"))
+        return self.app.get_cors_headers(origins[-1].decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """Stop the header timer."""
@@ -239,12 +246,12 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Record the parser's progress."""
+        """Record that the parser made progress."""
         self._has_parsed = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Record the parser's progress."""
+        """Record that the parser made progress."""
         self._has_parsed = True
         super().on_message_complete()
 
@@ -272,9 +279,12 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _count_header_bytes(self, part: bytes) -> None:
         """Add a part of the header to its size; raise ValueError beyond the limit."""
         self._parsed_bytes += len(part)
-        if self._parsed_bytes > self.max_header_bytes:
-            # The error stops the parser, which then calls ``send_400_response``.
-            raise ValueError(_HEADER_TOO_LARGE)
+        if self._is_header_too_large():
+            # The error stops the parser. uvicorn then calls ``send_400_response``.
+            raise ValueError("the header is too large")
+
+    def _is_header_too_large(self) -> bool:
+        return max(self._parsed_bytes, self._buffered_bytes) > self.max_header_bytes
 
     def _start_header_timer(self) -> None:
         """Close the connection after ``header_seconds``, unless the timer is stopped."""

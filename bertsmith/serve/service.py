@@ -201,12 +201,12 @@ class Service:
     def choose(
         self,
         model_name: str | None,
-        questions: Sequence[tuple[str, Sequence[str]]],
+        prompts: Sequence[tuple[str, Sequence[str]]],
         deadline: Deadline | None = None,
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
-        bundle, compute_outputs = self._prepare_task(model_name, "choose", questions, deadline)
-        return list(iter_choices(bundle, questions, compute_outputs))
+        bundle, compute_outputs = self._prepare_task(model_name, "choose", prompts, deadline)
+        return list(iter_choices(bundle, prompts, compute_outputs))
 
     def embed(
         self,
@@ -323,14 +323,15 @@ class Service:
             deadline: the request's deadline.
         """
         model = self.check_request(model_name, "embed", [text])
-        payloads = [(max_seqlen or model.embedder.max_seqlen, (text, pair, max_seqlen))]
+        # The text is tokenized with the batch, so its length is not known yet.
+        num_tokens = max_seqlen or model.embedder.max_seqlen
+        payloads = [(num_tokens, (text, pair, max_seqlen))]
         compute_batch = require_finite(model.name, partial(compute_attentions, model))
         deadline = self._resolve_deadline(deadline)
-        [maps] = self.batcher.submit_and_wait(
+        results: list[AttentionMaps] = self.batcher.submit_and_wait(
             (model.name, "attention"), compute_batch, payloads, deadline
         )
-        result: AttentionMaps = maps
-        return result
+        return results[0]
 
     def close(self) -> None:
         """Finish queued requests within ``shutdown_timeout_seconds``, and stop the threads."""
@@ -388,9 +389,10 @@ class Service:
     def _prepare_task(
         self, model_name: str | None, task: str, texts: Sequence[Any], deadline: Deadline | None
     ) -> tuple[FineTunedBundle, ComputeOutputs]:
-        """Check a request; return its fine-tuned model and a function that computes the outputs.
+        """Check a request of a task.
 
-        The function has the batcher compute the outputs.
+        Returns:
+            The fine-tuned model, and a function that computes the model's outputs with the batcher.
         """
         model = self.check_request(model_name, task, texts, deadline)
         deadline = self._resolve_deadline(deadline)
@@ -398,20 +400,20 @@ class Service:
 
         def compute_outputs(task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
             payloads: list[tuple[int, Any]] = []
-            for example, sequences in enumerate(inputs.sequences):
+            for index, sequences in enumerate(inputs.sequences):
                 token_indices = None
                 if inputs.token_indices is not None:
-                    token_indices = inputs.token_indices[example]
+                    token_indices = inputs.token_indices[index]
                 payloads += [(len(ids), ((ids, segments), token_indices))
                              for ids, segments in sequences]  # fmt: skip
             compute_batch = require_finite(model.name, partial(compute_task_outputs, task_model))
-            sequence_outputs = iter(
-                self.batcher.submit_and_wait(
-                    (model.name, "outputs"), compute_batch, payloads, deadline
-                )
+            outputs = self.batcher.submit_and_wait(
+                (model.name, "outputs"), compute_batch, payloads, deadline
             )
+            # Join the outputs of the sequences of each example.
+            remaining_outputs = iter(outputs)
             return [
-                np.concatenate(list(itertools.islice(sequence_outputs, len(sequences))))
+                np.concatenate(list(itertools.islice(remaining_outputs, len(sequences))))
                 for sequences in inputs.sequences
             ]
 
@@ -440,14 +442,15 @@ class Service:
 
 
 def _group_texts(texts: Sequence[str], min_characters: int) -> Iterator[list[str]]:
-    """Yield consecutive groups of texts; each but the last has at least ``min_characters``."""
+    """Yield consecutive groups of texts; all but the last have at least ``min_characters``."""
     group: list[str] = []
-    size = 0
+    num_characters = 0
     for text in texts:
         group.append(text)
-        size += len(text)
-        if size >= min_characters:
+        num_characters += len(text)
+        if num_characters >= min_characters:
             yield group
-            group, size = [], 0
+            group = []
+            num_characters = 0
     if group:
         yield group

@@ -22,6 +22,13 @@ SENTENCES = [
     "The old pilot knew every stone of the river, and every stone knew him.",
 ]
 
+#: Vocabulary size of the fixture ``tokenizer``.
+VOCAB_SIZE = 181
+#: Hidden size and maximum sequence length of the fixture ``model``. Its sizes are odd or otherwise
+#: different, so that confusing two of them is an error.
+MODEL_WIDTH = 22
+MAX_SEQLEN = 43
+
 
 @dataclass(frozen=True)
 class CompletedCommand:
@@ -67,20 +74,19 @@ def run_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A tokenizer with a vocabulary learned from SENTENCES."""
-    return train_wordpiece(iter(SENTENCES * 3), 181)
+    return train_wordpiece(iter(SENTENCES * 3), VOCAB_SIZE)
 
 
 def save_model(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True) -> Path:
     """Save a small random pre-trained model and return its directory."""
     torch.manual_seed(3)
-    # Odd sizes, so that confusing two of them is an error.
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size,
         layers=2,
-        width=22,
+        width=MODEL_WIDTH,
         heads=2,
         feed_forward=31,
-        max_positions=43,
+        max_positions=MAX_SEQLEN,
         init_range=0.3,
         nsp=nsp,
     )

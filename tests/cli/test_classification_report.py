@@ -40,8 +40,8 @@ def test_columns_of_long_labels_are_numbered() -> None:
     assert lines[3].split()[-4:] == ["2", "1", "0", "0"]
 
 
-def test_many_classes_are_shortened_to_the_worst() -> None:
-    """Of many labels, those with the lowest F1 and the most confused pairs are shown."""
+def test_of_many_classes_only_the_worst_are_shown() -> None:
+    """Of many labels, only those with the lowest F1 and the most confused pairs are shown."""
     labels = [f"label {number}" for number in range(60)]
     classes = {label: make_metrics(number / 60) for number, label in enumerate(labels)}
     lines = format_class_report(classes)

@@ -57,7 +57,7 @@ def assert_contains(actual: Any, expected: Any) -> None:
     EXPECTED_PREDICTIONS,
     ids=[f"{case['model']}-{len(case['text'])}" for case in EXPECTED_PREDICTIONS],
 )
-def test_fine_tuned_models_of_version_0_1(
+def test_fine_tuned_models_of_version_0_1_predict_the_same(
     expected: dict[str, Any], path_type: str, run_cli: RunCli, artifacts: Path
 ) -> None:
     """A run directory and its model directory give the predictions of version 0.1."""
@@ -69,7 +69,7 @@ def test_fine_tuned_models_of_version_0_1(
     assert_contains(json.loads(completed.out), expected["prediction"])
 
 
-def test_index_of_version_0_1(run_cli: RunCli, artifacts: Path) -> None:
+def test_index_of_version_0_1_finds_the_same_lines(run_cli: RunCli, artifacts: Path) -> None:
     """Searching an index of version 0.1 finds the same lines."""
     options = ("--top", 3, "--json", "--device", "cpu")
     completed = run_cli("search", artifacts / "lines.index", "ba be no fi", *options)

@@ -109,6 +109,7 @@ def test_invalid_input_is_an_error(
 ) -> None:
     """Invalid sources and options exit with 2 and a message without a traceback."""
     monkeypatch.chdir(tmp_path)
+    # For ".", the folder stays empty.
     if arguments[0] != ".":
         (tmp_path / "photo.txt").write_bytes(b"\x89PNG\x00\x01")
         (tmp_path / "empty.txt").touch()
@@ -149,6 +150,7 @@ def test_interrupted_command_leaves_no_file(
     command = [sys.executable, "-m", "bertsmith", "corpus", "docstrings"]
     options = ["--out", str(tmp_path / "d.txt"), "--processes", "2"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    # Wait until the command has created its temporary file.
     deadline = time.monotonic() + 60
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)

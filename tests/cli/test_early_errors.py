@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from bertsmith.text.wordpiece import Tokenizer
+from tests.cli.conftest import VOCAB_SIZE
 
 #: Runs each command and prints its status, the last line of stderr, and whether torch is loaded.
 PROBE = """
@@ -15,7 +16,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from bertsmith.cli.main import main
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["bertsmith", *arguments]
-    stderr, status = io.StringIO(), 0
+    stderr = io.StringIO()
+    status = 0
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(stderr):
             main()
@@ -25,7 +27,8 @@ for arguments in json.loads(sys.argv[1]):
     print(json.dumps([status, last_line, "torch" in sys.modules]))
 """
 
-#: Command lines and parts of their error messages. M: model directory, S: store, T: text file.
+#: Command lines and parts of their error messages. M: model directory, S: store, T: text file,
+#: t.csv: table.
 INVALID_COMMANDS = [
     ("fill nowhere x", "nowhere: no such file or directory"),
     ("fill M x --device gpu", "--device gpu: expected auto"),
@@ -60,10 +63,7 @@ INVALID_COMMANDS = [
     ("finetune classify --model M --data T --out r --set optim.learning_rate=1", "optim.learning"),
     ("finetune classify --model M --data T --out r --set model.width=8", "model.width"),
     ("finetune classify --model M --data T --out T", "this is a file"),
-    (
-        "finetune squad --model M --data M --out r",
-        "squad expects a folder with train-v1.1.json and",
-    ),
+    ("finetune squad --model M --data M --out r", "squad expects a folder with train-v1.1.json"),
     ("pretrain --data nowhere --out r", "nowhere: no such store"),
     ("pretrain --data T --out r", "T: this is a file, not a store; give the folder that"),
     ("pretrain --data S", "--out RUN"),
@@ -102,7 +102,7 @@ def outcomes(
 ) -> dict[str, tuple[int, str, bool]]:
     """Status, last line of stderr, and whether torch is loaded, for each command in one process."""
     folder = tmp_path_factory.mktemp("errors")
-    tokenizer.save(folder / "tokenizer", 43)
+    tokenizer.save(folder / "tokenizer")
     (folder / "T").write_text("One line.\n")
     (folder / "t.csv").write_text("text,label\none,1\n")
     corpus = folder / "a.txt"
@@ -110,8 +110,8 @@ def outcomes(
         "\n\n".join(f"Line {number} is here.\nSo is {number}." for number in range(60))
     )
     # Without torch only the existence of the weights is checked, so the file may be empty.
-    tokenizer.save(folder / "M", 43)
-    config = {"vocab_size": 181, "hidden_size": 8, "num_attention_heads": 2}
+    tokenizer.save(folder / "M")
+    config = {"vocab_size": VOCAB_SIZE, "hidden_size": 8, "num_attention_heads": 2}
     (folder / "M" / "config.json").write_text(json.dumps(config))
     (folder / "M" / "model.safetensors").touch()
     commands = [["prepare", "a.txt", "--tokenizer", "tokenizer", "--workers", "1", "--out", "S"]]

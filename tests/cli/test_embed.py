@@ -19,7 +19,7 @@ import pytest
 from bertsmith.cli.embed import count_lines
 from bertsmith.use.embed import Embedder
 from bertsmith.use.search import search
-from tests.cli.conftest import SENTENCES, RunCli
+from tests.cli.conftest import MAX_SEQLEN, MODEL_WIDTH, SENTENCES, RunCli
 
 
 @pytest.fixture
@@ -42,17 +42,16 @@ def test_embed_without_out_prints_json_lines(
     assert [row["text"] for row in rows] == texts
     expected = Embedder.load(model).encode(texts, layer=-2, pooling="max")
     np.testing.assert_allclose([row["vector"] for row in rows], expected, rtol=0, atol=1e-6)
-    assert "lines truncated to the model's 43 tokens: 1" in completed.err
-    assert (
-        run_cli("embed", model, "-", *options, stdin=lines_file.read_bytes()).out == completed.out
-    )
+    assert f"lines truncated to the model's {MAX_SEQLEN} tokens: 1" in completed.err
+    from_stdin = run_cli("embed", model, "-", *options, stdin=lines_file.read_bytes())
+    assert from_stdin.out == completed.out
     compressed = lines_file.with_name("lines.gz")
     compressed.write_bytes(gzip.compress(lines_file.read_bytes()))
     assert run_cli("embed", model, compressed, *options).out == completed.out
 
 
-def test_terminal_input_is_embedded_line_by_line(run_cli: RunCli, model: Path) -> None:
-    """A typed line is embedded at once, and a message tells the user to type."""
+def test_terminal_input_is_embedded(run_cli: RunCli, model: Path) -> None:
+    """Typed lines are embedded, and a message tells the user how to end the input."""
     completed = run_cli("embed", model, stdin=b"ferry\nriver\n", stdin_is_terminal=True)
     assert len(completed.out.splitlines()) == 2
     assert "Ctrl-D" in completed.err
@@ -69,12 +68,13 @@ def test_embed_writes_all_formats(
     summary = {
         "out": str(out),
         "num_lines": 5,
-        "width": 22,
+        "width": MODEL_WIDTH,
         "num_truncated": 1,
         "unknown_share": 0.0,
     }
     assert json.loads(completed.out) == summary
-    assert f"wrote {out}: 5 lines, one vector of 22 numbers per line" in completed.err
+    message = f"wrote {out}: 5 lines, one vector of {MODEL_WIDTH} numbers per line"
+    assert message in completed.err
     assert "next: " in completed.err
     expected = Embedder.load(model).encode(lines_file.read_text().split("\n"), normalize=True)
     readers: dict[str, Callable[[], Any]] = {
@@ -92,7 +92,7 @@ def test_embed_writes_all_formats(
 def test_embed_options_equal_those_of_encode(
     run_cli: RunCli, model: Path, lines_file: Path
 ) -> None:
-    """Layers, weights, special tokens and --fast have the same effect as in ``Embedder``."""
+    """Layers, weights and special tokens have the same effect as in ``Embedder.encode``."""
     out = lines_file.with_name("v.npy")
     completed = run_cli(
         "embed", model, lines_file, "--out", out, "--layer", "-2,-1", "--combine", "weighted",
@@ -104,13 +104,29 @@ def test_embed_options_equal_those_of_encode(
         include_special_tokens=False,
     )  # fmt: skip
     np.testing.assert_allclose(np.load(out), expected, rtol=0, atol=1e-5)
+
+
+def test_old_name_of_the_special_tokens_option_is_accepted(
+    run_cli: RunCli, model: Path, lines_file: Path
+) -> None:
+    """--no-special, the option of version 0.1, has the same effect as --no-special-tokens."""
     old_flag = run_cli("embed", model, lines_file, "--no-special").out
     assert old_flag == run_cli("embed", model, lines_file, "--no-special-tokens").out
     assert old_flag != run_cli("embed", model, lines_file).out
+
+
+def test_pooling_none_prints_a_vector_per_token(
+    run_cli: RunCli, model: Path, lines_file: Path
+) -> None:
+    """With --pooling none, a row has the tokens, their ids, offsets and vectors."""
     tokens = run_cli("embed", model, lines_file, "--pooling", "none")
     first_row = json.loads(tokens.out.splitlines()[0])
     assert len(first_row["tokens"]) == len(first_row["ids"]) == len(first_row["offsets"])
-    assert np.shape(first_row["vectors"]) == (len(first_row["ids"]), 22)
+    assert np.shape(first_row["vectors"]) == (len(first_row["ids"]), MODEL_WIDTH)
+
+
+def test_fast_vectors_are_nearly_exact(run_cli: RunCli, model: Path, lines_file: Path) -> None:
+    """The cosine similarity of the vectors with and without --fast is above 0.995."""
     fast_rows = run_cli("embed", model, lines_file, "--fast").out.splitlines()
     exact_rows = run_cli("embed", model, lines_file).out.splitlines()
     fast = np.array([json.loads(row)["vector"] for row in fast_rows])
@@ -127,15 +143,18 @@ def test_interrupted_embed_continues_with_resume(
     model: Path, tmp_path: Path, signal_number: signal.Signals, status: int
 ) -> None:
     """Ctrl-C and SIGTERM save; the same command with --resume completes the file."""
-    out, pipe = tmp_path / "v.npy", tmp_path / "pipe"
+    out = tmp_path / "v.npy"
+    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
+    text = "the ferry\n" * 30_000
     program = [sys.executable, "-m", "bertsmith", "embed", str(model)]
     command = [*program, str(pipe), "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         writer = pipe.open("w")
         # The pipe stays open, so the process waits for more lines when it is interrupted.
-        writer.write("the ferry\n" * 30_000)
+        writer.write(text)
         writer.flush()
+        # Wait at most a minute for the first saved vectors.
         state = tmp_path / "v.npy.partial" / "state.json"
         for _ in range(600):
             if state.exists() and json.loads(state.read_text())["num_lines"]:
@@ -148,7 +167,7 @@ def test_interrupted_embed_continues_with_resume(
     assert "the same command with --resume continues" in err
     assert "Traceback" not in err
     file = tmp_path / "lines.txt"
-    file.write_text("the ferry\n" * 30_000)
+    file.write_text(text)
     command = [*program, str(file), "--out", str(out)]
     rejected = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert rejected.returncode == 2
@@ -157,7 +176,7 @@ def test_interrupted_embed_continues_with_resume(
         [*command, "--resume"], capture_output=True, text=True, check=False, timeout=120
     )
     assert resumed.returncode == 0, resumed.stderr
-    assert np.load(out).shape == (30_000, 22)
+    assert np.load(out).shape == (30_000, MODEL_WIDTH)
 
 
 def test_lines_of_plain_files_are_counted(tmp_path: Path, lines_file: Path) -> None:
@@ -175,7 +194,8 @@ def test_lines_of_plain_files_are_counted(tmp_path: Path, lines_file: Path) -> N
 
 def test_similar_prints_distances(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """Each occurrence gets a row with its distances, as text, as JSON and in a plot."""
-    file, plot = tmp_path / "lines.txt", tmp_path / "ferry.png"
+    file = tmp_path / "lines.txt"
+    plot = tmp_path / "ferry.png"
     file.write_text("\n".join([*SENTENCES[:2], "강의 ferry $5 $6"]))
     completed = run_cli("similar", model, file, "--word", "ferry", "--layer", -2, "--plot", plot)
     assert completed.status == 0, completed.err
@@ -189,19 +209,25 @@ def test_similar_prints_distances(run_cli: RunCli, model: Path, tmp_path: Path) 
     ]
     options = ("--word", "ferry", "--layer", -2, "--json")
     report = json.loads(run_cli("similar", model, *options, stdin=file.read_bytes()).out)
+    # Four decimals are printed.
     distances = [[float(cell) for cell in row[2:]] for row in rows]
     np.testing.assert_allclose(distances, report["distances"], rtol=0, atol=6e-5)
 
 
-def test_similar_with_missing_words_and_many_occurrences(run_cli: RunCli, model: Path) -> None:
-    """A line without the word is an error or skipped; of many distances, the extremes are shown."""
+def test_similar_rejects_or_skips_lines_without_the_word(run_cli: RunCli, model: Path) -> None:
+    """A line without the word is an error; with --skip-invalid, it is skipped and counted."""
     similar = ("similar", model, "--word", "ferry")
     completed = run_cli(*similar, stdin=b"ferry\nriver\n")
     assert completed.status == 2
     assert "text 2: the word 'ferry' is not in 'river'" in completed.err
     completed = run_cli(*similar, "--skip-invalid", stdin=b"ferry\nriver\nferry\n")
     assert "skipped 1 line without the word 'ferry'" in completed.err
-    completed = run_cli(*similar, stdin=b"the ferry\na ferry\n" * 10)
+
+
+def test_similar_prints_extremes_of_many_distances(run_cli: RunCli, model: Path) -> None:
+    """Of many occurrences, only the distances to the nearest and the farthest are printed."""
+    texts = b"the ferry\na ferry\n" * 10
+    completed = run_cli("similar", model, "--word", "ferry", stdin=texts)
     # The texts "a ferry" have even numbers; rounding decides which of them is the farthest.
     assert re.fullmatch(
         r"  1\tthe \[ferry\]\t0\.0000 to 3\t0\.\d{4} to (2|4|20)", completed.out.splitlines()[0]
@@ -221,7 +247,7 @@ def test_search_prints_the_most_similar_lines(
     assert rows[0] == ["1.0000", "2", SENTENCES[1]]
     assert len(rows) == 2
     inspected = run_cli("inspect", index)
-    assert f"index {index}: 5 lines, vectors of 22 numbers" in inspected.out
+    assert f"index {index}: 5 lines, vectors of {MODEL_WIDTH} numbers" in inspected.out
     assert f"next: bertsmith search {index}" in inspected.err
     queries = "\n".join(SENTENCES[:2]).encode()
     completed = run_cli("search", index, "-", "--top", 1, "--exact", stdin=queries)
@@ -269,7 +295,9 @@ def test_invalid_arguments_are_errors(
     message: str,
 ) -> None:
     """Invalid arguments exit with 2, print one message and write no file."""
-    latin, empty, index = (tmp_path / name for name in ("latin.txt", "empty.txt", "v.index"))
+    latin = tmp_path / "latin.txt"
+    empty = tmp_path / "empty.txt"
+    index = tmp_path / "v.index"
     latin.write_bytes(b"ferry\ncaf\xe9\n")
     empty.touch()
     if "INDEX" in arguments:
@@ -288,11 +316,13 @@ def test_invalid_arguments_are_errors(
 
 def test_embed_reads_a_table_column(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """The text column of a table is embedded and the other columns are kept."""
-    table, out = tmp_path / "t.csv", tmp_path / "v.jsonl"
+    table = tmp_path / "t.csv"
+    out = tmp_path / "v.jsonl"
     table.write_text("id;review\n1;the ferry, again\n2;\n")
     completed = run_cli("embed", model, table, "--text", "review", "--out", out)
     assert completed.status == 0, completed.err
-    assert f"wrote {out}: 2 rows, one vector of 22 numbers per row" in completed.err
+    message = f"wrote {out}: 2 rows, one vector of {MODEL_WIDTH} numbers per row"
+    assert message in completed.err
     assert f"{table}: columns are separated by ';'" in completed.err
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["id"], row["review"]) for row in rows] == [("1", "the ferry, again"), ("2", "")]

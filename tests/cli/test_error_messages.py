@@ -31,10 +31,12 @@ def limit_file_size(num_bytes: int) -> Iterator[None]:
 
 
 def _make_os_error(code: int, filename: str | None = None) -> OSError:
+    """Return an OSError with an error number, and the name of a file if there is one."""
     return OSError(code, "reason", filename) if filename else OSError(code, "reason")
 
 
 def _make_surrogate_error() -> UnicodeEncodeError:
+    """Return the error of encoding a lone surrogate."""
     return UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed")
 
 
@@ -92,11 +94,12 @@ def test_prepare_continues_after_a_full_disk(
     run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """After a failed write, the same command completes the store with the same bytes."""
-    tokenizer.save(tmp_path / "tokenizer", 43)
+    tokenizer.save(tmp_path / "tokenizer")
     corpus = tmp_path / "a.txt"
     corpus.write_text("\n\n".join(f"{SENTENCES[n % 3]} {n}" for n in range(400)))
     command = ("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out")
     assert run_cli(*command, tmp_path / "uninterrupted").status == 0
+    # Smaller than the token ids of the store.
     with limit_file_size(6000):
         completed = run_cli(*command, tmp_path / "store")
     assert completed.status == 2, completed.err
@@ -112,7 +115,7 @@ def test_pretrain_continues_after_a_full_disk(
     run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """After a failed checkpoint, the same command ends with the weights of an uninterrupted run."""
-    tokenizer.save(tmp_path / "tokenizer", 43)
+    tokenizer.save(tmp_path / "tokenizer")
     corpus = tmp_path / "a.txt"
     corpus.write_text("\n\n".join("\n".join(SENTENCES) + f"\nNumber {n}." for n in range(60)))
     run_cli("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out",
@@ -122,6 +125,7 @@ def test_pretrain_continues_after_a_full_disk(
                "--set", "model.heads=2", "--set", "model.layers=1", "--set", "data.max_seqlen=32",
                "--set", "data.batch_size=4", "--out")  # fmt: skip
     assert run_cli(*command, tmp_path / "uninterrupted").status == 0
+    # Smaller than a checkpoint.
     with limit_file_size(8000):
         completed = run_cli(*command, tmp_path / "run")
     assert completed.status == 2, completed.err
@@ -134,6 +138,7 @@ def test_pretrain_continues_after_a_full_disk(
 
 def test_failed_export_names_the_folder(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """A full disk during export is an error that names the folder; no file is left."""
+    # Smaller than the weights.
     with limit_file_size(8000):
         completed = run_cli("export", model, "--to", "hf", "--out", tmp_path / "out")
     assert completed.status == 2
@@ -209,6 +214,7 @@ def test_closed_stdin_or_stdout_is_an_error(redirection: str, tmp_path: Path) ->
     command = f'"{sys.executable}" -m bertsmith corpus stats {source} {redirection}'
     completed = subprocess.run(command, shell=True, capture_output=True, check=False, timeout=300)
     assert b"Traceback" not in completed.stderr
+    # The last case closes stderr, and a stdin that is not needed.
     if redirection.startswith("2"):
         assert completed.returncode == 0
         assert b"1 document," in completed.stdout
@@ -222,7 +228,7 @@ def test_inspect_shows_a_store_too_small_for_examples(
     run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """``inspect STORE --examples 0`` works for a store that is too small for examples."""
-    tokenizer.save(tmp_path / "tokenizer", 43)
+    tokenizer.save(tmp_path / "tokenizer")
     corpus = tmp_path / "a.txt"
     corpus.write_text("\n\n".join(f"{sentence}\n{sentence}" for sentence in SENTENCES))
     run_cli("prepare", corpus, "--tokenizer", tmp_path / "tokenizer", "--workers", 1, "--out",

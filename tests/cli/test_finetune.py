@@ -24,7 +24,7 @@ from tests.cli.conftest import RunCli
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table with two classes."""
+    """A table of 24 rows with two classes."""
     file = tmp_path_factory.mktemp("table") / "train.csv"
     examples = (("the anvil rings", "loud"), ("the river sleeps", "still"))
     rows = [f"{examples[n % 2][0]} {n},{examples[n % 2][1]}" for n in range(24)]
@@ -34,7 +34,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def classifier(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a classifier fine-tuned on that table."""
+    """The run directory of a classifier fine-tuned on ``table``."""
     out = tmp_path_factory.mktemp("classifier") / "run"
     task = {"text_column": "line", "label_column": "mood", "batch_size": 8}
     finetune("classify", model, out, data=table, values={"task": task, "run": {"threads": 1}})
@@ -86,9 +86,7 @@ def test_inspect_shows_a_fine_tuning_run_and_its_model(run_cli: RunCli, classifi
     assert "masked LM" not in completed.out.splitlines()[1]
 
 
-def test_multiple_choice_with_a_column_per_ending(
-    run_cli: RunCli, model: Path, tmp_path: Path
-) -> None:
+def test_choose_uses_a_column_per_ending(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """``choose`` trains on a table with --endings and predicts a prompt with its endings."""
     rows = [f"the anvil {n},rings,sleeps,{n % 2}" for n in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["line,a,b,right", *rows]) + "\n")
@@ -142,7 +140,8 @@ def test_predict_reads_lines_of_a_file(run_cli: RunCli, classifier: Path, tmp_pa
 
 def test_predict_reads_a_table(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
     """The training table's column or another is read; the table goes to a file or to stdout."""
-    table, out = tmp_path / "t.csv", tmp_path / "out.csv"
+    table = tmp_path / "t.csv"
+    out = tmp_path / "out.csv"
     table.write_text('id,line\n1,"the anvil, rings"\n2,the river\n')
     completed = run_cli("predict", classifier, "--input", table, "--out", out)
     assert (completed.status, completed.out) == (0, ""), completed.err
@@ -180,10 +179,11 @@ def test_predict_reads_a_table_as_lines_only_if_requested(
     ):
         file = tmp_path / name
         file.write_text(content)
-        completed = run_cli("predict", classifier, "--input", file)
-        assert (completed.status, completed.out, "looks like" in completed.err) == (2, "", True)
-        completed = run_cli("predict", classifier, "--input", "-", stdin=content.encode())
-        assert (completed.status, completed.out, "looks like" in completed.err) == (2, "", True)
+        from_file = run_cli("predict", classifier, "--input", file)
+        from_stdin = run_cli("predict", classifier, "--input", "-", stdin=content.encode())
+        for completed in (from_file, from_stdin):
+            assert (completed.status, completed.out) == (2, "")
+            assert "looks like" in completed.err
         completed = run_cli("predict", classifier, "--input", file, "--format", "lines")
         assert len(completed.out.splitlines()) == len(content.splitlines())
     # With a column name, a .txt file is a table, as in fine-tuning.
@@ -212,12 +212,14 @@ def test_options_without_effect_are_errors(
 
 def test_tagger_reads_all_formats(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """CoNLL is recognized or requested; token lists, a text column and plain lines work too."""
-    conll, tagger = tmp_path / "c.txt", tmp_path / "run"
+    conll = tmp_path / "c.txt"
+    tagger = tmp_path / "run"
     conll.write_text("the DT O\nferry NN B-X\n\nriver NN O\n" * 12)
     values = {"task": {"label_column": "2"}, "schedule": {"steps": 1}, "run": {"threads": 1}}
     finetune("tag", model, tagger, data=conll, values=values)
     completed = run_cli("predict", tagger, "--input", conll)
     assert completed.status == 0, completed.err
+    # Three columns and the predicted tag; an empty line ends the first sentence.
     assert [len(line.split()) for line in completed.out.splitlines()[:4]] == [4, 4, 0, 4]
     assert "read as CoNLL" in completed.err
     from_stdin = run_cli(
@@ -321,6 +323,7 @@ def test_multi_label_predictions_are_sorted_by_probability(
         model.get_parameter("output.weight").zero_()
         model.get_parameter("output.bias").copy_(torch.tensor([1.0, -1.0, 2.0]))
     save_fine_tuned(tmp_path / "m", model, tokenizer, head, {})
+    # The sigmoid of 2.0 is 0.8808, and that of 1.0 is 0.7311.
     assert run_cli("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
 
 
@@ -328,7 +331,8 @@ def test_classifier_without_bertsmith_json_is_evaluated(
     run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """A model without stored columns needs them as options; training settings are errors."""
-    model, table = tmp_path / "m", tmp_path / "t.csv"
+    model = tmp_path / "m"
+    table = tmp_path / "t.csv"
     head = HeadConfig("single", ("loud", "still"))
     save_fine_tuned(model, head.build_model(small_config(tokenizer)), tokenizer, head, {})
     (model / INFO_FILE).unlink()
@@ -368,10 +372,10 @@ def test_skipped_rows_and_sweeps_are_reported(
     run_cli: RunCli, classifier: Path, model: Path, tmp_path: Path
 ) -> None:
     """The first skipped row is located; a sweep over seeds reports counts and metric ranges."""
-    file, out = tmp_path / "a.csv", tmp_path / "runs"
-    rows = [
-        f"the {'anvil' if n % 2 else 'river'} {n},{'loud' if n % 2 else 'still'}" for n in range(24)
-    ]
+    file = tmp_path / "a.csv"
+    out = tmp_path / "runs"
+    rows = [row for n in range(12) for row in (f"the river {n},still", f"the anvil {n},loud")]
+    # The first row has no label.
     file.write_text("\n".join(["line,mood", "the anvil,", *rows]) + "\n")
     completed = run_cli("evaluate", classifier, "--data", file, "--skip-invalid")
     skipped_row = f"{file}, line 2"
@@ -417,12 +421,15 @@ def test_interrupted_sweep_reports_the_run_and_step(
 ) -> None:
     """An interrupted sweep exits with the signal's status and reports the stopped run."""
     stopped_run = FinetuneResult(
-        tmp_path / "seed-1", None, signal.SIGTERM, 3, 9, ["accuracy"], {}, {}, 1.0
-    )
-    sweep = SweepResult(tmp_path, [], None, None, stopped_run)
+        run=tmp_path / "seed-1", model=None, signal=signal.SIGTERM, step=3, steps=9,
+        metric_names=["accuracy"], metrics={}, counts={}, seconds=1.0,
+    )  # fmt: skip
+    sweep = SweepResult(tmp_path, points=[], best=None, model=None, stopped_run=stopped_run)
     monkeypatch.setattr("bertsmith.train.finetuning.sweep.run_sweep", lambda *_, **__: sweep)
-    completed = run_cli("finetune", "classify", "--model", model, "--data", table, "--seeds", 2,
-                    "--json", "--out", tmp_path / "runs")  # fmt: skip
+    completed = run_cli(
+        "finetune", "classify", "--model", model, "--data", table, "--seeds", 2, "--json",
+        "--out", tmp_path / "runs",
+    )  # fmt: skip
     assert completed.status == 128 + signal.SIGTERM
     report = json.loads(completed.out)
     assert (report["run"], report["step"], report["steps"]) == (str(tmp_path / "seed-1"), 3, 9)
@@ -492,7 +499,8 @@ def write_squad_file(path: Path, num_questions: int) -> None:
 
 def test_squad_data_is_a_folder_or_a_file(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """``finetune squad`` and ``evaluate`` take a folder or a file, and name the expected files."""
-    folder, out = tmp_path / "squad", tmp_path / "run"
+    folder = tmp_path / "squad"
+    out = tmp_path / "run"
     folder.mkdir()
     finetune = ("finetune", "squad", "--model", model, "--epochs", 1, "--batch-size", 8,
                 "--max-seqlen", 16, "--set", "run.threads=1", "--set", "task.max_question_length=4",

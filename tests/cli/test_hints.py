@@ -49,15 +49,21 @@ def test_predict_command_has_the_texts_of_the_task(
 
 
 class _TaskSettings(Settings):
+    """The settings of a task that the tests change."""
+
     labels: list[str]
     lr: float = 1.0
 
 
 class _ScheduleSettings(Settings):
+    """The settings that ``load_run_settings`` reads from the schedule."""
+
     minutes: float | None = None
 
 
 class _RunSettings(Settings):
+    """Settings of a run with labels."""
+
     task: _TaskSettings
     schedule: _ScheduleSettings = _ScheduleSettings()
 
@@ -82,11 +88,11 @@ def test_only_changed_labels_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with text, a tokenizer and a labeled table; its name has special characters."""
     folder = tmp_path_factory.mktemp("corpus") / "of $(them) all"
     folder.mkdir()
-    tokenizer.save(folder / "tokenizer", 43)
+    tokenizer.save(folder / "tokenizer")
     documents = ("\n".join(SENTENCES) + f"\nNumber {n}." for n in range(60))
     (folder / "a.txt").write_text("\n\n".join(documents))
     rows = [f"the river {n}\t{'still' if n % 2 else 'loud'}" for n in range(24)]
@@ -107,13 +113,15 @@ def _next_command(err: str) -> list[str]:
 
 
 def test_suggested_commands_run_and_unfinished_runs_are_usable(
-    run_cli: RunCli, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each suggested command runs as printed; a run without a model uses its last checkpoint."""
-    store, pretrained, tuned = corpus / "my store", corpus / "my run", corpus / "my 'tuned'"
-    monkeypatch.chdir(corpus)
+    store = data_folder / "my store"
+    pretrained = data_folder / "my run"
+    tuned = data_folder / "my 'tuned'"
+    monkeypatch.chdir(data_folder)
     completed = run_cli(
-        "prepare", corpus / "a.txt", "--tokenizer", corpus / "tokenizer", "--workers", 1,
+        "prepare", data_folder / "a.txt", "--tokenizer", data_folder / "tokenizer", "--workers", 1,
         "--out", store,
     )  # fmt: skip
     assert _next_command(completed.err) == ["pretrain", "--data", str(store), "--out", "RUN"]
@@ -125,18 +133,18 @@ def test_suggested_commands_run_and_unfinished_runs_are_usable(
     suggested = run_cli(*_next_command(completed.err))
     assert suggested.status == 0, suggested.err
     # Without its model, the run looks like one that stopped after its first checkpoint.
-    shutil.move(pretrained / "model", corpus / "moved")
+    shutil.move(pretrained / "model", data_folder / "moved")
     completed = run_cli("fill", pretrained, "the [MASK]")
     assert completed.status == 0, completed.err
     assert "this run is not finished; using its latest checkpoint, step 2 of 2" in completed.err
-    assert completed.out == run_cli("fill", corpus / "moved", "the [MASK]").out
-    rejected = run_cli("embed", pretrained, corpus / "a.txt", "--out", corpus / "v.npy")
+    assert completed.out == run_cli("fill", data_folder / "moved", "the [MASK]").out
+    rejected = run_cli("embed", pretrained, data_folder / "a.txt", "--out", data_folder / "v.npy")
     assert rejected.status == 2
     assert "bertsmith export" in rejected.err
-    shutil.move(corpus / "moved", pretrained / "model")
+    shutil.move(data_folder / "moved", pretrained / "model")
 
     completed = run_cli(
-        "finetune", "classify", "--model", pretrained, "--data", corpus / "t.tsv",
+        "finetune", "classify", "--model", pretrained, "--data", data_folder / "t.tsv",
         "--epochs", 1, "--batch-size", 8, "--set", "run.threads=1", "--out", tuned,
     )  # fmt: skip
     assert completed.status == 0, completed.err
@@ -146,5 +154,6 @@ def test_suggested_commands_run_and_unfinished_runs_are_usable(
     completed = run_cli("predict", tuned, "the river")
     assert completed.out == expected
     assert "using its latest checkpoint" in completed.err
+    # The temporary models are not written to the run directories.
     for run_directory in (pretrained, tuned):
         assert "bertsmith-" not in " ".join(path.name for path in run_directory.iterdir())

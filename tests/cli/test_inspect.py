@@ -7,7 +7,7 @@ import pytest
 
 from bertsmith.cli.inspect import _FILL_COMMAND, _FINETUNE_COMMAND, _NEXT_COMMANDS
 from bertsmith.text.wordpiece import Tokenizer
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import MODEL_WIDTH, RunCli
 
 DOCUMENT = (
     "The ferry crossed the river twice a day. Nobody remembered a winter with ice. "
@@ -66,6 +66,7 @@ def test_inspect_shows_and_verifies_a_store(
     assert (
         json.loads(run_cli("inspect", store, "--verify", "--json").out)["verified"] == "checksums"
     )
+    # Damage the last token id.
     ids = store / "train.ids"
     ids.write_bytes(ids.read_bytes()[:-2] + b"\0\0")
     completed = run_cli("inspect", store, "--verify")
@@ -81,7 +82,7 @@ def test_inspect_shows_config_heads_and_tensors_of_a_model(run_cli: RunCli, mode
     for path in (model, model / "config.json"):
         completed = run_cli("inspect", path)
         assert completed.status == 0, completed.err
-        assert "2 layers, width 22, 2 heads" in completed.out
+        assert f"2 layers, width {MODEL_WIDTH}, 2 heads" in completed.out
         assert "masked LM, next sentence" in completed.out
         assert "bert.encoder.layer.1.attention.self.query.weight" in completed.out
         assert f"next: bertsmith fill {model}" in completed.err

@@ -74,7 +74,8 @@ def _model_config(tokenizer: Tokenizer) -> ModelConfig:
     )  # fmt: skip
 
 
-#: Head of each fine-tuned model, and a bias that makes its predictions constant.
+#: Head of each fine-tuned model, and the bias of its output layer; None for a random bias. The bias
+#: of "names" makes every word a person.
 HEADS: dict[str, tuple[HeadConfig, list[float] | None]] = {
     "mood": (HeadConfig("single", ("glad", "sad", "angry")), None),
     "stars": (HeadConfig("regression"), None),
@@ -98,6 +99,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> CountingService:
         if bias is not None:
             with torch.no_grad():
                 list(model.parameters())[-1].copy_(torch.tensor(bias))
+        # With this threshold, the answer is always "no answer".
         info = {"heldout_metrics": {"null_threshold": -1e9}} if name == "silent" else {}
         save_fine_tuned(root / name, model, tokenizer, head, info)
         models.append(load_served_model(name, root / name))

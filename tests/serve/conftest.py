@@ -24,7 +24,8 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> dict[str, Path]:
     """Directories of a random pre-trained model, and of a fine-tuned model of each kind."""
-    root, paths = tmp_path_factory.mktemp("served"), {}
+    root = tmp_path_factory.mktemp("served")
+    paths: dict[str, Path] = {}
     torch.manual_seed(11)
     paths["plain"] = root / "plain"
     bundle.save(paths["plain"], BertForPreTraining(model_config(tokenizer)), tokenizer, {})

@@ -22,14 +22,16 @@ class Pause:
     """
 
     def __init__(self) -> None:
-        self.started, self.resume = threading.Event(), threading.Event()
+        self.started = threading.Event()
+        self.resume = threading.Event()
         self.num_batches = 0
 
 
 @contextmanager
 def paused_model() -> Iterator[Pause]:
     """Pause all models in their next forward pass, until ``resume`` is set or the block ends."""
-    pause, forward = Pause(), BertModel.iter_hidden_states
+    pause = Pause()
+    forward = BertModel.iter_hidden_states
 
     def wait(self: BertModel, *args: Any, **kwargs: Any) -> Any:
         pause.num_batches += 1

@@ -46,10 +46,17 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
 
 
 class RunningServer:
-    """A server in a thread, and an HTTP client for it."""
+    """A server in a thread, and an HTTP client for it.
+
+    Attributes:
+        server: the server.
+        url: URL of the server, without a slash at its end.
+        port: port that the server listens on.
+    """
 
     def __init__(self, server: uvicorn.Server, url: str) -> None:
-        self.server, self.url = server, url
+        self.server = server
+        self.url = url
         self.port = int(url.rpartition(":")[2])
         # Shared by all requests, because creating a client takes longer than a request.
         self._client = httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None))
@@ -67,10 +74,11 @@ class RunningServer:
 def run_server(
     models: list[ServedModel], settings: ServeSettings | None = None, **options: Any
 ) -> Iterator[RunningServer]:
-    """Serve models on a free loopback port within the block; ``options`` are of ``create_app``."""
+    """Serve models on a free loopback port; ``options`` are arguments of ``create_app``."""
     settings = settings or ServeSettings()
     app = create_app(models, settings, **options)
-    server, sock = create_server(app, create_config(settings)), bind_socket("127.0.0.1", 0)
+    server = create_server(app, create_config(settings))
+    sock = bind_socket("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     end = time.monotonic() + 30

@@ -90,6 +90,7 @@ def test_rejections_have_cors_headers(
         socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as second,
     ):
         if status == 429:
+            # The first request is computed while the second one arrives.
             body = b'{"inputs": "a"}'
             length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             first.sendall(f"POST /embed HTTP/1.1\r\n{length}".encode() + body)
@@ -116,12 +117,12 @@ def test_internal_errors_have_cors_headers(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "bertsmith.example"])
 def test_web_page_has_the_same_cors_rules(models: list[ServedModel], host: str) -> None:
-    """By default, Gradio would allow every origin, with cookies, for hosts other than localhost."""
+    """The page allows no other origins, although Gradio's default is to allow every origin."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
 
     headers = {"Host": host, "Origin": ORIGIN}
-    paths = "/", "/config", "/gradio_api/info"
+    paths = ("/", "/config", "/gradio_api/info")
     with run_server(models[:1], mount_page=mount) as server:
         for path in paths:
             for response in (

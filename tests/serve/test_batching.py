@@ -41,7 +41,8 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
-        self.started, self.resume = threading.Event(), threading.Event()
+        self.started = threading.Event()
+        self.resume = threading.Event()
 
     def __call__(self, payloads: list[Any]) -> Sequence[Any]:
         """Return each payload times two; raise ValueError for the payload "bad"."""
@@ -83,8 +84,9 @@ def start_first_batch(batcher: Batcher, model: FakeModel) -> None:
 
 
 def set_measured_speed(batcher: Batcher, tokens_per_second: float) -> None:
-    """Set the measured speed, with enough batches that the batcher rejects calls because of it."""
-    batcher._tokens_per_second, batcher._measured_batches = tokens_per_second, 10.0
+    """Set the measured speed, and pretend that enough batches were measured to reject calls."""
+    batcher._tokens_per_second = tokens_per_second
+    batcher._measured_batches = 10.0
 
 
 def create_deadline(expires_at: float) -> Deadline:
@@ -183,7 +185,10 @@ def test_lone_call_waits_for_others_to_share_its_batch(create_batcher: BatcherFa
 
 
 def test_full_queue_rejects_calls(create_batcher: BatcherFactory) -> None:
-    """BusyError says when to retry; queued calls are still answered."""
+    """A call that exceeds the queue's limit gets BusyError, which says when to retry.
+
+    A call that exceeds the limit of a call gets RequestTooLargeError. Queued calls are answered.
+    """
     batcher, model = create_batcher(max_queue_tokens=400), FakeModel()
     start_first_batch(batcher, model)
     accepted = batcher.submit("key", model, [(350, 1)], Deadline(60))
@@ -275,7 +280,8 @@ def test_two_threads_compute_two_batches_concurrently(create_batcher: BatcherFac
 
 def test_batches_of_one_call_run_on_all_threads(create_batcher: BatcherFactory) -> None:
     """A call of three batches uses three threads at the same time."""
-    batcher, barrier = create_batcher(num_threads=3, max_wait_seconds=60.0), threading.Barrier(3)
+    batcher = create_batcher(num_threads=3, max_wait_seconds=60.0)
+    barrier = threading.Barrier(3)
 
     def compute(payloads: list[Any]) -> list[Any]:
         # Fails unless three batches are computed concurrently.
@@ -288,7 +294,8 @@ def test_batches_of_one_call_run_on_all_threads(create_batcher: BatcherFactory) 
 
 def test_call_that_fails_on_two_threads_fails_once(create_batcher: BatcherFactory) -> None:
     """The call gets the first error, and the second error does not end its thread."""
-    batcher, barrier = create_batcher(num_threads=2), threading.Barrier(2)
+    batcher = create_batcher(num_threads=2)
+    barrier = threading.Barrier(2)
 
     def compute(payloads: list[Any]) -> list[Any]:
         barrier.wait(60)
@@ -305,26 +312,28 @@ def test_call_that_fails_on_two_threads_fails_once(create_batcher: BatcherFactor
 
 def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> None:
     """On 4 cores, a second concurrent batch gets 2 PyTorch threads, and a lone batch gets 4."""
-    previous_threads, used_threads = torch.get_num_threads(), []
+    previous_num_threads = torch.get_num_threads()
+    thread_counts: list[int] = []
     torch.set_num_threads(4)
     try:
         batcher, model_1, model_2 = create_batcher(num_threads=2), FakeModel(), FakeModel()
 
         def compute(payloads: list[Any]) -> Sequence[Any]:
-            used_threads.append(torch.get_num_threads())
+            thread_counts.append(torch.get_num_threads())
             return model_2(payloads)
 
         start_first_batch(batcher, model_1)
         model_2.resume.set()
         batcher.submit_and_wait("other", compute, [(1, 1)], Deadline(60))
+        # Let the first batch end before the next one starts.
         model_1.resume.set()
         end = time.monotonic() + 60
         while batcher._running_batches and time.monotonic() < end:
             time.sleep(0.01)
         batcher.submit_and_wait("other", compute, [(1, 1)], Deadline(60))
     finally:
-        torch.set_num_threads(previous_threads)
-    assert used_threads == [2, 4]
+        torch.set_num_threads(previous_num_threads)
+    assert thread_counts == [2, 4]
 
 
 def test_call_without_sequences_returns_an_empty_list(create_batcher: BatcherFactory) -> None:
@@ -358,7 +367,7 @@ def test_concurrent_callers_get_their_own_results(
 
 
 def test_call_that_would_be_late_is_rejected_on_arrival(create_batcher: BatcherFactory) -> None:
-    """The estimated time includes the tokens that are queued; BusyError says when to retry."""
+    """The estimated time of a call includes the queued tokens; BusyError says when to retry."""
     clock = FakeClock()
     batcher = create_batcher(clock=clock, max_queue_tokens=10**6, max_call_tokens=10**6)
     model = FakeModel()
@@ -370,7 +379,8 @@ def test_call_that_would_be_late_is_rejected_on_arrival(create_batcher: BatcherF
         batcher.submit("key", model, [(100, index) for index in range(16)], deadline)
     # 3,201 tokens take 32 seconds; a large call may need 80 % of its 30 seconds.
     assert caught.value.retry_after == pytest.approx(8.01)
-    # Short calls may use all of their time, because they overtake large calls.
+    # Short calls may use all of their 30 seconds, because they overtake large calls. There is time
+    # for 3,000 tokens: 1,601 pending ones, and 13 short calls.
     for _ in range(13):
         batcher.submit("key", model, [(100, "short")], deadline)
     with pytest.raises(BusyError):
@@ -413,6 +423,7 @@ def test_small_batches_hardly_change_the_measured_speed(create_batcher: BatcherF
         clock.now += 1.0
         return payloads
 
+    # Each batch takes a second, so that a full batch has a speed of 100 tokens per second.
     batcher._tokens_per_second = 1000.0
     for _ in range(5):
         batcher.submit_and_wait("key", compute, [(1, 1)], Deadline(60))
@@ -426,7 +437,8 @@ def test_newest_large_calls_are_rejected_when_the_speed_drops(
 ) -> None:
     """At a measured speed too low for all queued calls, only the oldest ones are answered."""
     clock = FakeClock()
-    batcher, batches = create_batcher(clock=clock, max_queue_tokens=10**6), []
+    batcher = create_batcher(clock=clock, max_queue_tokens=10**6)
+    batches: list[list[Any]] = []
     resume = threading.Event()
 
     def compute(payloads: list[Any]) -> list[Any]:
@@ -436,22 +448,19 @@ def test_newest_large_calls_are_rejected_when_the_speed_drops(
         batches.append(payloads)
         return payloads
 
-    calls = [
-        batcher.submit(
-            "call",
-            compute,
-            [(100, (number, index)) for index in range(4)],
-            create_deadline(clock.now + 100),
-        )
-        for number in range(4)
-    ]
+    # Each call has four batches, which take 40 of its 100 seconds.
+    calls = []
+    for number in range(4):
+        payloads = [(100, (number, index)) for index in range(4)]
+        deadline = create_deadline(clock.now + 100)
+        calls.append(batcher.submit("call", compute, payloads, deadline))
     resume.set()
     for number in (0, 1):
         assert calls[number].result(60) == [(number, index) for index in range(4)]
     for call in calls[2:]:
         with pytest.raises(BusyError, match="the server is busy"):
             call.result(60)
-    # No batch was computed for the rejected calls.
+    # No batch of the rejected calls was computed.
     assert len(batches) == 8
     assert batcher.queued_tokens == 0
 

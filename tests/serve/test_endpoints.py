@@ -24,7 +24,9 @@ def assert_close(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(np.array(actual, np.float64), expected, rtol=0, atol=1e-5)
 
 
-def test_openai_client(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_openai_client_gets_the_vectors_of_embed(
+    server: RunningServer, model_dirs: dict[str, Path]
+) -> None:
     """OpenAI's client gets the vectors of ``embed`` in base64 (its default) and as floats."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     expected = embed(model_dirs["plain"], SENTENCES)
@@ -50,7 +52,9 @@ def test_openai_client(server: RunningServer, model_dirs: dict[str, Path]) -> No
         ({"input": "a", "encoding_format": "hex"}, 422, "encoding_format"),
     ],
 )
-def test_openai_errors(server: RunningServer, body: Any, status: int, message: str) -> None:
+def test_openai_errors_say_what_is_wrong(
+    server: RunningServer, body: Any, status: int, message: str
+) -> None:
     """Errors have OpenAI's format and say what is wrong."""
     response = server.post("/v1/embeddings", body)
     assert response.status_code == status
@@ -68,7 +72,7 @@ def test_base64_vectors_are_little_endian_float32(
     assert_close(np.frombuffer(raw, "<f4"), embed(model_dirs["plain"], SENTENCES[:1])[0])
 
 
-def test_embed_with_curl(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_embed_accepts_settings(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     """/embed accepts requests of text-embeddings-inference, and Bertsmith's settings."""
     body = {"inputs": SENTENCES, "layer": -2, "pooling": "max", "normalize": False}
     process = subprocess.run(
@@ -82,18 +86,22 @@ def test_embed_with_curl(server: RunningServer, model_dirs: dict[str, Path]) -> 
     assert_close(vectors, embed(model_dirs["plain"], SENTENCES[:1], normalize=True))
 
 
-def test_embed_all(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_embed_all_returns_a_vector_per_token(
+    server: RunningServer, model_dirs: dict[str, Path]
+) -> None:
     """/embed_all returns a vector per token, with or without special tokens."""
     embedder = Embedder.load(model_dirs["plain"])
-    for special in (True, False):
-        body = {"inputs": SENTENCES[:2], "include_special_tokens": special}
+    for include_special_tokens in (True, False):
+        body = {"inputs": SENTENCES[:2], "include_special_tokens": include_special_tokens}
         actual = server.post("/embed_all", body).json()
-        expected = embedder.encode_tokens(SENTENCES[:2], include_special_tokens=special)
+        expected = embedder.encode_tokens(
+            SENTENCES[:2], include_special_tokens=include_special_tokens
+        )
         for vectors, expected_text in zip(actual, expected, strict=True):
             assert_close(vectors, expected_text.vectors)
 
 
-def test_request_field_of_version_0_1(server: RunningServer) -> None:
+def test_request_field_of_version_0_1_is_accepted(server: RunningServer) -> None:
     """``special`` is read as ``include_special_tokens``; both at once, or elsewhere, are errors."""
     body = {"inputs": SENTENCES[:2]}
     old = server.post("/embed_all", body | {"special": False}).json()
@@ -117,7 +125,9 @@ def test_long_texts_are_truncated_or_rejected(
         assert "truncate: true" in response.json()["error"]["message"]
 
 
-def test_similarity(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_similarity_is_the_cosine_of_the_vectors(
+    server: RunningServer, model_dirs: dict[str, Path]
+) -> None:
     """/similarity returns the cosine similarity to each of the sentences."""
     vectors = embed(model_dirs["plain"], SENTENCES, normalize=True)
     inputs = {"source_sentence": SENTENCES[0], "sentences": SENTENCES[1:]}
@@ -125,7 +135,9 @@ def test_similarity(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     assert_close(response.json(), vectors[1:] @ vectors[0])
 
 
-def test_tokenize(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_tokenize_returns_ids_and_offsets(
+    server: RunningServer, model_dirs: dict[str, Path]
+) -> None:
     """/tokenize returns ids and character offsets; special tokens have no offsets."""
     text = SENTENCES[0]
     [tokens] = server.post("/tokenize", {"inputs": [text]}).json()
@@ -140,7 +152,7 @@ def test_tokenize(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     assert plain == [tokens[1:-1]]
 
 
-def test_fill(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_fill_equals_the_python_api(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     """/fill returns the tokens and probabilities of ``fill``."""
     texts = ["the [MASK] of the [MASK]", "a [MASK] hammer"]
     results = server.post("/fill", {"inputs": texts, "top": 3}).json()
@@ -158,7 +170,7 @@ def test_fill(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     assert server.post("/fill", {"inputs": texts[1]}).json()["masks"][0]["start"] == 2
 
 
-def test_pair(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_pair_equals_the_python_api(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     """/pair accepts one pair, or a list of pairs."""
     expected = [pair(model_dirs["plain"], SENTENCES[0], second) for second in SENTENCES[1:]]
     single = server.post("/pair", {"inputs": [SENTENCES[0], SENTENCES[1]]}).json()
@@ -169,7 +181,9 @@ def test_pair(server: RunningServer, model_dirs: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["mood", "topics", "grade"])
-def test_classify(server: RunningServer, model_dirs: dict[str, Path], name: str) -> None:
+def test_classify_equals_the_python_api(
+    server: RunningServer, model_dirs: dict[str, Path], name: str
+) -> None:
     """/classify works for single-label, multi-label and regression models, texts and pairs."""
     texts: list[str | tuple[str, str]] = [*SENTENCES, (SENTENCES[0], SENTENCES[1])]
     results = server.post("/classify", {"model": name, "inputs": texts}).json()
@@ -188,7 +202,9 @@ def test_classify(server: RunningServer, model_dirs: dict[str, Path], name: str)
 
 
 @pytest.mark.parametrize("name", ["names", "speech"])
-def test_tag(server: RunningServer, model_dirs: dict[str, Path], name: str) -> None:
+def test_tag_equals_the_python_api(
+    server: RunningServer, model_dirs: dict[str, Path], name: str
+) -> None:
     """/tag returns the entities, or the tags, with character offsets."""
     results = server.post("/tag", {"model": name, "inputs": SENTENCES}).json()
     for spans, expected in zip(results, tag(model_dirs[name], SENTENCES), strict=True):
@@ -200,7 +216,7 @@ def test_tag(server: RunningServer, model_dirs: dict[str, Path], name: str) -> N
         )
 
 
-def test_answer(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_answer_equals_the_python_api(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     """/answer returns the answer's text, offsets and probability, also for a long context."""
     context = " ".join(SENTENCES * 2)
     inputs = {"question": "who struck", "context": context}
@@ -212,7 +228,7 @@ def test_answer(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     assert server.post("/answer", {"inputs": inputs}).json()["text"] == expected.text
 
 
-def test_choose(server: RunningServer, model_dirs: dict[str, Path]) -> None:
+def test_choose_equals_the_python_api(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     """/choose returns the best ending and the probability of each ending."""
     inputs = {"prompt": SENTENCES[0], "endings": SENTENCES[1:4]}
     result = server.post("/choose", {"inputs": inputs}).json()
@@ -270,7 +286,7 @@ def test_malformed_requests_get_errors(server: RunningServer) -> None:
     assert response.json()["error"]["type"] == "method_not_allowed"
 
 
-def test_information_endpoints(server: RunningServer) -> None:
+def test_information_endpoints_respond(server: RunningServer) -> None:
     """/models, /health, /ready and /metrics respond; /docs lists all endpoints."""
     models = {model["name"]: model for model in httpx.get(f"{server.url}/models").json()}
     assert models["plain"]["tasks"] == ["embed", "fill", "pair"]
@@ -284,6 +300,7 @@ def test_information_endpoints(server: RunningServer) -> None:
     page = httpx.get(f"{server.url}/docs").text
     for path in httpx.get(f"{server.url}/openapi.json").json()["paths"]:
         assert path in page
+    # The page links to no other host.
     assert "http://" not in page.replace("http://localhost", "")
     assert "https://" not in page
 

@@ -124,7 +124,7 @@ def nan_server(model_dirs: dict[str, Path]) -> Iterator[RunningServer]:
 def test_outputs_that_are_not_finite_are_errors(
     nan_server: RunningServer, path: str, model: str, body: Any
 ) -> None:
-    """The status is 500, and the message names the model. JSON would show such numbers as null."""
+    """NaN in the outputs gives status 500, because JSON would show it as null."""
     response = nan_server.post(path, {"model": model, **body})
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (500, "internal")
@@ -139,7 +139,7 @@ def test_attention_that_is_not_finite_is_an_error(nan_server: RunningServer) -> 
 
 
 def test_output_that_is_not_finite_does_not_fail_its_batch() -> None:
-    """Other calls of the same batch are answered; infinity is an error, as NaN is."""
+    """An infinite output is an error, but other calls of the same batch are answered."""
 
     def compute(payloads: list[float]) -> list[np.ndarray]:
         return [np.array([payload]) for payload in payloads]
@@ -198,7 +198,7 @@ def test_requests_are_answered_while_a_long_text_is_tokenized(
 def test_responses_of_the_parser_have_cors_headers(
     models: list[ServedModel], header: bytes, status: int
 ) -> None:
-    """Scripts of allowed origins can read 400 and 431."""
+    """Responses to invalid headers (400) and too large headers (431) have CORS headers."""
     with run_server(models[:1], origins=["https://a.example"]) as server:
         for origin, is_allowed in ((b"https://a.example", True), (b"https://b.example", False)):
             with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
@@ -263,7 +263,7 @@ def test_only_get_and_head_of_health_need_no_key(models: list[ServedModel]) -> N
         assert httpx.post(f"{server.url}/health", content=b"a").status_code == 401
 
 
-def test_event_streams_of_pages_are_limited_separately(models: list[ServedModel]) -> None:
+def test_event_streams_of_pages_have_their_own_limit(models: list[ServedModel]) -> None:
     """Three open pages do not count as requests; the fourth gets 429."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
@@ -291,7 +291,7 @@ def test_event_streams_of_pages_are_limited_separately(models: list[ServedModel]
         assert client.get(f"{server.url}/health").status_code == 200
 
 
-def test_unknown_paths_and_methods_with_the_web_page(models: list[ServedModel]) -> None:
+def test_web_page_keeps_the_error_format(models: list[ServedModel]) -> None:
     """Errors have the common format although the page handles all remaining paths."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount

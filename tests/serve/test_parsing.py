@@ -139,7 +139,8 @@ def _pause_if_large(
     function: Callable[..., Any], is_large: Callable[..., bool]
 ) -> tuple[Any, threading.Event, threading.Event]:
     """Return a function that pauses for large arguments, and its events ``started``, ``resume``."""
-    started, resume = threading.Event(), threading.Event()
+    started = threading.Event()
+    resume = threading.Event()
 
     def paused(*arguments: Any) -> Any:
         if is_large(arguments[0]):
@@ -153,7 +154,15 @@ def _pause_if_large(
 def _assert_small_requests_are_answered(
     server: RunningServer, path: str, body: Any, started: threading.Event, resume: threading.Event
 ) -> None:
-    """Check that small requests are answered while a large one is paused."""
+    """Check that small requests are answered while a large one is paused.
+
+    Args:
+        server: the server.
+        path: path of the large request.
+        body: body of the large request.
+        started: set when the large request is paused.
+        resume: set to continue the large request.
+    """
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(server.post, path, body)
         assert started.wait(60)

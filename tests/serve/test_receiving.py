@@ -15,6 +15,7 @@ from tests.serve.model_server import run_server
 
 
 def _message(content: bytes, *, more_body: bool = True) -> dict[str, Any]:
+    """Return the ASGI message of a chunk."""
     return {"type": "http.request", "body": content, "more_body": more_body}
 
 
@@ -29,7 +30,7 @@ class FakeClient:
     async def send(self, content: bytes, *, more_body: bool = True) -> None:
         """Send a chunk and wait until it is received."""
         self._chunks.put_nowait(_message(content, more_body=more_body))
-        # Yields to the receiver's task.
+        # Let the receiver's task run.
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -91,13 +92,15 @@ def test_bytes_of_failed_bodies_can_be_released(message: Any, status: int) -> No
     """Bodies that are too large, interrupted or late no longer count after ``release``."""
 
     async def scenario() -> None:
-        receiver, body = (
-            BodyReceiver(ServeSettings(max_body_bytes=10, body_timeout_seconds=0.01)),
-            IncomingBody(),
-        )
+        settings = ServeSettings(max_body_bytes=10, body_timeout_seconds=0.01)
+        receiver = BodyReceiver(settings)
+        body = IncomingBody()
 
         async def receive() -> Any:
-            return message or await asyncio.Event().wait()
+            if message is None:
+                # The client sends nothing.
+                await asyncio.Event().wait()
+            return message
 
         with pytest.raises(BodyError) as caught:
             await receiver.receive(body, receive)
@@ -123,5 +126,5 @@ def test_unfinished_bodies_do_not_block_other_clients(models: list[ServedModel])
             connection.sendall(head)
         for _ in range(6):
             assert server.post("/embed", {"inputs": "a hammer"}).status_code == 200
-        # The displaced clients got a response.
+        # The oldest unfinished bodies were rejected.
         assert slow[0].recv(65536).startswith(b"HTTP/1.1 408")

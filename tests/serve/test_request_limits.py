@@ -40,9 +40,8 @@ HEADER = (
 @pytest.fixture(scope="module")
 def limited_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server with low limits of bytes, texts and tokens."""
-    with run_server(
-        models[:1], ServeSettings(max_body_bytes=5000, max_texts=8, max_tokens=200)
-    ) as server:
+    settings = ServeSettings(max_body_bytes=5000, max_texts=8, max_tokens=200)
+    with run_server(models[:1], settings) as server:
         yield server
 
 
@@ -104,8 +103,10 @@ def test_too_many_texts_or_tokens_are_rejected(limited_server: RunningServer) ->
     assert "the limit is 200 tokens per request" in response.json()["error"]["message"]
 
 
-def test_request_with_ten_thousand_texts(models: list[ServedModel], server: RunningServer) -> None:
-    """It is rejected by default; with higher limits, the vectors equal those of the embedder."""
+def test_ten_thousand_texts_need_higher_limits(
+    models: list[ServedModel], server: RunningServer
+) -> None:
+    """It is rejected by default; with higher limits, its vectors equal those of the embedder."""
     texts = [SENTENCES[number % 5][: 6 + number % 40] for number in range(10_000)]
     response = server.post("/embed", {"inputs": texts})
     assert response.status_code == 422
@@ -141,7 +142,8 @@ def test_each_header_of_a_connection_has_a_timer(monkeypatch: pytest.MonkeyPatch
     """For each request, the timer runs from the first to the last byte of the header."""
     protocol_class: Any = create_config(ServeSettings(body_timeout_seconds=7.0)).http
     monkeypatch.setattr(protocol_class, "_start_asgi_task", lambda *_: None)
-    loop, transport = MagicMock(), MagicMock()
+    loop = MagicMock()
+    transport = MagicMock()
     transport.is_closing.return_value = False
     config = uvicorn.Config(lambda *_: None, ws="none", log_level="warning")
     protocol = protocol_class(config, ServerState(), {}, loop)
@@ -150,13 +152,16 @@ def test_each_header_of_a_connection_has_a_timer(monkeypatch: pytest.MonkeyPatch
         """Return the calls of ``loop.call_later``."""
         return [call for call in loop.call_later.mock_calls if call[0] == ""]
 
+    # The first timer starts with the connection.
     protocol.connection_made(transport)
     assert [call.args[0] for call in started_timers()] == [7.0]
+    # A request restarts the timer, and the end of its header stops it.
     body = b'{"inputs": "a"}'
     protocol.data_received(HEADER % (b"/embed", len(body)) + body)
     timer = loop.call_later.return_value
     assert len(started_timers()) == 2
     assert timer.cancel.call_count == 2
+    # The timer of an unfinished header closes the connection.
     protocol.data_received(b"POST /em")
     assert len(started_timers()) == 3
     assert timer.cancel.call_count == 2
@@ -171,7 +176,7 @@ def test_bytes_that_are_not_http_get_400(server: RunningServer) -> None:
 
 
 def test_full_queue_returns_429(models: list[ServedModel]) -> None:
-    """Rejected requests get Retry-After; accepted ones are answered."""
+    """Requests beyond the queue's limit get 429 and Retry-After; the others are answered."""
     settings = ServeSettings(
         max_queue_tokens=100, max_batch_tokens=32, request_timeout_seconds=TIMEOUT
     )
@@ -216,7 +221,7 @@ def test_late_response_is_504(models: list[ServedModel], path: str) -> None:
             response = server.post(path, {"inputs": "a [MASK]"})
             assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout")
             assert not pause.resume.is_set()
-        # On a busy machine even a normal request can take longer than 0.3 seconds.
+        # On a busy machine, even a request to a running model can take longer than 0.3 seconds.
         wait_until(lambda: server.post(path, {"inputs": "a [MASK]"}).status_code == 200)
 
 
@@ -224,7 +229,8 @@ def test_tokenization_stops_at_the_deadline(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request times out within the first group of texts, and later groups are skipped."""
-    group_sizes, resume = [], threading.Event()
+    group_sizes: list[int] = []
+    resume = threading.Event()
 
     def encode_paused(_: Tokenizer, texts: list[str]) -> list[Any]:
         group_sizes.append(len(texts))
@@ -310,7 +316,7 @@ def test_access_log_has_no_request_texts(
 
 
 def test_requests_leak_no_threads_or_tensors(models: list[ServedModel]) -> None:
-    """After 1,000 requests there are about as many threads and tensors as after 100."""
+    """After 1,000 requests, there are about as many threads and tensors as after 100."""
     with run_server(models[:1]) as server:
 
         def post(number: int) -> int:

@@ -17,17 +17,18 @@ _MIN_RESPONSE_BYTES = 10 * 2**20
 class FakeConnection:
     """A connection whose client reads when the test calls ``read``."""
 
-    def __init__(self, count_unsent_bytes: int) -> None:
-        self.unsent, self.is_aborted = count_unsent_bytes, False
+    def __init__(self, num_unsent_bytes: int) -> None:
+        self.num_unsent_bytes = num_unsent_bytes
+        self.is_aborted = False
         self._is_sent = asyncio.Event()
 
     def count_unsent_bytes(self) -> int:
         """Return the number of unsent bytes."""
-        return self.unsent
+        return self.num_unsent_bytes
 
     def is_write_buffer_full(self) -> bool:
         """Return whether any bytes are unsent."""
-        return self.unsent > 0
+        return self.num_unsent_bytes > 0
 
     async def drain(self) -> None:
         """Wait until all bytes are sent."""
@@ -36,12 +37,12 @@ class FakeConnection:
     def abort(self) -> None:
         """Close the connection."""
         self.is_aborted = True
-        self.read(self.unsent)
+        self.read(self.num_unsent_bytes)
 
     def read(self, num_bytes: int) -> None:
         """Let the client read a number of bytes."""
-        self.unsent -= num_bytes
-        if not self.unsent:
+        self.num_unsent_bytes -= num_bytes
+        if not self.num_unsent_bytes:
             self._is_sent.set()
 
 
@@ -75,7 +76,9 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
             assert not steady.is_aborted
             trickling.read(1)
             steady.read(MIN_PROGRESS_BYTES)
-            clock.now += 1000.0 if steady.unsent == 0 else 6.0
+            # Two steps without progress exceed the timeout of 10 seconds. The steady client ends in
+            # the last step, after which even a long time does not disconnect it.
+            clock.now += 1000.0 if steady.num_unsent_bytes == 0 else 6.0
             monitor._checked_at = float("-inf")
             monitor.abort_slow_connections()
         assert await asyncio.gather(*tasks) == [False, False, True]
@@ -87,7 +90,10 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
 
 
 def test_unread_responses_have_a_memory_limit() -> None:
-    """Beyond the limit, clients that stopped reading first are disconnected, as few as possible."""
+    """Beyond the limit, as few clients as possible are disconnected.
+
+    Those that stopped reading first are disconnected first.
+    """
 
     async def scenario() -> None:
         clock = FakeClock()

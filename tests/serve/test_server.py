@@ -21,6 +21,7 @@ from bertsmith.serve.settings import ServeSettings
 
 
 def _empty_app() -> RequestMiddleware:
+    """Return the middleware of an app that handles no requests."""
     return RequestMiddleware(lambda *_: None, settings=ServeSettings(), metrics=Metrics())  # type: ignore[arg-type]
 
 
@@ -28,7 +29,8 @@ def test_second_server_on_a_port_is_an_error() -> None:
     """Two sockets can bind the same port, but only one can listen."""
     first = bind_socket("127.0.0.1", 0)
     port = first.getsockname()[1]
-    second, third = bind_socket("127.0.0.1", port), bind_socket("127.0.0.1", port)
+    second = bind_socket("127.0.0.1", port)
+    third = bind_socket("127.0.0.1", port)
     start_listening(first)
     message = f"cannot listen at 127.0.0.1, port {port}: Address already in use; give another"
     with pytest.raises(SettingsError, match=message):
@@ -62,6 +64,7 @@ def test_limit_of_open_files_is_raised_but_never_lowered(monkeypatch: pytest.Mon
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.update(soft=pair[0]))
     server_module._raise_file_limit()
     assert limits["soft"] == 4096
+    # A soft limit above the maximum that the server asks for.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10**6, 10**6))
     server_module._raise_file_limit()
     assert limits["soft"] == 4096

@@ -34,6 +34,7 @@ def test_embeddings_are_computed_in_the_batches_of_the_batcher(
 
     expected = models[0].embedder.encode(texts)
     monkeypatch.setattr(Embedder, "encode_batch", recording_encode_batch)
+    # The service must not use the embedder's own batching.
     monkeypatch.delattr(Embedder, "encode_batches")
     service = Service(models[:1], ServeSettings(max_batch_tokens=64))
     try:
@@ -73,7 +74,7 @@ def test_each_batch_is_one_forward_pass(
         return forward(self, batch, *args, **kwargs)
 
     monkeypatch.setattr(BertModel, "iter_hidden_states", counting_forward)
-    # ``batch_by_length`` of the Python API would now yield single sequences.
+    # With this limit, code that groups the sequences again would compute them one by one.
     monkeypatch.setattr(inference_batches, "max_batch_size", lambda *_: 1)
     served = [model for model in models if model.name == model_name]
     service = Service(served, on_batch=lambda num_sequences, *_: batch_sizes.append(num_sequences))

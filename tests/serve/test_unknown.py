@@ -13,6 +13,9 @@ from tests.serve.model_server import RunningServer, run_server
 ENGLISH = "The smith struck the iron."
 #: Korean: "The smith struck the iron."
 KOREAN = "대장장이가 쇠를 쳤다."
+#: Of the four tokens of KOREAN, only the full stop is in the English vocabulary.
+NUM_KOREAN_TOKENS = 4
+NUM_KOREAN_UNKNOWN_TOKENS = 3
 #: Function that returns a request body with a text, for each endpoint.
 CREATE_BODY: dict[str, Any] = {
     "/v1/embeddings": lambda text: {"input": text},
@@ -32,10 +35,12 @@ CREATE_BODY: dict[str, Any] = {
 @pytest.mark.parametrize("path", CREATE_BODY)
 def test_header_has_the_share_of_unknown_tokens(server: RunningServer, path: str) -> None:
     """Korean text sent to an English model gets the header, English text does not."""
-    english, korean = (server.post(path, CREATE_BODY[path](text)) for text in (ENGLISH, KOREAN))
+    english = server.post(path, CREATE_BODY[path](ENGLISH))
+    korean = server.post(path, CREATE_BODY[path](KOREAN))
     assert (english.status_code, korean.status_code) == (200, 200)
     assert UNKNOWN_SHARE_HEADER not in english.headers
-    assert korean.headers[UNKNOWN_SHARE_HEADER] == "0.75"
+    assert korean.headers[UNKNOWN_SHARE_HEADER] == "0.75"  # 3 of 4 tokens
+    # The header does not change the format of the body.
     assert type(english.json()) is type(korean.json())
 
 
@@ -57,15 +62,21 @@ def _read_counter(page: str, name: str, model: str) -> float:
 
 
 def test_metrics_count_unknown_tokens_by_model(models: list[ServedModel]) -> None:
-    """Each model has counters of its text tokens and unknown tokens."""
+    """Each model has counters of its text tokens and of its unknown tokens."""
     with run_server(models) as server:
         server.post("/embed", {"inputs": [KOREAN, KOREAN], "model": "plain"})
         server.post("/classify", {"inputs": KOREAN, "model": "mood"})
         page = httpx.get(f"{server.url}/metrics").text
-        assert _read_counter(page, "bertsmith_text_tokens_total", "plain") == 8
-        assert _read_counter(page, "bertsmith_unknown_tokens_total", "plain") == 6
-        assert _read_counter(page, "bertsmith_text_tokens_total", "mood") == 4
-        assert _read_counter(page, "bertsmith_unknown_tokens_total", "mood") == 3
+        assert _read_counter(page, "bertsmith_text_tokens_total", "plain") == 2 * NUM_KOREAN_TOKENS
+        assert (
+            _read_counter(page, "bertsmith_unknown_tokens_total", "plain")
+            == 2 * NUM_KOREAN_UNKNOWN_TOKENS
+        )
+        assert _read_counter(page, "bertsmith_text_tokens_total", "mood") == NUM_KOREAN_TOKENS
+        assert (
+            _read_counter(page, "bertsmith_unknown_tokens_total", "mood")
+            == NUM_KOREAN_UNKNOWN_TOKENS
+        )
         assert _read_counter(page, "bertsmith_unknown_tokens_total", "names") == 0
         assert UNKNOWN_SHARE_HEADER in httpx.get(f"{server.url}/docs").text
 

@@ -8,9 +8,11 @@ from bertsmith.serve.service import Service
 from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.use.fill import Filling
 
-#: Number of predictions shown per mask, and of candidate answers.
-NUM_WORDS, NUM_CANDIDATES = 8, 5
-#: Function of the service, a model's name and a form's texts that returns HTML.
+#: Number of predictions shown per mask.
+NUM_WORDS = 8
+#: Number of candidate answers shown.
+NUM_CANDIDATES = 5
+#: Takes the service, the name of a model and the texts of a form; returns HTML.
 Show = Callable[..., str]
 
 
@@ -27,7 +29,9 @@ def fill(service: Service, model: str | None, text: str) -> str:
 
 def _fill_with_best(text: str, masks: list[Filling]) -> str:
     """Return the text with each mask replaced by its best token, highlighted."""
-    filled, spans, position = "", [], 0
+    filled = ""
+    spans = []
+    position = 0
     for mask in masks:
         filled += text[position : mask.start]
         word = mask.predictions[0][0]
@@ -52,8 +56,7 @@ def pair(service: Service, model: str | None, a: str, b: str) -> str:
     if prediction.num_removed_tokens:
         html += notice(
             f"{count_noun(prediction.num_removed_tokens, 'token was', 'tokens were')} "
-            "truncated to fit the "
-            "model.",
+            "truncated to fit the model.",
             "note",
         )
     return html

@@ -27,12 +27,12 @@ def report_errors(function: Callable[Params, Result]) -> Callable[Params, Result
         try:
             return strict(*args, **kwargs)
         except ValidationError as error:
-            first = error.errors()[0]
+            first_error = error.errors()[0]
+            parameter, *path = first_error["loc"]
             # Positional arguments are reported by index; show the parameter's name instead.
-            parameter, *path = first["loc"]
-            parameter = parameters[parameter] if isinstance(parameter, int) else parameter
-            location = ".".join(map(str, (parameter, *path)))
-            raise gr.Error(f"{location}: {first['msg']}", print_exception=False) from None
+            name = parameters[parameter] if isinstance(parameter, int) else parameter
+            location = ".".join(map(str, (name, *path)))
+            raise gr.Error(f"{location}: {first_error['msg']}", print_exception=False) from None
         except BertsmithError as error:
             raise gr.Error(str(error), print_exception=False) from None
 

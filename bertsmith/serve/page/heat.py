@@ -16,7 +16,9 @@ _LEVELS = 32
 #: Maximum cells per side of a small heat map.
 _MAX_SMALL_CELLS = 40
 #: Cell size of the large heat map in pixels; above ``_MAX_NORMAL_TOKENS``, cells are small.
-_CELL, _SMALL_CELL, _MAX_NORMAL_TOKENS = 16, 9, 48
+_CELL = 16
+_SMALL_CELL = 9
+_MAX_NORMAL_TOKENS = 48
 #: Pixels for the tokens beside and above the large heat map.
 _LABEL_SIZE = 92
 

@@ -12,7 +12,7 @@ from bertsmith.use.vector_settings import build_vector_settings
 MAX_TOKENS = 256
 #: Maximum sentences of a word map.
 MAX_SENTENCES = 50
-#: Maximum occurrences of the word; all pairs of them are compared in every layer.
+#: Maximum occurrences of the word; every two occurrences are compared in every layer.
 MAX_OCCURRENCES = 100
 #: Maximum numbers in the token vectors of all layers: 256 MB, about 6,700 tokens of a base model.
 _MAX_NUMBERS = 64 * 2**20

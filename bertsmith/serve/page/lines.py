@@ -9,12 +9,17 @@ import numpy as np
 from bertsmith.serve.page.markup import percent, safe
 from bertsmith.use.explain import AttentionMaps
 
-#: In pixels: the row height, also with many tokens; the gap between the columns; the width of a
-#: percentage.
-_ROW_HEIGHT, _SMALL_ROW_HEIGHT, _GAP, _PERCENT_WIDTH = 22, 17, 110, 54
-#: Font size as a fraction of the row height, and character width as a fraction of the font size;
-#: East Asian characters are twice as wide.
-_FONT_SIZE, _CHARACTER_WIDTH = 0.62, 0.62
+#: Row heights in pixels, with few and with many tokens.
+_ROW_HEIGHT = 22
+_SMALL_ROW_HEIGHT = 17
+#: Pixels between the columns.
+_GAP = 110
+#: Width of a percentage in pixels.
+_PERCENT_WIDTH = 54
+#: Font size as a fraction of the row height.
+_FONT_SIZE = 0.62
+#: Character width as a fraction of the font size; East Asian characters are twice as wide.
+_CHARACTER_WIDTH = 0.62
 #: With more tokens, rows are lower and have fewer lines.
 _MANY_TOKENS = 40
 #: Smallest probability that is drawn as a line.
