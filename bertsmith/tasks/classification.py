@@ -78,6 +78,7 @@ def _parse_example(
     *,
     labeled: bool,
 ) -> TextExample:
+    """Convert a row to an example; raise BadExampleError for an invalid text or label."""
     columns = (task.text_column, task.pair_column) if task.pair_column else (task.text_column,)
     texts = tuple(get_text(row, column) for column in columns)
     label = None

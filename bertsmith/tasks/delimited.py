@@ -124,9 +124,9 @@ def _count_cells(sample: Sequence[str], dialect: Dialect) -> list[int]:
 
 
 def _create_reader(lines: Iterator[str], dialect: Dialect, *, strict: bool) -> Any:
+    """Create a ``csv.reader``; if ``strict``, it raises csv.Error for invalid quotation marks."""
     if not dialect.has_quotes:
         return csv.reader(lines, delimiter=dialect.delimiter, quoting=csv.QUOTE_NONE)
-    # Without strict mode an unclosed quotation mark would consume the rest of the file.
     return csv.reader(lines, delimiter=dialect.delimiter, strict=strict)
 
 
@@ -144,6 +144,7 @@ def read_records(
     Raises:
         TaskError: The header is invalid, or an invalid record spans several lines.
     """
+    # Without strict mode, an unclosed quotation mark would include all following lines in a cell.
     reader = _create_reader(lines, dialect, strict=True)
     expects_header = has_header
     while True:

@@ -1,4 +1,4 @@
-"""Extracting entities from tags, and scoring them.
+"""Extracting entities from tags, and scoring predicted entities.
 
 Entities follow the evaluation script of the CoNLL-2000 shared task (Tjong Kim Sang and Buchholz
 2000), which also supports schemes with end (E) and single (S) tags.

@@ -27,6 +27,7 @@ class _ObjectDecoder:
         self._decoder = json.JSONDecoder(object_pairs_hook=self._build_object)
 
     def _build_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Build an object from its keys and values, and record whether a key is repeated."""
         value = dict(pairs)
         self._has_duplicate_key |= len(value) < len(pairs)
         return value

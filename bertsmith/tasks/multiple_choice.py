@@ -99,6 +99,7 @@ def read_prompt(row: Row, task: TaskSettings) -> tuple[str, tuple[str, ...]]:
 
 
 def _parse_example(row: Row, task: TaskSettings, label: Any, *, labeled: bool) -> ChoiceExample:
+    """Convert a row and its label to an example; raise BadExampleError if one is invalid."""
     prompt, endings = read_prompt(row, task)
     correct_index = _parse_label(label, task.ending_columns, len(endings)) if labeled else None
     return ChoiceExample(prompt, endings, correct_index, row.location)

@@ -127,6 +127,7 @@ def read_squad_rows(
 
 
 def _read_json(path: Path, encoding: str, stream: IO[bytes] | None) -> Any:
+    """Return the content of a JSON file or stream; raise TaskError if it is not JSON."""
     try:
         with open_text(path, encoding=encoding, stream=stream) as chunks:
             return json.loads("".join(chunks))
@@ -168,6 +169,7 @@ def _parse_example(row: Row, fields: Mapping[str, str], *, labeled: bool) -> Que
 
 
 def _get_field(row: Row, name: str) -> Any:
+    """Return the value of a field; raise BadExampleError if it is missing or the row is invalid."""
     if row.error:
         raise BadExampleError(row.error)
     if name not in row.cells:

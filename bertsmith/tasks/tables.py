@@ -179,6 +179,7 @@ def read_unique_id(row: Row, column: str, seen_ids: set[str], *, is_required: bo
 
 
 def _describe_type(value: Any) -> str:
+    """Return the type of a JSON value for messages, such as "a number"."""
     names = {bool: "a boolean", int: "a number", float: "a number", list: "a list",
              dict: "an object"}  # fmt: skip
     return names.get(type(value), type(value).__name__)
@@ -329,6 +330,12 @@ def _to_rows(values: Iterator[json_rows.JsonRow], path: Path) -> Iterator[Row]:
 
 
 def _open_parquet(source: TableSource) -> Table:
+    """Open a Parquet file or stream.
+
+    Raises:
+        TaskError: The file cannot be read, or column names are repeated.
+        MissingExtraError: pyarrow is not installed.
+    """
     path = source.path
     try:
         from pyarrow import ArrowInvalid

@@ -69,7 +69,7 @@ def open_text(
         stream: The stream to read, None to read the file.
 
     Raises:
-        TaskError: The file is missing, damaged or in another encoding.
+        TaskError: The file is missing, damaged, or not in this encoding.
     """
     check_encoding(encoding)
     try:

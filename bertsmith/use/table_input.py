@@ -68,7 +68,8 @@ def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | No
         columns, or None if there is no readable row; and all rows.
 
     Raises:
-        TaskError: A later row of a stream has another key; raised when this row is read.
+        TaskError: A row of a stream has a key that does not occur in the first rows; raised when
+            this row is read.
     """
     if table.columns is not None:
         # The columns are known without reading a row, so a row with empty cells is returned.

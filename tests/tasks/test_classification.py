@@ -366,8 +366,8 @@ def test_unknown_metric_is_rejected(
         resolve_metrics(TaskSettings(kind=kind, labels=labels, metrics=[metric]))
 
 
-def test_class_report_of_each_kind() -> None:
-    """A confusion matrix is only reported for single labels; reports for regression are empty."""
+def test_only_single_label_reports_have_a_confusion_matrix() -> None:
+    """Multi-label reports have only the scores of each label; regression reports are empty."""
     logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
 
     def compute_report(targets: Any, kind: TaskKind) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def normalize(text: str) -> str:
 
 def count_shared_words(first: list[str], second: list[str]) -> int:
     """Return the size of the multiset intersection of two lists."""
-    remaining, num_shared = list(second), 0
+    remaining = list(second)
+    num_shared = 0
     for word in first:
         if word in remaining:
             remaining.remove(word)
@@ -212,7 +213,7 @@ def test_character_f1_ignores_punctuation_and_spaces(
     assert metrics["char_f1"] == pytest.approx(expected)
 
 
-def test_character_f1_of_unanswerable_questions() -> None:
+def test_character_f1_follows_the_rules_of_version_2() -> None:
     """By the rules of v2.0 only an empty prediction is correct for an unanswerable question."""
     names = ("f1", "exact", "char_f1")
     metrics = squad.compute_squad_metrics(

@@ -398,7 +398,7 @@ def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
     assert measure_cpu_seconds(16_000) < 60 * measure_cpu_seconds(1000)
 
 
-def test_class_report_of_entities_and_tags(tokenizer: Tokenizer) -> None:
+def test_entities_are_reported_by_type_and_tags_by_tag(tokenizer: Tokenizer) -> None:
     """Entities are scored by type; plain tags are scored by tag, with a confusion matrix."""
     example = make_sentence("Peter rejects Oslo", "B-PER O B-LOC")
     head = HeadConfig("tags", ("O", "B-PER", "B-LOC"))

@@ -95,10 +95,10 @@ def test_pooling_gives_the_expected_vectors(
     )
 
 
-def test_pooling_without_special_tokens(
+def test_pooling_can_exclude_special_tokens(
     embedder: Embedder, hidden_states: list[list[Floats]]
 ) -> None:
-    """Pooling excludes [CLS] and [SEP], unless the text is empty."""
+    """Without special tokens, pooling uses [CLS] and [SEP] only if the text is empty."""
     inner_states = [
         states[2][1:-1] if len(states[2]) > 2 else states[2] for states in hidden_states
     ]

@@ -179,7 +179,8 @@ from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import build_vector_settings
 embed_lines_module._MAX_LINES = 7
-embedder, folder = Embedder.load(sys.argv[1]), Path(sys.argv[2])
+embedder = Embedder.load(sys.argv[1])
+folder = Path(sys.argv[2])
 suffix, pooling = sys.argv[3:5]
 settings = build_vector_settings(pooling=pooling)
 lines = [f"{number} hammers and a smith" for number in range(19)]
@@ -188,7 +189,8 @@ def embed_in_child(out, kill_at=None):
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    num_fsyncs, original_fsync = 0, os.fsync
+    num_fsyncs = 0
+    original_fsync = os.fsync
     def counting_fsync(file):
         nonlocal num_fsyncs
         num_fsyncs += 1

@@ -57,7 +57,7 @@ class Difference:
         return self.max_abs_difference / self.scale
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether both tensors have the same shape and differ by at most the tolerance."""
+        """Return whether the tensors have the same shape and differ by at most the tolerance."""
         return self.max_abs_difference is not None and self.max_abs_difference <= tolerance
 
     def merge(self, other: "Difference") -> "Difference":
