@@ -133,11 +133,15 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> N
     model = BertForPreTraining(config).eval()
     ids = torch.arange(101, 201)
     ids[0] = CLS
-    ids[60:70], ids[30:35] = ids[10:20], ids[40:45]
+    # Ten tokens are in both segments, and five tokens are twice in segment A.
+    ids[60:70] = ids[10:20]
+    ids[30:35] = ids[40:45]
     batch = pack_sequences([(ids.tolist(), [0] * 50 + [1] * 50)])
     init_from_unigrams(model, torch.ones(997, dtype=torch.long))
     init_cross_segment_heads(model, CLS)
-    probabilities = _compute_attention_probabilities(model, batch, 1 if heads == 2 else 2)
+    # The match head follows one neighbor head, or both if there are more than two heads.
+    match_head = 1 if heads == 2 else 2
+    probabilities = _compute_attention_probabilities(model, batch, match_head)
     in_a, in_b = torch.arange(10, 20), torch.arange(60, 70)
     assert probabilities[in_a, in_b].mean() > 0.6
     assert probabilities[in_b, in_a].mean() > 0.6
@@ -158,9 +162,8 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
     token_indices = torch.arange(2, 98)
     previous = _compute_attention_probabilities(model, batch, 0)[token_indices, token_indices - 1]
     layer, head = (1, 0) if heads == 2 else (0, 1)
-    following = _compute_attention_probabilities(model, batch, head, layer)[
-        token_indices, token_indices + 1
-    ]
+    next_probabilities = _compute_attention_probabilities(model, batch, head, layer)
+    following = next_probabilities[token_indices, token_indices + 1]
     assert previous.mean() > 0.8
     # The second layer's input also contains the first layer's output, which is noise here.
     assert following.mean() > (0.2 if layer else 0.8)
@@ -175,19 +178,19 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     init_cross_segment_heads(model, CLS)
     layer = next(module for module in model.modules() if isinstance(module, SelfAttention))
     batch = pack_sequences([([CLS, *range(101, 200)], [0] * 50 + [1] * 50)])
-    input_rms = (
-        1.0 if norm != "none" else float(next(iter(model.bert.iter_hidden_states(batch))).std())
-    )
+    input_rms = 1.0
+    if norm == "none":
+        embeddings = next(model.bert.iter_hidden_states(batch)).detach()
+        input_rms = float(embeddings.std())
     relative_rms = []
     for head in range(3):
         probabilities = _compute_attention_probabilities(model, batch, head)
         values = _compute_head_values(model, batch, head)
-        output_weight = layer.output.weight.detach()[:, head * 32 : head * 32 + 32]
+        output_weight = torch.split(layer.output.weight.detach(), layer.head_dim, dim=1)[head]
         if head == 2:
             # Only the first value dimension marks [CLS]; the other dimensions are random.
-            outputs = (probabilities @ values[:, :1] @ output_weight[:, :1].T)[
-                probabilities[:, 0] > 0.98
-            ]
+            all_outputs = probabilities @ values[:, :1] @ output_weight[:, :1].T
+            outputs = all_outputs[probabilities[:, 0] > 0.98]
             assert len(outputs) > 5
             assert (outputs - outputs.mean(0)).norm(dim=1).max() < 0.2 * outputs.mean(0).norm()
         else:
