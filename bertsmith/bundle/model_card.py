@@ -131,6 +131,7 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
         settings = provenance
     values = {
         "recipe": info.get("recipe"),
+        "pre-training tasks": _describe_tasks(_get_nested(settings, "data")),
         "steps": _get_nested(settings, "schedule", "steps"),
         "learning rate": _get_nested(settings, "optim", "lr"),
         "batch size": (
@@ -143,6 +144,23 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
     }
     return [f"- {name}: {_to_line(value)}" for name, value in values.items()
             if isinstance(value, str | int | float)]  # fmt: skip
+
+
+def _describe_tasks(data: Any) -> str | None:
+    """Return the pre-training tasks; None for models that Bertsmith has not pre-trained.
+
+    Args:
+        data: The settings of the training examples in bertsmith.json.
+    """
+    if not isinstance(data, Mapping):
+        return None
+    is_causal = data.get("objective") == "left-to-right"
+    tasks = "left-to-right language model" if is_causal else "masked LM"
+    if not data.get("nsp", True):
+        return tasks
+    if data.get("pair_objective") == "sop":
+        return f"{tasks} and sentence order (the next-sentence head predicts 1 for swapped texts)"
+    return f"{tasks} and next-sentence prediction"
 
 
 def _result_lines(info: Mapping[str, Any]) -> list[str]:

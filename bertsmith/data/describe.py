@@ -41,7 +41,8 @@ def describe_store(
         return "\n".join(lines)
     batch = stream.batch(0, num_examples)
     for index in range(num_examples):
-        lines += ["", *_describe_example(batch.slice(index, index + 1), tokenizer)]
+        example = batch.slice(index, index + 1)
+        lines += ["", *_describe_example(example, tokenizer, settings.pair_objective)]
     return "\n".join(lines)
 
 
@@ -72,7 +73,9 @@ def _describe_manifest(store: Store) -> list[str]:
     return lines
 
 
-def _describe_example(example: ExampleBatch, tokenizer: Tokenizer) -> list[str]:
+def _describe_example(
+    example: ExampleBatch, tokenizer: Tokenizer, pair_objective: str
+) -> list[str]:
     """Return a title line and the lines of the segments, for a batch of one sequence."""
     labels = dict(
         zip(example.masked_positions.tolist(), example.masked_labels.tolist(), strict=True)
@@ -84,6 +87,7 @@ def _describe_example(example: ExampleBatch, tokenizer: Tokenizer) -> list[str]:
     if example.nsp_labels is None:
         return [f"one segment, {num_tokens}", "  " + " ".join(tokens)]
     b_start = int(np.searchsorted(example.segments, 1))
-    relation = "B from another document" if example.nsp_labels[0] else "B follows A"
+    other_relation = {"nsp": "B from another document", "sop": "A follows B"}[pair_objective]
+    relation = other_relation if example.nsp_labels[0] else "B follows A"
     title = f"{relation}, {num_tokens}, {len(labels)} to predict"
     return [title, "  A: " + " ".join(tokens[:b_start]), "  B: " + " ".join(tokens[b_start:])]

@@ -25,7 +25,8 @@ class ExampleBatch:
         masked_labels: Token ids to predict, int64 [P]: the original ids for masked LM, the ids of
             the next tokens for the left-to-right objective.
         nsp_labels: int64 [B], 0 where segment B follows segment A in the document, 1 where it is
-            from another document; None without next-sentence prediction.
+            from another document or, for sentence-order prediction, precedes A; None without
+            next-sentence prediction.
     """
 
     ids: IntArray

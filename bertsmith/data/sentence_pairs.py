@@ -8,6 +8,10 @@ was gathered, B is drawn from another document, starting at a random sentence, a
 starts right after A. Finally the pair is truncated to the maximum length: tokens are removed one at
 a time from the longer segment, and a coin flip decides between its front and its back.
 
+For sentence-order prediction (Lan et al. 2019, arXiv:1909.11942), B always consists of the
+remaining sentences, a single sentence is cut in the middle, and A and B are swapped with
+probability 0.5.
+
 An example depends only on its first sentence and on random numbers indexed by that sentence, and
 no two examples of an epoch start at the same sentence. So NumPy computes for every sentence the
 example that would start there, and only the search for the actual starts is a Python loop.
@@ -58,7 +62,8 @@ class SentencePairs:
         a_size: Number of tokens in segment A, int64 [n].
         b_first: First token of segment B, int64 [n].
         b_size: Number of tokens in segment B, int64 [n]; 0 without next-sentence prediction.
-        nsp_labels: 1 where B is from another document, else 0; int64 [n].
+        nsp_labels: 1 where B is from another document, or where A and B are swapped, else 0;
+            int64 [n].
         rng_states: Random state of each example, uint64 [n].
     """
 
@@ -120,7 +125,7 @@ class PairSampler:
 
         Args:
             split: Documents to cut into examples.
-            settings: Whether to form pairs, and the share of short examples.
+            settings: Whether and how to form pairs, and the share of short examples.
             length: Maximum number of tokens per sequence, with [CLS] and [SEP].
             seed: Random seed.
             epoch: Number of the epoch; every epoch has different examples.
@@ -130,6 +135,7 @@ class PairSampler:
         """
         self._split = split
         self._nsp = settings.nsp
+        self._is_sentence_order = settings.nsp and settings.pair_objective == "sop"
         self._short_seq_prob = settings.short_seq_prob
         # [CLS] and one [SEP] per segment are added later.
         self._max_tokens = length - (3 if settings.nsp else 2)
@@ -192,7 +198,7 @@ class PairSampler:
                 "training and held-out text; prepare more text, or text with more sentence ends, "
                 "with a --held-out share above 0"
             )
-        if self._nsp and counts.documents < 2:
+        if self._nsp and not self._is_sentence_order and counts.documents < 2:
             raise StoreError(
                 f"{self._split.name}: this part of the store has one document only, but the second "
                 "segment of half the sentence pairs must come from another document; prepare more "
@@ -229,6 +235,8 @@ class PairSampler:
         if not self._nsp:
             return _Candidates(states, target, end, end, np.zeros(len(sentences), np.int64))
         a_end = sentences + 1 + draw_uniform_integers(random_bits(states, RNG_A_END), count - 1)
+        if self._is_sentence_order:
+            return _Candidates(states, target, end, a_end, np.zeros(len(sentences), np.int64))
         is_random = (count == 1) | draw_bernoulli(random_bits(states, RNG_IS_RANDOM), 0.5)
         return _Candidates(states, target, end, a_end, is_random.astype(np.int64))
 
@@ -242,9 +250,12 @@ class PairSampler:
     ) -> SentencePairs:
         """Turn candidates into ranges of tokens, truncated to the maximum length."""
         offsets = self._split.sentence_offsets
-        a_first = offsets[sentences]
-        a_size = offsets[candidates.a_end] - a_first
-        b_first, b_last = offsets[candidates.a_end].copy(), offsets[candidates.end].copy()
+        a_first, a_last = offsets[sentences], offsets[candidates.a_end]
+        b_last = offsets[candidates.end].copy()
+        if self._is_sentence_order:
+            middle = (a_first + b_last + 1) // 2
+            a_last = np.where(candidates.a_end == candidates.end, middle, a_last)
+        a_size, b_first = a_last - a_first, a_last.copy()
         random_rows = np.flatnonzero(candidates.is_random)
         b_first[random_rows], b_last[random_rows] = self._draw_random_segments(
             candidates.rng_states[random_rows],
@@ -254,7 +265,7 @@ class PairSampler:
         b_size = b_last - b_first
         a_excess, b_excess = _compute_excess(a_size, b_size, self._max_tokens)
         states = candidates.rng_states
-        return SentencePairs(
+        pairs = SentencePairs(
             a_first=a_first + draw_fair_binomial(states, RNG_TRUNCATE_A, a_excess),
             a_size=a_size - a_excess,
             b_first=b_first + draw_fair_binomial(states, RNG_TRUNCATE_B, b_excess),
@@ -262,6 +273,7 @@ class PairSampler:
             nsp_labels=candidates.is_random,
             rng_states=states,
         )
+        return _swap_segments(pairs) if self._is_sentence_order else pairs
 
     def _draw_random_segments(
         self, states: UInt64Array, documents: IntArray, target: IntArray
@@ -286,6 +298,23 @@ class PairSampler:
         last = np.searchsorted(offsets, offsets[first] + target)
         last = np.clip(last, first + 1, document_offsets[other + 1])
         return offsets[first], offsets[last]
+
+
+def _swap_segments(pairs: SentencePairs) -> SentencePairs:
+    """Swap A and B with probability 0.5, and label the swapped pairs with 1.
+
+    If the only sentence has a single token, B is empty, and the pair is not swapped.
+    """
+    is_swapped = draw_bernoulli(random_bits(pairs.rng_states, RNG_IS_RANDOM), 0.5)
+    is_swapped &= pairs.b_size > 0
+    return SentencePairs(
+        a_first=np.where(is_swapped, pairs.b_first, pairs.a_first),
+        a_size=np.where(is_swapped, pairs.b_size, pairs.a_size),
+        b_first=np.where(is_swapped, pairs.a_first, pairs.b_first),
+        b_size=np.where(is_swapped, pairs.a_size, pairs.b_size),
+        nsp_labels=is_swapped.astype(np.int64),
+        rng_states=pairs.rng_states,
+    )
 
 
 def _follow_chain(steps: IntArray) -> tuple[IntArray, int]:

@@ -19,6 +19,11 @@ class DataSettings(SettingsTable):
             those before it, without masks (section 5.1), and logs its loss under the names of
             the masked-LM loss. It requires model.attention = "causal" and nsp = false.
         nsp: Whether an example is a pair of segments, for next-sentence prediction.
+        pair_objective: What the next-sentence head predicts of a pair. "nsp" is the paper's
+            next-sentence prediction: whether B follows A, or is from another document. "sop" is
+            sentence-order prediction (Lan et al. 2019, arXiv:1909.11942): A and B are always
+            consecutive, and swapped with probability 1/2; its loss and accuracy are logged under
+            the names of next-sentence prediction.
         short_seq_prob: Share of examples with a random, shorter target length.
         masking_rate: Share of tokens to predict.
         mask_replace_prob: Share of the predicted tokens that are replaced by [MASK].
@@ -33,6 +38,7 @@ class DataSettings(SettingsTable):
     batch_size: int = Field(default=256, ge=1)
     objective: Literal["masked", "left-to-right"] = "masked"
     nsp: bool = True
+    pair_objective: Literal["nsp", "sop"] = "nsp"
     short_seq_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     masking_rate: float = Field(default=0.15, gt=0.0, le=1.0)
     mask_replace_prob: float = Field(default=0.8, ge=0.0, le=1.0)

@@ -42,7 +42,7 @@ def pair(model: ModelOrPath, a: str, b: str) -> float:
     tokens in the texts, such as "[SEP]", are read as plain text.
 
     Raises:
-        ModelError: The model has no next-sentence head.
+        ModelError: The model has no next-sentence head, or it was trained on sentence order.
         InputError: A text is empty.
     """
     return next(iter_pair_predictions(model, [(a, b)])).next_sentence_probability
@@ -66,6 +66,13 @@ def iter_pair_predictions(
             f"{bundle.path}: this model has no next-sentence head: it was fine-tuned, or trained "
             "with data.nsp=false; use a model trained on sentence pairs, the default of "
             "`bertsmith pretrain`"
+        )
+    settings = bundle.info.get("provenance", {}).get("settings", {})
+    if settings.get("data", {}).get("pair_objective") == "sop":
+        raise ModelError(
+            f"{bundle.path}: this model was trained on sentence order: it predicts whether two "
+            "consecutive texts are swapped, not whether B follows A; use a model trained with "
+            "data.pair_objective=nsp"
         )
     number = 0
     for chunk in chunked(pairs, _CHUNK_SIZE):

@@ -37,6 +37,8 @@ def test_description_has_metadata_and_examples(tmp_path: Path) -> None:
     assert "B from another document" in text
     assert "A: [CLS] " in text
     assert "{[MASK]→" in text
+    sentence_order = DataSettings(max_seqlen=16, pair_objective="sop")
+    assert "A follows B" in describe_store(Store.open(tmp_path / "store"), sentence_order)
     reopened = Store.open(tmp_path / "store")
     assert text == describe_store(reopened, DataSettings(max_seqlen=16), examples=20)
 

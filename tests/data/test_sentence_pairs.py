@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertsmith.data import sentence_pairs
-from bertsmith.data.counter_rng import derive_key, init_states, random_bits
+from bertsmith.data.counter_rng import IntArray, derive_key, init_states, random_bits
 from bertsmith.data.sentence_pairs import PairSampler, SentencePairs
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
@@ -259,3 +259,58 @@ def test_too_few_documents_are_rejected() -> None:
         PairSampler(single, DataSettings(), 128, seed=0, epoch=0)
     sampler = PairSampler(single, DataSettings(nsp=False), 128, seed=0, epoch=0)
     assert sampler.find_chunk_starts(16)[1] == 1
+
+
+SENTENCE_ORDER = DataSettings(pair_objective="sop")
+
+
+def _restore_order(pairs: SentencePairs) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return (first token, size) of the earlier segment, then of the later one."""
+    is_swapped = pairs.nsp_labels == 1
+    return (
+        np.where(is_swapped, pairs.b_first, pairs.a_first),
+        np.where(is_swapped, pairs.b_size, pairs.a_size),
+        np.where(is_swapped, pairs.a_first, pairs.b_first),
+        np.where(is_swapped, pairs.a_size, pairs.b_size),
+    )
+
+
+def test_sentence_order_swaps_half_of_the_consecutive_pairs(split: Split) -> None:
+    """Segments are consecutive parts of one document, swapped with probability 1/2 (5 sigma)."""
+    pairs = sample_epoch(PairSampler(split, SENTENCE_ORDER, 64, seed=2, epoch=1), split)
+    count = len(pairs.nsp_labels)
+    assert abs(pairs.nsp_labels.mean() - 0.5) < 5 * 0.5 / count**0.5
+    first, first_size, second, second_size = _restore_order(pairs)
+    gap = second - (first + first_size)
+    assert (gap >= 0).all()
+    # Tokens are missing between the segments only if truncation removed them.
+    assert (gap[first_size + second_size < 64 - 3] == 0).all()
+    document_starts = split.sentence_offsets[split.document_offsets]
+    documents = np.searchsorted(document_starts, first, "right")
+    last_tokens = second + second_size - 1
+    assert (documents == np.searchsorted(document_starts, last_tokens, "right")).all()
+
+
+def test_sentence_order_consumes_all_gathered_sentences(split: Split) -> None:
+    """The examples of an epoch are those without pairs, cut in two."""
+    length = 10_000  # No document is as long, so nothing is truncated.
+    settings = DataSettings(pair_objective="sop", short_seq_prob=0.0)
+    pairs = sample_epoch(PairSampler(split, settings, length, seed=0, epoch=0), split)
+    first, first_size, second, second_size = _restore_order(pairs)
+    assert first.tolist() == split.sentence_offsets[split.document_offsets[:-1]].tolist()
+    assert (first + first_size == second).all()
+    ends = split.sentence_offsets[split.document_offsets[1:]]
+    assert (second + second_size).tolist() == ends.tolist()
+
+
+def test_sentence_order_cuts_a_single_sentence_in_the_middle() -> None:
+    """One document is enough; a sentence of one token has no second segment and label 0."""
+    split = Split.from_documents([[list(range(5, 12))]])
+    pairs = sample_epoch(PairSampler(split, SENTENCE_ORDER, 64, seed=0, epoch=0), split)
+    first, first_size, second, second_size = (int(x[0]) for x in _restore_order(pairs))
+    assert (first, first_size, second, second_size) == (0, 4, 4, 3)
+    split = Split.from_documents([[[5]]] * 40)
+    pairs = sample_epoch(PairSampler(split, SENTENCE_ORDER, 64, seed=0, epoch=0), split)
+    assert pairs.a_size.tolist() == [1] * 40
+    assert not pairs.b_size.any()
+    assert not pairs.nsp_labels.any()

@@ -1,5 +1,6 @@
 """Next-sentence probabilities equal those of transformers; truncation and errors."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,12 @@ def test_empty_text_is_an_error(pretrained: PretrainedBundle, a: str, b: str, na
     """The error for an empty text contains the number of the pair and A or B."""
     with pytest.raises(InputError, match=f"pair 2: text {name} is empty"):
         list(iter_pair_predictions(pretrained, [PAIRS[0], (a, b)]))
+
+
+def test_model_trained_on_sentence_order_is_rejected(pretrained: PretrainedBundle) -> None:
+    """The head of such a model does not predict whether B follows A, so ``pair`` is an error."""
+    info = {"provenance": {"settings": {"data": {"pair_objective": "sop"}}}}
+    with pytest.raises(ModelError, match=r"trained on sentence order.*pair_objective=nsp"):
+        pair(replace(pretrained, info=info), *PAIRS[0])
+    info = {"provenance": {"settings": {"data": {"pair_objective": "nsp"}}}}
+    assert 0 < pair(replace(pretrained, info=info), *PAIRS[0]) < 1

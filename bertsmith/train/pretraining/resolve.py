@@ -76,9 +76,11 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
             _get_size_preset(overrides.size or "mini"), user_values.get("model")
         )
     data = user_values.get("data")
-    # No recipe sets data.nsp, so its default is true.
-    nsp = data.get("nsp", True) if isinstance(data, Mapping) else True
-    base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=nsp is not False)
+    data = data if isinstance(data, Mapping) else {}
+    # No recipe sets data.nsp and data.pair_objective, so their defaults are true and "nsp".
+    nsp = data.get("nsp", True)
+    predicts_next = nsp is not False and data.get("pair_objective", "nsp") == "nsp"
+    base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=predicts_next)
     if overrides.cuda and overrides.recipe == "fast":
         # A GPU needs a larger batch to be fully used. On a CPU, the loss falls faster with more
         # steps of smaller batches.

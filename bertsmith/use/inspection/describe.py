@@ -130,9 +130,10 @@ def _list_heads(
     """Return the names of the heads whose weights are stored."""
     if bundle.is_fine_tuned(directory):
         return [f"fine-tuned ({info.get('kind', 'a task')})"]
-    objective = info.get("provenance", {}).get("settings", {}).get("data", {}).get("objective")
-    lm_name = "next word" if objective == "left-to-right" else "masked LM"
-    heads = {lm_name: weights.has_mlm_head, "next sentence": weights.has_nsp_head}
+    data = info.get("provenance", {}).get("settings", {}).get("data", {})
+    lm_name = "next word" if data.get("objective") == "left-to-right" else "masked LM"
+    pair_name = "sentence order" if data.get("pair_objective") == "sop" else "next sentence"
+    heads = {lm_name: weights.has_mlm_head, pair_name: weights.has_nsp_head}
     return [name for name, exists in heads.items() if exists]
 
 

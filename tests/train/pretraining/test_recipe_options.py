@@ -1,16 +1,19 @@
-"""Options of a recipe: interrupted runs with them end with the bytes of uninterrupted ones."""
+"""Options of a recipe: runs with them can be interrupted, and write a plain BERT."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForPreTraining
 
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
+from bertsmith.use.inspection.describe import describe_model
 from tests.train.conftest import TrainFunction
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "muon": {"optim__optimizer": "muon"},
+    "sentence order": {"data__pair_objective": "sop"},
     "average": {"optim__average_fraction": 0.3},
 }
 
@@ -35,3 +38,29 @@ def test_resumed_run_has_the_same_bytes(train: TrainFunction, tmp_path: Path, op
         assert files
         for file in files:
             assert (run / folder / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_model_is_a_plain_bert(train: TrainFunction, option: str) -> None:
+    """Transformers loads the model of each option with no missing or unexpected keys."""
+    result = train(steps=2, **OPTIONS[option])
+    assert result.model is not None
+    model, loading_info = AutoModelForPreTraining.from_pretrained(
+        result.model, output_loading_info=True
+    )
+    assert type(model).__name__ == "BertForPreTraining"
+    assert not any(loading_info.values())
+
+
+def test_sentence_order_is_named(train: TrainFunction) -> None:
+    """Model card and ``inspect`` say that the head was trained on sentence order, not NSP."""
+    result = train(steps=2, data__pair_objective="sop")
+    assert result.model is not None
+    assert "nsp_accuracy" in result.heldout
+    card = (result.model / "README.md").read_text()
+    assert "- pre-training tasks: masked LM and sentence order" in card
+    assert "masked LM, sentence order" in " ".join(describe_model(result.model).lines)
+    plain = train("plain", steps=2)
+    assert plain.model is not None
+    card = (plain.model / "README.md").read_text()
+    assert "- pre-training tasks: masked LM and next-sentence prediction\n" in card

@@ -69,6 +69,9 @@ def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
     assert tiny.model.feed_forward == 512
     without_nsp = resolve(size="tiny", assignments=["data.nsp=false"])
     assert (without_nsp.run.initialization, without_nsp.optim.lr) == ("neighbor-heads", 2e-3)
+    sentence_order = resolve(size="tiny", assignments=["data.pair_objective=sop"])
+    assert (sentence_order.run.initialization, sentence_order.optim.lr) == ("neighbor-heads", 2e-3)
+    assert sentence_order.model.nsp
     larger = resolve(size="tiny", assignments=["model.layers=4", "model.width=256"])
     assert (larger.run.initialization, larger.optim.lr) == ("cross-segment-heads", 1e-3)
     assert larger.model.feed_forward == 1024
