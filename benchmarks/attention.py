@@ -51,8 +51,10 @@ def draw_lengths(task: str) -> list[int]:
     """Return random sequence lengths for a batch; each call returns the same lengths."""
     generator = random.Random(0)
     log_mean, log_std, minimum, maximum = LENGTH_DISTRIBUTIONS[task]
-    return [min(maximum, max(minimum, round(generator.lognormvariate(log_mean, log_std))))
-            for _ in range(BATCH_SIZE)]  # fmt: skip
+    return [
+        min(maximum, max(minimum, round(generator.lognormvariate(log_mean, log_std))))
+        for _ in range(BATCH_SIZE)
+    ]
 
 
 def time_attention_layer(layer: SelfAttention, lengths: list[int], *, one_bucket: bool) -> float:

@@ -240,8 +240,9 @@ def main() -> None:
     if options.store:
         store = Store.open(options.store)
         split, store_vocabulary = (
-            store.load_split("train"), VocabularyInfo.from_tokenizer(store.load_tokenizer())
-        )  # fmt: skip
+            store.load_split("train"),
+            VocabularyInfo.from_tokenizer(store.load_tokenizer()),
+        )
         measurements["--store: tokens/s"] = measure_stream(split, store_vocabulary)
         ratios["--store: tokens/s / target of 1.5 million"] = (
             measurements["--store: tokens/s"] / TARGET_TOKENS_PER_SECOND

@@ -67,10 +67,11 @@ def read_texts(path: Path, count: int, embedder: Embedder) -> list[str]:
     with path.open(encoding="utf-8") as file:
         lines = (line.strip() for line in file)
         suitable_lines = (
-            line for line in lines
+            line
+            for line in lines
             if not any(token in line for token in special_tokens)
             and MIN_TOKENS <= len(embedder.tokenizer.encode(line)) + 2 <= MAX_TOKENS
-        )  # fmt: skip
+        )
         texts = list(islice(suitable_lines, count))
     if len(texts) < count:
         raise SystemExit(
@@ -163,16 +164,24 @@ def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[
         # The TorchScript exporter is deprecated, but onnxruntime's optimizer needs its graphs.
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            LastHiddenState(), (ids, ids, ids * 0), str(plain), input_names=INPUT_NAMES,
+            LastHiddenState(),
+            (ids, ids, ids * 0),
+            str(plain),
+            input_names=INPUT_NAMES,
             output_names=["hidden"],
             dynamic_axes={name: {0: "B", 1: "S"} for name in [*INPUT_NAMES, "hidden"]},
-            opset_version=17, dynamo=False,
-        )  # fmt: skip
+            opset_version=17,
+            dynamo=False,
+        )
     config = embedder.config
     optimized = optimizer.optimize_model(
-        str(plain), model_type="bert", num_heads=config.heads, hidden_size=config.width,
-        opt_level=0, use_gpu=False,
-    )  # fmt: skip
+        str(plain),
+        model_type="bert",
+        num_heads=config.heads,
+        hidden_size=config.width,
+        opt_level=0,
+        use_gpu=False,
+    )
     num_fused = optimized.get_fused_operator_statistics()["Attention"]
     if num_fused != config.layers:
         raise SystemExit(
@@ -182,10 +191,12 @@ def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[
     optimized.save_model_to_file(str(fused))
     # The second feed-forward layer loses the most precision in 8 bits.
     down_layers = [
-        node.name for node in optimized.model.graph.node
-        if node.op_type == "MatMul" and "/output/dense/" in node.name
+        node.name
+        for node in optimized.model.graph.node
+        if node.op_type == "MatMul"
+        and "/output/dense/" in node.name
         and "/attention/" not in node.name
-    ]  # fmt: skip
+    ]
     assert len(down_layers) == config.layers
     paths = {}
     for name, excluded in (("fused, all in 8 bits", []), ("fused, part in float32", down_layers)):
@@ -193,9 +204,15 @@ def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[
         # The settings of onnxruntime's quantization tool. DefaultTensorType is needed because the
         # tool cannot infer the types of fused outputs. reduce_range (7 bits) avoids overflow on
         # CPUs without VNNI.
-        quantize_dynamic(fused, paths[name], weight_type=QuantType.QInt8, per_channel=True,
-                         reduce_range=True, nodes_to_exclude=excluded,
-                         extra_options={"DefaultTensorType": TensorProto.FLOAT})  # fmt: skip
+        quantize_dynamic(
+            fused,
+            paths[name],
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            reduce_range=True,
+            nodes_to_exclude=excluded,
+            extra_options={"DefaultTensorType": TensorProto.FLOAT},
+        )
     return paths
 
 
@@ -299,9 +316,11 @@ def compare(
     if options.layers:
         layer_seconds = time_layers(texts[: options.layers_count], embedder, directory)
         ratios["layer -12 / layer -1 of base"] = speed_ratio(layer_seconds, "-1", "-12")
-    target_keys = {"float32": "float32 / sentence-transformers",
-                 "fast": "fast / onnxruntime in 8 bits",
-                 "layers": "layer -12 / layer -1 of base"}  # fmt: skip
+    target_keys = {
+        "float32": "float32 / sentence-transformers",
+        "fast": "fast / onnxruntime in 8 bits",
+        "layers": "layer -12 / layer -1 of base",
+    }
     for name, key in target_keys.items():
         if key in ratios:
             ratios[f"{name}, ratio / target ratio of {TARGET_RATIOS[name]:g}"] = (

@@ -148,7 +148,10 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
         result = finetune(
-            options.task, options.model, Path(directory) / "run", data=options.data,
+            options.task,
+            options.model,
+            Path(directory) / "run",
+            data=options.data,
             values={
                 "task": build_task_overrides(options),
                 "optim": {"lr": options.lr},
@@ -157,10 +160,13 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
                 # Like the Trainer, write no checkpoints during training.
                 "checkpoint": {"every": 10**9},
             },
-        )  # fmt: skip
+        )
         seconds = time.perf_counter() - start
-    return {"seconds": seconds, "training_seconds": result.seconds,
-            **{name: result.metrics[name] for name in result.metric_names}}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "training_seconds": result.seconds,
+        **{name: result.metrics[name] for name in result.metric_names},
+    }
 
 
 def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, Any]:
@@ -198,18 +204,31 @@ def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> d
 
     with tempfile.TemporaryDirectory() as out:
         arguments = transformers.TrainingArguments(
-            output_dir=out, use_cpu=True, seed=seed, save_strategy="no", eval_strategy="epoch",
-            report_to=[], disable_tqdm=True, train_sampling_strategy=sampling,
-            per_device_train_batch_size=options.batch, per_device_eval_batch_size=options.batch,
-            learning_rate=options.lr, num_train_epochs=options.epochs,
-            weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0,
-        )  # fmt: skip
+            output_dir=out,
+            use_cpu=True,
+            seed=seed,
+            save_strategy="no",
+            eval_strategy="epoch",
+            report_to=[],
+            disable_tqdm=True,
+            train_sampling_strategy=sampling,
+            per_device_train_batch_size=options.batch,
+            per_device_eval_batch_size=options.batch,
+            learning_rate=options.lr,
+            num_train_epochs=options.epochs,
+            weight_decay=0.01,
+            adam_epsilon=1e-6,
+            max_grad_norm=1.0,
+        )
         trainer = Trainer(
-            model, arguments, train_dataset=TaskDataset(train_inputs, head.kind),
+            model,
+            arguments,
+            train_dataset=TaskDataset(train_inputs, head.kind),
             eval_dataset=TaskDataset(dev_inputs, head.kind),
-            data_collator=collator_class(tokenizer), processing_class=tokenizer,
+            data_collator=collator_class(tokenizer),
+            processing_class=tokenizer,
             compute_metrics=compute_metrics,
-        )  # fmt: skip
+        )
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
@@ -219,8 +238,11 @@ def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> d
 
 def build_task_overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Return the task settings that the command line specifies."""
-    settings = {"batch_size": options.batch, "max_seqlen": options.length,
-                "max_train_examples": options.examples}  # fmt: skip
+    settings = {
+        "batch_size": options.batch,
+        "max_seqlen": options.length,
+        "max_train_examples": options.examples,
+    }
     if options.train:
         settings["train_file"] = str(options.train.resolve())
     if options.dev:
@@ -283,10 +305,19 @@ def compare(options: argparse.Namespace) -> None:
             ]
             if (name, seed) in finished:
                 continue
-            scores = run_bertsmith(options, seed) if name == "bertsmith" else (
-                run_transformers(options, seed, BASELINES[name]))  # fmt: skip
-            record = {"name": name, "seed": seed, **settings, **scores,
-                      "load": os.getloadavg()[0], "machine": describe_machine()}  # fmt: skip
+            scores = (
+                run_bertsmith(options, seed)
+                if name == "bertsmith"
+                else (run_transformers(options, seed, BASELINES[name]))
+            )
+            record = {
+                "name": name,
+                "seed": seed,
+                **settings,
+                **scores,
+                "load": os.getloadavg()[0],
+                "machine": describe_machine(),
+            }
             with options.out.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             print(name, seed, {k: round(v, 4) for k, v in scores.items()}, flush=True)

@@ -111,8 +111,9 @@ def digest_onnx_outputs(directory: Path) -> dict[str, Any]:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         ids = np.arange(5, 21, dtype=np.int64).reshape(2, 8)
         values = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        inputs = {item.name: values.get(item.name, np.zeros_like(ids))
-                  for item in session.get_inputs()}  # fmt: skip
+        inputs = {
+            item.name: values.get(item.name, np.zeros_like(ids)) for item in session.get_inputs()
+        }
         outputs = session.run(None, inputs)
         for item, array in zip(session.get_outputs(), outputs, strict=True):
             digests[f"{path.name} {item.name}"] = digest_array(array)

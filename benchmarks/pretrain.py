@@ -75,9 +75,16 @@ def build_bertsmith_step(
 
     def step() -> None:
         take_step(
-            losses, [batch], model, adam, machine,
-            step=next(step_numbers), seed=0, lr=LEARNING_RATE, max_grad_norm=1.0,
-        )  # fmt: skip
+            losses,
+            [batch],
+            model,
+            adam,
+            machine,
+            step=next(step_numbers),
+            seed=0,
+            lr=LEARNING_RATE,
+            max_grad_norm=1.0,
+        )
 
     return step
 

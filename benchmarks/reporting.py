@@ -33,7 +33,10 @@ def report(
             print(f"  {key}: {value:,.3f}")
     if path is not None:
         content = {
-            "name": name, "ratios": ratios, "figures": measurements, "machine": describe_machine(),
-        }  # fmt: skip
+            "name": name,
+            "ratios": ratios,
+            "figures": measurements,
+            "machine": describe_machine(),
+        }
         path.write_text(json.dumps(content, indent=2) + "\n")
         print(f"wrote {path}")

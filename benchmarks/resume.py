@@ -92,9 +92,17 @@ def build_pretrain_command(
     }
     assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return build_command(
-        "pretrain", "--data", str(store), "--out", str(out), "--size", options.size,
-        "--steps", str(options.steps), *assignments,
-    )  # fmt: skip
+        "pretrain",
+        "--data",
+        str(store),
+        "--out",
+        str(out),
+        "--size",
+        options.size,
+        "--steps",
+        str(options.steps),
+        *assignments,
+    )
 
 
 def build_environment(compile_cache: Path | None) -> dict[str, str]:
@@ -171,8 +179,11 @@ def kill_and_resume(
         kill_log.num_during_checkpoint += bool(unfinished)
         saved_step = max((int(path.name[5:]) for path in checkpoints.glob("step-*")), default=0)
         kill_log.descriptions.append(f"{read_last_step(run)} (saved {saved_step})")
-        print(f"    kill {kill + 1}: at step {read_last_step(run)}, last checkpoint {saved_step}"
-              + (", while writing a checkpoint" if unfinished else ""), flush=True)  # fmt: skip
+        print(
+            f"    kill {kill + 1}: at step {read_last_step(run)}, last checkpoint {saved_step}"
+            + (", while writing a checkpoint" if unfinished else ""),
+            flush=True,
+        )
     with run.with_suffix(".log").open("ab") as output:
         subprocess.run(
             command, check=True, stdout=output, stderr=output, env=build_environment(cache)
@@ -238,11 +249,12 @@ def compare(mode: str, store: Path, work: Path, options: argparse.Namespace) -> 
         digest = expected[name][:16] if len(expected[name]) == 64 else ""
         print(f"    {'equal    ' if equal else 'DIFFERENT'}  {name}  {digest}", flush=True)
     return {
-        "kills": options.kills, "killed_at_step": kill_log.descriptions,
+        "kills": options.kills,
+        "killed_at_step": kill_log.descriptions,
         "killed_inside_a_checkpoint": kill_log.num_during_checkpoint,
         "last_loss": [record["loss"] for record in records if record["kind"] == "train"][-1],
         "equal": is_equal,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -278,9 +290,12 @@ def main() -> None:
         measurements = {mode: compare(mode, store, work, options) for mode in options.mode}
     all_equal = all(all(comparison["equal"].values()) for comparison in measurements.values())
     machine = {
-        "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "python": platform.python_version(), "processor": platform.machine(),
-    }  # fmt: skip
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+    }
     result = {"name": "resume", "ratios": {}, "figures": measurements, "machine": machine}
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

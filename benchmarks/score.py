@@ -162,12 +162,17 @@ def main() -> None:
     ratios[f"of the goal of {GOAL:g}"] = ratios["list / one call per sentence"] / GOAL
     lengths = [len(ids) for ids in bundle.tokenizer.encode_batch(sentences)]
     figures = {
-        "sentences": len(sentences), "tokens": sum(lengths), "longest": max(lengths),
-        "threads": torch.get_num_threads(), "vocabulary": bundle.config.vocab_size,
-        **{f"milliseconds per sentence, {name}": 1e3 * sum(times) / len(sentences)
-           for name, times in seconds.items()},
+        "sentences": len(sentences),
+        "tokens": sum(lengths),
+        "longest": max(lengths),
+        "threads": torch.get_num_threads(),
+        "vocabulary": bundle.config.vocab_size,
+        **{
+            f"milliseconds per sentence, {name}": 1e3 * sum(times) / len(sentences)
+            for name, times in seconds.items()
+        },
         **{f"largest difference, {name}": value for name, value in differences.items()},
-    }  # fmt: skip
+    }
     report("score", ratios, figures, options.json)
 
 

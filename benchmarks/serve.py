@@ -91,8 +91,9 @@ def measure_offline(embedder: Embedder, texts: list[str], seconds: float) -> flo
 def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: float) -> float:
     """Return the texts per second if the library computes batches as the server does."""
     settings, max_tokens = (
-        embedder.resolve_settings(VectorSettings()), ServeSettings().max_batch_tokens
-    )  # fmt: skip
+        embedder.resolve_settings(VectorSettings()),
+        ServeSettings().max_batch_tokens,
+    )
     generator, cpu = random.Random(0), torch.device("cpu")
 
     def compute(batch: list[list[int]]) -> Any:
@@ -156,9 +157,13 @@ def main() -> None:
 
 
 def report_results(
-    options: argparse.Namespace, embedder: Embedder, texts: list[str], responses: list[Any],
-    rates: list[tuple[float, float, float]], exit_status: int,
-) -> None:  # fmt: skip
+    options: argparse.Namespace,
+    embedder: Embedder,
+    texts: list[str],
+    responses: list[Any],
+    rates: list[tuple[float, float, float]],
+    exit_status: int,
+) -> None:
     """Compute and report throughput ratios, latencies and the error of the vectors.
 
     Args:
@@ -188,7 +193,7 @@ def report_results(
             np.median([unsorted_rate / offline_rate for offline_rate, unsorted_rate, _ in rates])
         ),
         "p99 / median": p99_latency / median_latency,
-    }  # fmt: skip
+    }
     measurements = {
         "clients": options.clients, "seconds": options.seconds, "requests": len(responses),
         "errors": sum(status != 200 for *_, status, _ in responses), "requests per second": server,

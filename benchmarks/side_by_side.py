@@ -104,8 +104,11 @@ class Trainer:
             self.num_steps += 1
             is_last = self.num_steps >= self.total_steps
             if self.num_steps % eval_every == 0 or is_last or self.num_steps == 1:
-                record = {"step": self.num_steps, "tokens": self.num_tokens,
-                          "seconds": self.seconds}  # fmt: skip
+                record = {
+                    "step": self.num_steps,
+                    "tokens": self.num_tokens,
+                    "seconds": self.seconds,
+                }
                 self.records.append(record | {"training": loss, "mlm_loss": self._evaluate()})
                 print(self.name, json.dumps(self.records[-1]), flush=True)
 
@@ -117,10 +120,16 @@ def make_bertsmith_trainer(session: Session) -> Trainer:
     def step(number: int, lr: float, micro_batches: list[PretrainingMicroBatch]) -> float:
         session.model.train()
         result = take_step(
-            objective.compute_losses, micro_batches, session.model, session.optimizer,
-            session.machine, step=number, seed=session.settings.run.seed, lr=lr,
+            objective.compute_losses,
+            micro_batches,
+            session.model,
+            session.optimizer,
+            session.machine,
+            step=number,
+            seed=session.settings.run.seed,
+            lr=lr,
             max_grad_norm=session.settings.optim.max_grad_norm,
-        )  # fmt: skip
+        )
         return result.losses["mlm_loss"]
 
     def evaluate() -> float:
@@ -136,8 +145,10 @@ def to_padded_inputs(micro_batch: PretrainingMicroBatch) -> dict[str, Tensor]:
     lengths = packed.cu_seqlens.diff().long()
     shape = (micro_batch.num_sequences, packed.max_seqlen)
     rows = torch.arange(micro_batch.num_sequences).repeat_interleave(lengths)
-    inputs = {name: torch.zeros(shape, dtype=torch.long) for name in
-              ("input_ids", "token_type_ids", "attention_mask")}  # fmt: skip
+    inputs = {
+        name: torch.zeros(shape, dtype=torch.long)
+        for name in ("input_ids", "token_type_ids", "attention_mask")
+    }
     inputs["labels"] = torch.full(shape, -100)
     inputs["input_ids"][rows, packed.positions] = packed.ids
     inputs["token_type_ids"][rows, packed.positions] = packed.segments
@@ -191,10 +202,15 @@ def _build_optimizer(model: nn.Module, settings: PretrainSettings) -> torch.opti
         else:
             decay.append(parameter)
     return torch.optim.AdamW(
-        [{"params": decay, "weight_decay": optim.weight_decay},
-         {"params": no_decay, "weight_decay": 0.0}],
-        lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True,
-    )  # fmt: skip
+        [
+            {"params": decay, "weight_decay": optim.weight_decay},
+            {"params": no_decay, "weight_decay": 0.0},
+        ],
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        fused=True,
+    )
 
 
 @torch.no_grad()
@@ -208,8 +224,9 @@ def _evaluate(model: Any, session: Session) -> float:
         batch = stream.batch(first, min(64, num_sequences - first))
         inputs = to_padded_inputs(to_device(batch, torch.device("cpu")))
         is_masked = inputs["labels"] != -100
-        arguments = {name: inputs[name] for name in
-                     ("input_ids", "token_type_ids", "attention_mask")}  # fmt: skip
+        arguments = {
+            name: inputs[name] for name in ("input_ids", "token_type_ids", "attention_mask")
+        }
         hidden = model.bert(**arguments).last_hidden_state[is_masked]
         logits = model.cls.predictions(hidden)
         loss += float(F.cross_entropy(logits, inputs["labels"][is_masked], reduction="sum"))

@@ -169,8 +169,9 @@ def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_s
                 f"{process.stderr}\nthe command failed with exit status {process.returncode}: "
                 f"{shlex.join(run_command)}"
             )
-    runs = [json.loads((out / f"seed-{seed}" / "result.json").read_text())
-            for seed in range(num_seeds)]  # fmt: skip
+    runs = [
+        json.loads((out / f"seed-{seed}" / "result.json").read_text()) for seed in range(num_seeds)
+    ]
     content: dict[str, Any] = {
         "name": name,
         "command": command,
@@ -189,12 +190,10 @@ def split_squad2(directory: Path, work: Path) -> None:
     """Write a training and a dev file for SQuAD v2.0, from v1.1 and half of the v2.0 dev set."""
     if (work / "squad2-dev.json").exists():
         return
-    v1_articles = json.loads(
-        (directory / "train-v1.1-11877.json").read_text(encoding="utf-8")
-    )["data"]  # fmt: skip
-    v2_articles = json.loads(
-        (directory / "dev-v2.0-half.json").read_text(encoding="utf-8")
-    )["data"]  # fmt: skip
+    v1_articles = json.loads((directory / "train-v1.1-11877.json").read_text(encoding="utf-8"))[
+        "data"
+    ]
+    v2_articles = json.loads((directory / "dev-v2.0-half.json").read_text(encoding="utf-8"))["data"]
     parts = {
         "train": v1_articles[::V1_ARTICLE_STEP] + v2_articles[:-NUM_DEV_ARTICLES],
         "dev": v2_articles[-NUM_DEV_ARTICLES:],

@@ -142,8 +142,11 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
         "precision": _get_nested(settings, "run", "precision"),
         "PyTorch": _get_nested(provenance, "torch"),
     }
-    return [f"- {name}: {_to_line(value)}" for name, value in values.items()
-            if isinstance(value, str | int | float)]  # fmt: skip
+    return [
+        f"- {name}: {_to_line(value)}"
+        for name, value in values.items()
+        if isinstance(value, str | int | float)
+    ]
 
 
 def _describe_tasks(data: Any) -> str | None:
@@ -168,8 +171,11 @@ def _result_lines(info: Mapping[str, Any]) -> list[str]:
     metrics = info.get("heldout_metrics")
     if not isinstance(metrics, Mapping):
         return []
-    rows = [f"| {_to_line(name)} | {value:,.6g} |" for name, value in metrics.items()
-            if isinstance(value, int | float)]  # fmt: skip
+    rows = [
+        f"| {_to_line(name)} | {value:,.6g} |"
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    ]
     return ["| metric | value |", "| --- | ---: |", *rows] if rows else []
 
 

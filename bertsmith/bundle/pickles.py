@@ -79,8 +79,7 @@ def _read_zip_pickle(path: Path, file_size: int) -> bytes:
                 f"{path}: this checkpoint is compressed and may unpack to any size; save it again "
                 "with PyTorch, which writes uncompressed checkpoints",
             )
-        pickles = [member for member in members
-                   if member.filename.rpartition("/")[2] == "data.pkl"]  # fmt: skip
+        pickles = [member for member in members if member.filename.rpartition("/")[2] == "data.pkl"]
         has_duplicates = len({member.filename for member in members}) != len(members)
         if len(pickles) != 1 or has_duplicates:
             raise ModelError(f"{path}: not a PyTorch checkpoint: expected exactly one data.pkl")

@@ -190,8 +190,11 @@ def _list_pickled(path: Path) -> dict[str, StoredTensor]:
         raise ModelError(
             f"{path}: the file contains a {type(state).__name__}; expected a dictionary of tensors"
         )
-    tensors = {name: value for name, value in state.items()
-               if isinstance(name, str) and isinstance(value, Tensor)}  # fmt: skip
+    tensors = {
+        name: value
+        for name, value in state.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
     _check_storage_sizes(path, tensors)
     return {
         name: StoredTensor(

@@ -233,8 +233,11 @@ def copy_weights(
     if decoder is not None and "mlm.decoder.bias" in stored:
         _check_tied_decoder(weights, decoder, state["bert.embeddings.words.weight"])
         used.add(id(decoder))
-    return tuple(name for name, tensor in weights.file_tensors.items()
-                 if id(tensor) not in used and not is_redundant(name))  # fmt: skip
+    return tuple(
+        name
+        for name, tensor in weights.file_tensors.items()
+        if id(tensor) not in used and not is_redundant(name)
+    )
 
 
 def _check_tied_decoder(

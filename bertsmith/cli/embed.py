@@ -178,12 +178,15 @@ def embed(
     if resume and out is None:
         raise InputError("--resume without an output file; add --out with the file to continue")
     settings = parse_vector_settings(
-        layer, combine=combine, weights=parse_numbers("weights", weights), pooling=pooling,
+        layer,
+        combine=combine,
+        weights=parse_numbers("weights", weights),
+        pooling=pooling,
         normalize=normalize,
         include_special_tokens=(
             special_tokens if old_special_tokens is None else old_special_tokens
         ),
-    )  # fmt: skip
+    )
     check_device(device)
     check_readable(file)
     source = open_input(file or STDIN, encoding)
@@ -201,9 +204,13 @@ def embed(
     embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
     embedder = embedder.with_token_counter(unknown.counts)
     texts = _open_texts(
-        source, table_format, text or DEFAULT_TEXT_COLUMN, header, delimiter,
+        source,
+        table_format,
+        text or DEFAULT_TEXT_COLUMN,
+        header,
+        delimiter,
         per_token=settings.pooling == "none",
-    )  # fmt: skip
+    )
     with texts as opened_texts:
         if out is None:
             _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)
@@ -274,9 +281,14 @@ def _detect_table_format(
 
 @contextmanager
 def _open_texts(
-    source: Input, table_format: str | None, text_column: str, header: bool | None,
-    delimiter: str | None, *, per_token: bool,
-) -> Iterator[_Texts]:  # fmt: skip
+    source: Input,
+    table_format: str | None,
+    text_column: str,
+    header: bool | None,
+    delimiter: str | None,
+    *,
+    per_token: bool,
+) -> Iterator[_Texts]:
     """Open the lines or the table rows to embed."""
     from bertsmith.tasks.tables import has_column, open_table
     from bertsmith.use.table_input import find_columns, iter_text_rows
@@ -337,17 +349,23 @@ def parse_vector_settings(layer: str | None, **values: Any) -> "VectorSettings":
 
 
 def _print_vectors(
-    embedder: "Embedder", texts: _Texts, settings: "VectorSettings", batch_tokens: int | None,
+    embedder: "Embedder",
+    texts: _Texts,
+    settings: "VectorSettings",
+    batch_tokens: int | None,
     unknown: UnknownTokenWarning,
-) -> None:  # fmt: skip
+) -> None:
     """Print the vectors as JSON lines, and log how many texts were truncated."""
     from bertsmith.use.embed_lines import embed_chunks
     from bertsmith.use.vector_writers import format_json_line
 
     chunks = embed_chunks(
-        embedder, texts.lines, embedder.resolve_settings(settings), batch_tokens=batch_tokens,
+        embedder,
+        texts.lines,
+        embedder.resolve_settings(settings),
+        batch_tokens=batch_tokens,
         unbuffered=texts.unbuffered,
-    )  # fmt: skip
+    )
     num_truncated = 0
     for chunk in chunks:
         rows: Sequence[Mapping[str, Any] | None] = [None] * len(chunk.texts)
@@ -363,17 +381,30 @@ def _print_vectors(
 
 
 def _write_vectors(
-    embedder: "Embedder", texts: _Texts, out: Path, settings: "VectorSettings",
-    batch_tokens: int | None, *, resume: bool, as_json: bool,
-) -> None:  # fmt: skip
+    embedder: "Embedder",
+    texts: _Texts,
+    out: Path,
+    settings: "VectorSettings",
+    batch_tokens: int | None,
+    *,
+    resume: bool,
+    as_json: bool,
+) -> None:
     """Write the vectors to a file; log the file and a next step. Print a summary if ``as_json``."""
     from bertsmith.use.embed_lines import embed_lines
 
     try:
         summary = embed_lines(
-            embedder, texts.lines, out, settings, columns=texts.columns, total=texts.total,
-            batch_tokens=batch_tokens, resume=resume, progress=TerminalProgress(),
-        )  # fmt: skip
+            embedder,
+            texts.lines,
+            out,
+            settings,
+            columns=texts.columns,
+            total=texts.total,
+            batch_tokens=batch_tokens,
+            resume=resume,
+            progress=TerminalProgress(),
+        )
     except (KeyboardInterrupt, Terminated):
         log("stopped and saved; the same command with --resume continues")
         raise

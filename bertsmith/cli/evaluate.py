@@ -112,9 +112,15 @@ def evaluate(
         }  # fmt: skip
         check_unused_options(labeled_data_options, "not valid with --minimal-pairs; remove it")
         evaluate_minimal_pairs(
-            model, [*minimal_pairs, *(files_after_first or [])], pll, skip_invalid=skip_invalid,
-            encoding=encoding, out=out, device=device, as_json=as_json,
-        )  # fmt: skip
+            model,
+            [*minimal_pairs, *(files_after_first or [])],
+            pll,
+            skip_invalid=skip_invalid,
+            encoding=encoding,
+            out=out,
+            device=device,
+            as_json=as_json,
+        )
         return
     if files_after_first:
         raise InputError(f"{files_after_first[0]}: unexpected argument; use --data FILE")

@@ -177,9 +177,12 @@ def finetune(
         # Even an empty table would select the feature-based approach.
         del values["features"]
     options: dict[str, Any] = {
-        "data": data, "config": config, "assignments": assignments or [], "values": values,
+        "data": data,
+        "config": config,
+        "assignments": assignments or [],
+        "values": values,
         "progress": TerminalProgress(),
-    }  # fmt: skip
+    }
     is_sweep = seeds > 1 or grid
     from bertsmith.train.finetuning.settings import check_finetune_arguments
 

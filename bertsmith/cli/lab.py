@@ -100,10 +100,15 @@ def lab(
     from bertsmith.lab.stage_runners import StoppedError
 
     run = ExperimentRun(
-        name, scale=scale.value,
+        name,
+        scale=scale.value,
         sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
-        out=out, results_dir=results, work_dir=work, num_seeds=seeds, progress=TerminalProgress(),
-    )  # fmt: skip
+        out=out,
+        results_dir=results,
+        work_dir=work,
+        num_seeds=seeds,
+        progress=TerminalProgress(),
+    )
     if plan:
         _print_plan(run, as_json=as_json)
         return

@@ -144,13 +144,18 @@ def predict(
     """
     _check_inputs(input_file, texts, glue, squad, skip_invalid=skip_invalid)
     columns = {
-        "text_column": text, "pair_column": pair,
+        "text_column": text,
+        "pair_column": pair,
         "ending_columns": endings.split(",") if endings else None,
-    }  # fmt: skip
+    }
     table_options = {
-        "--text": text, "--pair": pair, "--endings": endings,
-        "--out": out, "--header": header, "--delimiter": delimiter,
-    }  # fmt: skip
+        "--text": text,
+        "--pair": pair,
+        "--endings": endings,
+        "--out": out,
+        "--header": header,
+        "--delimiter": delimiter,
+    }
     if input_file is None:
         input_options = table_options | {"--encoding": encoding, "--format": input_format}
         check_unused_options(input_options, "only valid with --input FILE; remove it")
@@ -199,9 +204,13 @@ def predict(
 
 
 def _check_inputs(
-    input_file: str | None, texts: list[str] | None, glue: Path | None, squad: Path | None,
-    *, skip_invalid: bool,
-) -> None:  # fmt: skip
+    input_file: str | None,
+    texts: list[str] | None,
+    glue: Path | None,
+    squad: Path | None,
+    *,
+    skip_invalid: bool,
+) -> None:
     """Raise InputError unless there is exactly one input, which is readable."""
     num_inputs = sum(value is not None for value in (input_file, texts or None, glue, squad))
     if num_inputs != 1:
@@ -314,14 +323,24 @@ class _TablePrediction:
         target: Path | Callable[[str], object] = self.out or sys.stdout.write
         if has_tokens:
             counts = tag_file(
-                bundle, self.source, target, columns=columns, skip_invalid=self.skip_invalid,
-                as_json=print_json_lines, progress=TerminalProgress(),
-            )  # fmt: skip
+                bundle,
+                self.source,
+                target,
+                columns=columns,
+                skip_invalid=self.skip_invalid,
+                as_json=print_json_lines,
+                progress=TerminalProgress(),
+            )
         else:
             counts = predict_table(
-                bundle, self.source, target, columns=columns, skip_invalid=self.skip_invalid,
-                out_format="jsonl" if print_json_lines else None, progress=TerminalProgress(),
-            )  # fmt: skip
+                bundle,
+                self.source,
+                target,
+                columns=columns,
+                skip_invalid=self.skip_invalid,
+                out_format="jsonl" if print_json_lines else None,
+                progress=TerminalProgress(),
+            )
         _log_table_counts(counts, self.source.path, self.out, as_json=self.as_json)
 
 

@@ -81,9 +81,12 @@ def pretrain(
     """
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
     overrides: dict[str, Any] = {
-        "size": size, "recipe": recipe.value, "start_from": start_from, "config": config,
+        "size": size,
+        "recipe": recipe.value,
+        "start_from": start_from,
+        "config": config,
         "assignments": assignments or [],
-    }  # fmt: skip
+    }
     if out is None and not plan:
         raise typer.BadParameter("no run directory: add --out RUN")
     from bertsmith.train.pretraining.resolve import check_pretrain_arguments

@@ -130,6 +130,9 @@ def _list_files(directory: Path) -> tuple[str, ...]:
             f"{directory}: the model has no safetensors weights, and other weights are not "
             "uploaded; convert the model with: bertsmith export --to hf"
         )
-    files = {file.relative_to(directory).as_posix()
-             for pattern in _UPLOAD_PATTERNS for file in directory.glob(pattern)}  # fmt: skip
+    files = {
+        file.relative_to(directory).as_posix()
+        for pattern in _UPLOAD_PATTERNS
+        for file in directory.glob(pattern)
+    }
     return tuple(sorted(files))

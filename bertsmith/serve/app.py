@@ -59,9 +59,12 @@ def create_app(
         executor.close()
 
     app = FastAPI(
-        title="Bertsmith", version=__version__, lifespan=lifespan, docs_url=None,
+        title="Bertsmith",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
-    )  # fmt: skip
+    )
     app.state.service = service
     add_error_handlers(app)
     # RequestMiddleware adds the CORS headers for ``origins``. The app needs a CORSMiddleware of its

@@ -48,9 +48,10 @@ class ApiKey:
         else:
             challenge = "Bearer"
         return create_error_response(
-            401, "the API key is missing or wrong; send the header Authorization: Bearer KEY",
+            401,
+            "the API key is missing or wrong; send the header Authorization: Bearer KEY",
             {"WWW-Authenticate": challenge},
-        )  # fmt: skip
+        )
 
 
 def _is_same_origin(method: str, headers: Mapping[bytes, bytes]) -> bool:

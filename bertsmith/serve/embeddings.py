@@ -47,9 +47,14 @@ class EmbeddingRoutes:
             self.router.post(f"/{path}")(getattr(self, path))
 
     async def _compute_vectors(
-        self, request: Request, model: str | None, texts: list[str], settings: VectorSettings,
-        *, truncate: bool = True,
-    ) -> tuple[PendingEmbeddings, list[Any]]:  # fmt: skip
+        self,
+        request: Request,
+        model: str | None,
+        texts: list[str],
+        settings: VectorSettings,
+        *,
+        truncate: bool = True,
+    ) -> tuple[PendingEmbeddings, list[Any]]:
         """Submit texts to the batcher; return the submission and, once computed, the vectors."""
         # ``submit`` must return only the future, so it stores the submission here.
         submitted: list[PendingEmbeddings] = []
@@ -89,8 +94,10 @@ class EmbeddingRoutes:
 
     async def list_models(self) -> Response:
         """List the models (OpenAI's API)."""
-        models = [{"id": name, "object": "model", "created": self._started_at,
-                   "owned_by": "bertsmith"} for name in self._service.models]  # fmt: skip
+        models = [
+            {"id": name, "object": "model", "created": self._started_at, "owned_by": "bertsmith"}
+            for name in self._service.models
+        ]
         return to_json_response({"object": "list", "data": models})
 
     async def embed(self, request: Request, body: EmbedBody) -> Response:

@@ -34,32 +34,42 @@ class Metrics:
             "bertsmith_requests_total", "Requests.", ["endpoint", "status"], registry=registry
         )
         self._request_seconds = Histogram(
-            "bertsmith_request_seconds", "Duration of a request in seconds.", ["endpoint"],
-            buckets=_SECONDS_BUCKETS, registry=registry,
-        )  # fmt: skip
+            "bertsmith_request_seconds",
+            "Duration of a request in seconds.",
+            ["endpoint"],
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
         self._sequences = Counter(
             "bertsmith_sequences_total", "Sequences computed.", registry=registry
         )
         self._tokens = Counter("bertsmith_tokens_total", "Tokens computed.", registry=registry)
         self._batch_tokens = Histogram(
-            "bertsmith_batch_tokens", "Tokens per batch.", buckets=_TOKENS_BUCKETS,
+            "bertsmith_batch_tokens",
+            "Tokens per batch.",
+            buckets=_TOKENS_BUCKETS,
             registry=registry,
-        )  # fmt: skip
+        )
         self._model_seconds = Counter(
             "bertsmith_model_seconds_total",
-            "Seconds of model computation, summed over concurrent batches.", registry=registry,
-        )  # fmt: skip
+            "Seconds of model computation, summed over concurrent batches.",
+            registry=registry,
+        )
         self._queued_tokens = Gauge(
             "bertsmith_waiting_tokens", "Tokens in the queue.", registry=registry
         )
         self._text_tokens = Counter(
-            "bertsmith_text_tokens_total", "Tokens of request texts, without special tokens.",
-            ["model"], registry=registry,
-        )  # fmt: skip
+            "bertsmith_text_tokens_total",
+            "Tokens of request texts, without special tokens.",
+            ["model"],
+            registry=registry,
+        )
         self._unknown_tokens = Counter(
-            "bertsmith_unknown_tokens_total", "[UNK] tokens of request texts.",
-            ["model"], registry=registry,
-        )  # fmt: skip
+            "bertsmith_unknown_tokens_total",
+            "[UNK] tokens of request texts.",
+            ["model"],
+            registry=registry,
+        )
 
     def set_queue_gauge(self, queued_tokens: Callable[[], float]) -> None:
         """Set the function that returns the current number of queued tokens."""

@@ -46,9 +46,14 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: ApiKey | None = None,
+        self,
+        app: App,
+        *,
+        settings: ServeSettings,
+        metrics: Metrics,
+        key: ApiKey | None = None,
         origins: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Wrap an app.
 
         Args:
@@ -67,9 +72,12 @@ class RequestMiddleware:
         if origins:
             # Rejections need CORS headers too: without them a browser hides them from scripts.
             self._cors = CORSMiddleware(
-                self._handle_request, allow_origins=origins, allow_methods=["*"],
-                allow_headers=["*"], expose_headers=[UNKNOWN_SHARE_HEADER],
-            )  # fmt: skip
+                self._handle_request,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=[UNKNOWN_SHARE_HEADER],
+            )
             self._handle = self._cors
         #: Number of running requests, and of open event streams of pages, which may last for hours.
         self._num_active = {"requests": 0, "pages": 0}
@@ -216,9 +224,13 @@ class _Request:
     """
 
     def __init__(
-        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], send: Send,
-        response_monitor: ResponseMonitor, metrics: Metrics,
-    ) -> None:  # fmt: skip
+        self,
+        scope: MutableMapping[str, Any],
+        headers: dict[bytes, bytes],
+        send: Send,
+        response_monitor: ResponseMonitor,
+        metrics: Metrics,
+    ) -> None:
         self._scope = scope
         self._send = send
         self._response_monitor = response_monitor

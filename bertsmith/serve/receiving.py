@@ -132,9 +132,10 @@ class BodyReceiver:
         """Return the error of a body that was dropped, or not received in time."""
         if body.is_dropped:
             return BodyError(
-                408, "the body was incomplete when the server needed memory for other requests; "
-                "send it again without pauses"
-            )  # fmt: skip
+                408,
+                "the body was incomplete when the server needed memory for other requests; "
+                "send it again without pauses",
+            )
         seconds = self._settings.body_timeout_seconds
         return BodyError(
             408, f"the body was not received within {seconds:g} seconds; send it faster"

@@ -148,9 +148,14 @@ def _create_response(inputs: object, items: Iterable[Any]) -> Response:
 def _describe_model(model: ServedModel) -> dict[str, Any]:
     """Return the entry of a model in /models."""
     config = model.bundle.config
-    fields = {"name": model.name, "tasks": sorted(model.tasks), "num_layers": config.layers,
-              "hidden_size": config.width, "vocab_size": model.bundle.tokenizer.vocab_size,
-              "max_seqlen": model.embedder.max_seqlen}  # fmt: skip
+    fields = {
+        "name": model.name,
+        "tasks": sorted(model.tasks),
+        "num_layers": config.layers,
+        "hidden_size": config.width,
+        "vocab_size": model.bundle.tokenizer.vocab_size,
+        "max_seqlen": model.embedder.max_seqlen,
+    }
     if isinstance(model.bundle, FineTunedBundle):
         fields |= {"kind": model.bundle.head.kind, "labels": list(model.bundle.head.labels)}
     return fields
@@ -179,27 +184,37 @@ def _iter_token_lists(
     for ids, offsets in encoded:
         deadline.check()
         rows = zip(ids, tokenizer.ids_to_tokens(ids), offsets, strict=True)
-        tokens = [{"id": token_id, "text": text, "special": False, "start": start, "stop": stop}
-                  for token_id, text, (start, stop) in rows]  # fmt: skip
+        tokens = [
+            {"id": token_id, "text": text, "special": False, "start": start, "stop": stop}
+            for token_id, text, (start, stop) in rows
+        ]
         yield orjson.dumps([cls, *tokens, sep] if add_special_tokens else tokens)
 
 
 def _format_answer(answer: Answer) -> dict[str, Any]:
     """Return the fields of an answer in /answer, with the five best spans as candidates."""
-    return {**asdict(answer.best), "null_score_diff": answer.null_score_diff,
-            "truncated": answer.is_truncated,
-            "candidates": [asdict(span) for span in answer.candidates[:5]]}  # fmt: skip
+    return {
+        **asdict(answer.best),
+        "null_score_diff": answer.null_score_diff,
+        "truncated": answer.is_truncated,
+        "candidates": [asdict(span) for span in answer.candidates[:5]],
+    }
 
 
 def _format_choice(choice: Choice) -> dict[str, Any]:
     """Return the fields of a choice in /choose."""
-    return {"probabilities": choice.probabilities, "best_index": choice.best_index,
-            "truncated": choice.is_truncated}  # fmt: skip
+    return {
+        "probabilities": choice.probabilities,
+        "best_index": choice.best_index,
+        "truncated": choice.is_truncated,
+    }
 
 
 def _format_prediction(prediction: Prediction) -> dict[str, Any]:
     """Return the fields of a prediction in /classify."""
     if prediction.score is not None:
         return {"score": prediction.score, "truncated": prediction.is_truncated}
-    return {"labels": [{"label": label, "score": score} for label, score in prediction.labels],
-            "truncated": prediction.is_truncated}  # fmt: skip
+    return {
+        "labels": [{"label": label, "score": score} for label, score in prediction.labels],
+        "truncated": prediction.is_truncated,
+    }

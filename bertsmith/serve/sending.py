@@ -57,9 +57,11 @@ class ResponseMonitor:
     """Waits for clients to read their responses and disconnects slow ones; not thread-safe."""
 
     def __init__(
-        self, settings: ServeSettings, clock: Callable[[], float] | None = None,
+        self,
+        settings: ServeSettings,
+        clock: Callable[[], float] | None = None,
         check_interval_seconds: float = _CHECK_INTERVAL_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._check_interval_seconds = check_interval_seconds
@@ -77,9 +79,12 @@ class ResponseMonitor:
         now = self._get_time()
         num_unsent_bytes = connection.count_unsent_bytes()
         response = _Response(
-            connection, num_unsent_bytes, last_read_at=now, progress_at=now,
+            connection,
+            num_unsent_bytes,
+            last_read_at=now,
+            progress_at=now,
             unsent_at_progress=num_unsent_bytes,
-        )  # fmt: skip
+        )
         self._responses[response] = None
         try:
             while connection.is_write_buffer_full():

@@ -126,13 +126,18 @@ def create_config(settings: ServeSettings) -> uvicorn.Config:
 
     # ``create_server`` replaces the empty app.
     return uvicorn.Config(
-        "", http=ConfiguredProtocol, ws="none", log_level="warning", access_log=False,
+        "",
+        http=ConfiguredProtocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_seconds) or 1,
-        server_header=False, lifespan="on",
+        server_header=False,
+        lifespan="on",
         # uvicorn trusts X-Forwarded headers of all clients on this machine by default.
         proxy_headers=False,
-    )  # fmt: skip
+    )
 
 
 class _Server(uvicorn.Server):
@@ -227,8 +232,15 @@ class _LimitedProtocol(HttpToolsProtocol):
         phrase = HTTPStatus(status).phrase
         # Without CORS headers a browser hides the response from the script.
         cors = [f"{name}: {value}" for name, value in self._get_cors_headers().items()]
-        head = [f"HTTP/1.1 {status} {phrase}", f"content-length: {len(response.body)}",
-                "content-type: application/json", *cors, "connection: close", "", ""]  # fmt: skip
+        head = [
+            f"HTTP/1.1 {status} {phrase}",
+            f"content-length: {len(response.body)}",
+            "content-type: application/json",
+            *cors,
+            "connection: close",
+            "",
+            "",
+        ]
         self.transport.write("\r\n".join(head).encode() + bytes(response.body))
         self.transport.close()
 

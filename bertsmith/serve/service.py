@@ -404,8 +404,9 @@ class Service:
                 token_indices = None
                 if inputs.token_indices is not None:
                     token_indices = inputs.token_indices[index]
-                payloads += [(len(ids), ((ids, segments), token_indices))
-                             for ids, segments in sequences]  # fmt: skip
+                payloads += [
+                    (len(ids), ((ids, segments), token_indices)) for ids, segments in sequences
+                ]
             compute_batch = require_finite(model.name, partial(compute_task_outputs, task_model))
             outputs = self.batcher.submit_and_wait(
                 (model.name, "outputs"), compute_batch, payloads, deadline

@@ -100,14 +100,21 @@ class ExampleCounts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts for JSON."""
-        counts = {"num_read": self.num_read, "num_used": self.num_used,
-                  "num_truncated": self.num_truncated, "skipped": dict(self.skipped)}  # fmt: skip
+        counts = {
+            "num_read": self.num_read,
+            "num_used": self.num_used,
+            "num_truncated": self.num_truncated,
+            "skipped": dict(self.skipped),
+        }
         unknown_share = self.token_counts.unknown_share if self.token_counts.num_tokens else None
-        optional = {"first_skipped": self.first_skipped or None,
-                    "unseen_labels": self.unseen_labels,
-                    "num_unreachable_answers": self.num_unreachable_answers or None,
-                    "num_without_target": self.num_without_target or None,
-                    "notes": self.notes or None, "unknown_share": unknown_share}  # fmt: skip
+        optional = {
+            "first_skipped": self.first_skipped or None,
+            "unseen_labels": self.unseen_labels,
+            "num_unreachable_answers": self.num_unreachable_answers or None,
+            "num_without_target": self.num_without_target or None,
+            "notes": self.notes or None,
+            "unknown_share": unknown_share,
+        }
         return counts | {name: value for name, value in optional.items() if value is not None}
 
 
@@ -222,8 +229,13 @@ class TaskMicroBatch:
     def to(self, device: torch.device) -> "TaskMicroBatch":
         """Return the micro-batch on ``device``."""
         token_indices = None if self.token_indices is None else self.token_indices.to(device)
-        return TaskMicroBatch(self.packed.to(device), token_indices, self.targets.to(device),
-                          self.target_weights.to(device), self.sequences_per_unit)  # fmt: skip
+        return TaskMicroBatch(
+            self.packed.to(device),
+            token_indices,
+            self.targets.to(device),
+            self.target_weights.to(device),
+            self.sequences_per_unit,
+        )
 
 
 class TaskFamily(Protocol):

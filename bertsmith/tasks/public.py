@@ -85,8 +85,15 @@ def _make_classification_settings(
         metrics: Names of the metrics.
         header: Whether the first line names the columns.
     """
-    return {"kind": "single", "text_column": text, "pair_column": pair, "label_column": label,
-            "labels": list(labels), "metrics": list(metrics), "header": header}  # fmt: skip
+    return {
+        "kind": "single",
+        "text_column": text,
+        "pair_column": pair,
+        "label_column": label,
+        "labels": list(labels),
+        "metrics": list(metrics),
+        "header": header,
+    }
 
 
 _SIMILARITY_SETTINGS = {

@@ -180,8 +180,13 @@ def read_unique_id(row: Row, column: str, seen_ids: set[str], *, is_required: bo
 
 def _describe_type(value: Any) -> str:
     """Return the type of a JSON value for messages, such as "a number"."""
-    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list",
-             dict: "an object"}  # fmt: skip
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), type(value).__name__)
 
 

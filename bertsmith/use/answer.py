@@ -172,10 +172,12 @@ def _answer_examples(
     task = get_task_settings(bundle)
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     predictions = find_best_spans(
-        compute(bundle.model, inputs), inputs.decoding_data,
+        compute(bundle.model, inputs),
+        inputs.decoding_data,
         [example.context for example in examples],
-        max_answer_tokens=task.max_answer_length, num_spans=NUM_CANDIDATES,
-    )  # fmt: skip
+        max_answer_tokens=task.max_answer_length,
+        num_spans=NUM_CANDIDATES,
+    )
     # A question with several windows is truncated in all of them or in none.
     is_question_truncated = {
         window.example_index: is_truncated

@@ -181,10 +181,15 @@ class Embedder:
             SettingsError: The settings are invalid for this model.
         """
         spec = self.resolve_settings(
-            build_vector_settings(layer, pooling=pooling, normalize=normalize,
-                                  include_special_tokens=include_special_tokens,
-                                  combine=combine, weights=weights)
-        )  # fmt: skip
+            build_vector_settings(
+                layer,
+                pooling=pooling,
+                normalize=normalize,
+                include_special_tokens=include_special_tokens,
+                combine=combine,
+                weights=weights,
+            )
+        )
         if spec.pooling == "none":
             raise InputError(
                 'pooling is "none", which gives one vector per token; call encode_tokens() instead'
@@ -202,9 +207,13 @@ class Embedder:
         return vectors
 
     def encode_tokens(
-        self, texts: Sequence[str], *, layer: int | Sequence[int] | None = None,
-        batch_tokens: int | None = None, **settings: Any,
-    ) -> list[TokenVectors]:  # fmt: skip
+        self,
+        texts: Sequence[str],
+        *,
+        layer: int | Sequence[int] | None = None,
+        batch_tokens: int | None = None,
+        **settings: Any,
+    ) -> list[TokenVectors]:
         """Compute one vector per token of each text; arguments as for ``encode``."""
         spec = self.resolve_settings(build_vector_settings(layer, pooling="none", **settings))
         return self.encode_tokens_with_spec(texts, spec, batch_tokens)
@@ -263,9 +272,14 @@ class Embedder:
         return TokenVectors(tokens, ids, offsets, vectors, is_truncated)
 
     def encode_word(
-        self, texts: Sequence[str], word: str, *, layer: int | Sequence[int] | None = None,
-        skip: bool = False, **settings: Any,
-    ) -> list[WordVector]:  # fmt: skip
+        self,
+        texts: Sequence[str],
+        word: str,
+        *,
+        layer: int | Sequence[int] | None = None,
+        skip: bool = False,
+        **settings: Any,
+    ) -> list[WordVector]:
         """Compute a vector for each occurrence of a word: the mean over its WordPiece tokens.
 
         If a text contains the word only as the beginning of longer words, these count as

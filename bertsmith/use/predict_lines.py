@@ -213,9 +213,11 @@ def _answer(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     answers = iter_answers(bundle, model_questions)
     for (question, context), answer in zip(output_questions, answers, strict=True):
         value = {"question": question, "context": context, **asdict(answer.best)}
-        value |= {"candidates": [asdict(candidate) for candidate in answer.candidates],
-                  "null_score_diff": answer.null_score_diff,
-                  "truncated": answer.is_truncated}  # fmt: skip
+        value |= {
+            "candidates": [asdict(candidate) for candidate in answer.candidates],
+            "null_score_diff": answer.null_score_diff,
+            "truncated": answer.is_truncated,
+        }
         yield value, f"{answer.text}\t{answer.probability:.4f}\t{question}"
 
 
@@ -231,10 +233,15 @@ def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
         best = choice.best_index
         # The columns of a table without a header are numbers, which do not name the ending.
         has_names = len(columns) == len(endings) and not any(map(is_column_number, columns))
-        value = {"prompt": prompt, "endings": endings, "probabilities": choice.probabilities,
-                 "best_index": best, "best_ending": endings[best],
-                 "best_column": columns[best] if has_names else None,
-                 "truncated": choice.is_truncated}  # fmt: skip
+        value = {
+            "prompt": prompt,
+            "endings": endings,
+            "probabilities": choice.probabilities,
+            "best_index": best,
+            "best_ending": endings[best],
+            "best_column": columns[best] if has_names else None,
+            "truncated": choice.is_truncated,
+        }
         yield value, f"{best}\t{choice.probabilities[best]:.4f}\t{endings[best]}\t{line}"
 
 

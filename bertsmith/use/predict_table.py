@@ -133,9 +133,16 @@ def predict_table(
         is_delimited = out_format in ("csv", "tsv")
         encoding = choose_output_encoding(source.path, source.encoding) if is_delimited else UTF8
         write_rows = partial(
-            _write_rows, bundle, task, rows, names, counts=counts, progress=progress,
-            is_delimited=is_delimited, skip_invalid=skip_invalid,
-        )  # fmt: skip
+            _write_rows,
+            bundle,
+            task,
+            rows,
+            names,
+            counts=counts,
+            progress=progress,
+            is_delimited=is_delimited,
+            skip_invalid=skip_invalid,
+        )
         progress.start("predicting", None, "rows")
         try:
             if isinstance(out, Path):
@@ -339,18 +346,26 @@ def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_delimited: bool) -
         labels = prediction["label"]
         probabilities = [_round_to_decimals(prediction["labels"][label]) for label in labels]
         if is_delimited:
-            return {"labels": LABEL_SEPARATOR.join(labels),
-                    "probabilities": LABEL_SEPARATOR.join(map(str, probabilities))}  # fmt: skip
+            return {
+                "labels": LABEL_SEPARATOR.join(labels),
+                "probabilities": LABEL_SEPARATOR.join(map(str, probabilities)),
+            }
         return {"labels": labels, "probabilities": probabilities}
     if kind == "regression":
         return {"score": _round_to_decimals(prediction["score"])}
     if kind == "span":
-        return {"answer": prediction["text"], "answer_start": prediction["start"],
-                "probability": _round_to_decimals(prediction["probability"])}  # fmt: skip
+        return {
+            "answer": prediction["text"],
+            "answer_start": prediction["start"],
+            "probability": _round_to_decimals(prediction["probability"]),
+        }
     if kind == "choice":
         best = prediction["best_index"]
-        return {"choice": best, "ending": prediction["best_ending"],
-                "probability": _round_to_decimals(prediction["probabilities"][best])}  # fmt: skip
+        return {
+            "choice": best,
+            "ending": prediction["best_ending"],
+            "probability": _round_to_decimals(prediction["probabilities"][best]),
+        }
     name = "entities" if kind == "entities" else "tags"
     spans = [
         {**span, "probability": _round_to_decimals(span["probability"])}

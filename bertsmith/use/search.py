@@ -37,9 +37,12 @@ class Searcher:
     """Searches an index that ``bertsmith embed`` wrote, with the model that embedded its lines."""
 
     def __init__(
-        self, index: Path | str, *, model: Path | str | None = None,
+        self,
+        index: Path | str,
+        *,
+        model: Path | str | None = None,
         device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open an index.
 
         Args:
@@ -96,9 +99,14 @@ class Searcher:
 
 
 def search(
-    index: Path | str, queries: Sequence[str], top: int = 5, *, exact: bool = False,
-    model: Path | str | None = None, device: torch.device | str = "cpu",
-) -> list[list[SearchResult]]:  # fmt: skip
+    index: Path | str,
+    queries: Sequence[str],
+    top: int = 5,
+    *,
+    exact: bool = False,
+    model: Path | str | None = None,
+    device: torch.device | str = "cpu",
+) -> list[list[SearchResult]]:
     """Find the lines of an index that are most similar to each query.
 
     A ``Searcher`` is faster for repeated searches, because it loads the model once.

@@ -161,9 +161,12 @@ class _DelimitedWriter:
         self._columns = layout.columns
         self._dialect = layout.dialect
         self._csv_writer = csv.writer(
-            _CsvFile(write), delimiter=layout.dialect.delimiter, quotechar='"',
-            lineterminator=layout.dialect.newline, quoting=csv.QUOTE_MINIMAL,
-        )  # fmt: skip
+            _CsvFile(write),
+            delimiter=layout.dialect.delimiter,
+            quotechar='"',
+            lineterminator=layout.dialect.newline,
+            quoting=csv.QUOTE_MINIMAL,
+        )
         if layout.header:
             self._write_cells(list(layout.columns))
 

@@ -153,8 +153,9 @@ def test_fine_tuned_model_keeps_its_head(
 def test_spare_rows_are_used_first(tmp_path: Path) -> None:
     """New tokens get the unused rows of the word embeddings first; then rows are added."""
     for num_spare_rows, vocab_size in (
-        (3, len(WORDS) + len(NEW_WORDS)), (9, len(WORDS) + 9),
-    ):  # fmt: skip
+        (3, len(WORDS) + len(NEW_WORDS)),
+        (9, len(WORDS) + 9),
+    ):
         old = create_pretrained(tmp_path / f"old{num_spare_rows}", num_spare_rows)
         new = extend_and_reload(old, tmp_path / f"new{num_spare_rows}")
         assert new.config.vocab_size == vocab_size

@@ -136,8 +136,13 @@ json.dump(results, sys.stdout)
 def test_transformers_loads_model_without_warnings(tmp_path: Path) -> None:
     """Auto classes select the right class, report no missing keys, and compute equal logits."""
     models = [save_random_model(tmp_path / str(nsp), nsp=nsp) for nsp in (True, False)]
-    command = [sys.executable, "-c", LOADING_SCRIPT, str(tmp_path / "True"),
-               str(tmp_path / "False")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        LOADING_SCRIPT,
+        str(tmp_path / "True"),
+        str(tmp_path / "False"),
+    ]
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert process.returncode == 0, process.stderr
     assert process.stderr.rpartition("START")[2].strip() == ""

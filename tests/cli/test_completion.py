@@ -39,8 +39,12 @@ def test_bash_completion_does_not_load_torch(line: str, expected: list[str]) -> 
     }
     completed = subprocess.run(
         [sys.executable, "-c", PROBE],
-        env=environment, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     words, _, has_torch = completed.stdout.rpartition("TORCH ")
     assert words.split() == expected, completed.stderr
     assert json.loads(has_torch) is False

@@ -120,8 +120,12 @@ def outcomes(
     ]
     completed = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(commands)],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     assert completed.returncode == 0, completed.stderr
     prepared, *outcomes = [json.loads(line) for line in completed.stdout.splitlines()]
     assert prepared[0] == 0, prepared

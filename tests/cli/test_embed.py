@@ -100,9 +100,12 @@ def test_embed_options_equal_those_of_encode(
     )  # fmt: skip
     assert completed.status == 0, completed.err
     expected = Embedder.load(model).encode(
-        lines_file.read_text().split("\n"), layer=[-2, -1], combine="weighted", weights=[0.25, 2],
+        lines_file.read_text().split("\n"),
+        layer=[-2, -1],
+        combine="weighted",
+        weights=[0.25, 2],
         include_special_tokens=False,
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(np.load(out), expected, rtol=0, atol=1e-5)
 
 
@@ -252,8 +255,11 @@ def test_search_prints_the_most_similar_lines(
     queries = "\n".join(SENTENCES[:2]).encode()
     completed = run_cli("search", index, "-", "--top", 1, "--exact", stdin=queries)
     assert [line.strip() for line in completed.out.splitlines()] == [
-        SENTENCES[0], f"1.0000\t1\t{SENTENCES[0]}", SENTENCES[1], f"1.0000\t2\t{SENTENCES[1]}",
-    ]  # fmt: skip
+        SENTENCES[0],
+        f"1.0000\t1\t{SENTENCES[0]}",
+        SENTENCES[1],
+        f"1.0000\t2\t{SENTENCES[1]}",
+    ]
     json_lines = run_cli("search", index, *SENTENCES[:2], "--json").out.splitlines()
     for line, hits in zip(json_lines, search(index, SENTENCES[:2]), strict=True):
         json_hits = json.loads(line)["hits"]
@@ -302,8 +308,13 @@ def test_invalid_arguments_are_errors(
     empty.touch()
     if "INDEX" in arguments:
         run_cli("embed", model, lines_file, "--out", index)
-    paths = {"MODEL": model, "SINGLE": model_without_nsp, "LATIN": latin, "EMPTY": empty,
-             "INDEX": index}  # fmt: skip
+    paths = {
+        "MODEL": model,
+        "SINGLE": model_without_nsp,
+        "LATIN": latin,
+        "EMPTY": empty,
+        "INDEX": index,
+    }
     files = sorted(tmp_path.iterdir())
     out = str(tmp_path / "out")
     words = [str(paths.get(word, word)).replace("OUT", out) for word in arguments]

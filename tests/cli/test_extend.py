@@ -70,9 +70,13 @@ def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_
     ],
 )
 def test_invalid_options_are_errors(
-    run_cli: RunCli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    options: list[object], message: str,
-) -> None:  # fmt: skip
+    run_cli: RunCli,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[object],
+    message: str,
+) -> None:
     """Invalid options, or no word to add, exit with 2 and create no folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "known.txt").write_text("the\nriver bank\n")

@@ -98,8 +98,11 @@ def test_score_prints_rows_totals_and_problems(
     for index in (0, 3):
         line_score = score(bundle, lines[index])
         expected = [
-            line_score.total, line_score.per_token, line_score.perplexity, len(line_score.tokens),
-        ]  # fmt: skip
+            line_score.total,
+            line_score.per_token,
+            line_score.perplexity,
+            len(line_score.tokens),
+        ]
         assert [float(cell) for cell in rows[index][:4]] == pytest.approx(expected, abs=1e-3)
         assert rows[index][4] == lines[index]
     assert rows[1][:4] == rows[2][:4] == ["-"] * 4

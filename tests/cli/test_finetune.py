@@ -151,9 +151,15 @@ def test_predict_reads_a_table(run_cli: RunCli, classifier: Path, tmp_path: Path
     assert printed.out.splitlines()[0] == "id,line,label,probability"
     assert printed.out.splitlines()[1].startswith('1,"the anvil, rings",')
     completed = run_cli(
-        "predict", classifier, "--input", "-", "--format", "csv", "--json",
+        "predict",
+        classifier,
+        "--input",
+        "-",
+        "--format",
+        "csv",
+        "--json",
         stdin=table.read_bytes(),
-    )  # fmt: skip
+    )
     rows = [json.loads(line) for line in completed.out.splitlines()]
     assert [row["id"] for row in rows] == ["1", "2"]
     out = tmp_path / "o.jsonl"
@@ -421,9 +427,16 @@ def test_interrupted_sweep_reports_the_run_and_step(
 ) -> None:
     """An interrupted sweep exits with the signal's status and reports the stopped run."""
     stopped_run = FinetuneResult(
-        run=tmp_path / "seed-1", model=None, signal=signal.SIGTERM, step=3, steps=9,
-        metric_names=["accuracy"], metrics={}, counts={}, seconds=1.0,
-    )  # fmt: skip
+        run=tmp_path / "seed-1",
+        model=None,
+        signal=signal.SIGTERM,
+        step=3,
+        steps=9,
+        metric_names=["accuracy"],
+        metrics={},
+        counts={},
+        seconds=1.0,
+    )
     sweep = SweepResult(tmp_path, points=[], best=None, model=None, stopped_run=stopped_run)
     monkeypatch.setattr("bertsmith.train.finetuning.sweep.run_sweep", lambda *_, **__: sweep)
     completed = run_cli(

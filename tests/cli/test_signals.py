@@ -31,9 +31,12 @@ def test_temporary_model_of_an_unfinished_run_is_removed(
     with masked_texts.open() as stdin:
         process = subprocess.Popen(
             [sys.executable, "-m", "bertsmith", "fill", str(runs / "pretrain-stopped"), "-"],
-            env=os.environ | {"TMPDIR": str(temporary)}, text=True,
-            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            env=os.environ | {"TMPDIR": str(temporary)},
+            text=True,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     # Only one line is read from standard output, so the process blocks when the pipe is full.
     assert process.stdout is not None
     process.stdout.readline()

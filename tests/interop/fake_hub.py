@@ -133,9 +133,17 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_json({"id": match[1], "sha": commit_hash(files), "siblings": siblings})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
             if (files := self._find_files(match[1], match[2])) is not None:
-                self._send_json([{"type": "file", "path": name, "size": len(content),
-                             "oid": hashlib.sha1(content).hexdigest()}
-                            for name, content in files.items()])  # fmt: skip
+                self._send_json(
+                    [
+                        {
+                            "type": "file",
+                            "path": name,
+                            "size": len(content),
+                            "oid": hashlib.sha1(content).hexdigest(),
+                        }
+                        for name, content in files.items()
+                    ]
+                )
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             if (files := self._find_files(match[1], match[2])) is not None:
                 self._send_file(files, match[3])
@@ -187,9 +195,14 @@ class Handler(BaseHTTPRequestHandler):
             branches.setdefault(match[2], dict(branches["main"]))
             self._send_json({})
         elif re.fullmatch(r"/api/models/[^/]+/[^/]+/preupload/.+", path):
-            self._send_json({"files": [{"path": file["path"], "uploadMode": "regular",
-                                   "shouldIgnore": False}
-                                  for file in json.loads(body)["files"]]})  # fmt: skip
+            self._send_json(
+                {
+                    "files": [
+                        {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                        for file in json.loads(body)["files"]
+                    ]
+                }
+            )
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
             files = self.hub.repos[match[1]][match[2]]
             for line in body.splitlines():

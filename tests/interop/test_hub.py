@@ -205,9 +205,14 @@ def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
 
     def run_command(*arguments: str, offline: str = "0") -> subprocess.CompletedProcess[str]:
         process = subprocess.run(
-            [sys.executable, "-m", "bertsmith", *arguments], capture_output=True, text=True,
-            check=False, timeout=300, cwd=tmp_path, env=environment | {"HF_HUB_OFFLINE": offline},
-        )  # fmt: skip
+            [sys.executable, "-m", "bertsmith", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            cwd=tmp_path,
+            env=environment | {"HF_HUB_OFFLINE": offline},
+        )
         assert process.returncode == 0, process.stderr
         return process
 
@@ -247,10 +252,16 @@ def test_hub_id_is_pinned_to_its_commit(
     rows = [f"word{number} word{number + 1},{'ab'[number % 2]}" for number in range(12)]
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     finetuned = finetune(
-        "classify", REPO_ID, tmp_path / "run", data=tmp_path / "rows.csv",
-        values={"task": {"text": "text", "label": "label", "batch": 4, "length": 16},
-                "schedule": {"steps": 1}, "run": {"threads": 1}},
-    )  # fmt: skip
+        "classify",
+        REPO_ID,
+        tmp_path / "run",
+        data=tmp_path / "rows.csv",
+        values={
+            "task": {"text": "text", "label": "label", "batch": 4, "length": 16},
+            "schedule": {"steps": 1},
+            "run": {"threads": 1},
+        },
+    )
     assert finetuned.model is not None
     # The model card names the hub id instead of a local folder.
     assert ModelCard.load(finetuned.model / "README.md").data.base_model == REPO_ID

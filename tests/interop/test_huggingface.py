@@ -138,8 +138,7 @@ def test_missing_heads_are_not_used(
     heads = {name.partition(".")[0] for name in loaded.new_weights}
     assert heads == ({"mlm"} if lacks_mlm else set())
     if lacks_mlm:
-        assert any("new" in note and "mlm.transform.weight" in note
-                   for note in loaded.notes())  # fmt: skip
+        assert any("new" in note and "mlm.transform.weight" in note for note in loaded.notes())
         for use_head in (lambda: fill(loaded, "[MASK]"), lambda: score(loaded, "word3")):
             with pytest.raises(ModelError, match="has no masked-LM head"):
                 use_head()
@@ -423,8 +422,13 @@ def test_model_card_has_the_provenance(tmp_path: Path) -> None:
     assert card.data.pipeline_tag == "fill-mask"
     assert card.data.library_name == "transformers"
     assert card.data.license is None
-    for text in ("`corpus.jsonl.xz`", "1,234 documents", "| mlm_loss | 2.5 |", "recipe: fast",
-                  "2 layers, width 21, 3 attention heads"):  # fmt: skip
+    for text in (
+        "`corpus.jsonl.xz`",
+        "1,234 documents",
+        "| mlm_loss | 2.5 |",
+        "recipe: fast",
+        "2 layers, width 21, 3 attention heads",
+    ):
         assert text in card.content, text
     assert "# license: fill this in" in (tmp_path / "m" / "README.md").read_text()
     assert "somebody" not in card.content
@@ -447,8 +451,15 @@ def test_model_card_of_a_task_has_labels_and_results(tmp_path: Path) -> None:
     card = ModelCard.load(tmp_path / "m" / "README.md")
     assert card.data.pipeline_tag == "text-classification"
     assert card.data.base_model is None
-    for text in ("# BERT fine-tuned on sst-2", "- bad", "- a\\|b", "| accuracy | 0.925 |",
-                  "`train.tsv`", "started from `my-run`", "seed: 3"):  # fmt: skip
+    for text in (
+        "# BERT fine-tuned on sst-2",
+        "- bad",
+        "- a\\|b",
+        "| accuracy | 0.925 |",
+        "`train.tsv`",
+        "started from `my-run`",
+        "seed: 3",
+    ):
         assert text in card.content, text
     assert "somebody" not in card.content
 

@@ -71,9 +71,14 @@ def tokenizer() -> Tokenizer:
 def make_config(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
     """Return a small config for the vocabulary of a tokenizer."""
     sizes: dict[str, Any] = {
-        "vocab_size": tokenizer.vocab_size, "layers": 2, "width": WIDTH, "heads": 2,
-        "feed_forward": 37, "max_positions": 61, "activation": "gelu",
-    }  # fmt: skip
+        "vocab_size": tokenizer.vocab_size,
+        "layers": 2,
+        "width": WIDTH,
+        "heads": 2,
+        "feed_forward": 37,
+        "max_positions": 61,
+        "activation": "gelu",
+    }
     return ModelConfig(**(sizes | changes))
 
 
@@ -220,8 +225,11 @@ def test_exported_directory_loads_without_warnings(
     )
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "o"), str(nsp)],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert process.returncode == 0, process.stderr
     # Progress bars are not warnings.
     messages = re.sub(r"Loading weights: .*?(it/s\]|\?it/s\])", "", process.stderr)

@@ -192,10 +192,15 @@ def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> Non
     """Imported random weights give the logits of transformers within 1e-5."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=WIDTH, num_hidden_layers=2,
-        num_attention_heads=NUM_HEADS, intermediate_size=FEED_FORWARD,
-        max_position_embeddings=MAX_POSITIONS, hidden_act="gelu_new", initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=VOCAB_SIZE,
+        hidden_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=NUM_HEADS,
+        intermediate_size=FEED_FORWARD,
+        max_position_embeddings=MAX_POSITIONS,
+        hidden_act="gelu_new",
+        initializer_range=0.3,
+    )
     reference = HFBertForPreTraining(config).eval()
     with torch.no_grad():
         for weight in reference.parameters():

@@ -316,8 +316,10 @@ def test_hidden_states_do_not_depend_on_the_batch(kernel: Kernel, norm: str, cau
         # Lengths of the sequences before and after this sequence.
         for before, after in (((), (41, 3)), ((41, 3), ()), ((17, 1), (29,)), ((17,), (17,))):
             batch = [
-                *(draw_sequence(n) for n in before), sequence, *(draw_sequence(n) for n in after),
-            ]  # fmt: skip
+                *(draw_sequence(n) for n in before),
+                sequence,
+                *(draw_sequence(n) for n in after),
+            ]
             start = sum(before)
             hidden = model(pack_sequences(batch))[start : start + 17]
             torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)

@@ -68,11 +68,16 @@ def to_roberta_prelayernorm(model: BertModel) -> Any:
     """Return transformers' RoBERTa-PreLayerNorm with the same weights."""
     config = model.config
     hf_config = transformers.RobertaPreLayerNormConfig(
-        vocab_size=config.vocab_size, hidden_size=config.width, num_hidden_layers=config.layers,
-        num_attention_heads=config.heads, intermediate_size=config.feed_forward,
-        hidden_act="gelu", max_position_embeddings=config.max_positions,
-        type_vocab_size=config.segments, layer_norm_eps=config.norm_eps,
-    )  # fmt: skip
+        vocab_size=config.vocab_size,
+        hidden_size=config.width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.feed_forward,
+        hidden_act="gelu",
+        max_position_embeddings=config.max_positions,
+        type_vocab_size=config.segments,
+        layer_norm_eps=config.norm_eps,
+    )
     hf_model: Any = transformers.RobertaPreLayerNormModel(hf_config, add_pooling_layer=False)
     hf_embedding_names = {
         "words": "word_embeddings",
@@ -112,9 +117,10 @@ def test_pre_norm_equals_transformers() -> None:
     with torch.no_grad():
         hidden = model(packed)
         expected = to_roberta_prelayernorm(model)(
-            input_ids=packed.ids[None], token_type_ids=packed.segments[None],
+            input_ids=packed.ids[None],
+            token_type_ids=packed.segments[None],
             position_ids=packed.positions[None],
-        )  # fmt: skip
+        )
     torch.testing.assert_close(hidden, expected.last_hidden_state[0], rtol=1e-5, atol=1e-5)
 
 
@@ -156,8 +162,11 @@ def test_pre_training_computes_the_last_layer_only_where_losses_need_it() -> Non
     losses = model(*batch.arguments)
     assert losses.nsp_loss is not None
     torch.autograd.backward(losses.mlm_loss + losses.nsp_loss)
-    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()
-                 if weight.grad is not None}  # fmt: skip
+    gradients = {
+        name: weight.grad.clone()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
     assert row_counts == [len(batch.masked_labels) + len(RAGGED_LENGTHS)]
     model.zero_grad()
     hidden = model.bert(batch.packed)

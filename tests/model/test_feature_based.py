@@ -112,9 +112,11 @@ def test_unfrozen_encoder_is_trained() -> None:
     config = make_prime_size_config(layers=5, init_range=0.3)
     settings = {"layers": "second-to-last", "width": 11}
     trained = BertWithBiLSTM(
-        config, 3, BiLSTMSettings.parse({**settings, "frozen": False}, "the test"),
+        config,
+        3,
+        BiLSTMSettings.parse({**settings, "frozen": False}, "the test"),
         is_sequence_level=False,
-    )  # fmt: skip
+    )
     frozen = BertWithBiLSTM(
         config, 3, BiLSTMSettings.parse(settings, "the test"), is_sequence_level=False
     )

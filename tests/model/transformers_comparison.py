@@ -265,9 +265,11 @@ def run_transformers(model: Any, batch: PreTrainingBatch) -> ModelOutputs:
         inputs[name][is_token] = values
     model.zero_grad()
     output = model(
-        **inputs, attention_mask=is_token.long(), next_sentence_label=batch.nsp_labels,
+        **inputs,
+        attention_mask=is_token.long(),
+        next_sentence_label=batch.nsp_labels,
         return_dict=True,
-    )  # fmt: skip
+    )
     output.loss.backward()
     mlm_logits = output.prediction_logits[is_token]
     nsp_logits = output.seq_relationship_logits

@@ -33,9 +33,13 @@ from fastapi import FastAPI  # noqa: E402 - needs the extra
 from bertsmith.serve.page import mount  # noqa: E402
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome")
-     if (path := shutil.which(name))), None,
-)  # fmt: skip
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 QUESTION = "where did the smith work?"
 
@@ -69,9 +73,14 @@ class CountingService(Service):
 
 def _model_config(tokenizer: Tokenizer) -> ModelConfig:
     return ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=3, width=24, heads=4, feed_forward=37,
-        max_positions=160, init_range=0.3,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        layers=3,
+        width=24,
+        heads=4,
+        feed_forward=37,
+        max_positions=160,
+        init_range=0.3,
+    )
 
 
 #: Head of each fine-tuned model, and the bias of its output layer; None for a random bias. The bias
@@ -186,11 +195,15 @@ def submit_form(panel: Any, button: str, texts: dict[str, str], model: str | Non
 def read_bars(result: Any) -> list[tuple[str, str]]:
     """Return the texts and percentages of all bars."""
     rows = result.locator(".bs-bars li").all()
-    return [(row.locator(".bs-word").inner_text(), row.locator(".bs-share").inner_text())
-            for row in rows]  # fmt: skip
+    return [
+        (row.locator(".bs-word").inner_text(), row.locator(".bs-share").inner_text())
+        for row in rows
+    ]
 
 
 def format_bars(rows: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
     """Return texts and probabilities in the format of the page."""
-    return [(text, "< 0.1 %" if 0 < probability < 0.0005 else f"{100 * probability:.1f} %")
-            for text, probability in rows]  # fmt: skip
+    return [
+        (text, "< 0.1 %" if 0 < probability < 0.0005 else f"{100 * probability:.1f} %")
+        for text, probability in rows
+    ]

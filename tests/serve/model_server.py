@@ -40,9 +40,14 @@ HEADS: dict[str, tuple[TaskKind, tuple[str, ...]]] = {
 def model_config(tokenizer: Tokenizer) -> ModelConfig:
     """Return the configuration of a small model with two layers."""
     return ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
-        max_positions=61, init_range=0.3,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        layers=2,
+        width=26,
+        heads=2,
+        feed_forward=37,
+        max_positions=61,
+        init_range=0.3,
+    )
 
 
 class RunningServer:

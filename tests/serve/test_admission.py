@@ -76,9 +76,14 @@ def test_cors_preflight_needs_no_api_key(models: list[ServedModel]) -> None:
 )
 @pytest.mark.parametrize("origin", [ORIGIN, "*"])
 def test_rejections_have_cors_headers(
-    models: list[ServedModel], origin: str, settings: Any, key: str | None,
-    headers: dict[str, str], content: bytes, status: int,
-) -> None:  # fmt: skip
+    models: list[ServedModel],
+    origin: str,
+    settings: Any,
+    key: str | None,
+    headers: dict[str, str],
+    content: bytes,
+    status: int,
+) -> None:
     """Without CORS headers a browser would hide the error from the script."""
     fields = {"Origin": ORIGIN, "Host": "x", "Content-Length": str(len(content)), **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

@@ -76,10 +76,18 @@ def test_embed_accepts_settings(server: RunningServer, model_dirs: dict[str, Pat
     """/embed accepts requests of text-embeddings-inference, and Bertsmith's settings."""
     body = {"inputs": SENTENCES, "layer": -2, "pooling": "max", "normalize": False}
     process = subprocess.run(
-        ["curl", "-sS", f"{server.url}/embed", "-H", "Content-Type: application/json", "-d",
-         json.dumps(body)],
-        capture_output=True, check=True,
-    )  # fmt: skip
+        [
+            "curl",
+            "-sS",
+            f"{server.url}/embed",
+            "-H",
+            "Content-Type: application/json",
+            "-d",
+            json.dumps(body),
+        ],
+        capture_output=True,
+        check=True,
+    )
     expected = embed(model_dirs["plain"], SENTENCES, layer=-2, pooling="max")
     assert_close(json.loads(process.stdout), expected)
     vectors = server.post("/embed", {"inputs": SENTENCES[0]}).json()

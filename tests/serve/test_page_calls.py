@@ -44,9 +44,10 @@ def dependencies(server: RunningServer) -> list[dict[str, Any]]:
 def index_of(dependencies: list[dict[str, Any]], num_inputs: int, api_name: str) -> int:
     """Return the index of the function with a name prefix and a number of inputs."""
     return next(
-        int(function["id"]) for function in dependencies
+        int(function["id"])
+        for function in dependencies
         if function["api_name"].startswith(api_name) and len(function["inputs"]) == num_inputs
-    )  # fmt: skip
+    )
 
 
 def read_messages(server: RunningServer, session: str) -> list[dict[str, Any]]:
@@ -117,9 +118,13 @@ def test_gradio_also_checks_file_paths(models: list[ServedModel], tmp_path: Path
     ],
 )
 def test_invalid_inputs_are_rejected_and_not_logged(
-    server: RunningServer, dependencies: list[dict[str, Any]], data: Any, message: str,
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    server: RunningServer,
+    dependencies: list[dict[str, Any]],
+    data: Any,
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The error says what is expected; the inputs are neither printed nor logged."""
     body = {"data": data, "fn_index": index_of(dependencies, 4, "show"), "session_hash": "a"}
     response = server.post(f"{API}/queue/join", body)
@@ -153,9 +158,10 @@ def test_other_content_types_are_rejected(server: RunningServer) -> None:
     """Browsers let scripts of other sites send these content types without a CORS preflight."""
     for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = httpx.post(
-            f"{server.url}{API}/run/fill", content=b'{"data": ["[MASK]", 5, ""]}',
+            f"{server.url}{API}/run/fill",
+            content=b'{"data": ["[MASK]", 5, ""]}',
             headers={"Content-Type": content_type},
-        )  # fmt: skip
+        )
         assert response.status_code == 415
     response = httpx.post(
         f"{server.url}{API}/run/fill", content=b"{", headers={"Content-Type": "application/json"}
@@ -223,9 +229,13 @@ def test_all_routes_share_the_queue_limit() -> None:
     """A full queue rejects calls by the page and by programs."""
     resume = threading.Event()
     function = SimpleNamespace(
-        fn=resume.wait, inputs=[], outputs=[None], api_name="wait", api_visibility="public",
+        fn=resume.wait,
+        inputs=[],
+        outputs=[None],
+        api_name="wait",
+        api_visibility="public",
         collects_event_data=False,
-    )  # fmt: skip
+    )
 
     async def scenario() -> None:
         jobs = JobQueue(max_pending=2)
@@ -261,10 +271,19 @@ def test_only_an_allow_list_of_gradio_is_served(server: RunningServer) -> None:
         assert httpx.get(server.url + path).status_code == 200, path
         assert httpx.post(server.url + path).status_code == 405, path
     for path in (
-        f"{API}/upload", f"{API}/file={__file__}", f"{API}/component_server", f"{API}/reset",
-        f"{API}/cancel", f"{API}/vibe-code", f"{API}/openapi.json", f"{API}/startup-events",
-        "/monitoring", "/svelte/index.js", "/login", "/nowhere",
-    ):  # fmt: skip
+        f"{API}/upload",
+        f"{API}/file={__file__}",
+        f"{API}/component_server",
+        f"{API}/reset",
+        f"{API}/cancel",
+        f"{API}/vibe-code",
+        f"{API}/openapi.json",
+        f"{API}/startup-events",
+        "/monitoring",
+        "/svelte/index.js",
+        "/login",
+        "/nowhere",
+    ):
         for method in ("GET", "POST"):
             response = server._client.request(method, server.url + path)
             assert response.status_code == 404, path

@@ -94,19 +94,27 @@ def test_password_does_not_work_for_other_sites(protected_server: RunningServer)
         ({"Sec-Fetch-Site": "cross-site"}, 401),
         ({"Sec-Fetch-Site": "same-site"}, 401),
         ({"Sec-Fetch-Site": "unknown-value"}, 401),
-        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
-          "Sec-Fetch-Dest": "document"}, 401),
+        (
+            {
+                "Sec-Fetch-Site": "cross-site",
+                "Sec-Fetch-Mode": "navigate",
+                "Sec-Fetch-Dest": "document",
+            },
+            401,
+        ),
         ({"Sec-Fetch-Site": "same-origin"}, 200),
         # Without HTTPS, and in older browsers, there is only the Origin header.
         ({"Origin": "http://page.example"}, 401),
         ({"Origin": "null"}, 401),
         ({"Origin": f"http://{netloc.partition(':')[0]}:1"}, 401),
         ({"Origin": f"http://{netloc}"}, 200),
-    ):  # fmt: skip
+    ):
         response = httpx.post(
-            f"{protected_server.url}/embed", json={"inputs": "a"}, auth=("me", KEY.encode()),
+            f"{protected_server.url}/embed",
+            json={"inputs": "a"},
+            auth=("me", KEY.encode()),
             headers=headers,
-        )  # fmt: skip
+        )
         assert response.status_code == status, headers
 
 
@@ -118,8 +126,12 @@ def test_links_from_other_sites_open_the_page(
     context = browser.new_context(http_credentials={"username": "me", "password": KEY})
     page = context.new_page()
     # Another host name of this machine is another site.
-    page.route("http://localhost:1/", lambda route: route.fulfill(
-        content_type="text/html", body=f"<a href={protected_server.url}>link</a>"))  # fmt: skip
+    page.route(
+        "http://localhost:1/",
+        lambda route: route.fulfill(
+            content_type="text/html", body=f"<a href={protected_server.url}>link</a>"
+        ),
+    )
     page.goto("http://localhost:1/")
     page.get_by_text("link").click()
     page.get_by_role("tab").first.wait_for()

@@ -79,8 +79,11 @@ def test_errors_are_shown_in_the_page(desktop_page: Any) -> None:
     )
     alert = result.get_by_role("alert").inner_text()
     assert "no [MASK] in 'no mask <b>here</b>'; put [MASK] where" in alert
-    result = submit_form(open_tab(desktop_page, "One word"), "Compare",
-                 {"Word": "anvil", "Sentences with the word": "iron"})  # fmt: skip
+    result = submit_form(
+        open_tab(desktop_page, "One word"),
+        "Compare",
+        {"Word": "anvil", "Sentences with the word": "iron"},
+    )
     assert "the word 'anvil' is not in 'iron'" in result.get_by_role("alert").inner_text()
     result = submit_form(
         open_tab(desktop_page, "Attention"), "Show attention", {"Text": " ", "Second text": ""}
@@ -252,8 +255,12 @@ def test_content_security_policy_is_enforced(browser: Any, page_url: str) -> Non
     page.evaluate(ATTACK)
     page.wait_for_function("window.refused.length >= 6")
     assert set(page.evaluate("window.refused")) == {
-        "connect-src", "img-src", "frame-src", "script-src-elem", "style-src-elem",
-    }  # fmt: skip
+        "connect-src",
+        "img-src",
+        "frame-src",
+        "script-src-elem",
+        "style-src-elem",
+    }
     assert page.evaluate("window.hacked") is None
     page.context.close()
 
@@ -362,7 +369,6 @@ def test_layer_slider_is_disabled_for_a_single_layer(root: Path) -> None:
         blocks = build_page(service)
     finally:
         service.close()
-    sliders = {block.label: block for block in blocks.blocks.values()
-               if isinstance(block, Slider)}  # fmt: skip
+    sliders = {block.label: block for block in blocks.blocks.values() if isinstance(block, Slider)}
     assert not sliders["Layer"].interactive
     assert sliders["Head"].interactive

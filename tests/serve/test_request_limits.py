@@ -353,9 +353,13 @@ def start_process(
     )
     args = ["serve", str(model_dir), "--port", str(port), "--no-page", "--threads", "1"]
     return subprocess.Popen(
-        [sys.executable, "-c", program, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", program, *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def is_refused(port: int) -> bool:
@@ -376,9 +380,10 @@ def test_signal_shuts_down_gracefully(model_dirs: dict[str, Path], signal_number
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = start_process(
-        model_dirs["plain"], port,
+        model_dirs["plain"],
+        port,
         before_forward="print('started', flush=True); sys.stdin.readline()",
-    )  # fmt: skip
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     try:

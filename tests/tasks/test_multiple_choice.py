@@ -80,8 +80,10 @@ def test_pair_column_is_prepended_to_each_ending(tmp_path: Path) -> None:
 
 def test_endings_may_be_lists_of_different_lengths(tmp_path: Path) -> None:
     """With a single column of lists, rows may have different numbers of endings."""
-    rows = [{"text": "red", "ends": ["green", "blue"], "label": 1},
-            {"text": "red", "ends": ["green", "blue", "white"], "label": "C"}]  # fmt: skip
+    rows = [
+        {"text": "red", "ends": ["green", "blue"], "label": 1},
+        {"text": "red", "ends": ["green", "blue", "white"], "label": "C"},
+    ]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     examples, _ = read_examples(tmp_path / "t.jsonl", make_task(ending_columns=["ends"]))
     assert [(len(example.endings), example.correct_index) for example in examples] == [
@@ -237,8 +239,9 @@ def test_each_ending_forms_a_pair_with_the_prompt(tmp_path: Path) -> None:
     """Sequences are [CLS] prompt [SEP] ending [SEP]; the target is the index of an ending."""
     vocabulary = (*SPECIAL_TOKENS, "red", "green", "blue", "##s")
     tokenizer = Tokenizer(TokenizerSpec(vocab=vocabulary))
-    file = write_table(tmp_path / "t.csv", "red greens,blue,red,green green green,1",
-                       "red,blue,red,green,2")  # fmt: skip
+    file = write_table(
+        tmp_path / "t.csv", "red greens,blue,red,green green green,1", "red,blue,red,green,2"
+    )
     counts = ExampleCounts()
     examples, _ = read_examples(file, make_task())
     inputs = encode_examples(examples, tokenizer, HEAD, make_task(max_seqlen=8), counts)
@@ -264,10 +267,12 @@ def test_loss_is_cross_entropy_over_the_endings_of_a_prompt() -> None:
     batch = TaskMicroBatch(unused_sequences, None, targets, torch.ones(3), endings_per_prompt)
     losses = compute_losses(scores, batch, HEAD)
     scores_by_prompt = torch.split(scores[:, 0], endings_per_prompt)
-    expected = torch.stack([
-        -prompt_scores.log_softmax(0)[target]
-        for prompt_scores, target in zip(scores_by_prompt, targets.tolist(), strict=True)
-    ])  # fmt: skip
+    expected = torch.stack(
+        [
+            -prompt_scores.log_softmax(0)[target]
+            for prompt_scores, target in zip(scores_by_prompt, targets.tolist(), strict=True)
+        ]
+    )
     torch.testing.assert_close(losses, expected)
     torch.autograd.backward(losses.sum())
     assert scores.grad is not None
@@ -276,8 +281,11 @@ def test_loss_is_cross_entropy_over_the_endings_of_a_prompt() -> None:
 
 def test_accuracy_counts_prompts() -> None:
     """The ending with the highest score is the prediction, for any number of endings."""
-    outputs = [np.array([[0.1], [0.9]], np.float32), np.array([[3.0], [1.0], [2.0]], np.float32),
-               np.array([[-5.0], [-4.0]], np.float32)]  # fmt: skip
+    outputs = [
+        np.array([[0.1], [0.9]], np.float32),
+        np.array([[3.0], [1.0], [2.0]], np.float32),
+        np.array([[-5.0], [-4.0]], np.float32),
+    ]
     targets = [np.array([1]), np.array([2]), np.array([1])]
     inputs = ModelInputs([[]] * 3, [""] * 3, [False] * 3, targets)
     scores = compute_metrics(outputs, inputs, [], HEAD, make_task(metrics=["accuracy"]))

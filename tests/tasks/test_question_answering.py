@@ -113,10 +113,14 @@ def test_windows_equal_transformers(tmp_path: Path, tokenizer: Tokenizer) -> Non
                 [example], tokenizer, max_seqlen=max_seqlen, window_stride=stride
             )
             expected = hf_tokenizer(
-                example.question, example.context, truncation="only_second",
-                max_length=max_seqlen, stride=window_size - stride,
-                return_overflowing_tokens=True, return_offsets_mapping=True,
-            )  # fmt: skip
+                example.question,
+                example.context,
+                truncation="only_second",
+                max_length=max_seqlen,
+                stride=window_size - stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
             assert [sequences[0] for sequences in inputs.sequences] == list(
                 zip(expected["input_ids"], expected["token_type_ids"], strict=True)
             )
@@ -141,9 +145,13 @@ def test_overlapping_windows_equal_transformers(
         example = QuestionExample("who and who?", repeat_words(num_words), (), "1", "f")
         inputs = encode_questions([example], tokenizer, max_seqlen=16, window_overlap=overlap)
         expected = hf_tokenizer(
-            example.question, example.context, truncation="only_second", max_length=16,
-            stride=overlap, return_overflowing_tokens=True,
-        )  # fmt: skip
+            example.question,
+            example.context,
+            truncation="only_second",
+            max_length=16,
+            stride=overlap,
+            return_overflowing_tokens=True,
+        )
         assert [ids for [(ids, _)] in inputs.sequences] == expected["input_ids"]
         assert all(window.can_start_span.all() for window in inputs.decoding_data)
 
@@ -184,8 +192,13 @@ def test_long_question_leaves_room_for_the_context(tokenizer: Tokenizer) -> None
 
 def test_token_is_assigned_to_the_window_with_most_context() -> None:
     """Each token is assigned to exactly one window, by the rule of the original run_squad.py."""
-    for num_tokens, window_size, stride in ((30, 9, 4), (31, 10, 3), (9, 9, 4), (17, 5, 9),
-                                            (12, 7, 6)):  # fmt: skip
+    for num_tokens, window_size, stride in (
+        (30, 9, 4),
+        (31, 10, 3),
+        (9, 9, 4),
+        (17, 5, 9),
+        (12, 7, 6),
+    ):
         windows = spans.split_into_windows(num_tokens, window_size, stride)
         assigned = spans.assign_tokens_to_windows(windows)
         for token in range(num_tokens):
@@ -327,9 +340,11 @@ def test_context_without_tokens_gives_an_empty_answer(tokenizer: Tokenizer) -> N
 
 def test_loss_is_mean_cross_entropy_of_start_and_end(tokenizer: Tokenizer) -> None:
     """The softmax is over the tokens of a single window, not over the batch."""
-    examples = [QuestionExample("who", CONTEXT, (("BLUE, red", 15),), "1", "f"),
-                QuestionExample("who", "red", (), "2", "f"),
-                QuestionExample("who", "red and", (("red", 0),), "3", "f")]  # fmt: skip
+    examples = [
+        QuestionExample("who", CONTEXT, (("BLUE, red", 15),), "1", "f"),
+        QuestionExample("who", "red", (), "2", "f"),
+        QuestionExample("who", "red and", (("red", 0),), "3", "f"),
+    ]
     inputs = encode_questions(examples, tokenizer)
     batch = inputs.make_micro_batch([0, 1, 2])
     assert batch.token_indices is not None
@@ -350,8 +365,10 @@ def test_loss_is_mean_cross_entropy_of_start_and_end(tokenizer: Tokenizer) -> No
 
 def test_metrics_use_best_span_and_no_answer_threshold(tokenizer: Tokenizer) -> None:
     """Correct predictions score 1; with a high threshold, a span is always predicted."""
-    examples = [QuestionExample("who", CONTEXT, (("Red", 0), ("BLUE", 15)), "1", "f"),
-                QuestionExample("who", CONTEXT, (), "2", "f")]  # fmt: skip
+    examples = [
+        QuestionExample("who", CONTEXT, (("Red", 0), ("BLUE", 15)), "1", "f"),
+        QuestionExample("who", CONTEXT, (), "2", "f"),
+    ]
     inputs = encode_questions(examples, tokenizer)
     outputs = [np.zeros((inputs.count_tokens(unit), 2), np.float32) for unit in range(2)]
     outputs[0][7] = 4.0  # The token "blue" has the highest start and end logit.

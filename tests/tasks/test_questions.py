@@ -45,11 +45,20 @@ def test_squad_files_and_rows_give_equal_examples(tmp_path: Path) -> None:
     )
     squad_examples, counts = read_examples(squad_file, make_task())
     rows = [
-        {"id": "q1", "question": "who?", "context": CONTEXT, "title": "T",
-         "answers": {"text": ["BLUE"], "answer_start": [15]}},
-        {"id": "q2", "question": "who?", "context": CONTEXT,
-         "answers": {"text": [], "answer_start": []}},
-    ]  # fmt: skip
+        {
+            "id": "q1",
+            "question": "who?",
+            "context": CONTEXT,
+            "title": "T",
+            "answers": {"text": ["BLUE"], "answer_start": [15]},
+        },
+        {
+            "id": "q2",
+            "question": "who?",
+            "context": CONTEXT,
+            "answers": {"text": [], "answer_start": []},
+        },
+    ]
     row_file = tmp_path / "a.jsonl"
     row_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     row_examples, _ = read_examples(row_file, make_task())

@@ -198,8 +198,16 @@ def test_single_column_cannot_hold_words_and_tags(tmp_path: Path, text: str) -> 
 @pytest.mark.parametrize("separator", ["\t", " "])
 def test_klue_comments_are_ignored(tmp_path: Path, separator: str) -> None:
     """Lines that start with "##" are comments, unless they have the columns of the file."""
-    lines = ["## word, tag:", "## s1\t<Oslo:LC> is", f"Oslo{separator}B-LC", f"##{separator}O",
-             f"is{separator}O", "", "## s2\t<it> has", f"it{separator}O"]  # fmt: skip
+    lines = [
+        "## word, tag:",
+        "## s1\t<Oslo:LC> is",
+        f"Oslo{separator}B-LC",
+        f"##{separator}O",
+        f"is{separator}O",
+        "",
+        "## s2\t<it> has",
+        f"it{separator}O",
+    ]
     (tmp_path / "a.tsv").write_text("\n".join([*lines, ""]))
     sentences, counts = read_examples(tmp_path / "a.tsv", TWO_COLUMNS)
     assert [sentence.text for sentence in sentences] == ["Oslo ## is", "it"]
@@ -272,8 +280,13 @@ def test_integer_column_is_converted_to_text(tmp_path: Path) -> None:
 def test_consecutive_rows_of_a_document_are_grouped(tmp_path: Path) -> None:
     """Rows with the same value in the column "document" are grouped; document context needs it."""
     sentence = {"tokens": ["a"], "tags": ["O"]}
-    rows = [{**sentence, "document": "x"}, {**sentence, "document": "x"},
-            {**sentence, "document": "y"}, sentence, sentence]  # fmt: skip
+    rows = [
+        {**sentence, "document": "x"},
+        {**sentence, "document": "x"},
+        {**sentence, "document": "y"},
+        sentence,
+        sentence,
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sentences, _ = read_examples(tmp_path / "a.jsonl", ENTITIES)
     assert [sentence.document for sentence in sentences] == [0, 0, 1, 2, 3]

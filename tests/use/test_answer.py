@@ -42,9 +42,14 @@ def save_span_model(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
     """Save a random model that predicts spans, with additional fields of bertsmith.json."""
     torch.manual_seed(4)
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
-        max_positions=MAX_POSITIONS, init_range=0.3,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        layers=2,
+        width=26,
+        heads=2,
+        feed_forward=37,
+        max_positions=MAX_POSITIONS,
+        init_range=0.3,
+    )
     head = HeadConfig("span")
     task = {
         "kind": "span",
@@ -74,10 +79,16 @@ def compute_hf_span_scores(
     question_length = len(tokenizer(truncated_question, add_special_tokens=False)["input_ids"])
     window_size = MAX_SEQLEN - 3 - question_length  # without [CLS] and two [SEP] tokens
     inputs = tokenizer(
-        truncated_question, context, truncation="only_second", max_length=MAX_SEQLEN,
-        stride=window_size - WINDOW_STRIDE, return_overflowing_tokens=True,
-        return_offsets_mapping=True, return_tensors="pt", padding=True,
-    )  # fmt: skip
+        truncated_question,
+        context,
+        truncation="only_second",
+        max_length=MAX_SEQLEN,
+        stride=window_size - WINDOW_STRIDE,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        return_tensors="pt",
+        padding=True,
+    )
     offsets = inputs.pop("offset_mapping").tolist()
     inputs.pop("overflow_to_sample_mapping")
     with torch.no_grad():
@@ -184,9 +195,13 @@ def test_invalid_questions_and_models_are_errors(tmp_path: Path, tokenizer: Toke
         predict(directory, ["iron"])
     head = HeadConfig("single", ("a", "b"))
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=1, width=8, heads=1, feed_forward=8,
+        vocab_size=tokenizer.vocab_size,
+        layers=1,
+        width=8,
+        heads=1,
+        feed_forward=8,
         max_positions=9,
-    )  # fmt: skip
+    )
     save_fine_tuned(tmp_path / "c", head.build_model(config), tokenizer, head, {})
     with pytest.raises(ModelError, match="of the kind 'single'; expected 'span'"):
         answer(tmp_path / "c", [("Who?", "iron")])
@@ -288,17 +303,27 @@ def test_answers_with_overlap_equal_those_of_run_qa(tmp_path: Path, tokenizer: T
     hf_tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
     max_seqlen, overlap, max_answer_length = 40, 16, 6
-    settings = {"kind": "span", "max_seqlen": max_seqlen, "window_overlap": overlap,
-                "max_answer_length": max_answer_length}  # fmt: skip
+    settings = {
+        "kind": "span",
+        "max_seqlen": max_seqlen,
+        "window_overlap": overlap,
+        "max_answer_length": max_answer_length,
+    }
     bundle = replace(load_fine_tuned(directory), info={"provenance": {"task": settings}})
     num_different_answers = 0
     for first_character in range(0, 200, 10):
         context = " ".join(SENTENCES)[first_character:]
         encoded = hf_tokenizer(
-            QUESTION, context, truncation="only_second", max_length=max_seqlen, stride=overlap,
-            padding=True, return_overflowing_tokens=True, return_offsets_mapping=True,
+            QUESTION,
+            context,
+            truncation="only_second",
+            max_length=max_seqlen,
+            stride=overlap,
+            padding=True,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
             return_tensors="pt",
-        )  # fmt: skip
+        )
         with torch.no_grad():
             output = model(**{name: encoded[name] for name in hf_tokenizer.model_input_names})
         span_scores: dict[str, float] = {}

@@ -33,9 +33,14 @@ def save_choice_model(
     head = head or HeadConfig("choice")
     torch.manual_seed(4)
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
-        max_positions=MAX_POSITIONS, init_range=0.3,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        layers=2,
+        width=26,
+        heads=2,
+        feed_forward=37,
+        max_positions=MAX_POSITIONS,
+        init_range=0.3,
+    )
     save_fine_tuned(directory, head.build_model(config), tokenizer, head, {"task": "choose"})
     return directory
 
@@ -98,10 +103,14 @@ def test_line_is_a_prompt_and_its_endings(tmp_path: Path, tokenizer: Tokenizer) 
     ((value, line),) = predict_lines(bundle, ["iron\thammer\tthe boy"])
     (choice,) = choose(bundle, [QUESTIONS[1]])
     assert value == {
-        "prompt": "iron", "endings": ["hammer", "the boy"], "best_index": choice.best_index,
-        "probabilities": pytest.approx(choice.probabilities), "truncated": False,
-        "best_ending": ("hammer", "the boy")[choice.best_index], "best_column": None,
-    }  # fmt: skip
+        "prompt": "iron",
+        "endings": ["hammer", "the boy"],
+        "best_index": choice.best_index,
+        "probabilities": pytest.approx(choice.probabilities),
+        "truncated": False,
+        "best_ending": ("hammer", "the boy")[choice.best_index],
+        "best_column": None,
+    }
     probability = f"{choice.probabilities[choice.best_index]:.4f}"
     assert (
         line == f"{choice.best_index}\t{probability}\t{value['best_ending']}\tiron\thammer\tthe boy"

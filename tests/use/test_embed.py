@@ -243,14 +243,17 @@ def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
     texts = ["Weight and sound, weight and name.", "its own weight"]
     words = embedder.encode_word(texts, "weight")
     assert [(word.text_index, texts[word.text_index][word.start : word.end]) for word in words] == [
-        (0, "Weight"), (0, "weight"), (1, "weight"),
-    ]  # fmt: skip
+        (0, "Weight"),
+        (0, "weight"),
+        (1, "weight"),
+    ]
     [tokens] = embedder.encode_tokens([texts[1]])
     token_indices = [
-        index for index, (start, end) in enumerate(tokens.offsets)
+        index
+        for index, (start, end) in enumerate(tokens.offsets)
         # "weight" has the characters [8, 14) of "its own weight".
         if start < 14 and end > 8
-    ]  # fmt: skip
+    ]
     expected = tokens.vectors[token_indices].mean(0)
     np.testing.assert_allclose(words[2].vector, expected, rtol=0, atol=1e-6)
     [full_match] = embedder.encode_word(["hammers and a hammer"], "hammer")
@@ -339,8 +342,9 @@ def test_quantization_uses_the_preceding_norm(
         )
         query_key_weight = layer.attention.query_key_value.weight[: 2 * config.width]
         quantized_linears = (
-            quantized_layer.attention.query_key_value.query_key, quantized_layer.up
-        )  # fmt: skip
+            quantized_layer.attention.query_key_value.query_key,
+            quantized_layer.up,
+        )
         for input_norm, weight, quantized_linear in zip(
             input_norms, (query_key_weight, layer.up.weight), quantized_linears, strict=True
         ):
@@ -350,9 +354,12 @@ def test_quantization_uses_the_preceding_norm(
         previous_norm = feed_forward_norm
     ids = torch.randint(5, 90, (40,))
     batch = PackedBatch(
-        ids=ids, segments=torch.zeros_like(ids), positions=torch.arange(40),
-        cu_seqlens=torch.tensor([0, 40], dtype=torch.int32), max_seqlen=40,
-    )  # fmt: skip
+        ids=ids,
+        segments=torch.zeros_like(ids),
+        positions=torch.arange(40),
+        cu_seqlens=torch.tensor([0, 40], dtype=torch.int32),
+        max_seqlen=40,
+    )
     # Gradients are enabled, as in code without torch.no_grad.
     assert nn.functional.cosine_similarity(quantized(batch), model(batch)).min() > 0.99
 

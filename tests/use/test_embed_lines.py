@@ -139,8 +139,10 @@ def test_table_rows_keep_their_columns(embedder: Embedder, tmp_path: Path) -> No
     for name in ("r.npy", "r.jsonl", "r.parquet"):
         embed_lines(embedder, table, tmp_path / name, TEXT_SETTINGS, columns=columns)
     assert (tmp_path / "r.npy").read_bytes() == npy_path.read_bytes()
-    for rows in (read_jsonl(tmp_path / "r.jsonl"),
-                 pq.read_table(tmp_path / "r.parquet").to_pylist()):  # fmt: skip
+    for rows in (
+        read_jsonl(tmp_path / "r.jsonl"),
+        pq.read_table(tmp_path / "r.parquet").to_pylist(),
+    ):
         vectors = np.array([row.pop("predicted_vector") for row in rows], np.float32)
         assert np.array_equal(vectors, np.load(npy_path))
         assert rows == [record.cells for record in table]
@@ -233,9 +235,12 @@ def test_killed_run_can_be_resumed(
     """A run that is killed at any fsync and resumed ends with the bytes of an uninterrupted run."""
     process = subprocess.run(
         [sys.executable, "-c", KILL_SCRIPT, model_dir, tmp_path, suffix, pooling],
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert process.returncode == 0, process.stderr
     last_kill = int(process.stdout)
     assert last_kill > min_fsyncs
@@ -460,15 +465,30 @@ def test_memory_does_not_grow_with_the_input(
 ) -> None:
     """40,000 additional lines, whose vectors take 157 MiB, need less than 80 MiB of memory."""
     process = subprocess.run(
-        [sys.executable, "-c", PEAK_MEMORY_SCRIPT, model_dir, tmp_path / name, pooling,
-         repetitions],
-        capture_output=True, text=True, check=False, timeout=300,
+        [
+            sys.executable,
+            "-c",
+            PEAK_MEMORY_SCRIPT,
+            model_dir,
+            tmp_path / name,
+            pooling,
+            repetitions,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
         # Use one heap for all threads and mmap for large blocks: glibc adapts its thresholds at
         # run time, which makes the peak depend on the order of frees. Arrow uses the same heap.
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
-             "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
-             "ARROW_DEFAULT_MEMORY_POOL": "system"},
-    )  # fmt: skip
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_ARENA_MAX": "1",
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+            "MALLOC_TRIM_THRESHOLD_": "65536",
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+        },
+    )
     assert process.returncode == 0, process.stderr
     # Keeping all vectors would need at least 157 MiB. The heap grows by 20 to 45 MiB, depending on
     # the run.

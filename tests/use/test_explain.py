@@ -63,9 +63,16 @@ def test_causal_attention_does_not_see_later_tokens(tmp_path: Path, tokenizer: T
     """Probabilities of later tokens are 0, rows sum to 1, and the last layer equals the formula."""
     torch.manual_seed(5)
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=3, width=26, heads=2, feed_forward=37,
-        max_positions=61, init_range=0.3, norm="pre", attention="causal",
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        layers=3,
+        width=26,
+        heads=2,
+        feed_forward=37,
+        max_positions=61,
+        init_range=0.3,
+        norm="pre",
+        attention="causal",
+    )
     model = BertForPreTraining(config).eval()
     bundle.save(tmp_path / "m", model, tokenizer, {})
     probabilities = attention(tmp_path / "m", SENTENCES[0]).probabilities

@@ -27,9 +27,14 @@ def save_task_model(
     """Save a random fine-tuned model."""
     torch.manual_seed(4)
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
-        max_positions=MAX_POSITIONS, init_range=0.3,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        layers=2,
+        width=26,
+        heads=2,
+        feed_forward=37,
+        max_positions=MAX_POSITIONS,
+        init_range=0.3,
+    )
     save_fine_tuned(directory, head.build_model(config), tokenizer, head, {"task": task})
     return directory
 

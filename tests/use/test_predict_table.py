@@ -250,8 +250,10 @@ def test_each_kind_of_model_adds_its_columns(
 ) -> None:
     """Each kind of model adds its columns; in CSV, lists are joined or JSON in one cell."""
     labels: dict[str, tuple[str, ...]] = {
-        "multi": LABELS, "entities": ("O", "B-X", "I-X"), "tags": ("N", "V"),
-    }  # fmt: skip
+        "multi": LABELS,
+        "entities": ("O", "B-X", "I-X"),
+        "tags": ("N", "V"),
+    }
     bundle = load_task_model(tmp_path, tokenizer, kind, labels.get(kind, ()), **task)
     (tmp_path / "in.jsonl").write_text(json.dumps(table) + "\n")
     source = TableSource(tmp_path / "in.jsonl")

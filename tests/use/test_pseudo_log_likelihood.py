@@ -129,9 +129,10 @@ def test_random_sentences_equal_a_loop_over_transformers(
     """Log-probabilities of random sentences, computed together, agree to 1e-5."""
     max_tokens = pretrained.config.max_positions - 2
     sentences = [
-        sentence for sentence in sentences
+        sentence
+        for sentence in sentences
         if 0 < len(pretrained.tokenizer.encode(sentence)) <= max_tokens
-    ]  # fmt: skip
+    ]
     results = compute_both_variants(pretrained, sentences)
     for variant in PLL_VARIANTS:
         for sentence, values in zip(sentences, results[variant], strict=True):
@@ -180,9 +181,14 @@ def test_probabilities_sum_to_one_over_the_vocabulary_of_the_tokenizer(
 ) -> None:
     """Outputs of the decoder beyond the tokenizer's vocabulary get no probability."""
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size + 11, layers=1, width=6, heads=2, feed_forward=7,
-        max_positions=5, init_range=1.0,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size + 11,
+        layers=1,
+        width=6,
+        heads=2,
+        feed_forward=7,
+        max_positions=5,
+        init_range=1.0,
+    )
     bundle.save(tmp_path / "model", BertForPreTraining(config), tokenizer, {})
     # The only token of each sequence is masked, so all sequences give the same distribution.
     sequences = [[token_id] for token_id in range(tokenizer.vocab_size)]

@@ -41,9 +41,11 @@ def test_context_shows_the_word_in_brackets(model_dir: Path) -> None:
     """A context is one line with the word in brackets and the text around it."""
     result = similar(model_dir, TEXTS, "hammer")
     assert result.contexts[:4] == [
-        "a [hammer] and another hammer", "a hammer and another [hammer]",
-        "$5 for the [hammer], and $6", "대장간 [hammer] 망치",
-    ]  # fmt: skip
+        "a [hammer] and another hammer",
+        "a hammer and another [hammer]",
+        "$5 for the [hammer], and $6",
+        "대장간 [hammer] 망치",
+    ]
     assert result.contexts[4].endswith("[hammer] of the smith of the smi…")
     value = result.to_json()
     assert (value["word"], len(value["occurrences"]), len(value["distances"])) == ("hammer", 5, 5)

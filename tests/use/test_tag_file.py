@@ -37,9 +37,12 @@ he PR O
 
 
 def load_tagger(
-    folder: Path, tokenizer: Tokenizer, kind: TaskKind = "entities",
-    labels: tuple[str, ...] = LABELS, **task: str,
-) -> FineTunedBundle:  # fmt: skip
+    folder: Path,
+    tokenizer: Tokenizer,
+    kind: TaskKind = "entities",
+    labels: tuple[str, ...] = LABELS,
+    **task: str,
+) -> FineTunedBundle:
     """Return a random tagger whose metadata contains the task settings of its fine-tuning."""
     directory = save_task_model(folder / "m", tokenizer, HeadConfig(kind, labels))
     info = json.loads((directory / "bertsmith.json").read_text())
@@ -78,8 +81,10 @@ def test_conll_output_has_an_added_column(
 def test_conllu_output_has_the_tag_in_misc(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """CoNLL-U output has the tag of each word in its last column; other lines are unchanged."""
     bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
-    text = ("# sent_id = 1\n1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tDo\t_\tAUX\t_\t_\t_\t_\t_\t_\n"
-            "2\tnot\t_\tPART\t_\t_\t_\t_\t_\tA=b|Predicted=X\n\n# end\n")  # fmt: skip
+    text = (
+        "# sent_id = 1\n1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tDo\t_\tAUX\t_\t_\t_\t_\t_\t_\n"
+        "2\tnot\t_\tPART\t_\t_\t_\t_\t_\tA=b|Predicted=X\n\n# end\n"
+    )
     (tmp_path / "in.conllu").write_text(text)
     tag_file(bundle, TableSource(tmp_path / "in.conllu"), tmp_path / "out.conllu")
     lines = (tmp_path / "out.conllu").read_text().splitlines()

@@ -20,8 +20,9 @@ def apply_smoothquant(graph: Graph) -> None:
     """
     norm_weights = {
         node.outputs[0]: graph.initializers[node.inputs[1]]
-        for node in graph.nodes if node.op_type == "LayerNormalization"
-    }  # fmt: skip
+        for node in graph.nodes
+        if node.op_type == "LayerNormalization"
+    }
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op_type != "MatMul" or node.inputs[0] not in norm_weights:

@@ -240,8 +240,11 @@ def _read_prompt(root: Path) -> str:
 def _read_dense(folder: Path) -> Dense:
     """Read the config and the weights of a Dense module."""
     raw = read_json(folder / MODULE_CONFIG)
-    supported_values = {"use_residual": False, "module_input_name": "sentence_embedding",
-                        "module_output_name": "sentence_embedding"}  # fmt: skip
+    supported_values = {
+        "use_residual": False,
+        "module_input_name": "sentence_embedding",
+        "module_output_name": "sentence_embedding",
+    }
     for key, value in supported_values.items():
         if raw.get(key, value) not in (value, None):
             raise ModelError(

@@ -132,8 +132,10 @@ def _write_modules(
     """Write modules.json and the config files and weights of all modules."""
     max_positions = bundle.config.max_positions
     max_seq_length = min(config.max_seq_length or max_positions, max_positions)
-    transformer: dict[str, Any] = {"max_seq_length": max_seq_length,
-                                   "do_lower_case": config.lowercase}  # fmt: skip
+    transformer: dict[str, Any] = {
+        "max_seq_length": max_seq_length,
+        "do_lower_case": config.lowercase,
+    }
     if not has_pooler:
         transformer["model_args"] = {"add_pooling_layer": False}
     write_json(folder / TRANSFORMER_CONFIG, transformer)

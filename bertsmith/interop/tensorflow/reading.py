@@ -228,8 +228,10 @@ def _match_weights(
         ModelError: A weight outside these heads is missing, or a shape is wrong.
     """
     state = model.state_dict()
-    sources = {name: [variable_names.to_original_name(hf_name) for hf_name in group]
-               for name, group in map_to_hf_names(state).items()}  # fmt: skip
+    sources = {
+        name: [variable_names.to_original_name(hf_name) for hf_name in group]
+        for name, group in map_to_hf_names(state).items()
+    }
     for head in _OPTIONAL_HEADS:
         head_weights = [name for name in sources if name.startswith(head)]
         head_variables = [original for name in head_weights for original in sources[name]]

@@ -100,8 +100,9 @@ def _find_prefix(folder: Path) -> Path:
             if latest.is_file() or latest.with_name(latest.name + INDEX_SUFFIX).is_file():
                 return latest
     files = [path for path in folder.iterdir() if path.is_file()]
-    prefixes = {path.name.removesuffix(INDEX_SUFFIX) for path in files
-                if path.suffix == INDEX_SUFFIX}  # fmt: skip
+    prefixes = {
+        path.name.removesuffix(INDEX_SUFFIX) for path in files if path.suffix == INDEX_SUFFIX
+    }
     prefixes |= {path.name for path in files if _is_v1_checkpoint(path)}
     if len(prefixes) == 1:
         return folder / prefixes.pop()
@@ -145,10 +146,13 @@ def read_config(path: Path, *, nsp: bool, positions: str) -> ModelConfig:
             f"{path}: these keys are missing: {', '.join(missing)}; add the model's values"
         )
     values: dict[str, Any] = {
-        "segments": _DEFAULT_SEGMENTS, "norm_eps": _NORM_EPS, "positions": positions,
-    }  # fmt: skip
-    values |= {field: raw[original] for field, original in _ORIGINAL_FIELDS.items()
-               if original in raw}  # fmt: skip
+        "segments": _DEFAULT_SEGMENTS,
+        "norm_eps": _NORM_EPS,
+        "positions": positions,
+    }
+    values |= {
+        field: raw[original] for field, original in _ORIGINAL_FIELDS.items() if original in raw
+    }
     activation = raw.get("hidden_act", "gelu")
     activations = {original: name for name, original in _ORIGINAL_ACTIVATIONS.items()}
     if activation not in activations:
@@ -210,8 +214,9 @@ def read_tokenizer(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, str
     Returns:
         The tokenizer, and a note about what determined the casing.
     """
-    tokenizer_files = [name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
-                       if (folder / name).is_file()]  # fmt: skip
+    tokenizer_files = [
+        name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE) if (folder / name).is_file()
+    ]
     if lowercase is None and tokenizer_files:
         return Tokenizer.load(folder), f"the casing is that in {tokenizer_files[0]}"
     reason = "as requested"

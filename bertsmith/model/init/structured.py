@@ -217,9 +217,11 @@ class _Subspaces:
         num_word_dims = width - 2 * num_pairs
         std = float(words.std())
         max_wavelength = max(num_positions, _MIN_WAVELENGTH)
-        frequencies = 2 * math.pi / torch.logspace(
-            math.log10(_MIN_WAVELENGTH), math.log10(max_wavelength), num_pairs
-        )  # fmt: skip
+        frequencies = (
+            2
+            * math.pi
+            / torch.logspace(math.log10(_MIN_WAVELENGTH), math.log10(max_wavelength), num_pairs)
+        )
         angles = torch.arange(num_positions)[:, None] * frequencies
         for table in (words, embeddings.segments.weight):
             table[:, num_word_dims:] = 0.0

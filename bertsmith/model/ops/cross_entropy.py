@@ -180,9 +180,13 @@ class Gradients:
         x, linear = softmax.x, softmax.linear
         grad_rows = self.x[start : start + len(softmax.logsumexp)]
         chunks = zip(
-            softmax.exponentials, softmax.scales, torch.split(weight, VOCAB_CHUNK),
-            torch.split(self.weight, VOCAB_CHUNK), torch.split(self.bias, VOCAB_CHUNK), strict=True,
-        )  # fmt: skip
+            softmax.exponentials,
+            softmax.scales,
+            torch.split(weight, VOCAB_CHUNK),
+            torch.split(self.weight, VOCAB_CHUNK),
+            torch.split(self.bias, VOCAB_CHUNK),
+            strict=True,
+        )
         for exponentials, scale, weight_chunk, weight_grad, bias_grad in chunks:
             unscaled_grad = linear(exponentials, weight_chunk.t(), None)[: len(grad_rows)]
             grad_rows.addcmul_(unscaled_grad.float(), scale[: len(grad_rows), None])

@@ -49,9 +49,7 @@ def pair(service: Service, model: str | None, a: str, b: str) -> str:
     probability = prediction.next_sentence_probability
     follows = probability >= 0.5
     title = "B follows A" if follows else "B does not follow A"
-    probabilities = [
-        ("B follows A", probability), ("it does not", 1 - probability)
-    ]  # fmt: skip
+    probabilities = [("B follows A", probability), ("it does not", 1 - probability)]
     html = section(title, bars(probabilities, best=0 if follows else 1))
     if prediction.num_removed_tokens:
         html += notice(
@@ -77,10 +75,14 @@ def tag(service: Service, model: str | None, text: str) -> str:
     (tagged,) = service.tag(model, [text])
     labels = sorted({span.label for span in tagged.spans})
     spans = [
-        (span.start, span.end, f"{span.label} {100 * span.probability:.0f} %",
-         labels.index(span.label))
+        (
+            span.start,
+            span.end,
+            f"{span.label} {100 * span.probability:.0f} %",
+            labels.index(span.label),
+        )
         for span in tagged.spans
-    ]  # fmt: skip
+    ]
     note = "" if spans else notice("The model finds no entity in this text.", "note")
     return section("", highlight(text, spans) + note)
 

@@ -67,10 +67,20 @@ def _gradio_app(blocks: Any) -> FastAPI:
     """Return Gradio's app of the page, without its lifespan, which would start its queue."""
     style = files("bertsmith.serve.page").joinpath("style.css").read_text("utf-8")
     parent: FastAPI = gr.mount_gradio_app(
-        FastAPI(), blocks, path="/", theme=_theme(), css=style,
-        footer_links=[], run_history=False, show_error=False, max_file_size=1, ssr_mode=False,
-        enable_monitoring=False, pwa=False, mcp_server=False,
-    )  # fmt: skip
+        FastAPI(),
+        blocks,
+        path="/",
+        theme=_theme(),
+        css=style,
+        footer_links=[],
+        run_history=False,
+        show_error=False,
+        max_file_size=1,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+    )
     gradio_app = next(route.app for route in parent.routes if isinstance(route, Mount))
     assert isinstance(gradio_app, FastAPI)
     add_page_error_handlers(gradio_app)
@@ -89,6 +99,8 @@ def _theme() -> Any:
         button_primary_background_fill_dark="*primary_600",
         button_primary_background_fill_hover="*primary_700",
         button_primary_background_fill_hover_dark="*primary_700",
-        body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
-        block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300",
-    )  # fmt: skip
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+    )

@@ -239,8 +239,11 @@ def _invalid(name: str, expected: str) -> HTTPException:
 
 def _completed(job: Job, output: dict[str, Any], *, success: bool) -> dict[str, Any]:
     return {
-        "msg": "process_completed", "event_id": job.job_id, "output": output, "success": success,
-    }  # fmt: skip
+        "msg": "process_completed",
+        "event_id": job.job_id,
+        "output": output,
+        "success": success,
+    }
 
 
 def _dumps(value: Any) -> bytes:

@@ -101,9 +101,12 @@ def _inspection_functions(inspector: ModelInspector) -> dict[str, Callable[..., 
             for vector in maps.occurrences
         ]
         return {
-            "word": word, "layer": index, "places": places,
-            "distances": maps.distances[index].tolist(), "points": maps.points[index].tolist(),
-        }  # fmt: skip
+            "word": word,
+            "layer": index,
+            "places": places,
+            "distances": maps.distances[index].tolist(),
+            "points": maps.points[index].tolist(),
+        }
 
     def attention(
         text: str, pair: str = "", layer: int = 1, head: int = 1, model: str = ""
@@ -112,9 +115,12 @@ def _inspection_functions(inspector: ModelInspector) -> dict[str, Callable[..., 
         maps = inspector.attention(model or None, text, pair)
         inspector.check(maps, layer, head)
         return {
-            "tokens": maps.tokens, "segments": maps.segments, "layer": layer, "head": head,
+            "tokens": maps.tokens,
+            "segments": maps.segments,
+            "layer": layer,
+            "head": head,
             "probabilities": maps.probabilities[layer - 1, head - 1].tolist(),
             "num_removed_tokens": maps.num_removed_tokens,
-        }  # fmt: skip
+        }
 
     return {"word": word, "attention": attention}

@@ -84,8 +84,9 @@ def attention_tab(service: Service, inspector: ModelInspector) -> None:
         _description(f"Attention of each head, for at most {MAX_TOKENS} tokens.")
         model = _model_dropdown(service, "embed")
         fields = [
-            _text_field(Field("Text", 3)), _text_field(Field("Second text", 1, "may be empty"))
-        ]  # fmt: skip
+            _text_field(Field("Text", 3)),
+            _text_field(Field("Second text", 1, "may be empty")),
+        ]
         button = gr.Button("Show attention", variant="primary")
         layers, heads = inspector.sizes(None)
         with gr.Row():
@@ -137,9 +138,11 @@ def _render_head(maps: AttentionMaps, layer: int, head: int) -> str:
     selector = f'.bs-grid [data-layer="{layer}"][data-head="{head}"]'
     style = f"<style>{selector} {{ outline: 3px solid #d97706; outline-offset: 1px }}</style>"
     pictures = f"{lines.picture(maps, layer, head)}{heat.large(maps, layer, head)}"
-    return note + style + section(
-        f"Layer {layer}, head {head}", f'<div class="bs-beside">{pictures}</div>'
-    )  # fmt: skip
+    return (
+        note
+        + style
+        + section(f"Layer {layer}, head {head}", f'<div class="bs-beside">{pictures}</div>')
+    )
 
 
 def _show_grid(inspector: ModelInspector, model: str | None, text: str, pair: str) -> str:

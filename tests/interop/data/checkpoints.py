@@ -118,19 +118,27 @@ def write_checkpoints(folder: Path) -> None:
         tensors=arrays,
     )
     tf.raw_ops.SaveSlices(
-        filename=prefixes["v1"], tensor_names=names, shapes_and_slices=[""] * len(names),
+        filename=prefixes["v1"],
+        tensor_names=names,
+        shapes_and_slices=[""] * len(names),
         data=arrays,
-    )  # fmt: skip
+    )
     _write_sliced(tf, prefixes["parts"], values)
     dtypes = (tf.float16, tf.bfloat16, tf.float64, tf.float32)
     tf.raw_ops.SaveV2(
-        prefix=prefixes["types"], tensor_names=list(values), shape_and_slices=[""] * len(values),
-        tensors=[tf.cast(array, dtypes[index % len(dtypes)])
-                 for index, array in enumerate(values.values())],
-    )  # fmt: skip
+        prefix=prefixes["types"],
+        tensor_names=list(values),
+        shape_and_slices=[""] * len(values),
+        tensors=[
+            tf.cast(array, dtypes[index % len(dtypes)])
+            for index, array in enumerate(values.values())
+        ],
+    )
     # The names of the attributes do not contain the names of the variables.
-    named = {f"thing{index}": tf.Variable(array, name=name)
-             for index, (name, array) in enumerate(values.items())}  # fmt: skip
+    named = {
+        f"thing{index}": tf.Variable(array, name=name)
+        for index, (name, array) in enumerate(values.items())
+    }
     tf.train.Checkpoint(model=tf.train.Checkpoint(**named)).save(prefixes["object"])
     encoder = {}
     for index, (name, array) in enumerate(values.items()):

@@ -23,10 +23,14 @@ CONFIG = ModelConfig(
 #: A config with a large enough width for random weights to average out, as in a real model.
 WIDE_CONFIG = CONFIG.model_copy(
     update={
-        "vocab_size": 997, "width": 128, "heads": 2, "feed_forward": 131, "max_positions": 512,
+        "vocab_size": 997,
+        "width": 128,
+        "heads": 2,
+        "feed_forward": 131,
+        "max_positions": 512,
         "init_range": 0.049,
     }
-)  # fmt: skip
+)
 
 #: The ids of [CLS] and [SEP] in these tests.
 CLS, SEP = 2, 3

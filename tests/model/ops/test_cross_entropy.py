@@ -43,8 +43,9 @@ def test_chunked_loss_equals_pytorch(
     actual_values: list[Tensor] = []
     expected_values: list[Tensor] = []
     for function, values in (
-        (linear_cross_entropy, actual_values), (torch_cross_entropy, expected_values),
-    ):  # fmt: skip
+        (linear_cross_entropy, actual_values),
+        (torch_cross_entropy, expected_values),
+    ):
         leaves = [value.clone().requires_grad_() for value in inputs]
         loss = function(leaves[0], leaves[1], leaves[2], labels)
         values += [loss.detach(), *torch.autograd.grad(loss * grad_output, leaves)]

@@ -56,16 +56,19 @@ def test_outputs_and_gradients_equal_float64(
     output.sum().backward()
     expected.sum().backward()
     for leaf, exact_leaf in (
-        (x, exact_x), (layer.weight, exact_layer.weight), (layer.bias, exact_layer.bias),
-    ):  # fmt: skip
+        (x, exact_x),
+        (layer.weight, exact_layer.weight),
+        (layer.bias, exact_layer.bias),
+    ):
         assert leaf.grad is not None
         assert exact_leaf.grad is not None
         torch.testing.assert_close(leaf.grad, exact_leaf.grad.float(), rtol=1e-5, atol=1e-4)
     rows = round_up_num_rows(num_rows)
     assert onednn_shapes == [
-        (rows, in_features, out_features), (rows, out_features, in_features),
+        (rows, in_features, out_features),
+        (rows, out_features, in_features),
         (out_features, rows, in_features),
-    ]  # fmt: skip
+    ]
 
 
 def test_row_counts_are_bucketed(onednn_shapes: list[tuple[int, ...]]) -> None:
@@ -122,11 +125,16 @@ def test_bf16_row_counts_are_bucketed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_inputs_need_not_be_contiguous(onednn_shapes: list[tuple[int, ...]]) -> None:
     """Strided, transposed and expanded inputs and biases give the correct output."""
     weight = torch.randn(6, 40)
-    inputs = {"columns": torch.randn(50, 80)[:, ::2], "transposed": torch.randn(40, 50).t(),
-              "expanded": torch.randn(1, 40).expand(50, 40)}  # fmt: skip
+    inputs = {
+        "columns": torch.randn(50, 80)[:, ::2],
+        "transposed": torch.randn(40, 50).t(),
+        "expanded": torch.randn(1, 40).expand(50, 40),
+    }
     biases = {
-        "strided": torch.randn(6, 2)[:, 0], "expanded": torch.randn(1).expand(6), "none": None,
-    }  # fmt: skip
+        "strided": torch.randn(6, 2)[:, 0],
+        "expanded": torch.randn(1).expand(6),
+        "none": None,
+    }
     for x in inputs.values():
         for bias in biases.values():
             output: Tensor = linear._OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]

@@ -247,8 +247,10 @@ def test_nan_equals_only_nan_and_infinity_only_infinity() -> None:
     assert measure_difference(with_nan, with_nan.clone()).max_abs_difference == 0
     assert measure_difference(with_infinity, with_infinity.clone()).max_abs_difference == 0
     for a, b in (
-        (with_nan, with_infinity), (with_nan, torch.ones(2)), (with_infinity, -with_infinity),
-    ):  # fmt: skip
+        (with_nan, with_infinity),
+        (with_nan, torch.ones(2)),
+        (with_infinity, -with_infinity),
+    ):
         assert measure_difference(a, b).max_abs_difference == math.inf
         assert not measure_difference(a, b).is_within(1e9)
     assert measure_difference(torch.empty(0, 3), torch.empty(0, 3)).max_abs_difference == 0

@@ -179,9 +179,7 @@ def test_artifacts_are_identified(unfinished_run: Path, model_dir: Path, tmp_pat
     step = unfinished_run / checkpoint.CHECKPOINTS_DIR / "step-20"
     vocab_file = model_dir / tokenizer_files.VOCAB_FILE
     (tmp_path / "words.txt").write_bytes(vocab_file.read_bytes())
-    for name in (
-        store.MANIFEST_FILE, tokenizer_files.VOCAB_FILE, tokenizer_files.TOKENIZER_FILE
-    ):  # fmt: skip
+    for name in (store.MANIFEST_FILE, tokenizer_files.VOCAB_FILE, tokenizer_files.TOKENIZER_FILE):
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / name).write_text("")
