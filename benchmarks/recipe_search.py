@@ -1,0 +1,300 @@
+r"""Compare variants of the pre-training settings over several seeds, resumably.
+
+A TOML file names the variants, each a list of assignments as for --set. All variants are compared
+with the first one:
+
+    common = ["run.threads=2"]          # applied to all variants
+
+    [variants]
+    fast = []
+    muon = ["optim.optimizer=muon"]
+
+Measure seconds per step on an idle machine, train later on a busy one, then print the table:
+
+    python benchmarks/recipe_search.py variants.toml --data store --results results --calibrate
+    python benchmarks/recipe_search.py variants.toml --data store --results results \
+        --budget-minutes 30 --seeds 0,1,2
+    python benchmarks/recipe_search.py variants.toml --results results --report
+
+Each run is a process of `bertsmith pretrain`, so a killed search continues when it is started
+again. Finished runs are lines of RESULTS/results.jsonl. The held-out loss of all variants is
+computed on the same examples: single segments of up to 128 tokens with 15 % masked tokens. The
+loss of a run's own evaluation, whose examples depend on its data settings, is the run_loss.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from reporting import describe_machine
+from scipy import stats
+
+from bertsmith import bundle
+from bertsmith.data.masking import VocabularyInfo
+from bertsmith.data.settings import DataSettings
+from bertsmith.data.store import Store
+from bertsmith.runtime.device import Machine
+from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
+
+RESULTS_FILE, CALIBRATION_FILE = "results.jsonl", "calibration.json"
+#: Steps at the start of a run that are not timed.
+WARMUP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A named list of settings."""
+
+    name: str
+    settings: tuple[str, ...]
+
+
+def read_variants(path: Path) -> list[Variant]:
+    """Return the variants of a TOML file, with the common settings, in the order of the file."""
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    common = values.get("common", [])
+    return [Variant(name, (*common, *items)) for name, items in values["variants"].items()]
+
+
+def train(
+    variant: Variant, seed: int, length: Sequence[str], run: Path, options: argparse.Namespace
+) -> None:
+    """Train or resume the run of a variant; exit if it fails."""
+    settings = [*variant.settings, f"run.seed={seed}", "run.log_every=1"]
+    command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(options.data),
+               "--size", options.size, "--out", str(run), *length]  # fmt: skip
+    command += [part for setting in settings for part in ("--set", setting)]
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with run.with_suffix(".log").open("ab") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    if code:
+        sys.exit(f"{variant.name}, seed {seed}: exit status {code}; see {run.with_suffix('.log')}")
+
+
+def measure_step_seconds(run: Path) -> float:
+    """Return the mean seconds of a training step of a run, after the first steps."""
+    seconds = [line["seconds"] for line in read_metrics(run) if line["kind"] == "train"]
+    return float((seconds[-1] - seconds[WARMUP_STEPS - 1]) / (len(seconds) - WARMUP_STEPS))
+
+
+def calibrate(variants: Sequence[Variant], options: argparse.Namespace) -> None:
+    """Measure the seconds per step of all variants in alternation, and store their medians.
+
+    A short run has all phases of the schedule in the same proportions as a long one.
+    """
+    shutil.rmtree(options.results / "calibration", ignore_errors=True)
+    times: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    for number in range(options.rounds):
+        for variant in variants:
+            run = options.results / "calibration" / f"{variant.name}-{number}"
+            train(variant, 0, ["--steps", str(options.calibration_steps)], run, options)
+            times[variant.name].append(measure_step_seconds(run))
+            print(f"round {number + 1}, {variant.name}: {times[variant.name][-1]:.4f} s per step")
+    path = options.results / CALIBRATION_FILE
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    content.setdefault(options.size, {}).update(
+        {
+            variant.name: {
+                "settings": list(variant.settings),
+                "step_seconds": statistics.median(times[variant.name]),
+                "all_step_seconds": times[variant.name],
+                "machine": describe_machine(),
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            for variant in variants
+        }
+    )
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def get_length(variant: Variant, options: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the name of the budget, and the options of `bertsmith pretrain` for the length."""
+    if options.steps:
+        return f"{options.steps:,} steps", ["--steps", str(options.steps)]
+    if options.minutes:
+        return f"{options.minutes:g} minutes", ["--minutes", str(options.minutes)]
+    path = options.results / CALIBRATION_FILE
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    measurement = content.get(options.size, {}).get(variant.name, {})
+    if measurement.get("settings") != list(variant.settings):
+        sys.exit(f"{path}: no measurement of {variant.name} with these settings; run --calibrate")
+    steps = max(1, round(options.budget_minutes * 60 / measurement["step_seconds"]))
+    return f"{options.budget_minutes:g} calibrated minutes", ["--steps", str(steps)]
+
+
+def compute_heldout_loss(model_directory: Path, store: Store, num_sequences: int) -> float:
+    """Return the masked-LM loss of a model on single segments with 15 % masked tokens."""
+    model = bundle.load(model_directory).model
+    vocabulary = VocabularyInfo.from_tokenizer(store.load_tokenizer())
+    settings = DataSettings(nsp=False, max_seqlen=min(128, model.config.max_positions))
+    stream = build_heldout_stream(store.load_split("heldout"), vocabulary, settings)
+    machine = Machine(torch.device("cpu"), "fp32", "padded")
+    return evaluate(model, stream, num_sequences, machine).to_metrics()["mlm_loss"]
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Return the results in a folder, without a last line that a killed process left incomplete."""
+    path = folder / RESULTS_FILE
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def append_result(folder: Path, result: dict[str, Any]) -> None:
+    """Append a line to the results file, after removing an incomplete one, and sync it to disk."""
+    path = folder / RESULTS_FILE
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(result).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train a variant with a seed, unless its result is stored; return the result."""
+    budget, length = get_length(variant, options)
+    key = {
+        "variant": variant.name, "seed": seed, "settings": list(variant.settings),
+        "size": options.size, "budget": budget, "length": length,
+    }  # fmt: skip
+    for result in read_results(options.results):
+        if key.items() <= result.items():
+            return result
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
+    run = options.results / "runs" / f"{variant.name}-{seed}-{digest}"
+    train(variant, seed, length, run, options)
+    lines = read_metrics(run)
+    seconds = num_tokens = 0.0
+    for line in lines:
+        if line["kind"] == "train":
+            num_tokens += line["tokens_per_second"] * (line["seconds"] - seconds)
+            seconds = line["seconds"]
+    heldout = [line for line in lines if line["kind"] == "heldout"][-1]
+    store = Store.open(options.data)
+    result = key | {
+        "heldout_loss": compute_heldout_loss(run / "model", store, options.eval_sequences),
+        "run_loss": heldout["mlm_loss"],
+        "nsp_accuracy": heldout.get("nsp_accuracy"),
+        "steps": heldout["step"],
+        "seconds": round(seconds, 1),
+        "tokens": round(num_tokens),
+        "machine": describe_machine(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    append_result(options.results, result)
+    return result
+
+
+def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> list[str]:
+    """Return a Markdown table of the variants for each size and budget in the results."""
+    lines = []
+    for size, budget in dict.fromkeys((result["size"], result["budget"]) for result in results):
+        group = [r for r in results if (r["size"], r["budget"]) == (size, budget)]
+        lines += [f"{size}, {budget}:", "", *build_table(group, variants), ""]
+    return lines
+
+
+def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> list[str]:
+    """Return a Markdown table with one line per variant.
+
+    The difference to the first variant, and the p-value of a paired t-test, are computed over the
+    seeds that both have. If a variant has several results for a seed, the last one counts.
+    """
+    losses: dict[str, dict[int, dict[str, Any]]] = {variant.name: {} for variant in variants}
+    for result in results:
+        if result["variant"] in losses:
+            losses[result["variant"]][result["seed"]] = result
+    lines = [
+        "| variant | seeds | held-out loss | SD | difference | p | run loss | NSP acc. | steps |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    reference = losses[variants[0].name]
+    for variant in variants:
+        runs = losses[variant.name]
+        if not runs:
+            continue
+        values = [run["heldout_loss"] for run in runs.values()]
+        spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else ""
+        seeds = sorted(runs.keys() & reference.keys()) if variant is not variants[0] else []
+        pairs = [(runs[seed]["heldout_loss"], reference[seed]["heldout_loss"]) for seed in seeds]
+        difference = p_value = ""
+        if pairs:
+            difference = f"{statistics.fmean(new - old for new, old in pairs):+.4f}"
+        if len(pairs) > 1:
+            p_value = f"{stats.ttest_rel(*zip(*pairs, strict=True)).pvalue:.3f}"
+        run_loss = statistics.fmean(run["run_loss"] for run in runs.values())
+        accuracies = [run["nsp_accuracy"] for run in runs.values()]
+        accuracy = "" if None in accuracies else f"{statistics.fmean(accuracies):.3f}"
+        steps = " ".join(sorted({f"{run['steps']:,}" for run in runs.values()}))
+        lines.append(
+            f"| {variant.name} | {len(runs)} | {statistics.fmean(values):.4f} | {spread} | "
+            f"{difference} | {p_value} | {run_loss:.4f} | {accuracy} | {steps} |"
+        )
+    return lines
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("variants", type=Path, help="TOML file with the variants")
+    parser.add_argument("--results", type=Path, required=True, help="folder for runs and results")
+    parser.add_argument("--data", type=Path, help="token store")
+    parser.add_argument("--size", default="mini", help="model size")
+    parser.add_argument("--seeds", default="0,1,2", help="seeds, separated by commas")
+    parser.add_argument("--only", help="names of the variants to run, separated by commas")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--steps", type=int, help="steps of each run")
+    action.add_argument("--minutes", type=float, help="wall-clock minutes of each run")
+    action.add_argument("--budget-minutes", type=float, help="minutes, converted to steps")
+    action.add_argument("--calibrate", action="store_true", help="measure seconds per step")
+    action.add_argument("--report", action="store_true", help="print a table of the results")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the calibration")
+    parser.add_argument("--calibration-steps", type=int, default=60, help="steps of a measurement")
+    parser.add_argument("--eval-sequences", type=int, default=1024, help="held-out sequences")
+    options = parser.parse_args()
+    if not options.report and options.data is None:
+        parser.error("--data is missing: give a token store")
+    return options
+
+
+def main() -> None:
+    """Train and compare the variants, or measure their speed, or print the results."""
+    options = parse_arguments()
+    variants = read_variants(options.variants)
+    if options.report:
+        print("\n".join(summarize(read_results(options.results), variants)))
+        return
+    options.results.mkdir(parents=True, exist_ok=True)
+    selected = options.only.split(",") if options.only else [variant.name for variant in variants]
+    variants = [variant for variant in variants if variant.name in selected]
+    if options.calibrate:
+        calibrate(variants, options)
+        return
+    for seed in map(int, options.seeds.split(",")):
+        for variant in variants:
+            result = run_variant(variant, seed, options)
+            print(
+                f"{variant.name}, seed {seed}: held-out loss {result['heldout_loss']:.4f}, "
+                f"{result['steps']:,} steps, {result['seconds']:,.0f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""benchmarks/recipe_search.py: stored results, budgets in steps, and the table."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recipe_search
+from recipe_search import Variant, append_result, build_table, get_length, read_results, run_variant
+from scipy import stats
+
+FAST, MUON = Variant("fast", ("run.threads=1",)), Variant("muon", ("optim.optimizer=muon",))
+
+
+def _make_options(results: Path, **changes: Any) -> argparse.Namespace:
+    values = {"steps": None, "minutes": None, "budget_minutes": None, "size": "mini"}
+    return argparse.Namespace(results=results, **(values | changes))
+
+
+def test_variants_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    """The common settings come before those of each variant."""
+    path = tmp_path / "variants.toml"
+    path.write_text('common = ["a=1"]\n[variants]\nz = []\nb = ["c=2"]\n')
+    variants = recipe_search.read_variants(path)
+    assert variants == [Variant("z", ("a=1",)), Variant("b", ("a=1", "c=2"))]
+
+
+def test_incomplete_line_is_replaced(tmp_path: Path) -> None:
+    """A line that a killed process left incomplete is ignored, and removed by the next result."""
+    append_result(tmp_path, {"seed": 0})
+    with (tmp_path / recipe_search.RESULTS_FILE).open("a") as file:
+        file.write('{"seed": 1, "los')
+    assert read_results(tmp_path) == [{"seed": 0}]
+    append_result(tmp_path, {"seed": 2})
+    assert read_results(tmp_path) == [{"seed": 0}, {"seed": 2}]
+
+
+def test_stored_result_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result with the same variant, seed, settings, size and length is returned."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(recipe_search, "train", fail)
+    key = {"variant": "fast", "seed": 3, "settings": ["run.threads=1"], "size": "mini",
+           "budget": "8 steps", "length": ["--steps", "8"]}  # fmt: skip
+    append_result(tmp_path, key | {"heldout_loss": 2.5})
+    assert run_variant(FAST, 3, _make_options(tmp_path, steps=8))["heldout_loss"] == 2.5
+    for variant, seed, changes in (
+        (FAST, 4, {"steps": 8}), (MUON, 3, {"steps": 8}), (FAST, 3, {"steps": 9}),
+        (FAST, 3, {"steps": 8, "size": "tiny"}),
+    ):  # fmt: skip
+        with pytest.raises(AssertionError, match="trained"):
+            run_variant(variant, seed, _make_options(tmp_path, **changes))
+
+
+def test_budget_is_converted_with_the_calibration(tmp_path: Path) -> None:
+    """Half a minute at 0.04 s per step is 750 steps; other settings need a new calibration."""
+    options = _make_options(tmp_path, budget_minutes=0.5)
+    with pytest.raises(SystemExit, match="run --calibrate"):
+        get_length(FAST, options)
+    content = {"mini": {"fast": {"settings": ["run.threads=1"], "step_seconds": 0.04}}}
+    (tmp_path / recipe_search.CALIBRATION_FILE).write_text(json.dumps(content))
+    assert get_length(FAST, options) == ("0.5 calibrated minutes", ["--steps", "750"])
+    with pytest.raises(SystemExit, match="run --calibrate"):
+        get_length(Variant("fast", ("run.threads=2",)), options)
+
+
+def test_table_has_a_paired_test() -> None:
+    """The difference and the p-value are computed over the seeds that both variants have."""
+    losses = {"fast": [3.0, 3.2, 3.1, 3.4], "muon": [2.9, 3.05, 3.0]}
+    results = [
+        {"variant": name, "seed": seed, "heldout_loss": loss, "run_loss": loss + 1,
+         "nsp_accuracy": None, "steps": 10}
+        for name, values in losses.items() for seed, loss in enumerate(values)
+    ]  # fmt: skip
+    _, _, fast, muon = build_table(results, [FAST, MUON])
+    assert fast == "| fast | 4 | 3.1750 | 0.1708 |  |  | 4.1750 |  | 10 |"
+    p_value = stats.ttest_rel(losses["muon"], losses["fast"][:3]).pvalue
+    assert muon == f"| muon | 3 | 2.9833 | 0.0764 | -0.1167 | {p_value:.3f} | 3.9833 |  | 10 |"
