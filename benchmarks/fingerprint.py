@@ -1,10 +1,15 @@
 """Record numerical results of tiny models, to check that a code change does not alter them.
 
-The script trains, fine-tunes and exports tiny models on generated text with Bertsmith's commands.
-It records the losses of every step, the embeddings and the ONNX outputs:
+The script pre-trains, fine-tunes and exports tiny models on generated text with Bertsmith's
+commands. It records the losses of every step, the embeddings and the ONNX outputs:
 
-    python benchmarks/fingerprint.py --json before.json       # at the old commit
-    python benchmarks/fingerprint.py --compare before.json    # at the new commit
+    PYTHONPATH=OLD_CHECKOUT python benchmarks/fingerprint.py --store STORE --json before.json
+    PYTHONPATH=. python benchmarks/fingerprint.py --store STORE --compare before.json
+
+PYTHONPATH selects the commit whose commands run. Commits back to 0e90cdf, the last one before
+settings and metrics were renamed, work. The first run creates STORE, a token store with its
+vocabulary; the second run trains on the same store, so a change of the vocabulary learner or of
+the validation split does not affect the comparison.
 
 Everything runs in fp32 on one CPU thread. The results depend on the CPU and the PyTorch version, so
 compare only results from the same machine.
@@ -28,6 +33,10 @@ NAMES = ["Anna", "Omar", "Lena", "Igor", "Mina", "Hugo"]
 PLACES = ["Oslo", "Paris", "Seoul", "Lima", "Cairo"]
 OBJECTS = ["a lamp", "the old map", "two apples", "a green coat", "the letter", "some water"]
 VERBS = ["carried", "found", "sold", "painted", "hid", "forgot"]
+#: The recorded fields of metrics.jsonl. ``masked_lm`` and ``next_sentence`` are the former names of
+#: ``mlm_loss`` and ``nsp_loss``.
+RECORDED_METRICS = ("step", "lr", "grad_norm", "loss", "mlm_loss", "nsp_loss", "masked_lm",
+                    "next_sentence")  # fmt: skip
 FP32 = ["--set", "run.precision=fp32", "--set", "run.log_every=1", "--set", "run.device=cpu"]
 
 
@@ -84,12 +93,12 @@ def write_data(work: Path) -> None:
     (work / "answer.json").write_text(json.dumps(squad), encoding="utf-8")
 
 
-def read_losses(run_directory: Path) -> list[dict[str, Any]]:
-    """Return the training losses of each logged step, without times and speeds."""
+def read_train_metrics(run_directory: Path) -> list[dict[str, Any]]:
+    """Return the losses, gradient norm and learning rate of each training step."""
     lines = (run_directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     return [
-        {key: record[key] for key in sorted(record) if "loss" in key or key in ("step", "lr")}
+        {name: record[name] for name in RECORDED_METRICS if name in record}
         for record in records
         if record["kind"] == "train"
     ]
@@ -120,29 +129,32 @@ def digest_onnx_outputs(directory: Path) -> dict[str, Any]:
     return digests
 
 
-def compute_fingerprint(work: Path) -> dict[str, Any]:
-    """Train and use tiny models in ``work``, and return their results by name."""
-    write_data(work)
+def prepare_store(work: Path, store: Path) -> None:
+    """Learn a vocabulary from the corpus in ``work`` and write a token store."""
     run_bertsmith(work, "vocab", "corpus.jsonl", "--size", 200, "--out", "vocab")
-    run_bertsmith(
-        work,
-        "prepare",
-        "corpus.jsonl",
-        "--tokenizer",
-        "vocab",
-        "--held-out",
-        0.05,
-        "--out",
-        "store",
-    )
+    run_bertsmith(work, "prepare", "corpus.jsonl", "--tokenizer", "vocab", "--held-out", 0.05,
+                  "--out", store)  # fmt: skip
+
+
+def compute_fingerprint(work: Path, store: Path) -> dict[str, Any]:
+    """Train and use tiny models in ``work``, and return their results by name.
+
+    Args:
+        work: An empty directory.
+        store: The token store to pre-train on; created if it does not exist.
+    """
+    write_data(work)
+    if not store.exists():
+        prepare_store(work, store)
     results: dict[str, Any] = {}
+    # Old commits only know the name data.batch; newer ones accept it with a warning.
     shape = ["--set", "model.layers=2", "--set", "model.width=32", "--set", "model.heads=2",
-             "--set", "model.feed_forward=64", "--set", "data.batch_size=16"]  # fmt: skip
+             "--set", "model.feed_forward=64", "--set", "data.batch=16"]  # fmt: skip
     for recipe in ("fast", "paper"):
         out = f"run-{recipe}"
-        run_bertsmith(work, "pretrain", "--data", "store", "--recipe", recipe, "--steps", 10,
+        run_bertsmith(work, "pretrain", "--data", store, "--recipe", recipe, "--steps", 10,
                       "--out", out, *shape, *FP32)  # fmt: skip
-        results[f"pretrain {recipe}"] = read_losses(work / out)
+        results[f"pretrain {recipe}"] = read_train_metrics(work / out)
     families: dict[str, list[object]] = {
         "classify": ["--data", "classify.csv", "--text", "text", "--label", "label"],
         "answer": ["--data", "answer.json"],
@@ -153,7 +165,7 @@ def compute_fingerprint(work: Path) -> dict[str, Any]:
     for family, options in families.items():
         run_bertsmith(work, "finetune", family, "--model", "run-fast", *options, "--out", family,
             "--set", "schedule.epochs=4", *FP32)  # fmt: skip
-        results[f"finetune {family}"] = read_losses(work / family)
+        results[f"finetune {family}"] = read_train_metrics(work / family)
     sentences = [
         json.loads(line)["text"].splitlines()[0]
         for line in (work / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:20]
@@ -169,24 +181,41 @@ def compute_fingerprint(work: Path) -> dict[str, Any]:
     return results
 
 
+def upgrade_names(results: dict[str, Any]) -> dict[str, Any]:
+    """Return results with the current names of the training metrics."""
+    # Commits that only record results may not have this module yet.
+    from bertsmith.compatibility import upgrade_metrics
+
+    return {
+        name: [upgrade_metrics(record) for record in result] if isinstance(result, list) else result
+        for name, result in results.items()
+    }
+
+
 def main() -> None:
     """Compute the results, and write them or compare them with those of another commit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--store", type=Path, help="token store; created if it does not exist")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--compare", type=Path, help="a file written by --json earlier")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
-        results = compute_fingerprint(Path(work))
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        store = options.store.resolve() if options.store else work / "store"
+        results = compute_fingerprint(work, store)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.compare is None:
         print(f"{len(results)} results: {', '.join(results)}")
         return
-    expected = json.loads(options.compare.read_text(encoding="utf-8"))
-    changed = [name for name in results if results[name] != expected.get(name)]
-    for name in results:
-        print(f"{'DIFFERENT' if name in changed else 'identical'}  {name}")
-    sys.exit(bool(changed))
+    results = upgrade_names(results)
+    expected = upgrade_names(json.loads(options.compare.read_text(encoding="utf-8")))
+    has_changed = False
+    for name in sorted(results.keys() | expected.keys()):
+        is_identical = results.get(name) == expected.get(name)
+        print(f"{'identical' if is_identical else 'DIFFERENT'}  {name}")
+        has_changed = has_changed or not is_identical
+    sys.exit(has_changed)
 
 
 if __name__ == "__main__":
