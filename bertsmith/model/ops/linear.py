@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from bertsmith.model.ops.cpu import has_slow_mkl
 
 #: Minimum number of multiply-adds of a product for which oneDNN is faster than MKL
-#: (benchmarks/products.py).
+#: (benchmarks/matmul.py).
 ONEDNN_MIN_MACS = 4_000_000
 
 

@@ -4,7 +4,7 @@ A linear layer is timed in the forward pass alone, and in the forward and backwa
 generates code for each new shape, so the forward pass is also timed with a new number of tokens in
 each run. Both libraries alternate in one process. Ratios are ratios of median times.
 
-    python benchmarks/products.py [--threads N] [--json FILE]
+    python benchmarks/matmul.py [--threads N] [--json FILE]
 """
 
 import argparse
@@ -117,7 +117,7 @@ def main() -> None:
     measurements["threads"] = float(torch.get_num_threads())
     compare_layers(ratios, measurements)
     compare_steps(ratios, measurements, options.threads)
-    report("products", ratios, measurements, options.json)
+    report("matmul", ratios, measurements, options.json)
 
 
 if __name__ == "__main__":
