@@ -49,23 +49,34 @@ class Module:
                 for alias in node.names:
                     is_in_function = id(node) in nodes_in_functions
                     yield f"{node.module}.{alias.name}", node.lineno, is_in_function
-            elif (
-                isinstance(node, ast.Constant)
-                and re.fullmatch(r"bertsmith(\.\w+)+", str(node.value))
-                and self._uses_import_module
-            ):
-                # A module name that is passed to import_module.
-                yield str(node.value), node.lineno, True
+        for name, line in self._iterate_dynamic_imports():
+            yield name, line, True
 
-    @property
-    def _uses_import_module(self) -> bool:
-        """Whether the module can import others with ``importlib.import_module``."""
-        return any(
-            isinstance(node, ast.ImportFrom)
-            and node.module == "importlib"
-            and any(alias.name == "import_module" for alias in node.names)
+    def _iterate_dynamic_imports(self) -> Iterator[tuple[str, int]]:
+        """Yield the names that ``importlib.import_module`` may import, and their lines.
+
+        These are all strings that look like modules of the package. An f-string such as
+        ``f"bertsmith.bundle.{name}"`` stands for its prefix with any other string of the file.
+        """
+        calls_import_module = any(
+            "import_module" in (getattr(node, "id", None), getattr(node, "attr", None))
             for node in ast.walk(self.tree)
         )
+        if not calls_import_module:
+            return
+        strings = [
+            (node.value, node.lineno)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        for text, line in strings:
+            if re.fullmatch(r"bertsmith(\.\w+)+", text):
+                yield text, line
+        prefixes = [text for text, _ in strings if re.fullmatch(r"bertsmith(\.\w+)*\.", text)]
+        for prefix in prefixes:
+            for text, line in strings:
+                if re.fullmatch(r"\w+(\.\w+)*", text):
+                    yield prefix + text, line
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,13 @@
 """Tests of the import rules: one direction, no cycles, no torch in text and data."""
 
+import ast
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.architecture.conftest import Module
 
 #: Layers of subpackages, lowest first. A subpackage may import only from lower layers.
 LAYERS: tuple[frozenset[str], ...] = (
@@ -109,6 +113,21 @@ def test_there_are_no_import_cycles(modules: dict[str, Any]) -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from importlib import import_module\nimport_module('bertsmith.text.corpus')",
+        "import importlib\nimportlib.import_module('bertsmith.text.corpus')",
+        "import importlib\nname = 'corpus'\nimportlib.import_module(f'bertsmith.text.{name}')",
+    ],
+    ids=["function", "attribute", "f-string"],
+)
+def test_import_module_counts_as_an_import(source: str) -> None:
+    """The tests above see modules that are imported with ``importlib.import_module``."""
+    module = Module("bertsmith.example", Path("example.py"), ast.parse(source), num_lines=3)
+    assert "bertsmith.text.corpus" in {name for name, _, _ in module.iterate_imports()}
+
+
 def test_text_and_data_do_not_import_torch(modules: dict[str, Any]) -> None:
     """The subpackages for text and data do not import torch."""
     violations = [
@@ -122,11 +141,11 @@ def test_text_and_data_do_not_import_torch(modules: dict[str, Any]) -> None:
 
 
 def test_imports_are_at_module_top(modules: dict[str, Any]) -> None:
-    """Imports inside functions are limited to commands and optional packages."""
+    """Imports inside functions are limited to commands, lazy names and optional packages."""
     violations = [
         f"{module.path}:{line}: {name}"
         for module in modules.values()
-        if module.subpackage not in {"cli", "__init__", "__main__"}
+        if module.subpackage not in {"cli", "__main__"} and module.path.name != "__init__.py"
         for name, line, is_in_function in module.iterate_imports()
         if is_in_function
         and not any(name == lazy or name.startswith(f"{lazy}.") for lazy in LAZY_PACKAGES)
