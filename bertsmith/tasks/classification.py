@@ -182,9 +182,9 @@ def _reject_unknown_labels(label: Label, labels: Sequence[str] | None) -> None:
     names = label if isinstance(label, frozenset) else {label}
     unknown_names = sorted(names - set(labels))
     if unknown_names:
-        known_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
+        listed_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
         raise BadExampleError(
-            "an unknown label", f": {unknown_names[0]!r}; known labels are {known_labels}"
+            "an unknown label", f": {unknown_names[0]!r}; known labels are {listed_labels}"
         )
 
 

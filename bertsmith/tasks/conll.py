@@ -248,10 +248,10 @@ def _reject_unknown_tags(
     """Raise BadExampleError with the line of the first tag that is not one of ``labels``."""
     for index, tag in enumerate(tags):
         if tag not in labels:
-            known_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
+            listed_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
             raise BadExampleError(
                 "an unknown label",
-                f": {tag!r}; known labels are {known_labels}",
+                f": {tag!r}; known labels are {listed_labels}",
                 f"{path}, line {raw.line_numbers[index]:,}" if raw.line_numbers else None,
             )
 

@@ -115,7 +115,7 @@ class _Buffer:
         self.line_number += self.text.count("\n", self.start, end)
         self.start = end
 
-    def read_more(self) -> bool:
+    def read_chunks(self) -> bool:
         """Discard the text before ``start``, and read until the unread text has doubled.
 
         A long value is decoded again after each read; doubling keeps the total work linear.
@@ -141,7 +141,7 @@ class _Buffer:
             match = _WHITESPACE_PATTERN.match(self.text, self.start)
             assert match is not None
             self.advance(match.end())
-            if self.start < len(self.text) or not self.read_more():
+            if self.start < len(self.text) or not self.read_chunks():
                 return self.text[self.start : self.start + 1]
 
 
@@ -186,13 +186,13 @@ def _decode_value(
         try:
             value, end, error = decoder.decode(buffer.text, buffer.start)
         except ValueError as json_error:
-            if not buffer.read_more():
+            if not buffer.read_chunks():
                 raise build_error(getattr(json_error, "msg", str(json_error))) from None
             continue
         if end < len(buffer.text):
             return value, end, error
         # The value may be a number that continues in the next chunk.
         size = end - buffer.start
-        if not buffer.read_more():
-            # ``read_more`` has discarded the text before the value, which is now at index 0.
+        if not buffer.read_chunks():
+            # ``read_chunks`` has discarded the text before the value, which is now at index 0.
             return value, size, error

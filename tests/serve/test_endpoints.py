@@ -115,8 +115,8 @@ def test_request_field_of_version_0_1_is_accepted(server: RunningServer) -> None
     old = server.post("/embed_all", body | {"special": False}).json()
     assert old == server.post("/embed_all", body | {"include_special_tokens": False}).json()
     assert old != server.post("/embed_all", body).json()
-    both = server.post("/embed_all", body | {"special": False, "include_special_tokens": False})
-    assert both.status_code == 422
+    old_and_new = body | {"special": False, "include_special_tokens": False}
+    assert server.post("/embed_all", old_and_new).status_code == 422
     assert server.post("/fill", body | {"special": False}).status_code == 422
 
 

@@ -177,14 +177,14 @@ def test_attention_of_selected_heads(desktop_page: Any, service: CountingService
     assert first.get_attribute("aria-label").startswith(label)
     # Hovering or focusing a token hides the lines of the others.
     num_lines = result.locator(".bs-line:visible").count()
-    num_own_lines = first.locator(".bs-line").count()
-    assert num_lines > num_own_lines > 0
+    num_lines_of_token = first.locator(".bs-line").count()
+    assert num_lines > num_lines_of_token > 0
     first.locator("rect").hover()
-    assert result.locator(".bs-line:visible").count() == num_own_lines
+    assert result.locator(".bs-line:visible").count() == num_lines_of_token
     desktop_page.mouse.move(0, 0)
     assert result.locator(".bs-line:visible").count() == num_lines
     first.focus()
-    assert result.locator(".bs-line:visible").count() == num_own_lines
+    assert result.locator(".bs-line:visible").count() == num_lines_of_token
     panel.get_by_label("layer 2, head 3", exact=True).click()
     result.locator("h3", has_text="Layer 2, head 3").wait_for()
     desktop_page.keyboard.press("ArrowDown")

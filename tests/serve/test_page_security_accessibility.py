@@ -1,4 +1,4 @@
-"""The page as a whole: escaping, errors, accessibility, security and named endpoints."""
+"""Security, accessibility, error messages and named endpoints of the page."""
 
 import re
 import subprocess

@@ -76,7 +76,7 @@ def test_graph_recall_is_at_least_95_percent(tmp_path: Path) -> None:
     build_graph(tmp_path, NullProgress())
     vector_index = VectorIndex(tmp_path)
     unit_vectors = vectors / np.linalg.norm(vectors, axis=1)[:, None]
-    num_found = 0
+    num_hits = 0
     for query, unit_query in zip(vectors[:num_queries], unit_vectors[:num_queries], strict=True):
         similarities = unit_vectors[num_queries:] @ unit_query
         nearest = np.argsort(-similarities)[:10].tolist()
@@ -85,8 +85,8 @@ def test_graph_recall_is_at_least_95_percent(tmp_path: Path) -> None:
         assert [similarity for _, similarity in exact] == pytest.approx(
             similarities[nearest].tolist(), abs=1e-5
         )
-        num_found += len({row for row, _ in vector_index.search(query, 10)} & set(nearest))
-    assert num_found >= 0.95 * 10 * num_queries
+        num_hits += len({row for row, _ in vector_index.search(query, 10)} & set(nearest))
+    assert num_hits >= 0.95 * 10 * num_queries
 
 
 def test_search_is_exact_if_all_vectors_are_candidates(tmp_path: Path) -> None:

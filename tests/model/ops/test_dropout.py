@@ -46,8 +46,8 @@ def test_adjacent_elements_are_independent() -> None:
     std = math.sqrt(num_groups * probability * (1 - probability))
     for first in range(4):
         for second in range(first):
-            num_both = int((is_dropped[:, first] & is_dropped[:, second]).sum())
-            assert abs(num_both - num_groups * probability) < 4.5 * std
+            num_dropped_together = int((is_dropped[:, first] & is_dropped[:, second]).sum())
+            assert abs(num_dropped_together - num_groups * probability) < 4.5 * std
 
 
 def test_equal_seed_and_index_give_equal_masks() -> None:
