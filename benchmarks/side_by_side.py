@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from bertsmith import bundle
 from bertsmith.data.store import Store
 from bertsmith.train.engine import schedule
-from bertsmith.train.engine.schedule import Phase
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
@@ -69,7 +69,7 @@ class Trainer:
 
     def _iter_batches(self) -> Iterator[list[PretrainingMicroBatch]]:
         length = self._session.settings.data.max_seqlen
-        return self._session.build_objective([Phase(0, 10**9, length)]).iter_batches(0)
+        return self._session.build_objective(StepDuration(10**9), length).iter_batches(0)
 
     def choose_total_steps(self, minutes: float) -> None:
         """Measure the step time, set the steps that fit into ``minutes``, and reset the model."""
@@ -115,7 +115,7 @@ class Trainer:
 
 def make_bertsmith_trainer(session: Session) -> Trainer:
     """Return a trainer that uses Bertsmith."""
-    objective = session.build_objective([Phase(0, 1, session.settings.data.max_seqlen)])
+    objective = session.build_objective(StepDuration(1))
 
     def step(number: int, lr: float, micro_batches: list[PretrainingMicroBatch]) -> float:
         session.model.train()
@@ -293,7 +293,7 @@ def main() -> None:
         text = "".join(json.dumps(record) + "\n" for record in trainer.records)
         (options.out / f"{trainer.name}.jsonl").write_text(text, encoding="utf-8")
     bertsmith_trainer, hf_trainer = trainers
-    objective = session.build_objective([Phase(0, 1, settings.data.max_seqlen)])
+    objective = session.build_objective(StepDuration(1))
     unigram_entropy = objective.evaluate()["unigram_entropy"]
     plot_losses(trainers, unigram_entropy, options.out / "curves.png")
     hf_loss = hf_trainer.records[-1]["mlm_loss"]

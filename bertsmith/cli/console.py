@@ -154,8 +154,10 @@ class TerminalProgress:
             total = f" of {self._total:,.0f}"
             remaining_seconds = elapsed_seconds * (self._total / max(self._completed, 1e-9) - 1)
             remaining = f", {remaining_seconds:,.0f} s left"
-        rate = self._completed / max(elapsed_seconds, 1e-9)
+        rate = f", {self._completed / max(elapsed_seconds, 1e-9):,.0f}/s"
+        if self._unit == "seconds":
+            rate = ""
         return (
-            f"{self._description}: {self._completed:,.0f}{total} {self._unit}, "
-            f"{rate:,.0f}/s{remaining}  {details}"
+            f"{self._description}: {self._completed:,.0f}{total} {self._unit}"
+            f"{rate}{remaining}  {details}"
         )

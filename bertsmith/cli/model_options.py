@@ -120,10 +120,8 @@ def find_model(model: Path) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="bertsmith-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     step, num_steps = write_latest_snapshot(model, directory / "model")
-    log(
-        f"{model}: this run is not finished; using its latest checkpoint, step {step:,} of "
-        f"{num_steps:,}"
-    )
+    total = "" if num_steps is None else f" of {num_steps:,}"
+    log(f"{model}: this run is not finished; using its latest checkpoint, step {step:,}{total}")
     return directory / "model"
 
 

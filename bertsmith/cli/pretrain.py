@@ -1,6 +1,7 @@
 """``bertsmith pretrain``: train a model on a token store."""
 
 import signal
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,8 +51,7 @@ def pretrain(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Training time. The number of steps is computed from the speed measured before "
-            "the run, and once more during the run if the speed has changed much.",
+            help="Wall-clock time of the whole command, from its start to the written model.",
             min=0,
         ),
     ] = None,
@@ -79,6 +79,7 @@ def pretrain(
     Writes checkpoints, metrics, a loss curve and the final model to the run directory. Ctrl-C and
     SIGTERM save a checkpoint; the same command then continues the run.
     """
+    command_start = time.perf_counter()
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
     overrides: dict[str, Any] = {
         "size": size,
@@ -93,6 +94,7 @@ def pretrain(
 
     check_pretrain_arguments(data, out, budget, overrides)
     overrides |= budget
+    from bertsmith.runtime.process_start import find_process_start
     from bertsmith.train.pretraining import pretrain as training
 
     if plan:
@@ -104,7 +106,10 @@ def pretrain(
             _print_estimate(estimate)
         return
     assert out is not None
-    result = training.pretrain(data, out, progress=TerminalProgress(), **overrides)
+    result = training.pretrain(
+        data, out, progress=TerminalProgress(), start_time=find_process_start(command_start),
+        **overrides,
+    )  # fmt: skip
     step = result.outcome.state.step
     if as_json:
         print_json(
@@ -117,9 +122,10 @@ def pretrain(
             }
         )
     if result.model is None:
+        total = "" if result.steps is None else f" of {result.steps}"
         log(
-            f"stopped after step {step} of {result.steps} and saved a checkpoint; "
-            "run the same command to continue"
+            f"stopped after step {step}{total} and saved a checkpoint; run the same command to "
+            "continue"
         )
         raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
     _print_metrics(result.heldout, as_json=as_json)

@@ -82,6 +82,13 @@ RENAMED_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
+#: Table of the settings file -> keys that have been removed. Their values are ignored.
+REMOVED_SETTINGS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        # A run with a time budget had a number of steps, which it revised at most once.
+        "schedule": frozenset({"replanned_at", "planned_steps"}),
+    }
+)
 #: (Table, new key) -> old value -> new value.
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
     {
@@ -192,10 +199,15 @@ def upgrade_settings(values: Mapping[str, Any], table: str, *, warn: bool = True
         warn: Whether to warn; False for settings that a run has stored.
 
     Warns:
-        FutureWarning: for every old key or value, with its current name.
+        FutureWarning: for every old key or value, with its current name, and every removed key.
     """
     result: dict[str, Any] = {}
+    removed_keys = REMOVED_SETTINGS.get(table, frozenset())
     for key, value in values.items():
+        if key in removed_keys:
+            if warn:
+                _warn(f"the setting {table}.{key} has been removed; leave it out")
+            continue
         name = RENAMED_SETTINGS.get(table, {}).get(key, key)
         if name != key:
             if name in values:

@@ -10,8 +10,9 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -32,7 +33,9 @@ BLOCK_TOKENS = 1 << 20
 #: Maximum number of cached blocks, and of cached epochs: a batch may need two of either.
 _CACHE_SIZE = 2
 #: Number that makes the random key of the chunk order different from that of the sentence pairs.
-_CHUNK_ORDER = 1
+_CHUNK_ORDER: Final = 1
+#: Type of the items of ``prefetch``.
+Item = TypeVar("Item")
 
 
 class ExampleStream:
@@ -188,6 +191,13 @@ def pack_pairs(
     return ids, segments, positions, cu_seqlens
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """An exception in the thread that computes items."""
+
+    error: BaseException
+
+
 class EndlessStream:
     """Consecutive epochs as one endless sequence of examples.
 
@@ -251,31 +261,19 @@ class EndlessStream:
         return self._streams[epoch]
 
 
-class BatchSource(Protocol):
-    """A sequence of examples that batches are read from, such as an EndlessStream."""
-
-    def batch(self, first: int, count: int) -> ExampleBatch:
-        """Return the examples [first, first + count)."""
-
-
-def prefetch_batches(
-    source: BatchSource, first: int, count: int, *, steps: int, prefetch: int = 2
-) -> Iterator[ExampleBatch]:
-    """Yield batches that a background thread computes in advance.
+def prefetch(items: Iterator[Item], size: int = 2) -> Iterator[Item]:
+    """Yield items that a background thread computes in advance.
 
     An exception in the thread is raised in the caller. The thread ends when the iterator is closed.
 
     Args:
-        source: Where the batches are read from.
-        first: Index of the first example.
-        count: Number of examples per batch.
-        steps: Number of batches.
-        prefetch: Maximum number of finished batches in the queue.
+        items: The items, such as batches.
+        size: Maximum number of finished items in the queue.
     """
-    ready: queue.Queue[ExampleBatch | BaseException] = queue.Queue(maxsize=prefetch)
+    ready: queue.Queue[Item | _Failure | None] = queue.Queue(maxsize=size)
     stopped = threading.Event()
 
-    def put(item: ExampleBatch | BaseException) -> None:
+    def put(item: Item | _Failure | None) -> None:
         """Put an item in the queue; give up if the iterator is closed while the queue is full."""
         while not stopped.is_set():
             try:
@@ -286,20 +284,20 @@ def prefetch_batches(
 
     def produce() -> None:
         try:
-            for step in range(steps):
+            for item in items:
+                put(item)
                 if stopped.is_set():
                     return
-                put(source.batch(first + step * count, count))
+            put(None)
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            put(error)
+            put(_Failure(error))
 
     thread = threading.Thread(target=produce, name="bertsmith-batches", daemon=True)
     thread.start()
     try:
-        for _ in range(steps):
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
+        while (item := ready.get()) is not None:
+            if isinstance(item, _Failure):
+                raise item.error
             yield item
     finally:
         stopped.set()

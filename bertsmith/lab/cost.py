@@ -13,8 +13,8 @@ from bertsmith.lab.probe import measure_step_seconds
 from bertsmith.lab.sources import estimate_characters, read_squad
 from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.model.config import ModelConfig
+from bertsmith.train.engine.duration import get_default_interval
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.pretraining.recipes import get_default_interval
 
 #: Speed of sampling text, learning a vocabulary or building a store, in characters per second.
 _CHARACTERS_PER_SECOND = 1.5e6

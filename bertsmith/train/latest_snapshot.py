@@ -12,11 +12,12 @@ from bertsmith.train.finetuning.settings import FinetuneSettings
 from bertsmith.train.pretraining.snapshot import write_snapshot
 
 
-def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
+def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int | None]:
     """Write the model of the newest intact checkpoint of a pre-training or fine-tuning run.
 
     Returns:
-        The step of the checkpoint and the total number of steps of the run.
+        The step of the checkpoint, and the total number of steps of the run; None for an unfinished
+        run with a time budget.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
@@ -30,7 +31,7 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
         except RunError as error:
             reasons.append(f"\n  {error}")
             continue
-        return step, int(read_stored_settings(run / SETTINGS_FILE)["schedule"]["steps"])
+        return step, read_stored_settings(run / SETTINGS_FILE)["schedule"].get("steps")
     raise RunError(f"{run}: no checkpoint of this run can be read:{''.join(reasons)}")
 
 

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch, concat_batches
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
-from bertsmith.data.stream import EndlessStream, ExampleStream, prefetch_batches
+from bertsmith.data.stream import EndlessStream, ExampleStream, prefetch
 from bertsmith.errors import StoreError
 
 
@@ -222,11 +222,11 @@ def test_prefetched_batches_equal_those_of_the_stream(
 ) -> None:
     """The batches come in the order of the stream; closing the iterator early ends the thread."""
     endless = EndlessStream(split, vocabulary, DataSettings(), length=64, seed=0)
-    batches = list(prefetch_batches(endless, 32, 16, steps=5))
+    batches = list(prefetch(endless.batch(32 + 16 * step, 16) for step in range(5)))
     for step, batch in enumerate(batches):
         assert to_tuples(batch) == to_tuples(endless.batch(32 + 16 * step, 16))
     num_threads = threading.active_count()
-    iterator = prefetch_batches(endless, 0, 16, steps=1000)
+    iterator = prefetch(endless.batch(16 * step, 16) for step in range(1000))
     next(iterator)
     assert threading.active_count() == num_threads + 1
     assert isinstance(iterator, Generator)
@@ -237,12 +237,14 @@ def test_prefetched_batches_equal_those_of_the_stream(
 def test_error_in_the_prefetch_thread_is_raised() -> None:
     """An error while a batch is computed is raised in the thread that reads the batch."""
 
-    class FailingSource:
-        def batch(self, first: int, count: int) -> ExampleBatch:
-            raise StoreError(f"broken at {first}")
+    def compute_batches() -> Iterator[int]:
+        yield 6
+        raise StoreError("broken at 7")
 
+    batches = prefetch(compute_batches())
+    assert next(batches) == 6
     with pytest.raises(StoreError, match="broken at 7"):
-        next(prefetch_batches(FailingSource(), 7, 1, steps=3))
+        next(batches)
 
 
 def test_examples_are_stable_across_versions(vocabulary: VocabularyInfo) -> None:

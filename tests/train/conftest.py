@@ -15,6 +15,7 @@ from bertsmith.text.corpus import find_sources
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import curve
+from bertsmith.train.pretraining import time_budget
 from bertsmith.train.pretraining.pretrain import PretrainResult, pretrain
 
 #: The words of all texts, such as "ba".
@@ -111,6 +112,7 @@ def skip_slow_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the measurement of the peak throughput and the loss curve, to save a second per run."""
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
     monkeypatch.setattr(curve, "draw", lambda run, _: run / curve.CURVE_FILE)
+    monkeypatch.setattr(time_budget, "_time_curve", lambda: 0.0)
 
 
 @pytest.fixture

@@ -45,12 +45,18 @@ class TrainingState:
         seconds: Time spent training.
         best_step: Step of the best held-out evaluation so far.
         best_loss: Selection metric of that evaluation, negated if higher is better.
+        elapsed_seconds: Wall-clock time used by all processes of a run with a time budget.
+        start_seconds: Value of ``elapsed_seconds`` at the first step.
+        data_state: Position in the training data, see ``Objective.data_state``.
     """
 
     step: int = 0
     seconds: float = 0.0
     best_step: int | None = None
     best_loss: float | None = None
+    elapsed_seconds: float | None = None
+    start_seconds: float | None = None
+    data_state: Mapping[str, int] | None = None
 
 
 def save(

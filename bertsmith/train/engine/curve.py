@@ -19,12 +19,26 @@ def draw(run: Path, title: str) -> Path:
     Raises:
         MissingExtraError: If matplotlib is not installed.
     """
+    path = run / CURVE_FILE
+    write_atomic(path, render(metrics_log.read_metrics(run), title))
+    return path
+
+
+def render(lines: list[dict[str, Any]], title: str) -> bytes:
+    """Return the loss curve as a PNG image.
+
+    Args:
+        lines: Lines of the metrics log.
+        title: Title of the figure.
+
+    Raises:
+        MissingExtraError: If matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing the loss curve") from None
-    lines = metrics_log.read_metrics(run)
     training = [line for line in lines if line["kind"] == "train"]
     heldout = [line for line in lines if line["kind"] == "heldout"]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -47,9 +61,7 @@ def draw(run: Path, title: str) -> Path:
     axes.legend(facecolor="white", framealpha=0.9, edgecolor="none")
     image = io.BytesIO()
     figure.savefig(image)
-    path = run / CURVE_FILE
-    write_atomic(path, image.getvalue())
-    return path
+    return image.getvalue()
 
 
 def _draw_heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:

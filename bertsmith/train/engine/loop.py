@@ -16,8 +16,8 @@ from bertsmith.progress import Progress
 from bertsmith.runtime.device import Machine, trim_memory
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.averaging import WeightAverage
-from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
 from bertsmith.train.engine.checkpoint import TrainingState
+from bertsmith.train.engine.duration import Duration
 from bertsmith.train.engine.metrics_log import MetricsLog
 from bertsmith.train.engine.optimizer import Optimizer
 from bertsmith.train.engine.signals import DeferredSignals
@@ -30,8 +30,17 @@ class Objective(Protocol):
     The batch of a step is a list of micro-batches. Their type differs between objectives.
     """
 
-    def iter_batches(self, first_step: int) -> Iterator[list[Any]]:
-        """Yield the list of micro-batches of each step, starting at ``first_step``."""
+    @property
+    def data_state(self) -> Mapping[str, int] | None:
+        """Position in the data after the last batch; None if it is a function of the step."""
+
+    def iter_batches(
+        self, first_step: int, data_state: Mapping[str, int] | None = None
+    ) -> Iterator[list[Any]]:
+        """Yield the list of micro-batches of each step, starting at ``first_step``.
+
+        ``data_state`` is the position of the checkpoint of this step, if it has one.
+        """
 
     def compute_losses(
         self, micro_batch: Any, micro_batches: list[Any], dropout_seed: DropoutSeed
@@ -60,20 +69,20 @@ class LoopOptions:
     """Options of the training loop.
 
     Attributes:
-        steps: Total number of steps.
+        duration: Length of the run.
         seed: Seed of the dropout masks.
         max_grad_norm: Gradients are clipped to this global norm.
         lr_at_step: Returns the learning rate of a step, numbered from 0.
         log_every: Steps between two training lines of the metrics log.
-        eval_every: Steps between two evaluations.
-        checkpoint_every: Steps between two checkpoints.
+        eval_every: Steps between two evaluations; None: about 20 evaluations in the run.
+        checkpoint_every: Steps between two checkpoints; None: about 20 checkpoints in the run.
         keep_checkpoints: Number of recent checkpoints to keep.
         selection_metric: The held-out metric that selects the best checkpoint.
         measure_peak_macs_per_second: Measures the machine's peak matrix-multiply throughput, in
             multiply-accumulates per second.
         higher_is_better: Whether a higher selection metric is better.
-        patience: Training ends after this many evaluations without improvement; None: no early
-            stopping.
+        patience: Training ends after this many evaluations without improvement, which requires
+            ``eval_every``; None: no early stopping.
         grad_norm_groups: Named parameter groups. The norms of their gradients before clipping are
             logged.
         use_tensorboard: Whether to write the metrics as TensorBoard event files, too.
@@ -81,13 +90,13 @@ class LoopOptions:
             evaluations and at the end; 0: no averaging.
     """
 
-    steps: int
+    duration: Duration
     seed: int
     max_grad_norm: float
     lr_at_step: Callable[[int], float]
     log_every: int
-    eval_every: int
-    checkpoint_every: int
+    eval_every: int | None
+    checkpoint_every: int | None
     keep_checkpoints: int
     selection_metric: str
     measure_peak_macs_per_second: Callable[[], float]
@@ -106,13 +115,11 @@ class TrainingOutcome:
         state: State after the last step.
         signal: Number of the signal that stopped training; None if no signal stopped it.
         late_signal: Number of a signal that arrived during the last step, which changes nothing.
-        revised_schedule: The new schedule if training stopped to change the number of steps.
     """
 
     state: TrainingState
     signal: int | None
     late_signal: int | None = None
-    revised_schedule: RevisedSchedule | None = None
 
 
 class _Stopwatch:
@@ -142,29 +149,37 @@ def train(
     options: LoopOptions,
     run: Path,
     progress: Progress,
-    budget: TimeBudget | None = None,
 ) -> TrainingOutcome:
-    """Train from the last checkpoint of ``run``, or from the start, for ``options.steps`` steps.
+    """Train from the last checkpoint of ``run``, or from the start, until the run is finished.
 
-    On SIGTERM or Ctrl-C, or if ``budget`` revises the number of steps, the function finishes the
-    current step, saves a checkpoint and returns. When training is finished, the model has the
-    averaged weights if ``options.average_fraction`` is set.
+    On SIGTERM or Ctrl-C, the function finishes the current step, saves a checkpoint and returns.
+    When training is finished, the model has the averaged weights if ``options.average_fraction`` is
+    set.
     """
     checkpoint.remove_partial_checkpoints(run)
+    duration = options.duration
     is_finished = partial(_is_finished, options)
     average = None
     if options.average_fraction:
         average = WeightAverage(model, options.average_fraction)
     state = checkpoint.resume(run, model, optimizer, progress, is_finished, average)
     if state.step:
-        progress.log(f"resuming from step {state.step} of {options.steps}")
+        total = "" if duration.total_steps is None else f" of {duration.total_steps}"
+        progress.log(f"resuming from step {state.step}{total}")
     metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
-    progress.start("training", options.steps, "steps")
-    progress.advance(state.step)
-    loop = _Loop(
-        objective, model, optimizer, average, machine, options, run, state, metrics_log, progress,
-        budget,
+    duration.start(
+        state.step, state.seconds, state.elapsed_seconds or 0.0,
+        state.start_seconds if state.step else None,
     )  # fmt: skip
+    state = replace(state, start_seconds=duration.start_seconds)
+    if duration.total_steps is None:
+        progress.start("training", duration.remaining_seconds, "seconds")
+    else:
+        progress.start("training", duration.total_steps, "steps")
+        progress.advance(state.step)
+    loop = _Loop(
+        objective, model, optimizer, average, machine, options, run, state, metrics_log, progress
+    )
     try:
         with DeferredSignals() as signals:
             loop.run_until(signals)
@@ -172,19 +187,21 @@ def train(
         progress.finish()
         metrics_log.close()
         trim_memory()
-    if average is not None and is_finished(loop.state):
+    if not loop.is_finished():
+        return TrainingOutcome(loop.state, signals.received)
+    if average is not None:
         average.copy_to_model()
-    if loop.state.step < options.steps:
-        revised_schedule = loop.revised_schedule if signals.received is None else None
-        return TrainingOutcome(loop.state, signals.received, revised_schedule=revised_schedule)
     return TrainingOutcome(loop.state, None, signals.received)
 
 
 def _is_finished(options: LoopOptions, state: TrainingState) -> bool:
-    """Return whether all steps are completed or early stopping applies."""
-    if state.step >= options.steps:
-        return True
-    if options.patience is None or state.best_step is None:
+    """Return whether the run has its full length or early stopping applies."""
+    return options.duration.is_finished(state.step) or _is_out_of_patience(options, state)
+
+
+def _is_out_of_patience(options: LoopOptions, state: TrainingState) -> bool:
+    """Return whether early stopping applies."""
+    if options.patience is None or options.eval_every is None or state.best_step is None:
         return False
     return state.step - state.best_step >= options.patience * options.eval_every
 
@@ -204,48 +221,52 @@ class _Loop:
         state: TrainingState,
         metrics_log: MetricsLog,
         progress: Progress,
-        budget: TimeBudget | None,
     ) -> None:
         self.state = state
-        self.revised_schedule: RevisedSchedule | None = None
-        self._budget = budget
+        self._has_ended = _is_finished(options, state)
+        self._duration = options.duration
         self._objective, self._model, self._optimizer = objective, model, optimizer
         self._average = average
         self._machine, self._options, self._run = machine, options, run
         self._metrics_log, self._progress = metrics_log, progress
         self._peak_macs_per_second = options.measure_peak_macs_per_second()
         self._saved_step = state.step
+        self._displayed_seconds = options.duration.elapsed_seconds or 0.0
         self._progress_fields: dict[str, str] = {}
+
+    def is_finished(self) -> bool:
+        """Return whether the run has its full length or early stopping applies."""
+        return self._has_ended or _is_out_of_patience(self._options, self.state)
 
     def run_until(self, signals: DeferredSignals) -> None:
         """Train until training is finished or a signal arrives, and save the last step."""
         stopwatch = _Stopwatch(self.state.seconds)
-        batches = self._objective.iter_batches(self.state.step)
+        batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
-        if self._budget is not None:
-            self._budget.start(self.state.seconds)
-        while not (
-            self.revised_schedule or signals.received or _is_finished(self._options, self.state)
-        ):
+        while not (signals.received or self.is_finished()):
             self._take_step(next(batches), stopwatch)
-            if self._evaluate_if_due() or self._is_due(self._options.checkpoint_every):
+            is_best = self._evaluate_if_due()
+            if self._has_ended or self._duration.is_checkpoint_due(
+                self.state.step, self._options.checkpoint_every, is_best=is_best
+            ):
                 self._save_checkpoint()
             stopwatch.skip()
-            if self._budget is not None:
-                self.revised_schedule = self._budget.revise(self.state.step, self._options.steps)
-        # A signal or a revision can end the loop at any step, which may not have been saved.
+        is_evaluated = self._metrics_log.last_heldout_step >= self.state.step
+        if self._duration.total_steps is None and self._has_ended and not is_evaluated:
+            # The time budget was used up before the first step of this process.
+            self._evaluate()
+        # A signal can end the loop at any step, which may not have been saved.
         if self._saved_step < self.state.step:
             self._save_checkpoint()
-
-    def _is_due(self, interval: int) -> bool:
-        """Return whether the current step is a multiple of ``interval``, or the last step."""
-        return self.state.step % interval == 0 or self.state.step == self._options.steps
 
     def _take_step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
         """Take one optimizer step, and write its metrics to the log if a log line is due."""
         options, objective, step = self._options, self._objective, self.state.step
+        duration = options.duration
         lr = options.lr_at_step(step)
-        should_log = (step + 1) % options.log_every == 0 or step in (0, options.steps - 1)
+        should_log = (
+            step == 0 or (step + 1) % options.log_every == 0 or step + 1 == duration.total_steps
+        )
         result = take_step(
             objective.compute_losses, micro_batches, self._model, self._optimizer, self._machine,
             step=step, seed=options.seed, lr=lr, max_grad_norm=options.max_grad_norm,
@@ -255,29 +276,48 @@ class _Loop:
         if self._average is not None:
             self._average.update(step + 1)
         seconds = stopwatch.lap()
-        if self._budget is not None:
-            self._budget.add_step(seconds)
-        self.state = replace(self.state, step=step + 1, seconds=stopwatch.total_seconds)
+        num_macs = objective.count_macs(micro_batches)
+        duration.record_step(seconds, num_macs)
+        self.state = replace(
+            self.state, step=step + 1, seconds=stopwatch.total_seconds,
+            data_state=objective.data_state,
+        )  # fmt: skip
+        self._has_ended = duration.is_finished(step + 1)
         tokens_per_second = objective.count_tokens(micro_batches) / seconds
-        mfu = objective.count_macs(micro_batches) / seconds / self._peak_macs_per_second
-        if should_log:
+        mfu = num_macs / seconds / self._peak_macs_per_second
+        if should_log or self._has_ended:
             line: dict[str, Any] = {"step": step + 1, "kind": "train", "loss": result.loss}
             line |= result.losses
             line |= {"lr": lr, "grad_norm": result.grad_norm}
-            line |= {"seconds": round(stopwatch.total_seconds, 3)}
-            if options.grad_norm_groups:
+            line |= {"seconds": round(stopwatch.total_seconds, 3), **self._format_elapsed()}
+            if result.grad_norms:
                 line["grad_norms"] = result.grad_norms
             line |= {"tokens_per_second": round(tokens_per_second), "mfu": mfu}
             self._metrics_log.write(line)
-        self._progress.advance(
-            1, loss=f"{result.loss:.3f}", **self._progress_fields,
-            **{"tokens/s": f"{tokens_per_second:,.0f}", "at": f"{mfu:.0%} of peak matmul speed"},
-        )  # fmt: skip
+        fields = {"loss": f"{result.loss:.3f}"} | self._progress_fields
+        fields |= {"tokens/s": f"{tokens_per_second:,.0f}", "at": f"{mfu:.0%} of peak matmul speed"}
+        if duration.total_steps is not None:
+            self._progress.advance(1, **fields)
+            return
+        now = duration.elapsed_seconds or 0.0
+        self._progress.advance(now - self._displayed_seconds, step=f"{step + 1:,}", **fields)
+        self._displayed_seconds = now
+
+    def _format_elapsed(self) -> dict[str, float]:
+        """Return the wall-clock time of a run with a time budget, for the metrics log."""
+        seconds = self._duration.elapsed_seconds
+        return {} if seconds is None else {"elapsed_seconds": round(seconds, 3)}
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if an evaluation is due; return whether it is the best evaluation so far."""
-        if not self._is_due(self._options.eval_every):
-            return False
+        step, every = self.state.step, self._options.eval_every
+        return (
+            self._has_ended or self._duration.is_evaluation_due(step, every)
+        ) and self._evaluate()
+
+    def _evaluate(self) -> bool:
+        """Evaluate; return whether it is the best evaluation so far."""
+        start_time = time.perf_counter()
         self._model.eval()
         with nullcontext() if self._average is None else self._average.applied():
             metrics = self._objective.evaluate()
@@ -286,6 +326,8 @@ class _Loop:
         self._peak_macs_per_second = max(
             self._peak_macs_per_second, self._options.measure_peak_macs_per_second()
         )
+        self._duration.record_evaluation(time.perf_counter() - start_time)
+        metrics |= self._format_elapsed()
         self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
         score = metrics[self._options.selection_metric]
         self._progress_fields = {"held-out": f"{score:.3f}"}
@@ -300,9 +342,12 @@ class _Loop:
 
     def _save_checkpoint(self) -> None:
         """Write a checkpoint, after the metrics log up to its step."""
+        start_time = time.perf_counter()
         self._metrics_log.sync()
+        self.state = replace(self.state, elapsed_seconds=self._duration.elapsed_seconds)
         checkpoint.save(
             self._run, self.state, self._model, self._optimizer, self._options.keep_checkpoints,
             self._average,
         )  # fmt: skip
         self._saved_step = self.state.step
+        self._duration.record_checkpoint(time.perf_counter() - start_time)

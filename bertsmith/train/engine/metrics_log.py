@@ -11,7 +11,7 @@ from bertsmith.train.engine.tensorboard_log import TensorBoardLog
 
 METRICS_FILE = "metrics.jsonl"
 #: Keys of a line that differ between two runs with the same settings.
-TIMING_KEYS = ("seconds", "tokens_per_second", "mfu")
+TIMING_KEYS = ("seconds", "elapsed_seconds", "tokens_per_second", "mfu")
 
 
 class MetricsLog:
@@ -34,6 +34,9 @@ class MetricsLog:
         self.path = run / METRICS_FILE
         lines = [line for line in read_metrics(run) if line["step"] <= step]
         write_atomic(self.path, "".join(dump_json(line) + "\n" for line in lines))
+        heldout_steps = [line["step"] for line in lines if line.get("kind") == "heldout"]
+        #: Step of the last evaluation; 0 if there is none.
+        self.last_heldout_step = max(heldout_steps, default=0)
         self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:
@@ -41,6 +44,8 @@ class MetricsLog:
         with add_error_filename(self.path):
             self._file.write(dump_json(line) + "\n")
             self._file.flush()
+        if line.get("kind") == "heldout":
+            self.last_heldout_step = line["step"]
         if self._tensorboard_log is not None:
             self._tensorboard_log.write(line)
 

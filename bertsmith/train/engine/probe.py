@@ -6,19 +6,18 @@ The probe changes the weights; the caller initializes them again afterwards.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 #: Number of steps before the measurement.
 _WARMUP_STEPS = 2
 #: Maximum duration of the measurement in seconds and in steps.
 PROBE_SECONDS, _MAX_STEPS = 8.0, 30
-#: Maximum fraction of a time budget for the probe.
-MAX_BUDGET_SHARE = 0.1
+#: Maximum duration of the measurement before a run with a time budget, in seconds and as a
+#: fraction of the budget.
+MAX_BUDGET_SECONDS, MAX_BUDGET_SHARE = 2.0, 0.02
 #: Step times are noisy if a quarter of them exceed the shortest one by this factor.
 _NOISE_RATIO = 1.5
-#: Number of evaluations in a run if the user sets no interval.
-DEFAULT_NUM_EVALUATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,16 @@ class Cost:
             eval_every: Steps between two evaluations.
             num_eval_sequences: Maximum number of sequences per evaluation.
         """
-        fraction = min(num_eval_sequences / self.num_eval_sequences, 1.0)
-        num_evaluations = math.ceil(steps / eval_every)
-        return steps * self.step_seconds + num_evaluations * self.evaluation_seconds * fraction
+        evaluation_seconds = self.estimate_evaluation_seconds(num_eval_sequences)
+        return steps * self.step_seconds + math.ceil(steps / eval_every) * evaluation_seconds
+
+    def without_evaluations(self) -> "Cost":
+        """Return the cost if evaluations took no time."""
+        return replace(self, evaluation_seconds=0.0)
+
+    def estimate_evaluation_seconds(self, num_eval_sequences: int) -> float:
+        """Return the expected duration of an evaluation of at most ``num_eval_sequences``."""
+        return self.evaluation_seconds * min(num_eval_sequences / self.num_eval_sequences, 1.0)
 
 
 def measure_median_step_seconds(

@@ -27,6 +27,7 @@ from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine import checkpoint, loop, metrics_log, optimizer, schedule
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.loop import LoopOptions
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
@@ -190,7 +191,8 @@ def _train(
         metrics = _read_heldout_metrics(run, state.best_step)
     counts = {name: file_counts.as_dict() for name, file_counts in data.counts.items()}
     result = FinetuneResult(
-        run, None, outcome.signal, state.step, loop_options.steps, task.metrics, metrics, counts,
+        run, None, outcome.signal, state.step, settings.schedule.total_steps(),
+        task.metrics, metrics, counts,
         state.seconds,
     )  # fmt: skip
     if outcome.signal is not None:
@@ -317,7 +319,7 @@ def _build_loop_options(
     assert settings.checkpoint.every is not None
     evaluates_every_epoch = settings.run.eval_strategy == "epoch"
     return LoopOptions(
-        steps=timing.total_steps(),
+        duration=StepDuration(timing.total_steps()),
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: settings.optim.lr * schedule.compute_lr_factor(step, timing),

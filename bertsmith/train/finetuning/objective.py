@@ -86,7 +86,14 @@ class FinetuningObjective:
         """Number of steps in an epoch, in which each input with a target occurs once."""
         return math.ceil(len(self._train_indices) / self._batch_size)
 
-    def iter_batches(self, first_step: int) -> Iterator[list[TaskMicroBatch]]:
+    @property
+    def data_state(self) -> Mapping[str, int] | None:
+        """None, because the position in the data is a function of the step."""
+        return None
+
+    def iter_batches(
+        self, first_step: int, data_state: Mapping[str, int] | None = None
+    ) -> Iterator[list[TaskMicroBatch]]:
         """Yield the micro-batches of each step without end; each epoch has a new random order."""
         epoch, first_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:

@@ -1,19 +1,20 @@
 """The pre-training objective: masked LM and next-sentence prediction over a store."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 from torch import Tensor, nn
 
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Split
-from bertsmith.data.stream import EndlessStream, prefetch_batches
 from bertsmith.model.bert import BertForPreTraining, Losses
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
-from bertsmith.train.engine.schedule import Phase
+from bertsmith.train.engine.duration import Duration
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.recipes import PretrainSettings
+from bertsmith.train.pretraining.training_batches import DataPosition, TrainingBatches
 
 
 def compute_mean_losses(
@@ -46,14 +47,14 @@ def compute_mean_losses(
 
 
 class PretrainingObjective:
-    """Implements ``Objective`` for the phases of a pre-training run."""
+    """Implements ``Objective`` for a pre-training run."""
 
     def __init__(
         self,
         model: BertForPreTraining,
         compiled_model: nn.Module,
         settings: PretrainSettings,
-        phases: Sequence[Phase],
+        duration: Duration,
         train: Split,
         heldout: Split,
         vocabulary: VocabularyInfo,
@@ -62,27 +63,30 @@ class PretrainingObjective:
         """Create the objective; without run.compile, ``compiled_model`` is ``model``."""
         self.model, self._compiled_model = model, compiled_model
         self._settings, self._machine = settings, machine
-        self._phases, self._train, self._vocabulary = phases, train, vocabulary
+        self._duration = duration
+        self._batches = TrainingBatches(
+            train, vocabulary, settings.data, settings.schedule, duration, settings.run.seed
+        )
+        self._position, self._batch_size = DataPosition(), 0
         self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
 
-    def iter_batches(self, first_step: int) -> Iterator[list[PretrainingMicroBatch]]:
+    @property
+    def data_state(self) -> Mapping[str, int] | None:
+        """Position after the last batch; None if it is a function of the step."""
+        return asdict(self._position) if self._duration.total_steps is None else None
+
+    def iter_batches(
+        self, first_step: int, data_state: Mapping[str, int] | None = None
+    ) -> Iterator[list[PretrainingMicroBatch]]:
         """Yield the micro-batches of each step. Each phase starts with a new epoch."""
-        run, batch_size = self._settings.run, self._settings.data.batch_size
-        first_epoch = 0
-        for phase in self._phases:
-            num_examples = (phase.end_step - phase.start_step) * batch_size
-            stream = EndlessStream(
-                self._train, self._vocabulary, self._settings.data,
-                length=phase.max_seqlen, seed=run.seed, first_epoch=first_epoch,
-            )  # fmt: skip
-            skipped_steps = max(first_step - phase.start_step, 0)
-            steps = phase.end_step - phase.start_step - skipped_steps
-            if steps > 0:
-                first_example = skipped_steps * batch_size
-                for batch in prefetch_batches(stream, first_example, batch_size, steps=steps):
-                    parts = split_batch(batch, run.micro_batch_tokens)
-                    yield [to_device(part, self._machine.device) for part in parts]
-            first_epoch = stream.locate(num_examples - 1)[0] + 1
+        if data_state is None:
+            self._position = self._batches.find_position(first_step)
+        else:
+            self._position = DataPosition(**data_state)
+        for batch, position in self._batches.iter_batches(first_step, self._position):
+            parts = split_batch(batch, self._settings.run.micro_batch_tokens)
+            self._position, self._batch_size = position, len(batch)
+            yield [to_device(part, self._machine.device) for part in parts]
 
     def compute_losses(
         self,
@@ -94,12 +98,11 @@ class PretrainingObjective:
         return compute_mean_losses(self._compiled_model, micro_batch, micro_batches, dropout_seed)
 
     def describe_batch(self, step: int) -> str:
-        """Return a description of the examples in the batch of ``step``."""
-        phase = next(phase for phase in self._phases if step < phase.end_step)
-        first = (step - phase.start_step) * self._settings.data.batch_size
+        """Return a description of the examples in the last batch."""
+        end = self._position.example
         return (
-            f"that of examples {first} to {first + self._settings.data.batch_size - 1} "
-            f"of the phase with sequence length {phase.max_seqlen}"
+            f"that of examples {end - self._batch_size} to {end - 1} of the phase with sequence "
+            f"length {self._batches.get_max_seqlen(self._position.phase)}"
         )
 
     def count_tokens(self, micro_batches: list[PretrainingMicroBatch]) -> int:

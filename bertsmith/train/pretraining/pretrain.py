@@ -19,9 +19,10 @@ from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
 from bertsmith.settings import load_user_settings
 from bertsmith.train.engine import checkpoint, curve, loop, metrics_log, probe, schedule
-from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
+from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.probe import Cost
+from bertsmith.train.engine.run_clock import RunClock
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
@@ -41,6 +42,11 @@ from bertsmith.train.pretraining.session import (
     build_provenance,
     describe_session,
 )
+from bertsmith.train.pretraining.time_budget import (
+    build_time_duration,
+    describe_budget,
+    get_budget_seconds,
+)
 
 MODEL_DIR = "model"
 
@@ -53,7 +59,7 @@ class PretrainResult:
         run: Run directory.
         model: Model directory; None if a signal stopped the run.
         outcome: How training ended.
-        steps: Total number of steps of the run.
+        steps: Total number of steps of the run; None if a signal stopped a run with a time budget.
         heldout: Metrics of the last evaluation on held-out text.
         curve: Image file of the loss curve; None if matplotlib is not installed.
         is_masked_lm: Whether the model was trained on masked tokens; otherwise left to right.
@@ -62,7 +68,7 @@ class PretrainResult:
     run: Path
     model: Path | None
     outcome: TrainingOutcome
-    steps: int
+    steps: int | None
     heldout: dict[str, float]
     curve: Path | None
     is_masked_lm: bool
@@ -77,6 +83,7 @@ def pretrain(
     epochs: float | None = None,
     minutes: float | None = None,
     progress: Progress | None = None,
+    start_time: float | None = None,
     **overrides: Any,
 ) -> PretrainResult:
     """Pre-train a BERT on the store ``data`` and write the run and its model to ``out``.
@@ -92,15 +99,16 @@ def pretrain(
         size: Model size, such as "tiny" or "base".
         steps: Length of the run in steps.
         epochs: Length of the run in epochs.
-        minutes: Time budget of the run.
+        minutes: Time budget of the run, from ``start_time`` to the end of this call.
         progress: Receives log messages and progress.
+        start_time: Value of ``time.perf_counter()`` at the start of the time budget; None: now.
         overrides: Other fields of ``Overrides``.
 
     Raises:
         BertsmithError: If the arguments or the store are invalid, or training diverges.
     """
     run, progress = Path(out), progress or NullProgress()
-    start_time = perf_counter()
+    start_time = perf_counter() if start_time is None else start_time
     check_run_directory(run)
     store = Store.open(data)
     settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
@@ -122,11 +130,18 @@ def pretrain(
         for note in session.notes:
             progress.log(note)
         _log_unknown_tokens(session, progress)
+        cost = None
         if stored is None:
             session.check_heldout_split()
-            session.settings = resolve_on_machine(session, progress, start_time)
+            session.settings, cost = resolve_on_machine(session, progress, start_time)
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
-        result = _train_and_save_model(session, run, progress, start_time)
+        if get_budget_seconds(session.settings) is None:
+            duration: Duration = StepDuration(session.settings.schedule.total_steps())
+            result = _train_and_save_model(session, run, progress, duration)
+        else:
+            with RunClock(run, start_time) as clock:
+                duration = build_time_duration(session, clock, cost)
+                result = _train_and_save_model(session, run, progress, duration)
         if result.model is not None and not session.settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
@@ -184,14 +199,20 @@ def estimate_run(
     store = Store.open(data)
     store.verify()
     settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
-    budget = _get_budget_seconds(settings)
+    budget = get_budget_seconds(settings)
     with restore_num_threads(settings.run.threads):
         session = Session(resolve_thread_count(settings, store, NullProgress()), store)
-        cost = session.measure_cost(_get_probe_seconds(budget))
+        cost = session.measure_cost()
         machine = device.describe_machine(session.machine)
-    resolved = resolve_length(session, cost, budget)
-    total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
-    assert eval_every is not None
+    if budget is None:
+        resolved = resolve_length(session)
+        total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
+        assert eval_every is not None
+        num_evaluations = math.ceil(total_steps / eval_every)
+        seconds = cost.estimate_seconds(total_steps, eval_every, resolved.run.max_eval_sequences)
+    else:
+        resolved, seconds = recipes.limit_evaluation(settings, cost, budget), budget
+        total_steps, num_evaluations = recipes.estimate_length(resolved, cost, budget)
     num_eval_sequences = resolved.run.max_eval_sequences
     num_tokens = total_steps * cost.tokens_per_step
     return {
@@ -203,8 +224,8 @@ def estimate_run(
         "epochs": schedule.count_epochs(
             total_steps, settings.data.batch_size, session.list_phase_shares()
         ),
-        "minutes": cost.estimate_seconds(total_steps, eval_every, num_eval_sequences) / 60,
-        "evaluations": math.ceil(total_steps / eval_every),
+        "minutes": seconds / 60,
+        "evaluations": num_evaluations,
         "num_eval_sequences": min(num_eval_sequences, cost.num_eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
         "memory_bytes": cost.peak_memory_bytes,
@@ -258,7 +279,7 @@ def resolve_thread_count(
 
 def _get_timing_seconds(settings: PretrainSettings) -> float:
     """Return the maximum duration of one timing of a thread count, in seconds."""
-    budget = _get_budget_seconds(settings)
+    budget = get_budget_seconds(settings)
     if budget is None:
         return THREAD_TIMING_SECONDS
     return min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget / 10)
@@ -270,22 +291,25 @@ def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
     return settings.model_copy(update={"run": run})
 
 
-def resolve_on_machine(session: Session, progress: Progress, start_time: float) -> PretrainSettings:
+def resolve_on_machine(
+    session: Session, progress: Progress, start_time: float
+) -> tuple[PretrainSettings, Cost | None]:
     """Resolve the settings that depend on the machine: device, precision, threads and length.
 
     Args:
         session: The run.
         progress: Receives log messages.
         start_time: Value of ``perf_counter`` when the run was started.
+
+    Returns:
+        The settings, and the measured cost of a run with a time budget.
     """
-    machine, budget, cost = session.machine, _get_budget_seconds(session.settings), None
+    machine, budget, cost = session.machine, get_budget_seconds(session.settings), None
     if budget is not None:
         progress.log("measuring the speed of this machine …")
         cost = session.measure_cost(_get_probe_seconds(budget))
         if cost.is_noisy:
-            cost = _retry_with_fewer_threads(session, cost, progress)
-        # Training gets at least half of the budget, even if the start-up took longer than the rest.
-        budget = max(budget - (perf_counter() - start_time), budget / 2)
+            cost = _retry_with_fewer_threads(session, cost, progress, budget)
     settings = session.settings
     run = settings.run.model_copy(
         update={
@@ -296,13 +320,17 @@ def resolve_on_machine(session: Session, progress: Progress, start_time: float) 
         }
     )
     session.settings = settings.model_copy(update={"run": run})
-    resolved = resolve_length(session, cost, budget)
-    if cost is not None:
-        progress.log(_describe_budget(settings, resolved, cost))
-    return resolved
+    if budget is None or cost is None:
+        return resolve_length(session), None
+    resolved = recipes.limit_evaluation(session.settings, cost, budget)
+    seconds = max(budget - (perf_counter() - start_time), 0.0)
+    progress.log(describe_budget(settings, resolved, cost, seconds))
+    return resolved, cost
 
 
-def _retry_with_fewer_threads(session: Session, cost: Cost, progress: Progress) -> Cost:
+def _retry_with_fewer_threads(
+    session: Session, cost: Cost, progress: Progress, budget: float
+) -> Cost:
     """Measure the cost again with fewer threads, if that is faster.
 
     Noisy step times are a sign of a load that the operating system does not report, for example
@@ -321,51 +349,18 @@ def _retry_with_fewer_threads(session: Session, cost: Cost, progress: Progress) 
         return cost
     progress.log(choice.describe())
     session.settings = _set_threads(settings, choice.num_threads)
-    return session.measure_cost(_get_probe_seconds(_get_budget_seconds(settings)))
+    return session.measure_cost(_get_probe_seconds(budget))
 
 
-def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cost: Cost) -> str:
-    """Return a log message about the number of steps, and about evaluations if they are limited."""
-    total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
-    assert eval_every is not None
-    steps_fit = count_noun(total_steps, "step fits", "steps fit")
-    text = f"{steps_fit} into {resolved.schedule.minutes:g} minutes"
-    num_sequences = min(resolved.run.max_eval_sequences, cost.num_eval_sequences)
-    default_every = settings.run.eval_every or recipes.get_default_interval(total_steps)
-    if (eval_every, num_sequences) == (default_every, cost.num_eval_sequences):
-        return text
-    return (
-        f"{text}; evaluations are limited to {recipes.EVALUATION_SHARE:.0%} of the time: "
-        f"{math.ceil(total_steps / eval_every)} of {count_noun(num_sequences, 'sequence')}"
-    )
-
-
-def _get_budget_seconds(settings: PretrainSettings) -> float | None:
-    """Return the time budget in seconds, or None if the run has a length in steps or epochs."""
-    timing = settings.schedule
-    return None if timing.steps or timing.minutes is None else timing.minutes * 60
-
-
-def _get_probe_seconds(budget: float | None) -> float:
+def _get_probe_seconds(budget: float) -> float:
     """Return the maximum duration of a probe in seconds, given the time budget in seconds."""
-    if budget is None:
-        return probe.PROBE_SECONDS
-    return min(probe.PROBE_SECONDS, probe.MAX_BUDGET_SHARE * budget)
+    return min(probe.MAX_BUDGET_SECONDS, probe.MAX_BUDGET_SHARE * budget)
 
 
-def resolve_length(session: Session, cost: Cost | None, budget: float | None) -> PretrainSettings:
-    """Resolve the number of steps, and the intervals of evaluations and checkpoints.
-
-    Args:
-        session: The run.
-        cost: Measured cost; required with a time budget.
-        budget: Remaining seconds of the time budget; None for a run without one.
-    """
+def resolve_length(session: Session) -> PretrainSettings:
+    """Resolve the number of steps and the intervals of a run without a time budget."""
     settings = session.settings
     timing = settings.schedule
-    if budget is not None:
-        assert cost is not None
-        return recipes.resolve_time_budget(settings, cost, budget)
     steps = timing.steps
     if steps is None:
         assert timing.epochs is not None
@@ -378,13 +373,14 @@ def resolve_length(session: Session, cost: Cost | None, budget: float | None) ->
 
 
 def _train_and_save_model(
-    session: Session, run: Path, progress: Progress, start_time: float
+    session: Session, run: Path, progress: Progress, duration: Duration
 ) -> PretrainResult:
     """Train, write the model directory unless a signal stopped training, and draw the curve."""
-    outcome = _train(session, run, progress, start_time)
-    if outcome.revised_schedule is not None:
-        _store_revised_schedule(session, run, progress, outcome.revised_schedule)
-        outcome = _train(session, run, progress, start_time)
+    outcome = _train(session, run, progress, duration)
+    if outcome.signal is None and duration.total_steps is None:
+        # From now on, the run has a fixed number of steps, all of which are completed.
+        session.settings = recipes.resolve_steps(session.settings, outcome.state.step)
+        write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
     settings = session.settings
     lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
     heldout: dict[str, float] = {}
@@ -396,40 +392,23 @@ def _train_and_save_model(
         bundle.save(model, session.model, session.tokenizer, build_provenance(session, heldout))
     image = _draw_curve(run, settings, progress)
     is_masked_lm = settings.data.objective != "left-to-right"
-    total_steps = settings.schedule.total_steps()
-    return PretrainResult(run, model, outcome, total_steps, heldout, image, is_masked_lm)
-
-
-def _store_revised_schedule(
-    session: Session, run: Path, progress: Progress, revision: RevisedSchedule
-) -> None:
-    """Store a revised schedule in the settings of the run, so that a resumed run uses it too."""
-    settings = session.settings
-    timing = settings.schedule
-    progress.log(
-        f"step {revision.step:,}: at {revision.step_seconds:.3g} s per step, "
-        f"{count_noun(timing.total_steps(), 'step')} would take "
-        f"{revision.expected_seconds / 60:.1f} minutes "
-        f"instead of {timing.minutes:g}; continuing with {count_noun(revision.steps, 'step')}"
+    return PretrainResult(
+        run, model, outcome, settings.schedule.steps, heldout, image, is_masked_lm
     )
-    timing = schedule.revise_schedule(timing, revision.step, revision.steps)
-    session.settings = settings.model_copy(update={"schedule": timing})
-    write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
 
 
-def _train(session: Session, run: Path, progress: Progress, start_time: float) -> TrainingOutcome:
+def _train(session: Session, run: Path, progress: Progress, duration: Duration) -> TrainingOutcome:
     """Train or resume the run of ``session`` in the directory ``run``."""
     settings = session.settings
     timing = settings.schedule
-    phases = schedule.build_phases(timing, settings.data.max_seqlen)
-    assert settings.run.eval_every is not None
-    assert settings.checkpoint.every is not None
     log_grad_norms = settings.run.log_grad_norms
     options = LoopOptions(
-        steps=timing.total_steps(),
+        duration=duration,
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
-        lr_at_step=lambda step: settings.optim.lr * schedule.compute_lr_factor(step, timing),
+        lr_at_step=lambda step: (
+            settings.optim.lr * schedule.compute_lr_factor(step, timing, duration)
+        ),
         log_every=settings.run.log_every,
         eval_every=settings.run.eval_every,
         checkpoint_every=settings.checkpoint.every,
@@ -440,12 +419,9 @@ def _train(session: Session, run: Path, progress: Progress, start_time: float) -
         use_tensorboard=settings.run.tensorboard,
         average_fraction=settings.optim.average_fraction,
     )
-    budget = None
-    if timing.minutes is not None and timing.replanned_at is None:
-        budget = TimeBudget(timing.minutes * 60, start_time, timing.min_steps)
     return loop.train(
-        session.build_objective(phases), session.model, session.optimizer, session.machine,
-        options, run, progress, budget,
+        session.build_objective(duration), session.model, session.optimizer, session.machine,
+        options, run, progress,
     )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Settings of a pre-training run, and the defaults of each recipe; does not import torch."""
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +9,12 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings, SettingsTable, merge_settings
 from bertsmith.train.engine import compute_settings
-from bertsmith.train.engine.probe import DEFAULT_NUM_EVALUATIONS, Cost
+from bertsmith.train.engine.duration import (
+    DEFAULT_NUM_EVALUATIONS,
+    EVALUATION_SHARE,
+    get_default_interval,
+)
+from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
@@ -104,12 +108,6 @@ _FAST_LR_WIDE = 2e-4
 #: Width and initialization std of base. The std of other widths is scaled from them.
 _BASE_WIDTH, _BASE_STD = 768, 0.02
 
-#: Maximum fraction of a time budget for evaluations.
-EVALUATION_SHARE = 0.1
-#: Minimum seconds between two checkpoints of a run with a time budget, unless the user sets
-#: checkpoint.every.
-MIN_CHECKPOINT_SECONDS = 30.0
-
 #: Number of steps in the paper, the default of the recipe "paper".
 PAPER_STEPS = 1_000_000
 
@@ -144,14 +142,6 @@ def get_recipe_defaults(
     return merge_settings(defaults, {"model": dict(model)})
 
 
-def get_default_interval(steps: int) -> int:
-    """Return the default interval of evaluations and checkpoints: a twentieth of the run.
-
-    The interval is at least 10 steps, so that a short run is not dominated by evaluations.
-    """
-    return max(min(10, steps), steps // 20)
-
-
 def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Set the number of steps and, if they are unset, the evaluation and checkpoint intervals."""
     interval = get_default_interval(steps)
@@ -166,42 +156,39 @@ def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     )
 
 
-def resolve_time_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
-    """Set the number of steps that fit into ``seconds``, and the intervals that depend on it.
+def limit_evaluation(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
+    """Limit the sequences of an evaluation so that it takes at most EVALUATION_SHARE of a budget.
 
-    Evaluations get at most EVALUATION_SHARE of the time. If evaluations are slow, there are fewer
-    of them, or a single one with fewer sequences. The last step is always followed by an
-    evaluation.
+    Args:
+        settings: Settings of the run.
+        cost: Measured cost.
+        seconds: The time budget.
     """
-    timing, run, checkpoint = settings.schedule, settings.run, settings.checkpoint
-    max_eval_seconds = EVALUATION_SHARE * seconds
-    evaluation_seconds, num_eval_sequences = cost.evaluation_seconds, run.max_eval_sequences
-    if evaluation_seconds > max_eval_seconds:
-        max_sequences = min(num_eval_sequences, cost.num_eval_sequences)
-        num_eval_sequences = max(1, int(max_sequences * max_eval_seconds / evaluation_seconds))
-        evaluation_seconds = max_eval_seconds
-    max_evaluations = (
-        max(1, int(max_eval_seconds / evaluation_seconds)) if evaluation_seconds > 0 else math.inf
-    )
-    eval_every = run.eval_every
-    expected_evaluations = (
-        seconds / (eval_every * cost.step_seconds + evaluation_seconds)
-        if eval_every
-        else DEFAULT_NUM_EVALUATIONS
-    )
-    num_evaluations = max(1.0, min(expected_evaluations, max_evaluations))
+    run, max_eval_seconds = settings.run, EVALUATION_SHARE * seconds
+    if cost.evaluation_seconds <= max_eval_seconds:
+        return settings
+    max_sequences = min(run.max_eval_sequences, cost.num_eval_sequences)
+    num_sequences = max(1, int(max_sequences * max_eval_seconds / cost.evaluation_seconds))
+    run = run.model_copy(update={"max_eval_sequences": num_sequences})
+    return settings.model_copy(update={"run": run})
+
+
+def estimate_length(settings: PretrainSettings, cost: Cost, seconds: float) -> tuple[int, int]:
+    """Return the expected numbers of steps and evaluations of a run with a time budget.
+
+    Args:
+        settings: Settings of the run, with limited evaluations.
+        cost: Measured cost.
+        seconds: Time for steps and evaluations.
+    """
+    evaluation_seconds = cost.estimate_evaluation_seconds(settings.run.max_eval_sequences)
+    max_evaluations = EVALUATION_SHARE * seconds / max(evaluation_seconds, 1e-9)
+    eval_every = settings.run.eval_every
+    if eval_every is None:
+        expected_evaluations = float(DEFAULT_NUM_EVALUATIONS)
+    else:
+        expected_evaluations = seconds / (eval_every * cost.step_seconds + evaluation_seconds)
+    num_evaluations = max(1, int(min(expected_evaluations, max_evaluations)))
     training_seconds = seconds - num_evaluations * evaluation_seconds
-    steps = max(timing.min_steps, int(training_seconds / cost.step_seconds))
-    eval_every = eval_every or get_default_interval(steps)
-    if math.ceil(steps / eval_every) > max_evaluations:
-        eval_every = math.ceil(steps / max_evaluations)
-    min_checkpoint_steps = math.ceil(MIN_CHECKPOINT_SECONDS / cost.step_seconds)
-    checkpoint_every = checkpoint.every or max(get_default_interval(steps), min_checkpoint_steps)
-    run_changes = {"eval_every": eval_every, "max_eval_sequences": num_eval_sequences}
-    return settings.model_copy(
-        update={
-            "schedule": timing.model_copy(update={"steps": steps}),
-            "run": run.model_copy(update=run_changes),
-            "checkpoint": checkpoint.model_copy(update={"every": checkpoint_every}),
-        }
-    )
+    steps = max(settings.schedule.min_steps, int(training_seconds / cost.step_seconds))
+    return steps, num_evaluations

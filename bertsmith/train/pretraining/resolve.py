@@ -12,6 +12,7 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import compute_file_sha256
 from bertsmith.model.config import SIZES, get_size_preset
 from bertsmith.settings import get_table, load_user_settings, merge_settings
+from bertsmith.train.engine.duration import get_default_interval
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
@@ -123,7 +124,7 @@ def resolve_run_settings(
     settings = resolve_settings(overrides, store)
     timing = settings.schedule
     if user_length:
-        unset = dict.fromkeys(("steps", "epochs", "minutes", "replanned_at", "planned_steps"), None)
+        unset = dict.fromkeys(("steps", "epochs", "minutes"), None)
         timing = timing.model_copy(update={**unset, **user_length})
     elif timing.steps is None and timing.epochs is None and timing.minutes is None:
         is_paper = settings.run.recipe == "paper"
@@ -159,7 +160,7 @@ def _adopt_run_settings(
 
     Values that the other run has computed are removed: the store, the number of steps if the length
     is set in epochs, and the intervals that depend on the number of steps. If the other run had a
-    time budget, the new run has the same number of steps.
+    time budget and is finished, the new run has the same number of steps.
 
     Args:
         overrides: Arguments whose ``config`` is the settings.toml of the other run.
@@ -191,7 +192,7 @@ def _adopt_run_settings(
         model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}
     steps = schedule.get("steps")
     if type(steps) is int:
-        interval = recipes.get_default_interval(steps)
+        interval = get_default_interval(steps)
         for table, name in ((run, "eval_every"), (checkpoint, "every")):
             if table.get(name) == interval:
                 del table[name]

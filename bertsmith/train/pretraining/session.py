@@ -23,8 +23,8 @@ from bertsmith.plurals import count_noun
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
 from bertsmith.train.engine import optimizer, probe, schedule
+from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.probe import Cost
-from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.threads import (
     ThreadChoice,
@@ -111,10 +111,23 @@ class Session:
             self.model.load_state_dict(weights, strict=False)
         self.optimizer = optimizer.build_optimizer(self.model, self.settings.optim)
 
-    def build_objective(self, phases: list[Phase]) -> PretrainingObjective:
-        """Return the objective of this run, for the training loop with ``phases``."""
+    def build_objective(
+        self, duration: Duration, max_seqlen: int | None = None
+    ) -> PretrainingObjective:
+        """Return the objective of this run.
+
+        Args:
+            duration: Length of the run.
+            max_seqlen: Maximum sequence length of a run with a single phase; None: the phases of
+                the settings.
+        """
+        settings = self.settings
+        if max_seqlen is not None:
+            data = settings.data.model_copy(update={"max_seqlen": max_seqlen})
+            timing = settings.schedule.model_copy(update={"phase2_max_seqlen": None})
+            settings = settings.model_copy(update={"data": data, "schedule": timing})
         return PretrainingObjective(
-            self.model, self.compiled_model, self.settings, phases,
+            self.model, self.compiled_model, settings, duration,
             self.train_split, self.heldout_split, self.vocabulary, self.machine,
         )  # fmt: skip
 
@@ -133,7 +146,7 @@ class Session:
         peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
         timing = settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
         for phase in schedule.build_phases(timing, settings.data.max_seqlen):
-            objective = self.build_objective([Phase(0, _NOMINAL_STEPS, phase.max_seqlen)])
+            objective = self.build_objective(StepDuration(_NOMINAL_STEPS), phase.max_seqlen)
             self.model.train()
             times, batches = probe.measure_steps(
                 objective.iter_batches(0), partial(self._take_step, objective), seconds
@@ -146,7 +159,7 @@ class Session:
             mfu += fraction * macs / len(batches) / mean_seconds / peak_macs_per_second
             tokens_per_step += fraction * sum(map(objective.count_tokens, batches)) / len(batches)
             is_noisy = is_noisy or probe.is_noisy(times)
-        evaluation_seconds, num_eval_sequences = self._time_evaluation()
+        evaluation_seconds, num_eval_sequences = self.time_evaluation()
         peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
         self.reset()
         return Cost(
@@ -165,7 +178,8 @@ class Session:
             load: CPU load of other processes.
             seconds: Maximum duration of one timing of a thread count.
         """
-        objective = self.build_objective([Phase(0, _NOMINAL_STEPS, self.settings.data.max_seqlen)])
+        max_seqlen = self.settings.data.max_seqlen
+        objective = self.build_objective(StepDuration(_NOMINAL_STEPS), max_seqlen)
         batches = list(islice(objective.iter_batches(0), _THREAD_TIMING_STEPS))
         self.model.train()
 
@@ -186,7 +200,7 @@ class Session:
         self.reset()
         return choice
 
-    def _time_evaluation(self) -> tuple[float, int]:
+    def time_evaluation(self) -> tuple[float, int]:
         """Return the estimated seconds of an evaluation, and its number of held-out sequences."""
         stream = build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
         num_sequences = min(self.settings.run.max_eval_sequences, len(stream))

@@ -1,10 +1,9 @@
-"""The schedule: warm-up, learning rate, phases, epochs, and revised schedules."""
-
-from itertools import pairwise
+"""The schedule: warm-up, learning rate, phases and epochs."""
 
 import pytest
 
 from bertsmith.errors import RunError, SettingsError
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.schedule import (
     Phase,
     ScheduleSettings,
@@ -12,8 +11,6 @@ from bertsmith.train.engine.schedule import (
     compute_lr_factor,
     convert_epochs_to_steps,
     count_epochs,
-    count_warmup_steps,
-    revise_schedule,
 )
 
 
@@ -33,9 +30,12 @@ from bertsmith.train.engine.schedule import (
 )
 def test_warmup_is_at_most_a_tenth_of_the_run(steps: int, warmup_steps: int, expected: int) -> None:
     """The warm-up has ``warmup_steps`` steps, but at most a tenth of the run."""
-    settings = ScheduleSettings(steps=steps, warmup_steps=warmup_steps)
-    assert count_warmup_steps(settings) == expected
-    assert count_warmup_steps(settings) * 10 <= steps
+    duration = StepDuration(steps)
+    if expected:
+        assert duration.compute_warmup_factor(0, warmup_steps) == 1 / expected
+        assert duration.compute_warmup_factor(expected - 1, warmup_steps) == 1.0
+    assert duration.compute_warmup_factor(expected, warmup_steps) is None
+    assert expected * 10 <= steps
 
 
 @pytest.mark.parametrize(
@@ -120,41 +120,3 @@ def test_length_must_be_finite(name: str) -> None:
     """Infinite epochs and minutes are rejected."""
     with pytest.raises(ValueError, match="finite number"):
         ScheduleSettings.model_validate({name: float("inf")})
-
-
-@pytest.mark.parametrize(
-    ("step", "steps"),
-    [(1, 20), (3, 60), (20, 200), (99, 300), (100, 150), (300, 500), (300, 5000), (990, 991),
-     (20, 10_000)],
-)  # fmt: skip
-def test_revised_learning_rate_is_continuous(step: int, steps: int) -> None:
-    """The learning rate before the revision is unchanged; then it continues smoothly and decays."""
-    original = ScheduleSettings(steps=1000, minutes=1.0)
-    revised = revise_schedule(original, step, steps)
-    assert revised.total_steps() == steps
-    factors = [compute_lr_factor(i, revised) for i in range(steps)]
-    assert factors[:step] == [compute_lr_factor(i, original) for i in range(step)]
-    assert factors[step] == pytest.approx(compute_lr_factor(step, original))
-    # The factor changes fastest in a warm-up over a tenth of the remaining steps.
-    max_change = 1 / max(1, (steps - step) // 10) + 1e-9
-    assert all(abs(second - first) <= max_change for first, second in pairwise(factors[step:]))
-    assert compute_lr_factor(steps, revised) == pytest.approx(0)
-    assert all(0 < factor <= 1 for factor in factors)
-
-
-def test_warmup_continues_after_a_revision() -> None:
-    """A run that is revised during its warm-up still reaches 80 % of the peak learning rate."""
-    settings = revise_schedule(ScheduleSettings(steps=1000, minutes=1.0), 20, 200)
-    assert max(compute_lr_factor(step, settings) for step in range(200)) > 0.8
-
-
-@pytest.mark.parametrize(
-    ("step", "steps", "phase2_start"),
-    [(100, 500, 450), (100, 2000, 1800), (460, 500, 460), (950, 960, 900), (950, 1500, 900)],
-)
-def test_completed_steps_keep_their_phase(step: int, steps: int, phase2_start: int) -> None:
-    """Revised phases have the same fractions of the run, but completed steps keep their phase."""
-    original = ScheduleSettings(steps=1000, minutes=1.0, phase2_max_seqlen=512)
-    revised = revise_schedule(original, step, steps)
-    expected = [Phase(0, phase2_start, 128), Phase(phase2_start, steps, 512)]
-    assert build_phases(revised, 128) == expected

@@ -15,6 +15,7 @@ from bertsmith.cli.main import main
 from bertsmith.progress import NullProgress
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.checkpoint import list_checkpoints
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.loop import LoopOptions, train
 from bertsmith.train.engine.metrics_log import MetricsLog, read_metrics
 from bertsmith.train.engine.optimizer import build_optimizer
@@ -24,7 +25,7 @@ from tests.train.conftest import make_assignments
 
 MACHINE = Machine(torch.device("cpu"), "fp32", "padded")
 OPTIONS = LoopOptions(
-    steps=9,
+    duration=StepDuration(9),
     seed=0,
     max_grad_norm=1.0,
     lr_at_step=lambda _: 0.1,
@@ -83,7 +84,9 @@ class _ToyObjective:
     def __init__(self) -> None:
         self.model = nn.Linear(1, 1)
 
-    def iter_batches(self, first_step: int) -> Any:
+    data_state = None
+
+    def iter_batches(self, first_step: int, data_state: Any = None) -> Any:
         yield from ([step] for step in range(first_step, 9))
 
     def compute_losses(

@@ -8,7 +8,7 @@ import torch
 
 from bertsmith.data.store import Store
 from bertsmith.model.ops.dropout import DropoutSeed
-from bertsmith.train.engine.schedule import Phase
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.pretraining.micro_batches import split_batch
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
@@ -31,7 +31,7 @@ def _compute_gradients(
     """Return the number of micro-batches, the losses and the gradients of the first batch."""
     run = session.settings.run.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
     session.settings = session.settings.model_copy(update={"run": run})
-    objective = session.build_objective([Phase(0, 1, 32)])
+    objective = session.build_objective(StepDuration(1))
     (micro_batches,) = objective.iter_batches(0)
     session.model.zero_grad()
     session.model.train()
@@ -69,7 +69,7 @@ def test_micro_batches_equal_one_batch(session: Session, micro_batch_tokens: int
 
 def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
     """Parts have at most ``max_tokens`` tokens or one sequence, and together they are the batch."""
-    stream = session.build_objective([Phase(0, 1, 32)])._heldout_stream
+    stream = session.build_objective(StepDuration(1))._heldout_stream
     batch = stream.batch(0, 8)
     for max_tokens in (1, 40, 64, 97, len(batch.ids) - 1, len(batch.ids)):
         parts = split_batch(batch, max_tokens)
@@ -87,7 +87,7 @@ def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
 
 def test_losses_of_micro_batches_add_up_to_the_batch_mean(session: Session) -> None:
     """The sum of the micro-batches' masked LM losses is the mean over all predictions."""
-    objective = session.build_objective([Phase(0, 1, 32)])
+    objective = session.build_objective(StepDuration(1))
     (micro_batches,) = objective.iter_batches(0)
     session.model.eval()
     with torch.no_grad():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bertsmith.data.store import Store
-from bertsmith.train.engine.schedule import Phase
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
@@ -27,7 +27,7 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
     )
     settings = resolve_settings(Overrides(data=store.path, assignments=options), store)
     session = Session(settings, store)
-    objective = session.build_objective([Phase(0, 1, 24)])
+    objective = session.build_objective(StepDuration(1))
     (micro_batches,) = objective.iter_batches(0)
     session.model.train()
     losses = []

@@ -16,7 +16,6 @@ from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError, StoreError
 from bertsmith.settings import read_toml
 from bertsmith.train.engine import probe
-from bertsmith.train.engine.budget import TimeBudget
 from bertsmith.train.engine.checkpoint import (
     CHECKPOINTS_DIR,
     CHECKSUMS_FILE,
@@ -24,9 +23,8 @@ from bertsmith.train.engine.checkpoint import (
     list_checkpoints,
     load_weights,
 )
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.metrics_log import read_metrics
-from bertsmith.train.engine.schedule import Phase
-from bertsmith.train.pretraining import pretrain as pretrain_module
 from bertsmith.train.pretraining.objective import PretrainingObjective
 from bertsmith.train.pretraining.pretrain import estimate_run, pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings
@@ -183,49 +181,6 @@ def test_estimate_writes_nothing(
     json.dumps(estimate)
 
 
-def test_time_budget_is_resolved_once(
-    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number of steps is computed at the start and stored; a resumed run uses it."""
-    cost = probe.Cost(
-        step_seconds=0.5,
-        evaluation_seconds=0.0,
-        peak_memory_bytes=0,
-        peak_macs_per_second=1e9,
-        mfu=0.1,
-        tokens_per_step=100.0,
-    )
-    clock = iter([100.0, 102.0])
-    monkeypatch.setattr(pretrain_module, "perf_counter", lambda: next(clock, 102.0))
-    monkeypatch.setattr(Session, "measure_cost", lambda *_: cost)
-    monkeypatch.setattr(TimeBudget, "revise", lambda *_: None)
-    train(minutes=0.1)
-    schedule = read_toml(tmp_path / "run" / "settings.toml")["schedule"]
-    # A budget of 6 s, minus 2 s of start-up, at 0.5 s per step.
-    assert schedule["steps"] == 8
-    assert schedule["minutes"] == 0.1
-
-    def fail(*_: Any) -> probe.Cost:
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(Session, "measure_cost", fail)
-    assert train(minutes=0.1).steps == schedule["steps"]
-    with pytest.raises(RunError, match=r"schedule\.minutes: 0\.1 in the run, 0\.2 now"):
-        train(minutes=0.2)
-
-
-def test_probe_does_not_change_the_weights(
-    train: TrainFunction, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run with a time budget ends with the same bytes as one with that number of steps."""
-    monkeypatch.setattr(probe, "_MAX_STEPS", 3)
-    # The budget of 60 microseconds has no time for a step, so the minimum of 5 steps is used.
-    with_budget = train("budget", minutes=1e-6, schedule__min_steps=5)
-    with_steps = train("steps", steps=5)
-    assert with_budget.steps == 5
-    assert (with_budget.run / WEIGHTS).read_bytes() == (with_steps.run / WEIGHTS).read_bytes()
-
-
 def test_continued_pretraining_starts_with_all_weights(
     finished_run: Path, store: Path, tmp_path: Path
 ) -> None:
@@ -311,7 +266,7 @@ def test_run_with_two_phases_can_be_resumed(train: TrainFunction, tmp_path: Path
     uninterrupted, run = tmp_path / "uninterrupted", tmp_path / "run"
     settings = PretrainSettings.parse(read_toml(uninterrupted / "settings.toml"), "here")
     session = Session(settings, Store.open(settings.run.store_path))
-    objective = session.build_objective([Phase(0, 6, 32), Phase(6, 8, 64)])
+    objective = session.build_objective(StepDuration(8))
     max_lengths = [
         max(micro_batch.packed.max_seqlen for micro_batch in micro_batches)
         for micro_batches in objective.iter_batches(0)

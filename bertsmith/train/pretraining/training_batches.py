@@ -1,0 +1,119 @@
+"""The batches of a pre-training run, whose sequence length depends on its progress."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bertsmith.data.masking import VocabularyInfo
+from bertsmith.data.packing import ExampleBatch
+from bertsmith.data.settings import DataSettings
+from bertsmith.data.store import Split
+from bertsmith.data.stream import EndlessStream, prefetch
+from bertsmith.train.engine.duration import Duration
+from bertsmith.train.engine.schedule import ScheduleSettings
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """Position in the training data.
+
+    Attributes:
+        phase: 0, or 1 in the second phase.
+        first_epoch: First epoch of the phase. Each phase starts with a new epoch.
+        example: Number of examples of the phase before this position.
+    """
+
+    phase: int = 0
+    first_epoch: int = 0
+    example: int = 0
+
+
+class TrainingBatches:
+    """The batches of a run. Each example of an epoch is used once, in order."""
+
+    def __init__(
+        self,
+        split: Split,
+        vocabulary: VocabularyInfo,
+        data: DataSettings,
+        schedule: ScheduleSettings,
+        duration: Duration,
+        seed: int,
+    ) -> None:
+        """Create the batches; no example is computed yet.
+
+        Args:
+            split: The documents.
+            vocabulary: Special tokens and continuation pieces.
+            data: How examples and batches are made.
+            schedule: The phases.
+            duration: Length of the run.
+            seed: Random seed.
+        """
+        self._split, self._vocabulary, self._data, self._seed = split, vocabulary, data, seed
+        self._schedule, self._duration = schedule, duration
+        self._streams: dict[tuple[int, int], EndlessStream] = {}
+
+    def get_max_seqlen(self, phase: int) -> int:
+        """Return the maximum sequence length in a phase."""
+        return (self._schedule.phase2_max_seqlen if phase else None) or self._data.max_seqlen
+
+    def find_position(self, step: int) -> DataPosition:
+        """Return the position before ``step`` in a run with a fixed number of steps."""
+        position = DataPosition()
+        for previous_step in range(step):
+            position = self._enter_phase(previous_step, position)
+            position = replace(position, example=position.example + self._data.batch_size)
+        return position
+
+    def iter_batches(
+        self, first_step: int, position: DataPosition
+    ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
+        """Yield the batch of each step and the position after it; a thread computes batches ahead.
+
+        In a run with a time budget, the phase of a batch is that of the time at which it is
+        computed, about three steps earlier.
+
+        Args:
+            first_step: Step of the first batch.
+            position: Position before the first batch.
+        """
+        return prefetch(self._compute_batches(first_step, position))
+
+    def _compute_batches(
+        self, first_step: int, position: DataPosition
+    ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
+        """Compute what ``iter_batches`` yields."""
+        total_steps = self._duration.total_steps
+        steps = itertools.count(first_step)
+        for step in steps if total_steps is None else range(first_step, total_steps):
+            position = self._enter_phase(step, position)
+            first, count = position.example, self._data.batch_size
+            batch = self._get_stream(position).batch(first, count)
+            position = replace(position, example=first + count)
+            yield batch, position
+
+    def _enter_phase(self, step: int, position: DataPosition) -> DataPosition:
+        """Return the position at which the batch of ``step`` starts."""
+        if position.phase or self._schedule.phase2_max_seqlen is None:
+            return position
+        if not self._duration.is_in_last(step, self._schedule.phase2_fraction):
+            return position
+        if position.example == 0:
+            return replace(position, phase=1)
+        last_epoch, _ = self._get_stream(position).locate(position.example - 1)
+        return DataPosition(phase=1, first_epoch=last_epoch + 1)
+
+    def _get_stream(self, position: DataPosition) -> EndlessStream:
+        """Return the examples of a phase."""
+        key = (position.phase, position.first_epoch)
+        if key not in self._streams:
+            # The examples of an earlier phase are not needed any more.
+            self._streams = {
+                key: EndlessStream(
+                    self._split, self._vocabulary, self._data,
+                    length=self.get_max_seqlen(position.phase), seed=self._seed,
+                    first_epoch=position.first_epoch,
+                )
+            }  # fmt: skip
+        return self._streams[key]
