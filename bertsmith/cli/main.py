@@ -1,5 +1,7 @@
 """Entry point of the program: runs a command and turns exceptions into error messages."""
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -25,6 +27,8 @@ def main() -> None:
     """Run the program; print one message if it fails, and a traceback only with --debug."""
     warnings.showwarning = _print_warning
     streams.configure_streams()
+    # Without this, the collection at exit visits all objects of torch, which takes up to seconds.
+    atexit.register(gc.freeze)
     try:
         error_messages.check_arguments(sys.argv[1:])
         # Inside the try block so that Ctrl-C while importing prints no traceback.
