@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from bertsmith.bundle.directory import (
         WEIGHTS_FILE,
+        hash_model_files,
         locate_model,
         locate_tokenizer,
         pin_model_path,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         save_fine_tuned,
     )
     from bertsmith.bundle.metadata import INFO_FILE, read_info
-    from bertsmith.bundle.model_hash import hash_model_files
     from bertsmith.bundle.pretrained import PretrainedBundle, load, save
     from bertsmith.bundle.tensor_files import (
         StoredTensor,
@@ -60,7 +60,7 @@ _MODULE_OF_NAME = {
     "save_fine_tuned": "fine_tuned",
     "INFO_FILE": "metadata",
     "read_info": "metadata",
-    "hash_model_files": "model_hash",
+    "hash_model_files": "directory",
     "PretrainedBundle": "pretrained",
     "load": "pretrained",
     "save": "pretrained",

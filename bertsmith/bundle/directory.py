@@ -1,5 +1,6 @@
-"""Locating model directories: local paths, run directories and ids on the Hugging Face hub."""
+"""Model directories: local paths, run directories, ids on the Hugging Face hub and file hashes."""
 
+import hashlib
 import re
 import shlex
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Final
 
 from bertsmith.bundle.config import CONFIG_FILE
 from bertsmith.errors import ModelError
+from bertsmith.files import compute_file_sha256
 
 WEIGHTS_FILE, PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
 INDEX_FILE, PICKLE_INDEX_FILE = f"{WEIGHTS_FILE}.index.json", f"{PICKLE_FILE}.index.json"
@@ -17,6 +19,12 @@ WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 #: Files downloaded along with the weights.
 _METADATA_PATTERNS: Final = ("*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors")
+#: Patterns for weights, configs and tokenizer files, also in the folders of sentence-transformers
+#: models. README.md has no influence on the hash.
+_HASHED_PATTERNS: Final = (
+    "*.json", "*/config.json", "vocab.txt", "model*.safetensors", "*/model.safetensors",
+    "pytorch_model*.bin",
+)  # fmt: skip
 
 
 def locate_model(model: Path | str) -> Path:
@@ -183,3 +191,15 @@ def _describe_download_error(error: Exception) -> str:
         "the hub cannot be reached and the local cache is incomplete "
         f"({error_name}: {first_line}); check the network connection and HF_HUB_OFFLINE"
     )
+
+
+def hash_model_files(directory: Path) -> str:
+    """Return the SHA-256 hash over the names and contents of a model's files, as hexadecimal.
+
+    It detects changes to a model directory.
+    """
+    files = {file for pattern in _HASHED_PATTERNS for file in directory.glob(pattern)}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(directory)} {compute_file_sha256(file)}\n".encode())
+    return digest.hexdigest()

@@ -14,7 +14,7 @@ from bertsmith.files import write_atomic, write_json
 from bertsmith.lab import toy_language
 from bertsmith.lab.cost import CostEstimator, count_training_steps
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.experiments.registry import EXPERIMENTS
+from bertsmith.lab.experiments import EXPERIMENTS
 from bertsmith.lab.report import Report, save_figure
 from bertsmith.lab.runner import Runner
 from bertsmith.lab.scale import SCALES, Scale

@@ -16,10 +16,9 @@ from bertsmith.serve.errors import add_error_handlers, create_error_response
 from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.hosts import HostCheck
 from bertsmith.serve.metrics import Metrics
-from bertsmith.serve.middleware import RequestMiddleware
+from bertsmith.serve.middleware import RequestMiddleware, SecurityHeaders
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.routes import TaskRoutes
-from bertsmith.serve.security_headers import SecurityHeaders
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.version import __version__

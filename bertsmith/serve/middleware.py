@@ -1,4 +1,4 @@
-"""Outermost ASGI middleware: authentication, limits, CORS, request ids, access log and metrics.
+"""ASGI middleware: security headers, authentication, limits, CORS, request ids, log and metrics.
 
 The log never contains request texts.
 """
@@ -10,8 +10,9 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
@@ -34,6 +35,19 @@ _HEALTH_PATHS = ("/health", "/ready")
 _REQUEST_KEY = "bertsmith.request"
 #: Key of the ``sending.Connection`` in the extensions of an ASGI scope.
 CONNECTION_KEY = "bertsmith.connection"
+#: Headers of responses that do not set them themselves.
+_SECURITY_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    # With the value no-referrer, browsers send "Origin: null" for forms and some scripts.
+    "Referrer-Policy": "same-origin",
+    # For old browsers, which do not support frame-ancestors.
+    "X-Frame-Options": "DENY",
+    # The web page sets its own policy. /docs has inline styles.
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+}
 _LOG = logging.getLogger("bertsmith.serve")
 
 
@@ -208,6 +222,25 @@ class RequestMiddleware:
     ) -> bool:
         """Return whether a request has the API key or does not need it."""
         return _is_health_check(scope) or key.matches(scope["method"], headers)
+
+
+class SecurityHeaders:
+    """ASGI middleware that adds security headers unless the response sets them itself."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Run the app and add the headers to its response."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
 
 
 class _Request:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from bertsmith.cli.lab import EXPERIMENTS as EXPERIMENT_NAMES
 from bertsmith.lab.experiment_run import MODEL_EXPERIMENTS, ExperimentRun
-from bertsmith.lab.experiments.registry import EXPERIMENTS
+from bertsmith.lab.experiments import EXPERIMENTS
 from bertsmith.lab.report import make_mean_plot
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources

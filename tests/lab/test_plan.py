@@ -11,7 +11,7 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.lab import cost, probe
 from bertsmith.lab.cost import CostEstimator
 from bertsmith.lab.experiment_run import ExperimentRun
-from bertsmith.lab.experiments.registry import EXPERIMENTS
+from bertsmith.lab.experiments import EXPERIMENTS
 from bertsmith.lab.probe import measure_step_seconds
 from bertsmith.lab.runner import Runner
 from bertsmith.lab.scale import SCALES

@@ -10,8 +10,8 @@ import pytest
 
 from bertsmith.errors import ModelError, RunError, SettingsError, TaskError
 from bertsmith.lab.experiment_run import ExperimentRun
+from bertsmith.lab.experiments import EXPERIMENTS
 from bertsmith.lab.experiments.normalization import NORMS
-from bertsmith.lab.experiments.registry import EXPERIMENTS
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, subsample_squad
 from bertsmith.lab.stage import Stage

@@ -12,8 +12,7 @@ from bertsmith.errors import RunError
 from bertsmith.files import write_json
 from bertsmith.lab.experiment import Results
 from bertsmith.lab.experiment_run import ExperimentRun
-from bertsmith.lab.experiments import vocabulary
-from bertsmith.lab.experiments.registry import EXPERIMENTS
+from bertsmith.lab.experiments import EXPERIMENTS, vocabulary
 from bertsmith.lab.report import Panel, Table, _arrange_panels, format_mean_std, make_line_plot
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources

@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.use import fonts
 from bertsmith.use.embed import Embedder
-from bertsmith.use.similar import cosine_distances, plot_distances, similar
+from bertsmith.use.similar import (
+    _read_font_characters,
+    choose_fonts,
+    cosine_distances,
+    plot_distances,
+    similar,
+)
 
 #: Texts with "hammer" and with special characters: a dollar sign starts a formula in matplotlib, a
 #: tab would break a table, and no font contains the last character of Unicode.
@@ -77,10 +82,10 @@ def test_fonts_cover_every_character() -> None:
     """The chosen fonts contain all characters; a character that no font contains becomes "?"."""
     from matplotlib import font_manager
 
-    names, [word] = fonts.choose_fonts(["대장간 hammer \U0010ffff\x07"])
+    names, [word] = choose_fonts(["대장간 hammer \U0010ffff\x07"])
     assert word.endswith(" hammer ??")
     files = [font_manager.findfont(name, fallback_to_default=False) for name in names]
-    characters = set().union(*(fonts._read_font_characters(file) for file in files))
+    characters = set().union(*(_read_font_characters(file) for file in files))
     assert set(map(ord, word)) <= characters
     assert word.startswith(("대장간", "???"))
 
