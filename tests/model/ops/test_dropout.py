@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed, random_bits
-from tests.model.examples import make_prime_size_config
+from tests.model.examples import draw_batch, make_prime_size_config
 
 #: Number of elements for statistics: not a multiple of four, the elements per random number.
 COUNT = 400_003
@@ -87,6 +88,19 @@ def test_inactive_dropout_returns_its_input() -> None:
     assert Dropout(0.5, 0).eval()(x, dropout_seed) is x
     assert Dropout(0.5, 0).train()(x, None) is x
     assert Dropout(0.0, 0).train()(x, dropout_seed) is x
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_model_with_rate_zero_draws_no_random_bits(rate: float) -> None:
+    """Training with all rates 0 runs no dropout operator; with other rates it does."""
+    config = make_prime_size_config(dropout=rate, attention_dropout=rate)
+    model = BertForPreTraining(config).train()
+    batch = draw_batch(config)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        model(*batch.arguments, DropoutSeed(torch.tensor(1)))
+    operators = {event.key for event in profiler.key_averages()}
+    assert ("bertsmith::random_bits" in operators) == (rate > 0)
+    assert not any("dropout" in operator for operator in operators)
 
 
 def test_gradient_uses_the_same_mask() -> None:

@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from transformers import AutoModelForPreTraining
 
+from bertsmith.data.store import Store
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
+from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
+from bertsmith.train.pretraining.session import Session
 from bertsmith.use.inspection.describe import describe_model
-from tests.train.conftest import TrainFunction
+from tests.train.conftest import TrainFunction, make_assignments
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "muon": {"optim__optimizer": "muon"},
@@ -64,3 +70,33 @@ def test_sentence_order_is_named(train: TrainFunction) -> None:
     assert plain.model is not None
     card = (plain.model / "README.md").read_text()
     assert "- pre-training tasks: masked LM and next-sentence prediction\n" in card
+
+
+def test_each_initialization_can_be_switched_off(store: Path) -> None:
+    """Without hand-set values all weights are random; each initialization adds only its own."""
+
+    def initialize(name: str) -> dict[str, Tensor]:
+        assignments = make_assignments(model__layers=2, model__width=32, run__initialization=name)
+        settings = resolve_settings(Overrides(data=store, assignments=assignments), opened_store)
+        return Session(settings, opened_store).model.state_dict()
+
+    opened_store = Store.open(store)
+    random_weights = initialize("random")
+    config = resolve_settings(
+        Overrides(data=store, assignments=make_assignments(model__layers=2, model__width=32)),
+        opened_store,
+    ).model
+    model = BertForPreTraining(config)
+    torch.manual_seed(0)
+    model.initialize()
+    expected = model.state_dict()
+    assert all(torch.equal(random_weights[name], expected[name]) for name in expected)
+    changed = {
+        name: {key for key, value in initialize(name).items()
+               if not torch.equal(value, random_weights[key])}
+        for name in ("unigram", "neighbor-heads", "cross-segment-heads")
+    }  # fmt: skip
+    assert changed["unigram"] == {"mlm.decoder.bias", "bert.embeddings.positions.weight"}
+    assert changed["unigram"] < changed["neighbor-heads"] < changed["cross-segment-heads"]
+    assert not any(key.startswith(("nsp.", "pooler.")) for key in changed["neighbor-heads"])
+    assert "nsp.classifier.weight" in changed["cross-segment-heads"]
