@@ -41,10 +41,12 @@ LENGTH_DISTRIBUTIONS = {
     "MRPC": (3.95, 0.25, 20, 100),
     "CoLA": (2.4, 0.35, 4, 47),
 }
-BATCH_SIZE, NUM_RUNS = 32, 9
+BATCH_SIZE = 32
+NUM_RUNS = 9
 #: (number of heads, head dimension) of the lab's models and of a mini model.
 HEAD_SHAPES = ((4, 32), (4, 64))
-LENGTHS, NUM_TOKENS = (16, 64, 128, 256, 512), 4096
+LENGTHS = (16, 64, 128, 256, 512)
+NUM_TOKENS = 4096
 
 
 def draw_lengths(task: str) -> list[int]:
@@ -70,7 +72,7 @@ def time_attention_layer(layer: SelfAttention, lengths: list[int], *, one_bucket
 
 
 def bucket_into_one(lengths: list[int]) -> None:
-    """Put all sequences into one bucket; replaces ``bucket_sequences``."""
+    """Return None, which means one bucket for all sequences; replaces ``bucket_sequences``."""
 
 
 def time_bf16_attention(qkv: Tensor, length: int, *, use_math_attention: bool) -> float:
@@ -78,23 +80,20 @@ def time_bf16_attention(qkv: Tensor, length: int, *, use_math_attention: bool) -
     num_sequences = qkv.shape[0] // length
     batch = pack_sequences([([0] * length, [0] * length)] * num_sequences)
     layout = build_attention_layout(batch, "padded", is_causal=False, dtype=torch.float32)
-    max_seqlen = padded_attention.MATH_ATTENTION_MAX_SEQLEN
-    padded_attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen if use_math_attention else 0
-    try:
+    max_seqlen = padded_attention.MATH_ATTENTION_MAX_SEQLEN if use_math_attention else 0
+    with mock.patch.object(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max_seqlen):
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
             output = padded_attention.padded_attention(qkv, layout, None, 0.0)
         output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
         return time.perf_counter() - start
-    finally:
-        padded_attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen
 
 
 def compare_bf16_kernels(ratios: dict[str, float], measurements: dict[str, float]) -> None:
     """Compare two matrix products and a softmax with PyTorch's attention in bf16."""
-    for (heads, width), length in product(HEAD_SHAPES, LENGTHS):
+    for (num_heads, head_dim), length in product(HEAD_SHAPES, LENGTHS):
         num_tokens = NUM_TOKENS // length * length
-        qkv = torch.randn(num_tokens, 3, heads, width).bfloat16().requires_grad_()
+        qkv = torch.randn(num_tokens, 3, num_heads, head_dim).bfloat16().requires_grad_()
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(NUM_RUNS):
             for use_math_attention, times in seconds.items():
@@ -102,7 +101,7 @@ def compare_bf16_kernels(ratios: dict[str, float], measurements: dict[str, float
                     time_bf16_attention(qkv, length, use_math_attention=use_math_attention)
                 )
         math_seconds, fused_seconds = median(seconds[True]), median(seconds[False])
-        key = f"bf16, heads of {width}, {length} tokens"
+        key = f"bf16, heads of {head_dim}, {length} tokens"
         ratios[f"{key}: PyTorch's attention / math attention"] = fused_seconds / math_seconds
         measurements[f"{key}: ms of math attention"] = 1000 * math_seconds
         print(f"{key}: {fused_seconds / math_seconds:.2f} x")
@@ -130,7 +129,7 @@ def compare_bucketing(ratios: dict[str, float], measurements: dict[str, float]) 
     config = ModelConfig(vocab_size=10, width=384, heads=12, attention_dropout=0.1)
     layer = SelfAttention(config, dropout_index=0)
     for task in LENGTH_DISTRIBUTIONS:
-        for mode, is_training in (("training", True), ("use", False)):
+        for mode, is_training in (("training", True), ("inference", False)):
             layer.train(is_training)
             lengths = draw_lengths(task)
             seconds: dict[bool, list[float]] = {True: [], False: []}

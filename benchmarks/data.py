@@ -33,8 +33,9 @@ VOCAB_SIZE = 30522
 
 def make_vocabulary_info() -> VocabularyInfo:
     """Return a vocabulary of the paper's size; a fifth of its tokens continue a word."""
-    special, continuations = np.zeros(VOCAB_SIZE, np.bool_), np.zeros(VOCAB_SIZE, np.bool_)
+    special = np.zeros(VOCAB_SIZE, np.bool_)
     special[:5] = True
+    continuations = np.zeros(VOCAB_SIZE, np.bool_)
     continuations[-VOCAB_SIZE // 5 :] = True
     return VocabularyInfo(VOCAB_SIZE, 2, 3, 4, special, continuations, 1)
 
@@ -75,7 +76,8 @@ def measure_stream(
     """Return the tokens per second of the stream, measured for ``seconds`` or one epoch."""
     settings = DataSettings.model_validate(settings_values)
     stream = ExampleStream(split, vocabulary, settings, settings.max_seqlen, 0, 0)
-    start, num_tokens = time.perf_counter(), 0
+    num_tokens = 0
+    start = time.perf_counter()
     for first in range(0, len(stream) - BATCH_SIZE + 1, BATCH_SIZE):
         num_tokens += len(stream.batch(first, BATCH_SIZE).ids)
         if time.perf_counter() - start > seconds:
@@ -86,7 +88,8 @@ def measure_stream(
 def measure_python_loop(split: Split, vocabulary: VocabularyInfo, seconds: float = 4.0) -> float:
     """Return the tokens per second of a Python loop that works like BERT's original code."""
     generator = random.Random(0)
-    start, num_tokens, document_index = time.perf_counter(), 0, 0
+    num_tokens = document_index = 0
+    start = time.perf_counter()
     num_documents = len(split.document_offsets) - 1
     max_tokens = 128 - 3  # [CLS] and two [SEP]
     while time.perf_counter() - start < seconds:

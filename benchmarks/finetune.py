@@ -86,7 +86,8 @@ class TaskDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, inputs: ModelInputs, kind: TaskKind) -> None:
         """Create a dataset from inputs with targets."""
-        self._inputs, self._kind = inputs, kind
+        self._inputs = inputs
+        self._kind = kind
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -171,8 +172,8 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, Any]:
     """Fine-tune with the Trainer; return the seconds and the scores."""
-    settings = resolve_task(options)
-    task, family = settings, get_family(settings.kind)
+    task = resolve_task(options)
+    family = get_family(task.kind)
     data = read_task_data(task)
     head = build_head(task, data)
     bertsmith_tokenizer = Tokenizer.load(options.model)
@@ -252,8 +253,8 @@ def build_task_overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 def resolve_task(options: argparse.Namespace) -> TaskSettings:
     """Return the task settings, with the family's default length if none is set."""
-    load_user_settings = {"task": build_task_overrides(options)}
-    task = resolve_task_settings(options.task, options.model, options.data, load_user_settings).task
+    user_settings = {"task": build_task_overrides(options)}
+    task = resolve_task_settings(options.task, options.model, options.data, user_settings).task
     length = task.max_seqlen or get_family(task.kind).DEFAULT_MAX_SEQLEN
     return task.model_copy(update={"max_seqlen": length})
 
@@ -287,7 +288,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Run the comparisons that are not in the file --out, and print medians and time ratios."""
+    """Run the comparisons that have no record in the file --out; print medians and time ratios."""
     settings = {name: getattr(options, name) for name in ("task", "epochs", "batch", "lr")}
     settings["examples"] = options.examples
     settings |= {"length": options.length, "weights": options.weights}
@@ -305,11 +306,10 @@ def compare(options: argparse.Namespace) -> None:
             ]
             if (name, seed) in finished:
                 continue
-            scores = (
-                run_bertsmith(options, seed)
-                if name == "bertsmith"
-                else (run_transformers(options, seed, BASELINES[name]))
-            )
+            if name == "bertsmith":
+                scores = run_bertsmith(options, seed)
+            else:
+                scores = run_transformers(options, seed, BASELINES[name])
             record = {
                 "name": name,
                 "seed": seed,
@@ -320,7 +320,8 @@ def compare(options: argparse.Namespace) -> None:
             }
             with options.out.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-            print(name, seed, {k: round(v, 4) for k, v in scores.items()}, flush=True)
+            rounded = {metric: round(value, 4) for metric, value in scores.items()}
+            print(name, seed, rounded, flush=True)
     print_summary(
         read_records(options.out, settings), PUBLIC_TASKS[options.task].fixed_settings["metrics"]
     )

@@ -100,8 +100,8 @@ def compare_steps(
             measurements[f"step of {size}, {precision}: ms"] = 1000 * onednn_seconds
             if precision == "fp32":
                 ratios[f"step of {size}: MKL / oneDNN"] = mkl_seconds / onednn_seconds
-            ratio, milliseconds = mkl_seconds / onednn_seconds, 1000 * onednn_seconds
-            print(f"{size} {precision}: {ratio:.2f}, {milliseconds:.0f} ms", flush=True)
+            speedup = mkl_seconds / onednn_seconds
+            print(f"{size} {precision}: {speedup:.2f}, {1000 * onednn_seconds:.0f} ms", flush=True)
 
 
 def main() -> None:

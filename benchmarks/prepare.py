@@ -87,7 +87,8 @@ def run_tokenizers(
 ) -> tuple[float, int]:
     """Encode sentences with ``tokenizers`` on all cores; return seconds and token count."""
     encode = tokenizer.encode_batch_fast if use_fast_method else tokenizer.encode_batch
-    start, num_tokens = time.perf_counter(), 0
+    num_tokens = 0
+    start = time.perf_counter()
     for first in range(0, len(sentences), 10_000):
         for encoding in encode(sentences[first : first + 10_000], add_special_tokens=False):
             num_tokens += len(encoding.ids)

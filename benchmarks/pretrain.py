@@ -33,7 +33,9 @@ from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
-VOCAB_SIZE, MASKING_RATE, LEARNING_RATE = 30522, 0.15, 1e-4
+VOCAB_SIZE = 30522
+MASKING_RATE = 0.15
+LEARNING_RATE = 1e-4
 
 
 def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> ExampleBatch:

@@ -149,7 +149,8 @@ def kill_and_resume(
     steps. The others happen at a random time while the process starts.
     """
     generator = random.Random(options.seed)
-    kill_log, startup_seconds = KillLog(), 5.0
+    kill_log = KillLog()
+    startup_seconds = 5.0
     for kill in range(options.kills):
         with run.with_suffix(".log").open("ab") as output:
             start = time.monotonic()
@@ -237,10 +238,8 @@ def compare(mode: str, store: Path, work: Path, options: argparse.Namespace) -> 
     kill_log = kill_and_resume(
         build_pretrain_command(store, killed, options, mode), killed, options, cache, step_time
     )
-    expected, actual = (
-        collect_run_contents(uninterrupted, options.steps),
-        collect_run_contents(killed, options.steps),
-    )
+    expected = collect_run_contents(uninterrupted, options.steps)
+    actual = collect_run_contents(killed, options.steps)
     is_equal = {name: expected[name] == actual[name] for name in expected}
     is_equal["every step logged once"] = (
         expected["every step logged once"] == actual["every step logged once"] == "True"

@@ -56,6 +56,7 @@ async def run_client(
     number = first_request
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while time.perf_counter() < end:
+        # A large prime spreads the texts of consecutive requests over the file.
         index = number * 7919 % len(texts)
         request = {"input": texts[index], "model": "m", "encoding_format": "base64"}
         body = json.dumps(request).encode()
@@ -73,6 +74,7 @@ async def run_clients(port: int, texts: list[str], num_clients: int, seconds: fl
     """Run the clients concurrently; return text index, seconds, status and content per request."""
     responses: list[Any] = []
     end = time.perf_counter() + seconds
+    # Clients start at different texts.
     await asyncio.gather(
         *(run_client(port, texts, client * 31, end, responses) for client in range(num_clients))
     )
@@ -81,7 +83,8 @@ async def run_clients(port: int, texts: list[str], num_clients: int, seconds: fl
 
 def measure_offline(embedder: Embedder, texts: list[str], seconds: float) -> float:
     """Return the texts per second of ``Embedder.encode``."""
-    start, count = time.perf_counter(), 0
+    count = 0
+    start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         embedder.encode(texts)
         count += len(texts)
@@ -90,16 +93,16 @@ def measure_offline(embedder: Embedder, texts: list[str], seconds: float) -> flo
 
 def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: float) -> float:
     """Return the texts per second if the library computes batches as the server does."""
-    settings, max_tokens = (
-        embedder.resolve_settings(VectorSettings()),
-        ServeSettings().max_batch_tokens,
-    )
-    generator, cpu = random.Random(0), torch.device("cpu")
+    settings = embedder.resolve_settings(VectorSettings())
+    max_tokens = ServeSettings().max_batch_tokens
+    generator = random.Random(0)
+    cpu = torch.device("cpu")
 
     def compute(batch: list[list[int]]) -> Any:
         return embedder.encode_batch(batch, settings)
 
-    start, count = time.perf_counter(), 0
+    count = 0
+    start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         batches: list[list[list[int]]] = [[]]
         sequences = list(embedder.tokenize(texts).sequences)

@@ -35,7 +35,8 @@ from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
 
 #: Seconds of a turn, after which the other trainer continues, and of the initial speed measurement.
-TURN_SECONDS, PROBE_SECONDS = 20.0, 20.0
+TURN_SECONDS = 20.0
+PROBE_SECONDS = 20.0
 #: Number of evaluations per run. They do not count as training time.
 NUM_EVALUATIONS = 20
 NUM_EVAL_SEQUENCES = 512
@@ -61,10 +62,16 @@ class Trainer:
             evaluate: Returns the validation masked-LM loss.
             reset: Restores initial weights and optimizer state.
         """
-        self.name, self._session = name, session
-        self._step, self._evaluate, self._reset = step, evaluate, reset
+        self.name = name
+        self._session = session
+        self._step = step
+        self._evaluate = evaluate
+        self._reset = reset
         self.records: list[dict[str, Any]] = []
-        self.seconds, self.num_steps, self.num_tokens, self.total_steps = 0.0, 0, 0, 0
+        self.seconds = 0.0
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.total_steps = 0
         self._batches = self._iter_batches()
 
     def _iter_batches(self) -> Iterator[list[PretrainingMicroBatch]]:
@@ -219,7 +226,8 @@ def _evaluate(model: Any, session: Session) -> float:
     model.eval()
     stream = build_heldout_stream(session.heldout_split, session.vocabulary, session.settings.data)
     num_sequences = min(session.settings.run.max_eval_sequences, len(stream))
-    loss, num_predictions = 0.0, 0
+    loss = 0.0
+    num_predictions = 0
     for first in range(0, num_sequences, 64):
         batch = stream.batch(first, min(64, num_sequences - first))
         inputs = to_padded_inputs(to_device(batch, torch.device("cpu")))

@@ -52,7 +52,8 @@ class CostEstimator:
 
     def _estimate_pretraining(self, stage: Stage) -> float:
         """Return the duration of a pre-training run's steps and evaluations, in seconds."""
-        num_steps, run = stage.settings["steps"], stage.settings["run"]
+        num_steps = stage.settings["steps"]
+        run = stage.settings["run"]
         num_evaluations = num_steps // (run.get("eval_every") or get_default_interval(num_steps))
         num_eval_batches = (
             num_evaluations * run["max_eval_sequences"] / stage.settings["data"]["batch_size"]
@@ -181,7 +182,8 @@ def _count_cached(path: Path, file_hash: str) -> tuple[float, int]:  # noqa: ARG
     else:
         content = path.read_bytes()
         # The first line of a TSV file is the header.
-        num_bytes, num_examples = len(content), len(content.splitlines()) - 1
+        num_bytes = len(content)
+        num_examples = len(content.splitlines()) - 1
     return num_bytes / _BYTES_PER_TOKEN, num_examples
 
 

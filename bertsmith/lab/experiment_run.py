@@ -104,7 +104,8 @@ class ExperimentRun:
             RunError: ``out`` is a file, or contains the report of another model.
         """
         sources = _check_arguments(name, scale, sources or Sources())
-        self.experiment, self.out = EXPERIMENTS[name], Path(out)
+        self.experiment = EXPERIMENTS[name]
+        self.out = Path(out)
         if self.out.exists() and not self.out.is_dir():
             raise RunError(f"{self.out}: this is a file; give --out a directory")
         # Reports of different scales have the same file names.
@@ -139,13 +140,16 @@ class ExperimentRun:
 
     def plan(self) -> list[PlannedStage]:
         """Return the stages that are still to run, in order, with their estimated durations."""
-        costs, descriptions = CostEstimator(), self.describe_stages()
-        missing, progress = self.find_missing_stages(), self.runner.progress
+        costs = CostEstimator()
+        descriptions = self.describe_stages()
+        missing = self.find_missing_stages()
+        progress = self.runner.progress
         planned = []
         progress.start("probing", len(missing), "stages")
         try:
             for stage in missing:
-                num_steps, seconds = count_training_steps(stage), costs.estimate_seconds(stage)
+                num_steps = count_training_steps(stage)
+                seconds = costs.estimate_seconds(stage)
                 planned.append(PlannedStage(stage, descriptions[stage.name], num_steps, seconds))
                 progress.advance(1)
         finally:

@@ -248,7 +248,8 @@ class Runner:
 
     def _run_locked(self, stage: Stage, folder: Path) -> int | None:
         """Run a stage whose lock is held; see ``_run``."""
-        output, start = _output_path(folder), time.perf_counter()
+        start = time.perf_counter()
+        output = _output_path(folder)
         is_resumed = output.exists()
         inputs = {role: _output_path(self._stage_dir(dependency))
                   for role, dependency in stage.dependencies.items()}  # fmt: skip
@@ -331,12 +332,13 @@ class Runner:
 def _is_complete(record: Mapping[str, Any]) -> bool:
     """Return whether a record has all fields that the kind of its stage requires."""
     try:
-        result, required = record["result"], _REQUIRED_FIELDS.get(record["kind"], ())
+        result = record["result"]
+        required_fields = _REQUIRED_FIELDS.get(record["kind"], ())
     except (LookupError, TypeError):
         return False
     if not isinstance(result, dict):
         return False
-    return "diverged" in result or result.keys() >= set(required)
+    return "diverged" in result or result.keys() >= set(required_fields)
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:

@@ -160,7 +160,8 @@ def build_store(job: Job) -> dict[str, Any]:
 
 def pretrain_model(job: Job) -> dict[str, Any]:
     """Pre-train a model on a store. If the run diverges, the result has the key "diverged"."""
-    settings, run = dict(job.stage.settings), job.output
+    settings = dict(job.stage.settings)
+    run = job.output
     steps = settings.pop("steps")
     recipe = settings.pop("recipe")
     try:

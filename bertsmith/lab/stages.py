@@ -92,7 +92,8 @@ class StageFactory:
             model: Model settings that differ from the baseline model.
             overrides: Other settings that differ from the baseline, by section.
         """
-        scale, num_steps = self.scale, steps or self.scale.num_steps
+        scale = self.scale
+        num_steps = steps or scale.num_steps
         model_settings = scale.build_model_settings(**(model or {}))
         settings: dict[str, Any] = {
             "steps": num_steps,
@@ -144,7 +145,8 @@ class StageFactory:
         The model of the last step is the run itself. All runs keep these checkpoints, so that
         experiments with and without snapshots can share a run.
         """
-        interval, last_step = run.settings["checkpoint"]["every"], run.settings["steps"]
+        interval = run.settings["checkpoint"]["every"]
+        last_step = run.settings["steps"]
         stages = {step: Stage("snapshot", {"step": step}, {"run": run})
                   for step in range(interval, last_step, interval)}  # fmt: skip
         stages[last_step] = run

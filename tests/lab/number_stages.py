@@ -26,7 +26,7 @@ def run_number_stage(job: Job) -> dict[str, Any]:
         raise RunError("expected failure")
     if settings.get("breaks"):
         raise ZeroDivisionError("unexpected error")
-    (job.output).write_text(str(value))
+    job.output.write_text(str(value))
     return {"value": value}
 
 

@@ -46,7 +46,7 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
     loss = 5.0
 
     def run_score_stage(job: Job) -> dict[str, Any]:
-        (job.output).write_text("1")
+        job.output.write_text("1")
         return {"heldout_metrics": {"mlm_loss": loss, "other": float("nan")}, "more": [1]}
 
     base = Stage("score", {})

@@ -126,7 +126,7 @@ def test_failed_stage_does_not_stop_others(tmp_path: Path) -> None:
 
 
 def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
-    """They do not run, and their result says which dependency diverged."""
+    """Dependents do not run, and their result says which dependency diverged."""
     diverged = Stage("number", {"diverges": True})
     stages = {"x": Stage("number", {"add": 1}, {"bad": diverged})}
     expected = {"diverged": f"its bad ({diverged.name}) diverged"}

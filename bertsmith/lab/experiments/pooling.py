@@ -55,7 +55,8 @@ def measure_layer_similarity(job: Job) -> dict[str, Any]:
     first_texts = [first for first, _, _ in pairs]
     second_texts = [second for _, second, _ in pairs]
     human_scores = np.array([score for _, _, score in pairs])
-    layers, poolings = range(embedder.config.layers + 1), job.stage.settings["poolings"]
+    layers = range(embedder.config.layers + 1)
+    poolings = job.stage.settings["poolings"]
     job.progress.start("embedding pairs", len(layers) * len(poolings), "layers x poolings")
     table: list[list[float]] = []
     for layer in layers:
@@ -213,7 +214,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
             for key, result in results.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
     finished = [run for run in runs if run is not None]
     if finished:
-        means = np.ma.filled(np.ma.masked_invalid(np.stack(finished)).mean(0), np.nan)
+        # Means over the seeds whose correlation is defined.
+        valid = np.ma.masked_invalid(np.stack(finished))
+        means = np.ma.filled(valid.mean(0), np.nan)
         names = _format_layer_names(len(means))
         accuracies = map_result["nearest_neighbor_accuracy"] if map_result else [None] * len(means)
         senses = [result for key, result in results.items() if key[0] == "senses"]  # type: ignore[index]
