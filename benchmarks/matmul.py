@@ -91,7 +91,7 @@ def compare_steps(
     for size in ("tiny", "mini", "small"):
         for precision in ("fp32", "bf16"):
             machine = device.resolve_machine(
-                "cpu", precision, "padded", attention_dropout=0.1, threads=threads
+                "cpu", precision, "padded", attention_dropout=0.1, head_dim=64, threads=threads
             )
             batch = to_device(make_batch(32, 128, generator), machine.device)
             mkl_seconds, onednn_seconds = time_libraries(

@@ -211,7 +211,7 @@ def main() -> None:
     measurements: dict[str, float] = {}
     for precision in options.precision or ("fp32", "bf16"):
         machine = device.resolve_machine(
-            options.device, precision, "padded", attention_dropout=0.1, threads=None
+            options.device, precision, "padded", attention_dropout=0.1, head_dim=64, threads=None
         )
         generator = torch.Generator().manual_seed(0)
         batch = to_device(make_batch(options.batch, options.length, generator), machine.device)

@@ -43,8 +43,9 @@ def measure_step_seconds(
         features: The settings of a BiLSTM that replaces the pre-training heads.
     """
     machine = device.resolve_machine(
-        "auto", "auto", "auto", attention_dropout=config.attention_dropout, threads=None
-    )
+        "auto", "auto", "auto",
+        attention_dropout=config.attention_dropout, head_dim=config.head_dim, threads=None,
+    )  # fmt: skip
     is_cpu = machine.device.type == "cpu"
     max_tokens = _CPU_MICRO_TOKENS if is_cpu else compute_settings.DEFAULT_MICRO_BATCH_TOKENS
     batch = _random_batch(data)

@@ -24,6 +24,7 @@ from bertsmith.memory import format_bytes, get_total_memory_bytes
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.cpu import has_bf16
+from bertsmith.model.ops.cuda import find_varlen_obstacle, has_cuda_bf16
 from bertsmith.model.ops.linear import onednn_linear, uses_onednn
 from bertsmith.plurals import count_noun
 from bertsmith.runtime.device_name import check_device_name
@@ -80,7 +81,13 @@ def resolve_device(device: str, option: str) -> torch.device:
 
 
 def resolve_machine(
-    device: str, precision: str, kernel: str, *, attention_dropout: float, threads: int | None
+    device: str,
+    precision: str,
+    kernel: str,
+    *,
+    attention_dropout: float,
+    head_dim: int,
+    threads: int | None,
 ) -> Machine:
     """Resolve "auto" settings, and configure PyTorch's threads, determinism and allocation.
 
@@ -89,6 +96,7 @@ def resolve_machine(
         precision: "auto", "fp32" or "bf16".
         kernel: "auto", "reference", "padded" or "varlen".
         attention_dropout: Dropout rate of the attention probabilities; `varlen` supports only 0.
+        head_dim: H; `varlen` supports multiples of 8 up to 256.
         threads: Number of threads; None for PyTorch's default.
 
     Raises:
@@ -98,15 +106,18 @@ def resolve_machine(
     torch_device = resolve_device(device, "run.device")
     is_cuda = torch_device.type == "cuda"
     if precision == "auto":
-        precision = _resolve_precision(is_cuda=is_cuda)
-    supports_varlen = is_cuda and precision == "bf16" and attention_dropout == 0.0
-    if kernel == "auto":
-        kernel = "varlen" if supports_varlen else "padded"
-    if kernel == "varlen" and not supports_varlen:
-        raise RunError(
-            "run.attention_kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use "
-            "'padded' instead"
+        precision = _resolve_precision(torch_device)
+    obstacle = find_varlen_obstacle(torch_device, head_dim)
+    if obstacle is None and precision != "bf16":
+        obstacle = f"it needs bf16, and run.precision is {precision}"
+    if obstacle is None and attention_dropout > 0.0:
+        obstacle = (
+            f"it has no attention dropout, and model.attention_dropout is {attention_dropout:g}"
         )
+    if kernel == "auto":
+        kernel = "padded" if obstacle else "varlen"
+    if kernel == "varlen" and obstacle:
+        raise RunError(f"run.attention_kernel is 'varlen': {obstacle}; use 'padded' instead")
     # The number of threads is set even if it is PyTorch's default. Otherwise MKL would use fewer
     # threads for small products. A resumed run always sets the number of threads, so its rounding
     # errors would then differ from those of the original run.
@@ -118,13 +129,27 @@ def resolve_machine(
 
 
 def configure_determinism(*, is_cuda: bool) -> None:
-    """Make runs on the CPU bit-for-bit reproducible, or make CUDA runs fast by allowing TF32."""
-    if is_cuda:
-        torch.set_float32_matmul_precision("high")
-        return
-    torch.use_deterministic_algorithms(True)
+    """Make runs on the CPU bit-for-bit reproducible, or make CUDA runs fast by allowing TF32.
+
+    A process can use both devices one after the other. Deterministic algorithms would fail on CUDA,
+    where cuBLAS needs an environment variable for them.
+    """
+    torch.set_float32_matmul_precision("high" if is_cuda else "highest")
+    torch.use_deterministic_algorithms(not is_cuda)
     # With deterministic algorithms PyTorch also fills new tensors with NaN, which takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def seed_dropout(device: torch.device, seed: int) -> None:
+    """Seed the dropout of a CUDA device with the generator of this device.
+
+    Without an index, the device is the current CUDA device. On the CPU, ``DropoutSeed`` determines
+    the dropout masks.
+    """
+    if device.type == "cuda":
+        has_index = device.index is not None
+        index = device.index if has_index else torch.cuda.current_device()
+        torch.cuda.default_generators[index].manual_seed(seed)
 
 
 def check_memory(
@@ -165,13 +190,14 @@ def resolves_to_cpu(device: str) -> bool:
 
 def describe_auto_device() -> str:
     """Return the device and precision that "auto" selects on this machine, such as "cpu, bf16"."""
-    device = resolve_device("auto", "run.device").type
-    return f"{device}, {_resolve_precision(is_cuda=device == 'cuda')}"
+    device = resolve_device("auto", "run.device")
+    return f"{device.type}, {_resolve_precision(device)}"
 
 
-def _resolve_precision(*, is_cuda: bool) -> Literal["bf16", "fp32"]:
-    """Return the precision that "auto" selects: bf16 on CUDA and on CPUs with bf16 instructions."""
-    return "bf16" if is_cuda or has_bf16() else "fp32"
+def _resolve_precision(device: torch.device) -> Literal["bf16", "fp32"]:
+    """Return the precision that "auto" selects: bf16 on GPUs and CPUs with bf16 instructions."""
+    is_fast = has_cuda_bf16(device) if device.type == "cuda" else has_bf16()
+    return "bf16" if is_fast else "fp32"
 
 
 def keep_freed_memory() -> None:

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bertsmith.model.attention import SelfAttention, reference_attention
 from bertsmith.model.bert import BertModel
-from bertsmith.model.ops import attention_layout, bucketing, padded_attention
+from bertsmith.model.ops import attention_layout, bucketing, padded_attention, varlen
 from bertsmith.model.ops.attention_layout import AttentionLayout, Kernel, build_attention_layout
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch, pack_sequences
+from bertsmith.runtime.device import seed_dropout
 from tests.model.examples import (
     EQUAL_LENGTHS,
     RAGGED_LENGTHS,
@@ -367,6 +369,79 @@ def test_varlen_is_rejected_where_it_cannot_run() -> None:
         model.eval()(batch)
     with pytest.raises(ValueError, match="set attention_dropout to 0"):
         model.train()(batch, DropoutSeed(torch.tensor(0)))
+
+
+@DIRECTIONS
+def test_varlen_uses_flash_attention(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`varlen` attends to all tokens, or to earlier ones, and PyTorch does not select cuDNN."""
+    windows = []
+
+    def record_window(query: Tensor, *_: Any, window_size: tuple[int, int]) -> Tensor:
+        windows.append(window_size)
+        return query
+
+    monkeypatch.setattr(varlen, "varlen_attn", record_window)
+    with FakeTensorMode():
+        qkv = torch.empty(300, 3, 2, 64, device="cuda", dtype=torch.bfloat16)
+        cu_seqlens = torch.empty(3, device="cuda", dtype=torch.int32)
+        varlen.varlen_attention(qkv, cu_seqlens, 200, is_causal=causal)
+        assert windows == [(-1, 0) if causal else (200, 200)]
+        # The function exists since PyTorch 2.14.
+        can_use_cudnn = getattr(torch.nn.attention.varlen, "_can_use_cudnn", None)
+        if can_use_cudnn is not None:
+            monkeypatch.setattr(torch.nn.attention.varlen, "_should_use_cudnn", lambda _: True)
+            query = qkv[:, 0]
+            assert can_use_cudnn(query, query, query, 200, [-1, -1])
+            assert not can_use_cudnn(query, query, query, 200, list(windows[0]))
+
+
+def test_reference_dropout_masks_are_on_the_device_of_the_model() -> None:
+    """`reference` multiplies the probabilities by masks on their own device, in train mode."""
+    config = make_prime_size_config(attention_dropout=0.4)
+    layer = SelfAttention(config, dropout_index=2).to("meta").train()
+    layout = build_layout((3, 5), "reference", is_causal=False)
+    hidden = torch.empty(8, config.width, device="meta")
+    assert layer(hidden, layout, DropoutSeed(torch.tensor(0))).device.type == "meta"
+
+
+def test_padded_attention_on_cuda_does_not_use_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, cuDNN is disabled while PyTorch's fused attention runs, and only then."""
+    states = []
+
+    def record_backends(query: Tensor, *_: Any, **__: Any) -> Tensor:
+        backends: Any = torch.backends.cuda
+        names = ("cudnn", "flash", "mem_efficient", "math")
+        states.append(tuple(getattr(backends, f"{name}_sdp_enabled")() for name in names))
+        return query
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record_backends)
+    layout = build_layout((5, 5), "padded", is_causal=False)
+    with FakeTensorMode():
+        for device in ("cuda", "cpu"):
+            qkv = torch.empty(10, 3, 2, 8, device=device)
+            padded_attention.padded_attention(qkv, layout, None, dropout_rate=0.0)
+    assert states == [(False, True, True, True), (True, True, True, True)]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("kernel", ["reference", "padded"])
+def test_attention_dropout_on_cuda_depends_on_the_seed_alone(kernel: Kernel) -> None:
+    """On each CUDA device, equal dropout seeds give equal outputs, and other seeds others."""
+    config = make_prime_size_config(attention_dropout=0.4)
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        layer = SelfAttention(config, dropout_index=2).to(device).train()
+        layout = build_attention_layout(
+            pack_zeros((19, 19)).to(device), kernel, is_causal=False, dtype=torch.float32
+        )
+        hidden = torch.randn(38, config.width, device=device)
+        outputs = []
+        for seed in (1, 2, 1):
+            seed_dropout(device, seed)
+            outputs.append(layer(hidden, layout, DropoutSeed(torch.tensor(seed))))
+        assert torch.equal(outputs[0], outputs[2])
+        assert not torch.allclose(outputs[0], outputs[1])
 
 
 @pytest.mark.cuda

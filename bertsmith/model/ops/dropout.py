@@ -18,8 +18,8 @@ class DropoutSeed:
     """Seed of all dropout masks of one forward pass.
 
     Attributes:
-        seed: int64 [], on the CPU. On CUDA it is not used: dropout there uses PyTorch's generator,
-            which training seeds before each step.
+        seed: int64 [], on the CPU. On CUDA, only the `reference` kernel uses it. Other dropout
+            there uses the device's generator, which training seeds before each micro-batch.
     """
 
     seed: Tensor
@@ -87,8 +87,11 @@ class Dropout(nn.Module):
         return self.training and self.rate > 0.0 and dropout_seed is not None
 
     def draw_mask(self, x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
-        """Return the mask for a CPU tensor: 0 or 1 / (1 - rate), with the shape and dtype of x."""
-        bits = random_bits(dropout_seed.seed, self.index, x.numel()).view(x.shape)
+        """Return the mask: 0 or 1 / (1 - rate), with the shape, dtype and device of x.
+
+        The bits are drawn on the CPU, so that the mask is the same on every device.
+        """
+        bits = random_bits(dropout_seed.seed, self.index, x.numel()).view(x.shape).to(x.device)
         # The random bits are signed integers from -2^15 to 2^15 - 1.
         threshold = round(self.rate * 2**BITS_PER_ELEMENT) - 2 ** (BITS_PER_ELEMENT - 1)
         mask: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))

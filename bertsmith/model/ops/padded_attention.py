@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertsmith.model.ops.attention_layout import AttentionLayout, Bucket
 from bertsmith.model.ops.padding import pad, unpad
 
 #: Returns a dropout mask (0 or 1 / (1 - rate)) of the shape, dtype and device of its argument.
 DrawMask = Callable[[Tensor], Tensor]
+#: The CUDA backends of PyTorch's fused attention. cuDNN is left out, because it builds a plan for
+#: each new shape, which takes up to half a second.
+CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 #: Maximum sequence length at which bf16 training on a CPU materializes the probabilities.
 MATH_ATTENTION_MAX_SEQLEN = 512
 
@@ -97,10 +101,20 @@ def _attend_within_bucket(
     """Compute attention within the sequences of a bucket: [B, S, 3, N, H] -> [B * S, N, H]."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     if dropout_mask is None and not _prefers_math_attention(qkv):
-        output = F.scaled_dot_product_attention(q, k, v, bucket.mask, dropout_p=dropout_rate)
+        output = _fused_attention(q, k, v, bucket.mask, dropout_rate)
     else:
         output = _math_attention(q, k, v, bucket.mask, dropout_mask)
     return output.transpose(1, 2).reshape(-1, *qkv.shape[3:])
+
+
+def _fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_rate: float
+) -> Tensor:
+    """Compute PyTorch's fused attention: [B, N, S, H] -> [B, N, S, H]."""
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_rate)
+    with sdpa_kernel(CUDA_BACKENDS):
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_rate)
 
 
 def _prefers_math_attention(qkv: Tensor) -> bool:

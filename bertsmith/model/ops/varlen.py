@@ -33,7 +33,9 @@ def varlen_attention(
     query, key, value = qkv.unbind(1)
     options: dict[str, Any] = {"is_causal": is_causal}
     if _HAS_WINDOW_SIZE:
-        options = {"window_size": (-1, 0) if is_causal else (-1, -1)}
+        # With the window (-1, -1), PyTorch 2.14 selects cuDNN on some GPUs, which builds a plan for
+        # each new shape. Flash attention treats a window of ``max_seqlen`` as unlimited.
+        options = {"window_size": (-1, 0) if is_causal else (max_seqlen, max_seqlen)}
     output = varlen_attn(
         query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bertsmith.errors import DivergedError
 from bertsmith.model.ops.dropout import DropoutSeed
-from bertsmith.runtime.device import Machine
+from bertsmith.runtime.device import Machine, seed_dropout
 from bertsmith.train.engine.optimizer import Optimizer
 
 #: Odd multipliers that give every step and micro-batch a different dropout seed.
@@ -88,8 +88,7 @@ def take_step(
     totals: dict[str, Tensor] = {}
     for index, micro_batch in enumerate(micro_batches):
         dropout_seed = derive_dropout_seed(seed, step, index)
-        if machine.device.type == "cuda":
-            torch.cuda.manual_seed(dropout_seed)
+        seed_dropout(machine.device, dropout_seed)
         with machine.autocast():
             losses = loss_fn(micro_batch, micro_batches, DropoutSeed(torch.tensor(dropout_seed)))
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]

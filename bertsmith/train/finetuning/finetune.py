@@ -166,7 +166,7 @@ def _train(
     task, options = settings.task, settings.run
     machine = device.resolve_machine(
         options.device, options.precision, options.attention_kernel,
-        attention_dropout=settings.model.attention_dropout,
+        attention_dropout=settings.model.attention_dropout, head_dim=settings.model.head_dim,
         threads=options.threads or _choose_thread_count(options, progress),
     )  # fmt: skip
     max_length = task.max_seqlen or settings.model.max_positions

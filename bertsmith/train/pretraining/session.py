@@ -54,7 +54,8 @@ class Session:
         run = settings.run
         self.machine = device.resolve_machine(
             run.device, run.precision, run.attention_kernel,
-            attention_dropout=settings.model.attention_dropout, threads=run.threads,
+            attention_dropout=settings.model.attention_dropout, head_dim=settings.model.head_dim,
+            threads=run.threads,
         )  # fmt: skip
         batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)

@@ -69,7 +69,9 @@ def evaluate_random_model(stream: ExampleStream) -> HeldoutResult:
         vocab_size=stream.vocabulary.vocab_size, layers=1, width=16, heads=2, feed_forward=32,
         max_positions=64, nsp=False,
     )  # fmt: skip
-    machine = device.resolve_machine("cpu", "fp32", "reference", attention_dropout=0.0, threads=1)
+    machine = device.resolve_machine(
+        "cpu", "fp32", "reference", attention_dropout=0.0, head_dim=config.head_dim, threads=1
+    )
     return evaluate(BertForPreTraining(config).eval(), stream, len(stream), machine)
 
 
