@@ -85,14 +85,15 @@ def test_experiment_runs_at_smoke(name: str, out: Path) -> None:
     outcome = ExperimentRun(name, scale="smoke", out=out).run()
     assert outcome.failures == {}
     assert outcome.num_missing == 0
-    table_file, facts_file, picture_file = outcome.files
-    assert picture_file.read_bytes().startswith(b"\x89PNG")
-    facts: dict[str, Any] = json.loads(facts_file.read_text(encoding="utf-8"))
-    assert [len(table["rows"]) for table in facts["tables"]] == NUM_ROWS[name]
-    assert facts["missing"] == []
-    assert set(facts["stages"].values()) <= read_records(out / "smoke").keys()
-    markdown = table_file.read_text(encoding="utf-8").splitlines()
+    markdown_file, json_file, figure_file = outcome.files
+    assert figure_file.read_bytes().startswith(b"\x89PNG")
+    report: dict[str, Any] = json.loads(json_file.read_text(encoding="utf-8"))
+    assert [len(table["rows"]) for table in report["tables"]] == NUM_ROWS[name]
+    assert report["missing"] == []
+    assert set(report["stages"].values()) <= read_records(out / "smoke").keys()
+    markdown = markdown_file.read_text(encoding="utf-8").splitlines()
     table_lines = [line for line in markdown if line[:1] == "|"]
+    # Each table also has a header and a separator line.
     assert len(table_lines) == sum(NUM_ROWS[name]) + 2 * len(NUM_ROWS[name])
     assert ExperimentRun(name, scale="smoke", out=out).plan() == []
 

@@ -83,7 +83,7 @@ def test_output_inside_an_input_folder_is_rejected(tmp_path: Path) -> None:
 def test_unreadable_input_is_reported_before_any_stage_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the error would appear after hours of pre-training."""
+    """Input files are read before the first stage, not after hours of pre-training."""
 
     def raise_permission_error(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))

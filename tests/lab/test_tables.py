@@ -21,7 +21,7 @@ from tests.lab.helpers import TWO_DOCUMENTS, RecordingProgress
 
 
 def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) -> None:
-    """It is replaced if all of its results exist now, or if its JSON file is damaged."""
+    """A complete report is only replaced if its results still exist or its JSON is damaged."""
     progress = RecordingProgress()
 
     def make_run(**options: Any) -> ExperimentRun:
@@ -66,8 +66,8 @@ def test_report_of_another_model_is_not_replaced(
         return ExperimentRun("positions", scale="smoke", out=tmp_path / "lab", sources=sources)
 
     make_run("a").write_report()
-    facts = json.loads((tmp_path / "lab/smoke/external-positions.json").read_text())
-    assert facts["model"] == "model"
+    report = json.loads((tmp_path / "lab/smoke/external-positions.json").read_text())
+    assert report["model"] == "model"
     (tmp_path / "a" / "model" / "README.md").write_text("a card")
     make_run("a").write_report()
     with pytest.raises(RunError, match=r"external-positions.md is the report of another model;"):
@@ -75,10 +75,7 @@ def test_report_of_another_model_is_not_replaced(
 
 
 def test_constant_layer_of_one_seed_does_not_affect_the_mean(tmp_path: Path) -> None:
-    """Figure and table have means over the seeds with a value.
-
-    The correlation with a constant is None.
-    """
+    """Means are over the seeds with a value; the correlation of a constant layer is None."""
     # Two layers and five poolings each.
     layers = [[0.5] * 5, [0.7] * 5]
     constant_layers = [[0.3] * 5, [None] * 5]

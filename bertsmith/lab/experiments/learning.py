@@ -22,10 +22,10 @@ _PREDICTIONS_KIND = "mask-predictions"
 _TOP_K = 3
 #: Number of evenly spaced snapshots of the run.
 _NUM_SNAPSHOTS = 20
-#: Numbers of the snapshots that predict masked words, in addition to the initialized model.
+#: The snapshots, counted from 1, that predict masked words in addition to the initialized model.
 _EVALUATED_SNAPSHOTS = (1, 5, 20)
-#: Factors on the number of steps by scale. A model first learns word frequencies, and only much
-#: later which words fit a context.
+#: Factor by which the number of steps is multiplied, by scale. A model first learns word
+#: frequencies, and only much later which words fit a context.
 _STEP_FACTORS = {"small": 10}
 #: Color of the steps at which masked words are predicted.
 _SNAPSHOT_COLOR = COLORS[1]
@@ -42,10 +42,10 @@ SENTENCES = (
 
 def predict_masks(job: Job) -> dict[str, Any]:
     """Return the most probable words for [MASK] in each sentence, with their probabilities."""
+    settings = job.stage.settings
     predictions = {}
-    for sentence in job.stage.settings["sentences"]:
-        model, top_k = job.inputs["model"], job.stage.settings["top_k"]
-        words = fill(model, sentence, top_k)[0].predictions
+    for sentence in settings["sentences"]:
+        words = fill(job.inputs["model"], sentence, settings["top_k"])[0].predictions
         predictions[sentence] = [[word, round(probability, 4)] for word, probability in words]
     return {"predictions": predictions}
 
@@ -85,7 +85,8 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
-    run, steps = results["run"], list(_create_evaluated_models(factory))
+    run = results["run"]
+    steps = list(_create_evaluated_models(factory))
     rows = []
     for sentence in SENTENCES:
         cells = []

@@ -62,6 +62,7 @@ def measure_softmax(job: Job) -> dict[str, Any]:
 
 
 def _count_steps(factory: StageFactory) -> int:
+    """Return the number of training steps of each model."""
     return max(1, factory.scale.num_steps // _STEPS_DIVISOR)
 
 
@@ -114,8 +115,8 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
                "share of [UNK] words", "characters per token",
                "maximum characters seen, thousands", "nats per token",
                "nats per character"]  # fmt: skip
-    measured = results["softmax"]
-    data["softmax"] = measured["rows"] if measured else []
+    softmax_result = results["softmax"]
+    data["softmax"] = softmax_result["rows"] if softmax_result else []
     title = (
         f"Vocabularies, left to right, after {_count_steps(factory):,} steps (the paper's "
         "vocabulary has 30,000 entries; [UNK] and spaces before morphemes are not predicted)"
