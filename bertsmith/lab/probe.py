@@ -16,9 +16,12 @@ from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
-from bertsmith.train.engine import compute_settings, optimizer
+from bertsmith.train.engine import optimizer
 from bertsmith.train.engine.probe import measure_median_step_seconds
-from bertsmith.train.engine.settings import OptimSettings
+from bertsmith.train.engine.settings import (
+    DEFAULT_MICRO_BATCH_TOKENS,
+    OptimSettings,
+)
 from bertsmith.train.engine.step import LossFunction, take_step
 from bertsmith.train.pretraining.compile_warmup import build_warmup_batches
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
@@ -47,7 +50,7 @@ def measure_step_seconds(
         attention_dropout=config.attention_dropout, head_dim=config.head_dim, threads=None,
     )  # fmt: skip
     is_cpu = machine.device.type == "cpu"
-    max_tokens = _CPU_MICRO_TOKENS if is_cpu else compute_settings.DEFAULT_MICRO_BATCH_TOKENS
+    max_tokens = _CPU_MICRO_TOKENS if is_cpu else DEFAULT_MICRO_BATCH_TOKENS
     batch = _random_batch(data)
     first = split_batch(batch, max_tokens)[0]
     micro_batches = [to_device(first, machine.device)]

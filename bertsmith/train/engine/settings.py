@@ -1,12 +1,23 @@
-"""Optimizer and checkpoint settings of pre-training and fine-tuning; does not import torch."""
+"""Settings that pre-training and fine-tuning share; does not import torch."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from bertsmith.settings import Settings, SettingsTable
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Precision = Literal["auto", "fp32", "bf16"]
+Kernel = Literal["auto", "reference", "padded", "varlen"]
+#: CPU threads; None: PyTorch's default.
+Threads = Annotated[int, Field(ge=1)] | None
+#: Maximum tokens of a micro-batch. Larger batches are split into several micro-batches.
+MicroBatchTokens = Annotated[int, Field(ge=64)]
+DEFAULT_MICRO_BATCH_TOKENS: Final = 16384
+#: Steps between two training lines of the metrics log.
+LogEvery = Annotated[int, Field(ge=1)]
+DEFAULT_LOG_EVERY: Final = 10
 
 
 class OptimSettings(SettingsTable):

@@ -19,10 +19,20 @@ from bertsmith.settings import (
 )
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
-from bertsmith.train.engine import compute_settings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import (
+    DEFAULT_LOG_EVERY,
+    DEFAULT_MICRO_BATCH_TOKENS,
+    CheckpointSettings,
+    Kernel,
+    LogEvery,
+    MicroBatchTokens,
+    OptimSettings,
+    Precision,
+    Seed,
+    Threads,
+)
 
 #: Default learning rate and epochs: the middle values of the grid in appendix A.3.
 _DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
@@ -41,22 +51,20 @@ class FinetuneRunSettings(SettingsTable):
     #: Model directory that the run starts from.
     start_from: str = ""
     #: Random seed of new weights, data order and dropout.
-    seed: compute_settings.Seed = 0
+    seed: Seed = 0
     #: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available, else the CPU.
     device: str = "auto"
     #: `fp32`, `bf16` (mixed precision), or `auto`: bf16 if the device computes it fast.
-    precision: compute_settings.Precision = "auto"
+    precision: Precision = "auto"
     #: Attention implementation: `reference` (explicit softmax), `padded`
     #: (scaled_dot_product_attention), `varlen` (FlashAttention on CUDA), or `auto`.
-    attention_kernel: compute_settings.Kernel = "auto"
+    attention_kernel: Kernel = "auto"
     #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
-    threads: compute_settings.Threads = None
+    threads: Threads = None
     #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
-    micro_batch_tokens: compute_settings.MicroBatchTokens = (
-        compute_settings.DEFAULT_MICRO_BATCH_TOKENS
-    )
+    micro_batch_tokens: MicroBatchTokens = DEFAULT_MICRO_BATCH_TOKENS
     #: Steps between two lines of the metrics log with training metrics.
-    log_every: compute_settings.LogEvery = compute_settings.DEFAULT_LOG_EVERY
+    log_every: LogEvery = DEFAULT_LOG_EVERY
     #: When to evaluate on the validation files: after each epoch, or only after the last step.
     eval_strategy: Literal["epoch", "end"] = "epoch"
     #: Weights of the final model: those of the last step, or those of the best evaluation.

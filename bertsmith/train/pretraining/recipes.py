@@ -8,7 +8,6 @@ from pydantic import Field
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings, SettingsTable, merge_settings
-from bertsmith.train.engine import compute_settings
 from bertsmith.train.engine.duration import (
     DEFAULT_NUM_EVALUATIONS,
     EVALUATION_SHARE,
@@ -16,7 +15,18 @@ from bertsmith.train.engine.duration import (
 )
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.settings import (
+    DEFAULT_LOG_EVERY,
+    DEFAULT_MICRO_BATCH_TOKENS,
+    CheckpointSettings,
+    Kernel,
+    LogEvery,
+    MicroBatchTokens,
+    OptimSettings,
+    Precision,
+    Seed,
+    Threads,
+)
 
 RecipeName = Literal["fast", "paper"]
 
@@ -42,24 +52,22 @@ class RunSettings(SettingsTable):
     #: and one that counts them.
     initialization: Literal["random", "unigram", "neighbor-heads", "cross-segment-heads"] = "random"
     #: Random seed of initialization, data order, masks and dropout.
-    seed: compute_settings.Seed = 0
+    seed: Seed = 0
     #: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available, else the CPU.
     device: str = "auto"
     #: `fp32`, `bf16` (mixed precision), or `auto`: bf16 if the device computes it fast.
-    precision: compute_settings.Precision = "auto"
+    precision: Precision = "auto"
     #: Attention implementation: `reference` (explicit softmax), `padded`
     #: (scaled_dot_product_attention), `varlen` (FlashAttention on CUDA), or `auto`.
-    attention_kernel: compute_settings.Kernel = "auto"
+    attention_kernel: Kernel = "auto"
     #: Whether to use torch.compile.
     compile: bool = False
     #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
-    threads: compute_settings.Threads = None
+    threads: Threads = None
     #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
-    micro_batch_tokens: compute_settings.MicroBatchTokens = (
-        compute_settings.DEFAULT_MICRO_BATCH_TOKENS
-    )
+    micro_batch_tokens: MicroBatchTokens = DEFAULT_MICRO_BATCH_TOKENS
     #: Steps between two lines of the metrics log with training metrics.
-    log_every: compute_settings.LogEvery = compute_settings.DEFAULT_LOG_EVERY
+    log_every: LogEvery = DEFAULT_LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Maximum held-out sequences per evaluation. All evaluations use the same sequences and masks.
