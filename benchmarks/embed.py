@@ -47,8 +47,9 @@ from bertsmith.use.embed import Embedder
 FloatArray = NDArray[np.float32]
 Encode = Callable[[list[str]], FloatArray]
 
-#: Number of tokens in a text, including [CLS] and [SEP].
-MIN_TOKENS, MAX_TOKENS = 5, 250
+#: Minimum and maximum number of tokens in a text, including [CLS] and [SEP].
+MIN_TOKENS = 5
+MAX_TOKENS = 250
 #: Batch sizes to try for onnxruntime.
 BATCH_SIZES = (8, 16, 32, 64)
 NUM_RUNS = 5
@@ -94,7 +95,8 @@ class OnnxEmbedder:
         self.session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
-        self.embedder, self.batch_size = embedder, 32
+        self.embedder = embedder
+        self.batch_size = 32
         self.input_names = {node.name for node in self.session.get_inputs()}
 
     def __call__(self, texts: list[str]) -> FloatArray:
@@ -111,7 +113,8 @@ class OnnxEmbedder:
         ids = np.zeros((len(sequences), len(sequences[0])), np.int64)
         mask = np.zeros_like(ids)
         for row, sequence in enumerate(sequences):
-            ids[row, : len(sequence)], mask[row, : len(sequence)] = sequence, 1
+            ids[row, : len(sequence)] = sequence
+            mask[row, : len(sequence)] = 1
         inputs = dict(zip(INPUT_NAMES, (ids, mask, np.zeros_like(ids)), strict=True))
         (hidden, *_) = self.session.run(
             None, {name: value for name, value in inputs.items() if name in self.input_names}
@@ -123,11 +126,13 @@ class OnnxEmbedder:
     def choose_batch_size(self, sample: list[str]) -> None:
         """Set ``batch_size`` to the one that is fastest on a sample."""
         seconds = {}
-        for self.batch_size in BATCH_SIZES:
+        for batch_size in BATCH_SIZES:
+            self.batch_size = batch_size
+            # Warm up.
             self(sample[:64])
             start = time.perf_counter()
             self(sample)
-            seconds[self.batch_size] = time.perf_counter() - start
+            seconds[batch_size] = time.perf_counter() - start
         self.batch_size = min(seconds, key=seconds.__getitem__)
 
 
