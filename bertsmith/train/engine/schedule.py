@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,11 @@ class ScheduleSettings(SettingsTable):
     min_steps: Annotated[int, Field(ge=1)] = 1
     #: Number of steps in which the learning rate rises from 0, at most a tenth of the run.
     warmup_steps: Annotated[int, Field(ge=0)] = 10_000
+    #: Learning rate after the warm-up: `linear` falls to 0 at the end of the run, `trapezoidal`
+    #: stays constant and falls to 0 over the last `decay_fraction` of the run.
+    decay: Literal["linear", "trapezoidal"] = "linear"
+    #: Fraction of the run in which the trapezoidal learning rate falls.
+    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     #: Maximum sequence length in a second phase of longer sequences; None: a single phase.
     phase2_max_seqlen: Annotated[int, Field(ge=8)] | None = None
     #: Fraction of the run in the second phase.
@@ -115,6 +120,9 @@ def compute_lr_factor(
     Linear warm-up from 0, then linear decay to 0 at the end of the run. As in the original code,
     the decay line starts at 1 in step 0, so the rate drops slightly at the end of the warm-up.
 
+    The trapezoidal schedule is constant until the decay (Hu et al. 2024, arXiv:2404.06395; Hägele
+    et al. 2024, arXiv:2405.18392).
+
     Args:
         step: Number of the step.
         settings: The schedule.
@@ -124,4 +132,7 @@ def compute_lr_factor(
     factor = duration.compute_warmup_factor(step, settings.warmup_steps)
     if factor is not None:
         return factor
-    return 1.0 - duration.compute_completed_fraction(step)
+    remaining_fraction = 1.0 - duration.compute_completed_fraction(step)
+    if settings.decay == "trapezoidal":
+        return min(1.0, remaining_fraction / settings.decay_fraction)
+    return remaining_fraction

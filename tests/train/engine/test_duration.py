@@ -138,6 +138,20 @@ def test_learning_rate_rises_for_a_tenth_of_the_time_and_falls_to_zero(tmp_path:
     assert 0 <= run.factors[-1] < 0.01
 
 
+def test_trapezoidal_rate_follows_the_time(tmp_path: Path) -> None:
+    """With a time budget, the rate is constant until a fifth of the time is left."""
+    run = SimulatedRun(tmp_path, 120.0)
+    run.settings = run.settings.model_copy(update={"decay": "trapezoidal"})
+    _start(run).train()
+    pairs = list(zip(run.fractions, run.factors, strict=True))
+    assert {factor for fraction, factor in pairs if 0.1 < fraction <= 0.8} == {1.0}
+    assert all(
+        factor == pytest.approx((1 - fraction) / 0.2)
+        for fraction, factor in pairs
+        if fraction > 0.8
+    )
+
+
 def test_warmup_takes_at_most_the_warmup_steps(tmp_path: Path) -> None:
     """With 20 warm-up steps, the factor is 1 in step 19, much earlier than a tenth of the time."""
     run = _start(SimulatedRun(tmp_path, 600.0, warmup_steps=20))

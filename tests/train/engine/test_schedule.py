@@ -48,6 +48,18 @@ def test_learning_rate_rises_and_decays_linearly(step: int, factor: float) -> No
     assert compute_lr_factor(step, settings) == pytest.approx(factor, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("step", "factor"), [(0, 0.1), (9, 1.0), (10, 1.0), (75, 1.0), (76, 0.96), (99, 0.04)]
+)
+def test_trapezoidal_learning_rate_is_constant_before_its_decay(step: int, factor: float) -> None:
+    """The factor is 1 between the warm-up and the last quarter, and then falls to 0."""
+    settings = ScheduleSettings(
+        steps=100, warmup_steps=10, decay="trapezoidal", decay_fraction=0.25
+    )
+    assert compute_lr_factor(step, settings) == pytest.approx(factor, abs=1e-12)
+    assert compute_lr_factor(100, settings) == 0
+
+
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 1000])
 def test_learning_rate_is_positive_in_every_step(steps: int) -> None:
     """The factor is above 0 and at most 1 in every step, and 0 after the last one."""
