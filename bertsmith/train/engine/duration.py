@@ -10,13 +10,15 @@ from bertsmith.train.engine.run_clock import RunClock
 
 #: Number of evaluations in a run if the user sets no interval.
 DEFAULT_NUM_EVALUATIONS: Final = 20
-#: Maximum fraction of a time budget for evaluations.
+#: Maximum fraction of a time budget for all evaluations, and for a single one. The end of a run is
+#: as uncertain as the duration of its final evaluation.
 EVALUATION_SHARE: Final = 0.1
+SINGLE_EVALUATION_SHARE: Final = 0.05
 #: The warm-up takes at most the run divided by this number.
 _WARMUP_DIVISOR: Final = 10
 #: Minimum fraction of a time budget between the first and the last step. A run whose start takes
 #: longer than the rest of the budget exceeds the budget.
-_MIN_TRAINING_SHARE: Final = 0.25
+_MIN_TRAINING_SHARE: Final = 0.1
 #: Interval of checkpoints in a run with a time budget: a twentieth of the budget, within these
 #: limits in seconds.
 MIN_CHECKPOINT_SECONDS: Final = 30.0
@@ -26,8 +28,9 @@ _CHECKPOINT_SHARE: Final = 0.05
 #: Time of writing the model, as a fraction of the time of a checkpoint, which is three times as
 #: large.
 _MODEL_SHARE: Final = 0.5
-#: Seconds from the end of the command to the end of its process.
-_EXIT_SECONDS: Final = 0.4
+#: Time from the end of the command to the end of its process, as a fraction of the time of drawing
+#: the curve: both take about 0.15 s of CPU time.
+_EXIT_SHARE: Final = 1.0
 #: Weight of the newest step in the moving averages.
 _STEP_WEIGHT: Final = 0.1
 
@@ -254,7 +257,8 @@ class TimeDuration:
     def _end_seconds(self) -> float:
         """Value of ``elapsed_seconds`` at which the last step should end."""
         saving_seconds = (1.0 + _MODEL_SHARE) * self._checkpoint.seconds
-        reserve = self._evaluation.seconds + saving_seconds + self._curve.seconds + _EXIT_SECONDS
+        curve_seconds = (1.0 + _EXIT_SHARE) * self._curve.seconds
+        reserve = self._evaluation.seconds + saving_seconds + curve_seconds
         return max(
             self._seconds - reserve, self._start_seconds + _MIN_TRAINING_SHARE * self._seconds
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: Number of steps before the measurement.
+#: Maximum number of steps before the measurement.
 _WARMUP_STEPS = 2
 #: Maximum duration of the measurement in seconds and in steps.
 PROBE_SECONDS, _MAX_STEPS = 8.0, 30
@@ -89,20 +89,21 @@ def measure_steps(
     Args:
         batches: The micro-batches of each step.
         take_step: Takes a step, given its number and micro-batches.
-        seconds: Maximum duration of the measurement, without the warm-up steps before it.
+        seconds: Maximum duration of the measurement, without the warm-up steps before it. If the
+            first step takes longer, it is the only warm-up step.
     """
     times: list[float] = []
     measured_batches: list[list[Any]] = []
-    end_time = float("inf")
+    end_time: float | None = None
     for step, micro_batches in enumerate(batches):
         start_time = time.perf_counter()
         take_step(step, micro_batches)
         now = time.perf_counter()
-        if step == _WARMUP_STEPS - 1:
-            end_time = now + seconds
-        if step >= _WARMUP_STEPS:
+        if end_time is not None:
             times.append(now - start_time)
             measured_batches.append(micro_batches)
-        if now >= end_time or len(times) >= _MAX_STEPS:
+        elif step == _WARMUP_STEPS - 1 or now - start_time > seconds:
+            end_time = now + seconds
+        if (end_time is not None and times and now >= end_time) or len(times) >= _MAX_STEPS:
             break
     return times, measured_batches

@@ -11,6 +11,7 @@ from bertsmith.settings import Settings, SettingsTable, merge_settings
 from bertsmith.train.engine.duration import (
     DEFAULT_NUM_EVALUATIONS,
     EVALUATION_SHARE,
+    SINGLE_EVALUATION_SHARE,
     get_default_interval,
 )
 from bertsmith.train.engine.probe import Cost
@@ -165,14 +166,14 @@ def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
 
 
 def limit_evaluation(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
-    """Limit the sequences of an evaluation so that it takes at most EVALUATION_SHARE of a budget.
+    """Limit the sequences of an evaluation to SINGLE_EVALUATION_SHARE of a time budget.
 
     Args:
         settings: Settings of the run.
         cost: Measured cost.
         seconds: The time budget.
     """
-    run, max_eval_seconds = settings.run, EVALUATION_SHARE * seconds
+    run, max_eval_seconds = settings.run, SINGLE_EVALUATION_SHARE * seconds
     if cost.evaluation_seconds <= max_eval_seconds:
         return settings
     max_sequences = min(run.max_eval_sequences, cost.num_eval_sequences)
