@@ -29,8 +29,8 @@ _CHECKPOINT_SHARE: Final = 0.05
 #: large.
 _MODEL_SHARE: Final = 0.5
 #: Time from the end of the command to the end of its process, as a fraction of the time of drawing
-#: the curve: both take about 0.15 s of CPU time.
-_EXIT_SHARE: Final = 1.0
+#: the curve, which takes about 0.15 s of CPU time.
+_EXIT_SHARE: Final = 1.5
 #: Weight of the newest step in the moving averages.
 _STEP_WEIGHT: Final = 0.1
 

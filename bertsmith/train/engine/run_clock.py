@@ -1,6 +1,6 @@
 """Measures the wall-clock time that a run has used, over all its processes.
 
-RUN/elapsed.json holds the time in seconds. It is updated about once per second, so that a killed
+RUN/elapsed.json holds the time in seconds. It is updated several times per second, so that a killed
 run continues from the time it has used.
 """
 
@@ -16,7 +16,7 @@ from typing import Final, Self
 from bertsmith.files import parse_json
 
 ELAPSED_FILE: Final = "elapsed.json"
-_UPDATE_SECONDS: Final = 1.0
+_UPDATE_SECONDS: Final = 0.25
 _KEY: Final = "elapsed_seconds"
 
 

@@ -84,8 +84,8 @@ class SimulatedRun:
         """Return the time at the end of the process: after the final evaluation and the files."""
         for _ in range(100):
             self.load = load(self.now)
-            self._spend((self.evaluation_seconds + 0.3 + 0.15 + 0.3) / 100)
-        return self.now + 0.3
+            self._spend((self.evaluation_seconds + 0.3 + 0.15 + 0.3 + 0.4) / 100)
+        return self.now
 
 
 def _start(run: SimulatedRun) -> SimulatedRun:
