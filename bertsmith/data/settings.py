@@ -26,6 +26,9 @@ class DataSettings(SettingsTable):
             the names of next-sentence prediction.
         short_seq_prob: Share of examples with a random, shorter target length.
         masking_rate: Share of tokens to predict.
+        final_masking_rate: Share of tokens to predict at the end of the run, to which the rate
+            changes linearly (Ankner et al. 2023, arXiv:2305.15096); None for a constant rate. All
+            evaluations of the run use the final rate.
         mask_replace_prob: Share of the predicted tokens that are replaced by [MASK].
         random_replace_prob: Share of the predicted tokens that are replaced by a random token.
         whole_word_masking: Whether all pieces of a word are masked together.
@@ -41,10 +44,20 @@ class DataSettings(SettingsTable):
     pair_objective: Literal["nsp", "sop"] = "nsp"
     short_seq_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     masking_rate: float = Field(default=0.15, gt=0.0, le=1.0)
+    final_masking_rate: float | None = Field(default=None, gt=0.0, le=1.0)
     mask_replace_prob: float = Field(default=0.8, ge=0.0, le=1.0)
     random_replace_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     whole_word_masking: bool = False
     max_predictions_per_seq: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_final_masking_rate(self) -> Self:
+        if self.final_masking_rate is not None and self.objective != "masked":
+            raise ValueError(
+                f"data.final_masking_rate is {self.final_masking_rate:g}, but the objective "
+                f"{self.objective!r} has no masks; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_replacement_shares(self) -> Self:

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -23,6 +23,7 @@ from bertsmith.data.packing import CuSeqlens, ExampleBatch, compute_max_seqlen, 
 from bertsmith.data.sentence_pairs import RNG_ORDER, PairSampler, SentencePairs
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split, describe_out_of_vocabulary, make_damaged_file_error
+from bertsmith.splitmix64 import UInt64Array
 
 #: Number of examples per chunk of consecutive examples. A chunk is never divided between blocks.
 #: Chunks are short, so that the many chunks of a block are a representative sample of the split.
@@ -36,6 +37,14 @@ _CACHE_SIZE = 2
 _CHUNK_ORDER: Final = 1
 #: Type of the items of ``prefetch``.
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive examples, and the random state of each, uint64 [B]."""
+
+    examples: ExampleBatch
+    rng_states: UInt64Array
 
 
 class ExampleStream:
@@ -83,7 +92,7 @@ class ExampleStream:
         order = np.argsort(random_bits(chunk_states, RNG_ORDER), kind="stable")
         self._chunk_order = np.append(order, len(chunk_starts) - 1)
         self._chunks_per_block = max(BLOCK_TOKENS // length // CHUNK_LENGTH, 1)
-        self._blocks: OrderedDict[int, ExampleBatch] = OrderedDict()
+        self._blocks: OrderedDict[int, _Block] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the exact number of examples in this epoch."""
@@ -94,10 +103,16 @@ class ExampleStream:
         """Whether the objective is masked LM, so that the labels hold the original tokens."""
         return self._settings.objective == "masked"
 
-    def batch(self, first: int, count: int) -> ExampleBatch:
+    def batch(self, first: int, count: int, masking_rate: float | None = None) -> ExampleBatch:
         """Return the examples [first, first + count) of the epoch.
 
         Consecutive batches are read fastest, because blocks are cached.
+
+        Args:
+            first: Index of the first example.
+            count: Number of examples.
+            masking_rate: Share of tokens to predict; None: that of the settings. The tokens that
+                are masked at a lower rate are masked at a higher rate, too.
 
         Raises:
             IndexError: The epoch does not have these examples.
@@ -112,10 +127,33 @@ class ExampleStream:
             block_start = number * block_size
             slice_start = max(first - block_start, 0)
             slice_end = min(last - block_start, block_size)
-            parts.append(self._get_block(number).slice(slice_start, slice_end))
+            block = self._get_block(number)
+            part = block.examples.slice(slice_start, slice_end)
+            if masking_rate is not None:
+                states = block.rng_states[slice_start:slice_end]
+                part = self._change_masks(part, states, masking_rate)
+            parts.append(part)
         return concat_batches(parts)
 
-    def _get_block(self, number: int) -> ExampleBatch:
+    def _change_masks(
+        self, batch: ExampleBatch, states: UInt64Array, masking_rate: float
+    ) -> ExampleBatch:
+        """Return a batch with masks at another rate.
+
+        Args:
+            batch: Masked examples.
+            states: Random state of each example, uint64 [B].
+            masking_rate: Share of tokens to predict.
+        """
+        settings = self._settings.model_copy(update={"masking_rate": masking_rate})
+        ids = batch.ids.copy()
+        ids[batch.masked_positions] = batch.masked_labels
+        ids, masked_positions, labels = mask_tokens(
+            ids, batch.cu_seqlens, states, self.vocabulary, settings
+        )
+        return replace(batch, ids=ids, masked_positions=masked_positions, masked_labels=labels)
+
+    def _get_block(self, number: int) -> _Block:
         """Return a block from the cache, or compute it."""
         if number in self._blocks:
             self._blocks.move_to_end(number)
@@ -126,7 +164,7 @@ class ExampleStream:
             self._blocks.popitem(last=False)
         return block
 
-    def _build_block(self, number: int) -> ExampleBatch:
+    def _build_block(self, number: int) -> _Block:
         """Compute all examples of a block."""
         first_chunk = number * self._chunks_per_block
         chunks = np.sort(self._chunk_order[first_chunk : first_chunk + self._chunks_per_block])
@@ -148,7 +186,7 @@ class ExampleStream:
             )
         else:
             masked_positions, labels = build_causal_lm_labels(ids, cu_seqlens, self.vocabulary)
-        return ExampleBatch(
+        examples = ExampleBatch(
             ids=ids,
             segments=segments,
             positions=positions,
@@ -158,6 +196,7 @@ class ExampleStream:
             masked_labels=labels,
             nsp_labels=pairs.nsp_labels if self._settings.nsp else None,
         )
+        return _Block(examples, pairs.rng_states)
 
 
 def pack_pairs(
@@ -227,14 +266,17 @@ class EndlessStream:
         # Count the first epoch now, so that a split that is too small raises StoreError here.
         self.locate(0)
 
-    def batch(self, first: int, count: int) -> ExampleBatch:
-        """Return the examples [first, first + count) of the endless sequence."""
+    def batch(self, first: int, count: int, masking_rate: float | None = None) -> ExampleBatch:
+        """Return the examples [first, first + count) of the endless sequence.
+
+        ``masking_rate`` is that of ``ExampleStream.batch``.
+        """
         parts = []
         while count > 0:
             epoch, index = self.locate(first)
             stream = self._get_stream(epoch)
             size = min(count, len(stream) - index)
-            parts.append(stream.batch(index, size))
+            parts.append(stream.batch(index, size, masking_rate))
             first, count = first + size, count - size
         return concat_batches(parts)
 

@@ -86,6 +86,27 @@ def test_epoch_contains_every_example_once(split: Split, vocabulary: VocabularyI
     assert to_tuples(other_batch) != to_tuples(batch)
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("whole_word_masking", [False, True])
+def test_masking_rate_of_a_batch(
+    split: Split, vocabulary: VocabularyInfo, whole_word_masking: bool
+) -> None:
+    """A batch at another rate has the same examples with the masks of a stream with that rate.
+
+    The masks depend neither on the batches read before nor on the rate of the stream.
+    """
+    settings = DataSettings(masking_rate=0.15, whole_word_masking=whole_word_masking)
+    stream = ExampleStream(split, vocabulary, settings, 64, seed=5, epoch=1)
+    other_settings = settings.model_copy(update={"masking_rate": 0.4})
+    other_stream = ExampleStream(split, vocabulary, other_settings, 64, seed=5, epoch=1)
+    low, high = stream.batch(10, 90), stream.batch(10, 90, 0.4)
+    assert to_tuples(high) == to_tuples(other_stream.batch(10, 90))
+    assert to_tuples(other_stream.batch(10, 90, 0.15)) == to_tuples(low)
+    assert len(high.masked_labels) == pytest.approx(0.4 * len(high.ids), rel=0.05)
+    if not whole_word_masking:
+        assert set(low.masked_positions) < set(high.masked_positions)
+
+
 def test_epochs_and_seeds_give_different_examples(split: Split, vocabulary: VocabularyInfo) -> None:
     """Another epoch or another seed gives different pairs, order and masks."""
     streams = [

@@ -29,7 +29,12 @@ _Z_SCORE = 1.959964
 def build_heldout_stream(
     split: Split, vocabulary: VocabularyInfo, settings: DataSettings
 ) -> ExampleStream:
-    """Return the held-out examples, which are the same for all runs with the same data settings."""
+    """Return the held-out examples, which are the same for all runs with the same data settings.
+
+    The masking rate is that of the end of a run, so the losses of a run are comparable.
+    """
+    if settings.final_masking_rate is not None:
+        settings = settings.model_copy(update={"masking_rate": settings.final_masking_rate})
     return ExampleStream(split, vocabulary, settings, settings.max_seqlen, _SEED, _EPOCH)
 
 

@@ -124,7 +124,9 @@ class Session:
         """
         settings = self.settings
         if max_seqlen is not None:
-            data = settings.data.model_copy(update={"max_seqlen": max_seqlen})
+            data = settings.data.model_copy(
+                update={"max_seqlen": max_seqlen, "final_masking_rate": None}
+            )
             timing = settings.schedule.model_copy(update={"phase2_max_seqlen": None})
             settings = settings.model_copy(update={"data": data, "schedule": timing})
         return PretrainingObjective(

@@ -1,4 +1,4 @@
-"""The batches of a pre-training run, whose sequence length depends on its progress."""
+"""The batches of a pre-training run: sequence length and masking rate depend on its progress."""
 
 import itertools
 from collections.abc import Iterator
@@ -58,6 +58,13 @@ class TrainingBatches:
         """Return the maximum sequence length in a phase."""
         return (self._schedule.phase2_max_seqlen if phase else None) or self._data.max_seqlen
 
+    def compute_masking_rate(self, step: int) -> float | None:
+        """Return the masking rate of a step; None if it is constant."""
+        start, end = self._data.masking_rate, self._data.final_masking_rate
+        if end is None:
+            return None
+        return start + (end - start) * self._duration.compute_completed_fraction(step)
+
     def find_position(self, step: int) -> DataPosition:
         """Return the position before ``step`` in a run with a fixed number of steps."""
         position = DataPosition()
@@ -71,8 +78,8 @@ class TrainingBatches:
     ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
         """Yield the batch of each step and the position after it; a thread computes batches ahead.
 
-        In a run with a time budget, the phase of a batch is that of the time at which it is
-        computed, about three steps earlier.
+        In a run with a time budget, the phase and masking rate of a batch are those of the time at
+        which it is computed, about three steps earlier.
 
         Args:
             first_step: Step of the first batch.
@@ -89,7 +96,8 @@ class TrainingBatches:
         for step in steps if total_steps is None else range(first_step, total_steps):
             position = self._enter_phase(step, position)
             first, count = position.example, self._data.batch_size
-            batch = self._get_stream(position).batch(first, count)
+            masking_rate = self.compute_masking_rate(step)
+            batch = self._get_stream(position).batch(first, count, masking_rate)
             position = replace(position, example=first + count)
             yield batch, position
 

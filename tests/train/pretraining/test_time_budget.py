@@ -73,9 +73,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     batches: list[tuple[int, int, int]] = []
     compute_batch: Callable[..., Any] = EndlessStream.batch
 
-    def record(self: EndlessStream, first: int, count: int) -> Any:
+    def record(self: EndlessStream, first: int, count: int, *rate: float | None) -> Any:
         batches.append((self._first_epoch, first, count))
-        return compute_batch(self, first, count)
+        return compute_batch(self, first, count, *rate)
 
     monkeypatch.setattr(EndlessStream, "batch", record)
     return batches
