@@ -95,8 +95,10 @@ class CostEstimator:
             features: The settings of a BiLSTM on top of the model.
         """
         sorted_features = sorted((features or {}).items())
-        key = (f"{sorted(model.items())} {data.batch_size} {data.max_seqlen} {data.objective} "
-               f"{sorted_features}")  # fmt: skip
+        key = (
+            f"{sorted(model.items())} {data.batch_size} {data.max_seqlen} {data.objective} "
+            f"{sorted_features}"
+        )
         if key not in self._step_seconds:
             config = ModelConfig.parse(model, "the settings of a stage")
             self._step_seconds[key] = measure_step_seconds(config, data, features)

@@ -196,8 +196,9 @@ class ExperimentRun:
 
         A complete report is not replaced if some of its results are missing now.
         """
-        results: Results = {key: self.runner.get_result(stage)
-                            for key, stage in self.stages.items()}  # fmt: skip
+        results: Results = {
+            key: self.runner.get_result(stage) for key, stage in self.stages.items()
+        }
         report = self.experiment.build_report(self.factory, self._remove_unmeasured(results))
         num_missing = sum(result is None for result in results.values())
         markdown_file, json_file, figure_file = map(self._report_path, ("md", "json", "png"))

@@ -46,9 +46,13 @@ def measure_step_seconds(
         features: The settings of a BiLSTM that replaces the pre-training heads.
     """
     machine = device.resolve_machine(
-        "auto", "auto", "auto",
-        attention_dropout=config.attention_dropout, head_dim=config.head_dim, threads=None,
-    )  # fmt: skip
+        "auto",
+        "auto",
+        "auto",
+        attention_dropout=config.attention_dropout,
+        head_dim=config.head_dim,
+        threads=None,
+    )
     is_cpu = machine.device.type == "cpu"
     max_tokens = _CPU_MICRO_TOKENS if is_cpu else DEFAULT_MICRO_BATCH_TOKENS
     batch = _random_batch(data)
@@ -67,8 +71,17 @@ def measure_step_seconds(
     adam = optimizer.build_optimizer(model, OptimSettings())
 
     def run_step(number: int, micro_batches: list[Any]) -> None:
-        take_step(loss_fn, micro_batches, model, adam, machine, step=number, seed=0, lr=1e-5,
-                  max_grad_norm=1.0)  # fmt: skip
+        take_step(
+            loss_fn,
+            micro_batches,
+            model,
+            adam,
+            machine,
+            step=number,
+            seed=0,
+            lr=1e-5,
+            max_grad_norm=1.0,
+        )
         device.synchronize(machine)
 
     seconds, _ = measure_median_step_seconds(repeat(micro_batches), run_step, _PROBE_SECONDS)

@@ -195,11 +195,19 @@ def make_line_plot(
                 # colors starts with the other style, so that no two lines look the same.
                 style = "--" if (number + number // len(COLORS)) % 2 else "-"
                 marker = "o" if len(points) <= _MAX_MARKED_POINTS else ""
-                axes.plot(*zip(*points, strict=True), color=color, linestyle=style, label=name,
-                          linewidth=1.5, marker=marker, markersize=2.5)  # fmt: skip
+                axes.plot(
+                    *zip(*points, strict=True),
+                    color=color,
+                    linestyle=style,
+                    label=name,
+                    linewidth=1.5,
+                    marker=marker,
+                    markersize=2.5,
+                )
         for name, height in reference_lines.items():
-            axes.axhline(height, color="#444444", linestyle=":", linewidth=1,
-                         label=name.replace("_", " "))  # fmt: skip
+            axes.axhline(
+                height, color="#444444", linestyle=":", linewidth=1, label=name.replace("_", " ")
+            )
         style_axes(axes, x_label, y_label)
         # Steps, layers and distances are integers.
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -236,8 +244,13 @@ def make_mean_plot(
         make_line_plot(mean_points, x_label, y_label, **reference_lines)(axes)
         for number, points in enumerate(seed_points.values()):
             if points:
-                axes.plot(*zip(*points, strict=True), ".", color=COLORS[number % len(COLORS)],
-                          markersize=7, alpha=0.6)  # fmt: skip
+                axes.plot(
+                    *zip(*points, strict=True),
+                    ".",
+                    color=COLORS[number % len(COLORS)],
+                    markersize=7,
+                    alpha=0.6,
+                )
 
     return draw_means
 
@@ -286,8 +299,13 @@ def make_dot_plot(
         style_axes(axes, "", y_label)
         axes.grid(axis="x", visible=False)
         if len(series_names) > 1:
-            axes.legend(frameon=False, fontsize=8, ncols=min(len(series_names), 4),
-                        loc="lower left", bbox_to_anchor=(0, -0.25))  # fmt: skip
+            axes.legend(
+                frameon=False,
+                fontsize=8,
+                ncols=min(len(series_names), 4),
+                loc="lower left",
+                bbox_to_anchor=(0, -0.25),
+            )
 
     return draw_dots
 

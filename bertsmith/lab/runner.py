@@ -183,8 +183,10 @@ class Runner:
 
     def _depends_on_diverged(self, stage: Stage) -> bool:
         """Return whether a direct or indirect dependency diverged."""
-        return any(self._has_diverged(dependency) or self._depends_on_diverged(dependency)
-                   for dependency in stage.dependencies.values())  # fmt: skip
+        return any(
+            self._has_diverged(dependency) or self._depends_on_diverged(dependency)
+            for dependency in stage.dependencies.values()
+        )
 
     def _has_diverged(self, stage: Stage) -> bool:
         result = self.get_result(stage)
@@ -251,8 +253,10 @@ class Runner:
         start = time.perf_counter()
         output = _output_path(folder)
         is_resumed = output.exists()
-        inputs = {role: _output_path(self._stage_dir(dependency))
-                  for role, dependency in stage.dependencies.items()}  # fmt: skip
+        inputs = {
+            role: _output_path(self._stage_dir(dependency))
+            for role, dependency in stage.dependencies.items()
+        }
         stage_function = {**STAGE_FUNCTIONS, **self.stage_functions}[stage.kind]
         result = stage_function(Job(stage, output, inputs, _SilentProgress(self.progress)))
         late_signal: int | None = result.pop(LATE_SIGNAL, None)

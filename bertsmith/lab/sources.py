@@ -90,8 +90,10 @@ class Sources:
             TaskError: A text is missing or empty, or an input folder contains an output folder.
         """
         inputs = [("--model", Path(self.model))] if self.model else []
-        for language, option, path in (("en", "--text", self.english),
-                                       ("ko", "--korean-text", self.korean)):  # fmt: skip
+        for language, option, path in (
+            ("en", "--text", self.english),
+            ("ko", "--korean-text", self.korean),
+        ):
             if path is not None:
                 self.get_text_path(language)
                 if language in languages and not self.model:

@@ -135,10 +135,12 @@ def train_vocabulary(job: Job) -> dict[str, Any]:
     learned = learn_vocabulary(*_find_text(job), options, job.progress)
     with atomic_directory(job.output) as folder:
         learned.tokenizer.save(folder)
-    return {"vocab_size": learned.tokenizer.vocab_size,
-            "unk_rate": learned.quality.unknown_share,
-            "tokens_per_word": learned.quality.pieces_per_word,
-            "single_token_rate": learned.quality.single_piece_share}  # fmt: skip
+    return {
+        "vocab_size": learned.tokenizer.vocab_size,
+        "unk_rate": learned.quality.unknown_share,
+        "tokens_per_word": learned.quality.pieces_per_word,
+        "single_token_rate": learned.quality.single_piece_share,
+    }
 
 
 def build_store(job: Job) -> dict[str, Any]:
@@ -165,8 +167,14 @@ def pretrain_model(job: Job) -> dict[str, Any]:
     steps = settings.pop("steps")
     recipe = settings.pop("recipe")
     try:
-        pretrained = pretrain(job.inputs["store"], run, steps=steps, recipe=recipe,
-                              values=settings, progress=job.progress)  # fmt: skip
+        pretrained = pretrain(
+            job.inputs["store"],
+            run,
+            steps=steps,
+            recipe=recipe,
+            values=settings,
+            progress=job.progress,
+        )
     except DivergedError as error:
         return {"diverged": str(error), **_read_curves(run)}
     if pretrained.outcome.signal is not None:
@@ -178,9 +186,13 @@ def pretrain_model(job: Job) -> dict[str, Any]:
         if step % checkpoint_every and step != pretrained.outcome.state.step:
             shutil.rmtree(path)
     num_parameters = count_parameters(load(pretrained.model).model)
-    return {"heldout_metrics": pretrained.heldout, "seconds": pretrained.outcome.state.seconds,
-            "num_parameters": num_parameters, **_read_curves(run),
-            LATE_SIGNAL: pretrained.outcome.late_signal}  # fmt: skip
+    return {
+        "heldout_metrics": pretrained.heldout,
+        "seconds": pretrained.outcome.state.seconds,
+        "num_parameters": num_parameters,
+        **_read_curves(run),
+        LATE_SIGNAL: pretrained.outcome.late_signal,
+    }
 
 
 def _read_curves(run: Path) -> dict[str, Any]:
@@ -191,11 +203,15 @@ def _read_curves(run: Path) -> dict[str, Any]:
     sampled = train_records[::sample_step]
     return {
         "training_curve": [[record["step"], record["mlm_loss"]] for record in sampled],
-        "gradient_norms": [[record["step"], record["grad_norms"]] for record in sampled
-                           if "grad_norms" in record],
-        "heldout_curve": [[record["step"], record["mlm_loss"]] for record in records
-                          if record["kind"] == "heldout"],
-    }  # fmt: skip
+        "gradient_norms": [
+            [record["step"], record["grad_norms"]] for record in sampled if "grad_norms" in record
+        ],
+        "heldout_curve": [
+            [record["step"], record["mlm_loss"]]
+            for record in records
+            if record["kind"] == "heldout"
+        ],
+    }
 
 
 def initialize_model(job: Job) -> dict[str, Any]:
@@ -243,9 +259,14 @@ def finetune_model(job: Job) -> dict[str, Any]:
         raise TaskError(f"{error}{hint}") from error
     if finetuned.signal is not None:
         raise StoppedError(finetuned.signal)
-    return {"metric_names": finetuned.metric_names, "metrics": finetuned.metrics,
-            "counts": finetuned.counts, "steps": finetuned.steps, "seconds": finetuned.seconds,
-            LATE_SIGNAL: finetuned.late_signal}  # fmt: skip
+    return {
+        "metric_names": finetuned.metric_names,
+        "metrics": finetuned.metrics,
+        "counts": finetuned.counts,
+        "steps": finetuned.steps,
+        "seconds": finetuned.seconds,
+        LATE_SIGNAL: finetuned.late_signal,
+    }
 
 
 def _resume_or_restart(start: Callable[[], FinetuneResult], run: Path) -> FinetuneResult:

@@ -48,8 +48,12 @@ class StageFactory:
 
     def create_text_stage(self, language: str = "en") -> Stage:
         """Return the stage that samples the text of a language, "en" or "ko"."""
-        return Stage("text", {"max_characters": self.scale.max_characters}, {},
-                     self.sources.find_text_files(language))  # fmt: skip
+        return Stage(
+            "text",
+            {"max_characters": self.scale.max_characters},
+            {},
+            self.sources.find_text_files(language),
+        )
 
     def create_vocabulary_stage(
         self, language: str = "en", size: int | None = None, segment: str | None = None
@@ -147,8 +151,10 @@ class StageFactory:
         """
         interval = run.settings["checkpoint"]["every"]
         last_step = run.settings["steps"]
-        stages = {step: Stage("snapshot", {"step": step}, {"run": run})
-                  for step in range(interval, last_step, interval)}  # fmt: skip
+        stages = {
+            step: Stage("snapshot", {"step": step}, {"run": run})
+            for step in range(interval, last_step, interval)
+        }
         stages[last_step] = run
         return stages
 

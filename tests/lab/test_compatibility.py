@@ -119,8 +119,15 @@ def test_work_directory_of_version_0_1_is_used(tmp_path: Path) -> None:
     base = Stage("vocabulary", {})
     dependent = Stage("number", {"add": 10}, {"vocabulary": base})
     folder = tmp_path / "work" / f"words-{base.key}"
-    record = {"kind": "words", "needs": {}, "settings": {}, "result": {"words": 5},
-              "outcome": True, "date": "2026-11-23", "machine": {"auto": "cpu, bf16"}}  # fmt: skip
+    record = {
+        "kind": "words",
+        "needs": {},
+        "settings": {},
+        "result": {"words": 5},
+        "outcome": True,
+        "date": "2026-11-23",
+        "machine": {"auto": "cpu, bf16"},
+    }
     write_json(folder / "result.json", record)
     functions = {"number": run_number_stage}
     runner = Runner(tmp_path / "out", tmp_path / "work", NullProgress(), functions)

@@ -70,9 +70,11 @@ def test_mean_plot_draws_means_and_all_seeds() -> None:
     make_mean_plot(curves, "steps", "score")(axes)
     points = [np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()]
     assert points == [
-        [[160, pytest.approx(0.6)], [320, 0.8]], [[160, 0.4]],
-        [[160, 0.5], [160, 0.7], [320, 0.8]], [[160, 0.4]],
-    ]  # fmt: skip
+        [[160, pytest.approx(0.6)], [320, 0.8]],
+        [[160, 0.4]],
+        [[160, 0.5], [160, 0.7], [320, 0.8]],
+        [[160, 0.4]],
+    ]
     colors = [line.get_color() for line in axes.get_lines()]
     assert colors[:2] == colors[2:]
     assert colors[0] != colors[1]
@@ -104,8 +106,9 @@ def test_experiments_share_the_baseline_run(out: Path) -> None:
     names = ("masking", "activations", "positions", "pretraining-tasks")
     for name in names:
         run_at_smoke(name, out)
-    stages = {name: json.loads((out / f"smoke/{name}.json").read_text())["stages"]
-              for name in names}  # fmt: skip
+    stages = {
+        name: json.loads((out / f"smoke/{name}.json").read_text())["stages"] for name in names
+    }
     with_nsp = stages["pretraining-tasks"]["MLM + NSP, model, 0"]
     mlm_only = stages["pretraining-tasks"]["MLM, no NSP, model, 0"]
     assert mlm_only != with_nsp
@@ -134,8 +137,11 @@ def test_record_has_settings_curve_and_machine(out: Path) -> None:
 def test_position_map_has_ones_on_its_diagonal(out: Path) -> None:
     """The similarity map is square, and each position has similarity 1 with itself."""
     run_at_smoke("positions", out)
-    maps = (record for name, record in read_records(out / "smoke").items()
-            if name.startswith("position-map-"))  # fmt: skip
+    maps = (
+        record
+        for name, record in read_records(out / "smoke").items()
+        if name.startswith("position-map-")
+    )
     similarities = next(maps)["result"]["similarities"]
     assert len(similarities) == len(similarities[0])
     assert all(row[index] == pytest.approx(1.0) for index, row in enumerate(similarities))

@@ -128,8 +128,10 @@ def test_plan_omits_stages_with_output_in_a_shared_work_directory(tmp_path: Path
     assert runner.find_missing_stages([first, second]) == [second]
     runner.run_stages({"a": first, "b": second})
     assert [runner.get_result(stage) for stage in (base, first, second)] == [
-        {"value": 1}, {"value": 12}, {"value": 22},
-    ]  # fmt: skip
+        {"value": 1},
+        {"value": 12},
+        {"value": 22},
+    ]
     (tmp_path / "work" / base.name / OUTPUT).unlink()
     third = Stage("number", {"add": 30}, {"base": base})
     assert runner.find_missing_stages([third]) == [base, third]

@@ -112,8 +112,10 @@ def test_truncated_last_line_loses_only_itself(tmp_path: Path) -> None:
     assert [line for line in progress.messages if "the last line is incomplete" in line]
     runner.run_stages(stages)
     assert [make_runner(tmp_path).get_result(stage) for stage in stages.values()] == [
-        {"value": 1}, {"value": 2}, {"value": 3},
-    ]  # fmt: skip
+        {"value": 1},
+        {"value": 2},
+        {"value": 3},
+    ]
     assert path.read_bytes().startswith(content[:-20] + b"\n")
 
 
@@ -187,8 +189,10 @@ def test_unwritable_results_file_fails_all_stages(tmp_path: Path) -> None:
 
 def run_in_parallel(runners: list[Runner], stages: list[dict[str, Stage]]) -> None:
     """Run the stages of each runner in a separate thread."""
-    threads = [threading.Thread(target=runner.run_stages, args=(runner_stages,))
-               for runner, runner_stages in zip(runners, stages, strict=True)]  # fmt: skip
+    threads = [
+        threading.Thread(target=runner.run_stages, args=(runner_stages,))
+        for runner, runner_stages in zip(runners, stages, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -222,8 +226,10 @@ def test_two_runners_share_their_outputs(tmp_path: Path) -> None:
     base = Stage("slow", {})
     dependents = [Stage("number", {"add": add}, {"base": base}) for add in (1, 2)]
     functions = {"slow": run_slowly, "number": run_number_stage}
-    runners = [Runner(tmp_path / name, tmp_path / "work", NullProgress(), functions)
-               for name in ("one", "two")]  # fmt: skip
+    runners = [
+        Runner(tmp_path / name, tmp_path / "work", NullProgress(), functions)
+        for name in ("one", "two")
+    ]
     run_in_parallel(runners, [{"x": stage} for stage in dependents])
     assert started == [base.name]
     assert [runner.failures for runner in runners] == [{}, {}]

@@ -109,8 +109,13 @@ def test_table_has_a_markdown_header() -> None:
 
 def test_lists_of_numbers_are_written_on_one_line(tmp_path: Path) -> None:
     """The file contains the same value, even if strings look like lists."""
-    value = {"map": [[1.0, -0.5e-7, None], [3]], "names": ["[\n 1,\n 2\n]", "b"], "none": [],
-             "mixed": [1, "a"], "table": [{"row": [1, 2]}]}  # fmt: skip
+    value = {
+        "map": [[1.0, -0.5e-7, None], [3]],
+        "names": ["[\n 1,\n 2\n]", "b"],
+        "none": [],
+        "mixed": [1, "a"],
+        "table": [{"row": [1, 2]}],
+    }
     write_json(tmp_path / "a.json", value, inline_numbers=True)
     text = (tmp_path / "a.json").read_text()
     assert json.loads(text) == value

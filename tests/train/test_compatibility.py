@@ -63,8 +63,13 @@ def test_killed_pretraining_run_resumes(old_files: Path) -> None:
 def test_killed_finetuning_run_resumes(old_files: Path) -> None:
     """The run resumes from step 8 and selects the best weights of an uninterrupted run."""
     run = old_files / "finetune-stopped"
-    result = finetune("classify", old_files / "pretrain-finished", run,
-                      data=old_files / "table.jsonl", values=FINETUNE)  # fmt: skip
+    result = finetune(
+        "classify",
+        old_files / "pretrain-finished",
+        run,
+        data=old_files / "table.jsonl",
+        values=FINETUNE,
+    )
     assert (result.step, result.steps) == (15, 15)
     _assert_same_weights(run, old_files / "finetune-finished")
 
@@ -80,8 +85,13 @@ def test_finished_runs_are_recognized(old_files: Path) -> None:
             if name == "pretrain-finished":
                 pretrain(old_files / "store", run, steps=12, assignments=PRETRAIN)
             else:
-                finetune("classify", old_files / "pretrain-finished", run,
-                         data=old_files / "table.jsonl", values=FINETUNE)  # fmt: skip
+                finetune(
+                    "classify",
+                    old_files / "pretrain-finished",
+                    run,
+                    data=old_files / "table.jsonl",
+                    values=FINETUNE,
+                )
             assert (run / WEIGHTS).read_bytes() == weights
 
 
@@ -106,6 +116,11 @@ def test_settings_of_a_run_are_a_settings_file(old_files: Path, tmp_path: Path) 
     finished = old_files / "finetune-finished"
     for number, data in enumerate((old_files / "table.jsonl", None)):
         run = tmp_path / f"finetune-{number}"
-        finetune("classify", old_files / "pretrain-finished", run, data=data,
-                 config=finished / "settings.toml")  # fmt: skip
+        finetune(
+            "classify",
+            old_files / "pretrain-finished",
+            run,
+            data=data,
+            config=finished / "settings.toml",
+        )
         _assert_same_weights(run, finished)

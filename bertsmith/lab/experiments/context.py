@@ -44,8 +44,11 @@ def measure_senses(job: Job) -> dict[str, Any]:
     """
     embedder = Embedder.load(job.model)
     all_words: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
-    words = {word: senses for word, senses in all_words.items()
-             if _is_in_vocabulary(embedder, word, senses)}  # fmt: skip
+    words = {
+        word: senses
+        for word, senses in all_words.items()
+        if _is_in_vocabulary(embedder, word, senses)
+    }
     if not words:
         language = _LANGUAGE_NAMES[job.stage.settings["language"]]
         raise ModelError(
@@ -53,8 +56,11 @@ def measure_senses(job: Job) -> dict[str, Any]:
             f"use a {language} model"
         )
     layers = range(embedder.config.layers + 1)
-    return {"measured_words": list(words), "static": _measure_layer(embedder, words, None),
-            "layers": [_measure_layer(embedder, words, layer) for layer in layers]}  # fmt: skip
+    return {
+        "measured_words": list(words),
+        "static": _measure_layer(embedder, words, None),
+        "layers": [_measure_layer(embedder, words, layer) for layer in layers],
+    }
 
 
 def _is_in_vocabulary(embedder: Embedder, word: str, senses: Mapping[str, list[str]]) -> bool:
@@ -148,8 +154,10 @@ def _measure_sense_distances(
 
 def create_senses_stage(factory: StageFactory, language: str, seed: int) -> Stage:
     """Return the stage that measures word senses in the user's model or in a baseline model."""
-    words = {word: {name: list(texts) for name, texts in senses.items()}
-             for word, senses in SENSES[language].items()}  # fmt: skip
+    words = {
+        word: {name: list(texts) for name, texts in senses.items()}
+        for word, senses in SENSES[language].items()
+    }
     settings = {"language": language, "words": words}
     if factory.sources.model:
         return Stage(SENSES_KIND, settings, {}, {"model": Path(factory.sources.model)})
@@ -160,8 +168,11 @@ def create_senses_stage(factory: StageFactory, language: str, seed: int) -> Stag
 def _build_stages(factory: StageFactory) -> Stages:
     languages = ["en"] + (["ko"] if factory.sources.korean else [])
     seeds = range(1 if factory.sources.model else factory.scale.num_seeds)
-    return {(language, seed): create_senses_stage(factory, language, seed)
-            for language in languages for seed in seeds}  # fmt: skip
+    return {
+        (language, seed): create_senses_stage(factory, language, seed)
+        for language in languages
+        for seed in seeds
+    }
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: ARG001 - same signature in all experiments
@@ -194,13 +205,17 @@ def _add_language(
     # The static embeddings are followed by the layers.
     runs = [[result["static"], *result["layers"]] if result else None for result in results]
     num_vectors = max(len(run) for run in runs if run is not None)
-    vector_names = ["static word embedding", "embeddings, with position",
-                    *(f"layer {layer}" for layer in range(1, num_vectors - 1))]  # fmt: skip
+    vector_names = [
+        "static word embedding",
+        "embeddings, with position",
+        *(f"layer {layer}" for layer in range(1, num_vectors - 1)),
+    ]
     values_by_layer: _ValuesByLayer = {measure: {} for measure in _MEASURES}
     rows = []
     for index, vector_name in enumerate(vector_names):
-        values = {measure: [run[index][measure] if run else None for run in runs]
-                  for measure in _MEASURES}  # fmt: skip
+        values = {
+            measure: [run[index][measure] if run else None for run in runs] for measure in _MEASURES
+        }
         for measure in _MEASURES:
             values_by_layer[measure][index - 1] = values[measure]
         rows.append([vector_name, *(format_mean_std(values[measure]) for measure in _MEASURES)])
@@ -215,8 +230,10 @@ def _build_panels(name: str, values_by_layer: _ValuesByLayer) -> list[Panel]:
     separation = make_mean_plot(
         {"word vectors": values_by_layer["auc"]}, "layer", "AUC: same sense is closer", chance=0.5
     )
-    curves = {_MEASURES[measure]: values_by_layer[measure]
-              for measure in ("same_sense", "different_senses")}  # fmt: skip
+    curves = {
+        _MEASURES[measure]: values_by_layer[measure]
+        for measure in ("same_sense", "different_senses")
+    }
     distances = make_mean_plot(curves, "layer", "cosine distance")
     num_layers = max(values_by_layer["auc"])
     # Fixed limits make plots of different models and languages comparable.

@@ -44,13 +44,17 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
     scores = {
-        row: [get_task_score(results[row, seed], "conll2003")
-              for seed in range(factory.scale.num_seeds)]
+        row: [
+            get_task_score(results[row, seed], "conll2003")
+            for seed in range(factory.scale.num_seeds)
+        ]
         for row in PAPER
-    }  # fmt: skip
+    }
     rows = [[row, format_mean_std(scores[row]), f"{paper:.1f}"] for row, paper in PAPER.items()]
-    title = ("Table 7: entity F1 on the CoNLL-2003 validation set, single sentences (the paper: "
-             "with document context)")  # fmt: skip
+    title = (
+        "Table 7: entity F1 on the CoNLL-2003 validation set, single sentences (the paper: "
+        "with document context)"
+    )
     table = Table(title, ["input of the tagger", "F1", "paper, %"], rows)
     plot = make_dot_plot(
         {row: {"F1": values} for row, values in scores.items()}, "entity F1, held out"

@@ -71,8 +71,9 @@ def _create_evaluated_models(factory: StageFactory) -> dict[int, Stage]:
     run = _create_pretraining_run(factory)
     snapshots = list(factory.create_snapshots(run).items())
     indices = {round(index * len(snapshots) / _NUM_SNAPSHOTS) for index in _EVALUATED_SNAPSHOTS}
-    evaluated = {step: model for index, (step, model) in enumerate(snapshots, 1)
-                 if index in indices}  # fmt: skip
+    evaluated = {
+        step: model for index, (step, model) in enumerate(snapshots, 1) if index in indices
+    }
     return {0: factory.create_initialized_model(run), **evaluated}
 
 
@@ -126,15 +127,25 @@ def _make_loss_plot(
 
     def draw(axes: Any) -> None:
         if curves:
-            axes.plot(*zip(*curves["training"], strict=True), color="#bbbbbb", linewidth=1,
-                      label="training, per batch")  # fmt: skip
+            axes.plot(
+                *zip(*curves["training"], strict=True),
+                color="#bbbbbb",
+                linewidth=1,
+                label="training, per batch",
+            )
         draw_heldout(axes)
         for step in steps:
             axes.axvline(step, color=_SNAPSHOT_COLOR, linewidth=1, alpha=0.6)
         top = axes.get_ylim()[1]
         for step in steps:
-            axes.annotate(f"{step:,}", (step, top), (3, -9), textcoords="offset points",
-                          fontsize=8, color=_SNAPSHOT_COLOR)  # fmt: skip
+            axes.annotate(
+                f"{step:,}",
+                (step, top),
+                (3, -9),
+                textcoords="offset points",
+                fontsize=8,
+                color=_SNAPSHOT_COLOR,
+            )
 
     return draw
 
@@ -147,13 +158,18 @@ def _make_prediction_table(rows: list[list[str]], steps: list[int]) -> DrawFunct
         column_xs = [0.37 + 0.63 * index / len(steps) for index in range(len(steps))]
         row_height = 1 / (len(rows) + 1)
         for x, step in zip(column_xs, steps, strict=True):
-            axes.text(x, 1 - row_height / 2, f"after {step:,} steps", va="center", fontsize=10,
-                      color=_SNAPSHOT_COLOR)  # fmt: skip
+            axes.text(
+                x,
+                1 - row_height / 2,
+                f"after {step:,} steps",
+                va="center",
+                fontsize=10,
+                color=_SNAPSHOT_COLOR,
+            )
         for row_number, (sentence, *cells) in enumerate(rows, 1):
             y = 1 - (row_number + 0.5) * row_height
             axes.axhline(y + row_height / 2, color="#dddddd", linewidth=0.8)
-            axes.text(0, y, sentence, va="center", fontsize=10.5, weight="bold",
-                      parse_math=False)  # fmt: skip
+            axes.text(0, y, sentence, va="center", fontsize=10.5, weight="bold", parse_math=False)
             for x, cell in zip(column_xs, cells, strict=True):
                 axes.text(x, y, cell, va="center", fontsize=10, parse_math=False)
         axes.set_ylim(0, 1)

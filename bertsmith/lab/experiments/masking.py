@@ -56,13 +56,19 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         }
         losses = [get_heldout_metric(results[mixture, "model", seed]) for seed in seeds]
         data["/".join(map(str, mixture))] = {**scores, "held-out loss": losses}
-        cells = [f"{format_mean_std(scores[evaluation])} ({paper_score})"
-                 for evaluation, paper_score in zip(_EVALUATIONS, paper, strict=True)]  # fmt: skip
+        cells = [
+            f"{format_mean_std(scores[evaluation])} ({paper_score})"
+            for evaluation, paper_score in zip(_EVALUATIONS, paper, strict=True)
+        ]
         percentages = [f"{percentage} %" for percentage in mixture]
         rows.append([*percentages, format_mean_std(losses), *cells])
-    columns = ["[MASK]", "unchanged", "random", "held-out MLM loss (same mixture)",
-               *(f"{name} (paper: {paper_metric})"
-                 for _, name, paper_metric in _EVALUATIONS.values())]  # fmt: skip
+    columns = [
+        "[MASK]",
+        "unchanged",
+        "random",
+        "held-out MLM loss (same mixture)",
+        *(f"{name} (paper: {paper_metric})" for _, name, paper_metric in _EVALUATIONS.values()),
+    ]
     title = "Table 8: mixtures of [MASK], unchanged tokens and random tokens"
     return Report([Table(title, columns, rows)], _build_panels(data), data)
 

@@ -43,18 +43,26 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         values: dict[str, Any] = {
             "num_parameters": num_parameters,
             "perplexity": [get_heldout_metric(model, "perplexity") for model in models],
-        }  # fmt: skip
+        }
         for task in TASKS:
             values[task] = [get_task_score(results[size, task, seed], task) for seed in seeds]
         data[" x ".join(map(str, size))] = values
-        rows.append([
-            *map(str, size),
-            EMPTY_CELL if num_parameters is None else f"{num_parameters / 1e6:.2f} M",
-            format_mean_std(values["perplexity"], ".1f"),
-            *(format_mean_std(values[task]) for task in TASKS),
-        ])  # fmt: skip
-    columns = ["layers", "width", "heads", "parameters", "perplexity",
-               *(TASK_METRICS[task].label for task in TASKS)]  # fmt: skip
+        rows.append(
+            [
+                *map(str, size),
+                EMPTY_CELL if num_parameters is None else f"{num_parameters / 1e6:.2f} M",
+                format_mean_std(values["perplexity"], ".1f"),
+                *(format_mean_std(values[task]) for task in TASKS),
+            ]
+        )
+    columns = [
+        "layers",
+        "width",
+        "heads",
+        "parameters",
+        "perplexity",
+        *(TASK_METRICS[task].label for task in TASKS),
+    ]
     paper_columns = ["layers", "width", "heads", "perplexity", "MRPC, %", "SST-2, %"]
     paper_rows = [[*map(str, size), *map(str, values)] for size, values in _PAPER.items()]
     tables = [
@@ -75,8 +83,10 @@ def _get_num_parameters(models: list[dict[str, Any] | None]) -> int | None:
 def _build_panels(data: dict[str, Any]) -> list[Panel]:
     """Return plots of perplexity and task scores by model size."""
     perplexities = {size: {"masked LM": values["perplexity"]} for size, values in data.items()}
-    scores = {size: {TASK_METRICS[task].label: values[task] for task in TASKS}
-              for size, values in data.items()}  # fmt: skip
+    scores = {
+        size: {TASK_METRICS[task].label: values[task] for task in TASKS}
+        for size, values in data.items()
+    }
     sizes = "layers x width x heads"
     return [
         Panel(f"held-out perplexity by {sizes}", make_dot_plot(perplexities, "perplexity")),

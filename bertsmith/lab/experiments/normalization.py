@@ -49,12 +49,16 @@ def _list_configurations(factory: StageFactory) -> list[tuple[str, float, int]]:
 def _build_stages(factory: StageFactory) -> Stages:
     return {
         (norm, lr, batch_size, seed): factory.create_mlm_only_run(
-            seed, steps=_count_steps(factory), model={"norm": norm},
-            data={"batch_size": batch_size}, optim={"lr": lr}, run={"log_grad_norms": True},
+            seed,
+            steps=_count_steps(factory),
+            model={"norm": norm},
+            data={"batch_size": batch_size},
+            optim={"lr": lr},
+            run={"log_grad_norms": True},
         )
         for seed in range(factory.scale.num_seeds)
         for norm, lr, batch_size in _list_configurations(factory)
-    }  # fmt: skip
+    }
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
@@ -72,11 +76,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             measures = [_measure_curve(run) for run in runs]
             losses = [get_heldout_metric(run) for run in runs]
             data[f"{norm}, lr {lr:g}, batch {batch_size}"] = {
-                "heldout_loss": losses, "training_curve": measures,
-            }  # fmt: skip
+                "heldout_loss": losses,
+                "training_curve": measures,
+            }
             loss_row.append(format_mean_std(losses))
-            cells = (format_mean_std([run[name] if run else None for run in measures])
-                     for name in _CURVE_MEASURES)  # fmt: skip
+            cells = (
+                format_mean_std([run[name] if run else None for run in measures])
+                for name in _CURVE_MEASURES
+            )
             curve_rows.append([label, f"{lr:g}", str(batch_size), *cells])
         loss_rows.append(loss_row)
     columns = ["normalization", *(f"lr {lr:g}, batch {batch_size}" for lr, batch_size in pairs)]
@@ -134,9 +141,11 @@ def _measure_curve(run: dict[str, Any] | None) -> dict[str, float] | None:
         return dict.fromkeys(_CURVE_MEASURES, float("nan"))
     last_step = max(step for step, _ in run["training_curve"])
     train_losses = [loss for step, loss in run["training_curve"] if step > 0.75 * last_step]
-    total_norms = [sum(norm**2 for norm in part_norms.values()) ** 0.5
-                   for step, part_norms in run["gradient_norms"]
-                   if step > 0.5 * last_step]  # fmt: skip
+    total_norms = [
+        sum(norm**2 for norm in part_norms.values()) ** 0.5
+        for step, part_norms in run["gradient_norms"]
+        if step > 0.5 * last_step
+    ]
     return {
         "early_loss": _nan_if_none(next(loss for step, loss in curve if step >= 0.25 * last_step)),
         "generalization_gap": final_loss - mean(train_losses),

@@ -93,8 +93,7 @@ def measure_sentence_map(job: Job) -> dict[str, Any]:
         projected = _project_on_principal_components(vectors)
         maps.append([[round(float(x), 3) for x in point] for point in projected])
         neighbor_accuracies.append(_measure_nearest_neighbor_accuracy(vectors, labels))
-    return {"labels": labels, "points": maps,
-            "nearest_neighbor_accuracy": neighbor_accuracies}  # fmt: skip
+    return {"labels": labels, "points": maps, "nearest_neighbor_accuracy": neighbor_accuracies}
 
 
 def _read_pairs(path: Path, max_rows: int) -> list[tuple[str, str, float]]:
@@ -185,8 +184,10 @@ def _measure_nearest_neighbor_accuracy(vectors: Floats, labels: list[str]) -> fl
 
 
 def _build_stages(factory: StageFactory) -> Stages:
-    similarity_settings = {"max_pairs": factory.scale.num_eval_sequences * 4,
-                           "poolings": list(POOLINGS)}  # fmt: skip
+    similarity_settings = {
+        "max_pairs": factory.scale.num_eval_sequences * 4,
+        "poolings": list(POOLINGS),
+    }
     map_settings = {"max_sentences": _MAP_SENTENCES}
     pairs = {"pairs": factory.sources.find_task_files("sts-b")[1]}
     sentences = {"sentences": factory.sources.find_task_files("sst-2")[1]}
@@ -210,8 +211,11 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
     map_result = results["map", 0]
     tables, panels, data = [], [], {}
     # A correlation with a constant is null in JSON. The dtype float64 converts null to NaN.
-    runs = [np.array(result["spearman"], np.float64) if result else None
-            for key, result in results.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
+    runs = [
+        np.array(result["spearman"], np.float64) if result else None
+        for key, result in results.items()
+        if key[0] == "similarity"
+    ]  # type: ignore[index]
     finished = [run for run in runs if run is not None]
     if finished:
         # Means over the seeds whose correlation is defined.
@@ -221,17 +225,26 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
         accuracies = map_result["nearest_neighbor_accuracy"] if map_result else [None] * len(means)
         senses = [result for key, result in results.items() if key[0] == "senses"]  # type: ignore[index]
         rows = [
-            [names[layer],
-             *(format_mean_std([None if run is None else float(run[layer, column]) for run in runs],
-                               nonfinite_label="constant")
-               for column in range(len(POOLINGS))),
-             EMPTY_CELL if accuracies[layer] is None else f"{accuracies[layer]:.3f}",
-             *_format_senses_cell(senses, layer)]
+            [
+                names[layer],
+                *(
+                    format_mean_std(
+                        [None if run is None else float(run[layer, column]) for run in runs],
+                        nonfinite_label="constant",
+                    )
+                    for column in range(len(POOLINGS))
+                ),
+                EMPTY_CELL if accuracies[layer] is None else f"{accuracies[layer]:.3f}",
+                *_format_senses_cell(senses, layer),
+            ]
             for layer in reversed(range(len(means)))
-        ]  # fmt: skip
+        ]
         title = "Spearman correlation of cosine and human similarity on STS-B, without fine-tuning"
-        columns = [_LAYER_LABEL, *POOLINGS,
-                   "nearest neighbor has the same label (SST-2, mean pooling, seed 0)"]  # fmt: skip
+        columns = [
+            _LAYER_LABEL,
+            *POOLINGS,
+            "nearest neighbor has the same label (SST-2, mean pooling, seed 0)",
+        ]
         if senses:
             columns.append(_SENSES_COLUMN)
         tables.append(Table(title, columns, rows))
@@ -248,8 +261,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
 
 def _format_layer_names(num_states: int) -> list[str]:
     """Return the row labels of the embeddings and the layers, such as "3 (-2)"."""
-    return [f"{layer} ({layer - num_states})" if layer else "embeddings"
-            for layer in range(num_states)]  # fmt: skip
+    return [
+        f"{layer} ({layer - num_states})" if layer else "embeddings" for layer in range(num_states)
+    ]
 
 
 def _format_senses_cell(senses: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
@@ -271,8 +285,13 @@ def _make_scatter_plot(points: list[list[float]], labels: list[str]) -> DrawFunc
                 for point, point_label in zip(points, labels, strict=True)
                 if point_label == label
             ]
-            axes.scatter(*zip(*clipped, strict=True), s=8, color=color, alpha=0.6,
-                         label=_SENTIMENTS.get(label, label))  # fmt: skip
+            axes.scatter(
+                *zip(*clipped, strict=True),
+                s=8,
+                color=color,
+                alpha=0.6,
+                label=_SENTIMENTS.get(label, label),
+            )
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_xlabel("first principal component", fontsize=8)

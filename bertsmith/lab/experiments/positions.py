@@ -59,10 +59,13 @@ def measure_position_similarity(job: Job) -> dict[str, Any]:
     # The mean is subtracted because it is the same for all positions.
     normalized = torch.nn.functional.normalize(table - table.mean(0), dim=-1)
     similarities = normalized @ normalized.T
-    by_distance = [float(similarities.diagonal(distance).mean())
-                   for distance in range(len(normalized))]  # fmt: skip
-    return {"similarities": [[round(value, 3) for value in row] for row in similarities.tolist()],
-            "mean_similarity_by_distance": by_distance}  # fmt: skip
+    by_distance = [
+        float(similarities.diagonal(distance).mean()) for distance in range(len(normalized))
+    ]
+    return {
+        "similarities": [[round(value, 3) for value in row] for row in similarities.tolist()],
+        "mean_similarity_by_distance": by_distance,
+    }
 
 
 def _build_stages(factory: StageFactory) -> Stages:
@@ -98,8 +101,10 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     rows = []
     for name, result in maps.items():
         by_distance = result["mean_similarity_by_distance"]
-        cells = (f"{by_distance[distance]:.2f}" if distance < len(by_distance) else EMPTY_CELL
-                 for distance in _DISTANCES)  # fmt: skip
+        cells = (
+            f"{by_distance[distance]:.2f}" if distance < len(by_distance) else EMPTY_CELL
+            for distance in _DISTANCES
+        )
         rows.append([name, *cells])
     columns = ["model", *(f"distance {distance}" for distance in _DISTANCES)]
     title = "Mean cosine similarity of position embeddings by distance, after subtracting the mean"

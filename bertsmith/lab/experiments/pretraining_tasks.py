@@ -62,8 +62,10 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         is_untrained = name in (_RANDOM, _STRUCTURED)
         losses = [None if is_untrained else get_heldout_metric(model) for model in models]
         data[name] = {**scores, "held-out loss": losses}
-        cells = [f"{format_mean_std(scores[task])} ({_format_percentage(paper.get(task))})"
-                 for task in TASKS]  # fmt: skip
+        cells = [
+            f"{format_mean_std(scores[task])} ({_format_percentage(paper.get(task))})"
+            for task in TASKS
+        ]
         rows.append([name, format_mean_std(losses), *cells])
     columns = [
         "model",

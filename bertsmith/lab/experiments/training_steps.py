@@ -10,8 +10,10 @@ _MODELS = ("masked LM", "left to right")
 
 
 def _create_pretraining_runs(factory: StageFactory, seed: int) -> dict[str, Stage]:
-    return {"masked LM": factory.create_baseline_run(seed),
-            "left to right": factory.create_left_to_right_run(seed)}  # fmt: skip
+    return {
+        "masked LM": factory.create_baseline_run(seed),
+        "left to right": factory.create_left_to_right_run(seed),
+    }
 
 
 def _list_evaluated_steps(factory: StageFactory) -> list[int]:
@@ -43,12 +45,16 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         for step in steps
     }
     rows = [
-        [f"{step:,}", *(format_mean_std(scores[name, task, step])
-                        for task in TASKS for name in _MODELS)]
+        [
+            f"{step:,}",
+            *(format_mean_std(scores[name, task, step]) for task in TASKS for name in _MODELS),
+        ]
         for step in steps
-    ]  # fmt: skip
-    columns = ["steps", *(f"{TASK_METRICS[task].task_label}, {name}"
-                          for task in TASKS for name in _MODELS)]  # fmt: skip
+    ]
+    columns = [
+        "steps",
+        *(f"{TASK_METRICS[task].task_label}, {name}" for task in TASKS for name in _MODELS),
+    ]
     title = (
         "Figure 5: held-out score by pre-training steps; step 0 is the initialization (the paper, "
         "MNLI: left to right rises faster at first, but masked LM is ahead almost immediately and "

@@ -53,8 +53,9 @@ def measure_softmax(job: Job) -> dict[str, Any]:
             settings["num_predictions"],
             settings["num_repeats"],
         )
-        costs = {name: softmax.measure_in_subprocess(name, *sizes)
-                 for name in softmax.IMPLEMENTATIONS}  # fmt: skip
+        costs = {
+            name: softmax.measure_in_subprocess(name, *sizes) for name in softmax.IMPLEMENTATIONS
+        }
         # Weights, biases and the two moments of Adam, with 4 bytes per number.
         weights_bytes = 3 * 4 * vocab_size * (settings["width"] + 1)
         rows.append({"vocab_size": vocab_size, "weights_bytes": weights_bytes, **costs})
@@ -106,8 +107,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             values = _measure_vocabulary(factory, results, (language, segment, size))
             data[f"{name}, {size}"] = values
             losses.setdefault(name, {})[size] = values["nats_per_character"]
-            cells = (_format_cell(values[key], format_spec)
-                     for key, format_spec in _CELL_FORMATS.items())  # fmt: skip
+            cells = (
+                _format_cell(values[key], format_spec) for key, format_spec in _CELL_FORMATS.items()
+            )
             token_loss = format_mean_std(values["nats_per_token"])
             character_loss = format_mean_std(values["nats_per_character"], ".4f")
             rows.append([name, f"{size:,}", *cells, token_loss, character_loss])
@@ -152,23 +154,29 @@ def _build_softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Pane
     """Return the table and the plots with time and memory of the softmax."""
     labels = softmax.IMPLEMENTATIONS
     rows = [
-        [f"{cost['vocab_size']:,}", f"{cost['weights_bytes'] / 2**20:,.0f}",
-         *(f"{1000 * cost[name]['seconds']:,.1f}" for name in labels),
-         *(f"{cost[name]['bytes'] / 2**20:,.0f}" for name in labels)]
+        [
+            f"{cost['vocab_size']:,}",
+            f"{cost['weights_bytes'] / 2**20:,.0f}",
+            *(f"{1000 * cost[name]['seconds']:,.1f}" for name in labels),
+            *(f"{cost[name]['bytes'] / 2**20:,.0f}" for name in labels),
+        ]
         for cost in costs
-    ]  # fmt: skip
+    ]
     columns = [
-        "vocabulary size", "MiB of weights and Adam's moments",
+        "vocabulary size",
+        "MiB of weights and Adam's moments",
         *(f"ms per step, {label}" for label in labels.values()),
         *(f"additional MiB with gradients, {label}" for label in labels.values()),
-    ]  # fmt: skip
+    ]
     panels = []
     for field, title, unit, factor in (
         ("seconds", "time", "ms per step", 1000),
         ("bytes", "additional memory", "MiB", 2**-20),
     ):
-        series = {label: [(cost["vocab_size"] / 1000, factor * cost[name][field]) for cost in costs]
-                  for name, label in labels.items()}  # fmt: skip
+        series = {
+            label: [(cost["vocab_size"] / 1000, factor * cost[name][field]) for cost in costs]
+            for name, label in labels.items()
+        }
         plot = make_line_plot(series, "vocabulary size, thousands", unit)
         panels.append(Panel(f"output softmax: {title}", plot))
     table_title = "Output softmax by vocabulary size, forward and backward"
@@ -203,9 +211,10 @@ def _measure_vocabulary(
         "unk_rate": vocabulary["unk_rate"],
         "characters_per_token": characters_per_token,
         "max_training_kilocharacters": num_training_tokens * characters_per_token / 1000,
-        "nats_per_character": [None if loss is None else loss / characters_per_token
-                             for loss in losses],
-    }  # fmt: skip
+        "nats_per_character": [
+            None if loss is None else loss / characters_per_token for loss in losses
+        ],
+    }
     return values
 
 

@@ -69,14 +69,22 @@ def _draw_heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
     if not heldout:
         return
     axes.plot(
-        [line["step"] for line in heldout], [line["mlm_loss"] for line in heldout],
-        color="#c8501e", marker="o", markersize=3.5, linewidth=1.4, label="held out",
-    )  # fmt: skip
+        [line["step"] for line in heldout],
+        [line["mlm_loss"] for line in heldout],
+        color="#c8501e",
+        marker="o",
+        markersize=3.5,
+        linewidth=1.4,
+        label="held out",
+    )
     entropy = heldout[-1]["unigram_entropy"]
     axes.axhline(
-        entropy, color="#444444", linestyle="--", linewidth=1,
+        entropy,
+        color="#444444",
+        linestyle="--",
+        linewidth=1,
         label=f"unigram entropy of the held-out tokens, {entropy:.2f}",
-    )  # fmt: skip
+    )
 
 
 def _running_mean(values: list[float]) -> list[float]:

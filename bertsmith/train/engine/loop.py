@@ -168,9 +168,11 @@ def train(
         progress.log(f"resuming from step {state.step}{total}")
     metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
     duration.start(
-        state.step, state.seconds, state.elapsed_seconds or 0.0,
+        state.step,
+        state.seconds,
+        state.elapsed_seconds or 0.0,
         state.start_seconds if state.step else None,
-    )  # fmt: skip
+    )
     state = replace(state, start_seconds=duration.start_seconds)
     if duration.total_steps is None:
         progress.start("training", duration.remaining_seconds, "seconds")
@@ -268,20 +270,29 @@ class _Loop:
             step == 0 or (step + 1) % options.log_every == 0 or step + 1 == duration.total_steps
         )
         result = take_step(
-            objective.compute_losses, micro_batches, self._model, self._optimizer, self._machine,
-            step=step, seed=options.seed, lr=lr, max_grad_norm=options.max_grad_norm,
+            objective.compute_losses,
+            micro_batches,
+            self._model,
+            self._optimizer,
+            self._machine,
+            step=step,
+            seed=options.seed,
+            lr=lr,
+            max_grad_norm=options.max_grad_norm,
             describe_batch=objective.describe_batch,
             grad_norm_groups=options.grad_norm_groups if should_log else None,
-        )  # fmt: skip
+        )
         if self._average is not None:
             self._average.update(step + 1)
         seconds = stopwatch.lap()
         num_macs = objective.count_macs(micro_batches)
         duration.record_step(seconds, num_macs)
         self.state = replace(
-            self.state, step=step + 1, seconds=stopwatch.total_seconds,
+            self.state,
+            step=step + 1,
+            seconds=stopwatch.total_seconds,
             data_state=objective.data_state,
-        )  # fmt: skip
+        )
         self._has_ended = duration.is_finished(step + 1)
         tokens_per_second = objective.count_tokens(micro_batches) / seconds
         mfu = num_macs / seconds / self._peak_macs_per_second
@@ -346,8 +357,12 @@ class _Loop:
         self._metrics_log.sync()
         self.state = replace(self.state, elapsed_seconds=self._duration.elapsed_seconds)
         checkpoint.save(
-            self._run, self.state, self._model, self._optimizer, self._options.keep_checkpoints,
+            self._run,
+            self.state,
+            self._model,
+            self._optimizer,
+            self._options.keep_checkpoints,
             self._average,
-        )  # fmt: skip
+        )
         self._saved_step = self.state.step
         self._duration.record_checkpoint(time.perf_counter() - start_time)

@@ -165,10 +165,13 @@ def _train(
     """Train or resume a run; if no signal stops it, write its model and result."""
     task, options = settings.task, settings.run
     machine = device.resolve_machine(
-        options.device, options.precision, options.attention_kernel,
-        attention_dropout=settings.model.attention_dropout, head_dim=settings.model.head_dim,
+        options.device,
+        options.precision,
+        options.attention_kernel,
+        attention_dropout=settings.model.attention_dropout,
+        head_dim=settings.model.head_dim,
         threads=options.threads or _choose_thread_count(options, progress),
-    )  # fmt: skip
+    )
     max_length = task.max_seqlen or settings.model.max_positions
     batch_tokens = min(task.batch_size, len(data.train)) * max_length
     # The check assumes that all weights are trained, which needs memory for gradients and moments.
@@ -198,11 +201,20 @@ def _train(
     if outcome.signal is not None:
         return result
     warn_below_majority_class(progress, task, data, metrics)
-    info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
-            "heldout_metrics": metrics}  # fmt: skip
+    info = {
+        "task": task.name,
+        "provenance": settings.model_dump(mode="json"),
+        "heldout_metrics": metrics,
+    }
     save_fine_tuned(run / MODEL_DIR, model, start.tokenizer, head, info)
-    write_json(run / RESULT_FILE, {key: value for key, value in asdict(result).items()
-                                   if key not in ("run", "model", "late_signal")})  # fmt: skip
+    write_json(
+        run / RESULT_FILE,
+        {
+            key: value
+            for key, value in asdict(result).items()
+            if key not in ("run", "model", "late_signal")
+        },
+    )
     return replace(result, model=run / MODEL_DIR, late_signal=outcome.late_signal)
 
 
@@ -262,10 +274,16 @@ def _build_objective(
         for name, examples in data.heldout.items()
     }
     return FinetuningObjective(
-        start.model, head, task, train, heldout, machine,
-        micro_batch_tokens=settings.run.micro_batch_tokens, seed=settings.run.seed,
+        start.model,
+        head,
+        task,
+        train,
+        heldout,
+        machine,
+        micro_batch_tokens=settings.run.micro_batch_tokens,
+        seed=settings.run.seed,
         class_weights=_compute_class_weights(task, head, train),
-    )  # fmt: skip
+    )
 
 
 def _compute_class_weights(
@@ -298,9 +316,13 @@ def _resolve_on_machine(
     assert timing.steps or timing.epochs
     steps = timing.steps or max(1, round((timing.epochs or 0) * steps_per_epoch))
     run = settings.run.model_copy(
-        update={"device": str(machine.device), "precision": machine.precision,
-                "attention_kernel": machine.kernel, "threads": torch.get_num_threads()}
-    )  # fmt: skip
+        update={
+            "device": str(machine.device),
+            "precision": machine.precision,
+            "attention_kernel": machine.kernel,
+            "threads": torch.get_num_threads(),
+        }
+    )
     checkpoint_every = settings.checkpoint.every or steps_per_epoch
     return settings.model_copy(
         update={

@@ -135,9 +135,10 @@ def read_overrides(
         command_line = merge_settings(values or {}, parse_assignments(assignments))
         if get_table(command_line, "schedule").keys() & {"steps", "epochs"}:
             settings["schedule"] = {
-                name: value for name, value in get_table(settings, "schedule").items()
+                name: value
+                for name, value in get_table(settings, "schedule").items()
                 if name not in ("steps", "epochs")
-            }  # fmt: skip
+            }
     return load_user_settings(settings, values, assignments)
 
 
@@ -174,10 +175,14 @@ def _drop_computed_values(
             task_table.pop(key, None)
     if schedule.get("epochs") is not None:
         schedule.pop("steps", None)
-    model = {name: value for name, value in get_table(settings, "model").items()
-             if name in _MUTABLE_MODEL_FIELDS}  # fmt: skip
-    run = {name: value for name, value in get_table(settings, "run").items()
-           if name != "start_from"}  # fmt: skip
+    model = {
+        name: value
+        for name, value in get_table(settings, "model").items()
+        if name in _MUTABLE_MODEL_FIELDS
+    }
+    run = {
+        name: value for name, value in get_table(settings, "run").items() if name != "start_from"
+    }
     return {**settings, "task": task_table, "schedule": schedule, "model": model, "run": run}
 
 

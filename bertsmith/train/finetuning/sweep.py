@@ -188,14 +188,19 @@ def _save_best_model(
         shutil.copytree(best.run / MODEL_DIR, new, dirs_exist_ok=True)
     statistic_names = ("median", "min", "max")
     table = [
-        {"hyperparameters": point.hyperparameters,
-         **dict(zip(statistic_names, point.summarize_metric(metric), strict=True)),
-         "runs": {result.run.name: result.metrics for result in point.runs}}
+        {
+            "hyperparameters": point.hyperparameters,
+            **dict(zip(statistic_names, point.summarize_metric(metric), strict=True)),
+            "runs": {result.run.name: result.metrics for result in point.runs},
+        }
         for point in points
-    ]  # fmt: skip
+    ]
     summary = {
-        "metric": metric, "best": best.run.name, "points": table, "counts": best.counts,
-    }  # fmt: skip
+        "metric": metric,
+        "best": best.run.name,
+        "points": table,
+        "counts": best.counts,
+    }
     write_json(out / RESULTS_FILE, summary)
     return SweepResult(out, points, best, out / MODEL_DIR, None)
 

@@ -420,9 +420,14 @@ def _train(session: Session, run: Path, progress: Progress, duration: Duration) 
         average_fraction=settings.optim.average_fraction,
     )
     return loop.train(
-        session.build_objective(duration), session.model, session.optimizer, session.machine,
-        options, run, progress,
-    )  # fmt: skip
+        session.build_objective(duration),
+        session.model,
+        session.optimizer,
+        session.machine,
+        options,
+        run,
+        progress,
+    )
 
 
 def _draw_curve(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:

@@ -247,8 +247,11 @@ def _override_sizes(model: dict[str, Any], user_model: Any) -> dict[str, Any]:
     """
     if not isinstance(user_model, Mapping):
         return model
-    sizes = {name: value for name, value in user_model.items()
-             if name in model and type(value) is int and value > 0}  # fmt: skip
+    sizes = {
+        name: value
+        for name, value in user_model.items()
+        if name in model and type(value) is int and value > 0
+    }
     if "width" in sizes:
         model = model | {"feed_forward": 4 * sizes["width"]}
     return model | sizes

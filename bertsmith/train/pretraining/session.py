@@ -53,10 +53,13 @@ class Session:
         """Build the model with new weights, or with those of ``run.start_from``."""
         run = settings.run
         self.machine = device.resolve_machine(
-            run.device, run.precision, run.attention_kernel,
-            attention_dropout=settings.model.attention_dropout, head_dim=settings.model.head_dim,
+            run.device,
+            run.precision,
+            run.attention_kernel,
+            attention_dropout=settings.model.attention_dropout,
+            head_dim=settings.model.head_dim,
             threads=run.threads,
-        )  # fmt: skip
+        )
         batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
         self.settings, self.store = settings, store
@@ -107,8 +110,11 @@ class Session:
             start = bundle.load(self.settings.run.start_from)
             self.notes = start.notes()
             # Weights that are missing in the files keep the initialization of this run.
-            weights = {name: value for name, value in start.model.state_dict().items()
-                       if name not in start.new_weights}  # fmt: skip
+            weights = {
+                name: value
+                for name, value in start.model.state_dict().items()
+                if name not in start.new_weights
+            }
             self.model.load_state_dict(weights, strict=False)
         self.optimizer = optimizer.build_optimizer(self.model, self.settings.optim)
 
@@ -219,10 +225,16 @@ class Session:
     ) -> None:
         """Take a step with a learning rate of 0, for a measurement."""
         take_step(
-            objective.compute_losses, micro_batches, self.model, self.optimizer, self.machine,
-            step=step, seed=self.settings.run.seed, lr=0.0,
+            objective.compute_losses,
+            micro_batches,
+            self.model,
+            self.optimizer,
+            self.machine,
+            step=step,
+            seed=self.settings.run.seed,
+            lr=0.0,
             max_grad_norm=self.settings.optim.max_grad_norm,
-        )  # fmt: skip
+        )
         device.synchronize(self.machine)
 
     def count_epoch_examples(self, length: int) -> int:

@@ -119,9 +119,12 @@ class TrainingBatches:
             # The examples of an earlier phase are not needed any more.
             self._streams = {
                 key: EndlessStream(
-                    self._split, self._vocabulary, self._data,
-                    length=self.get_max_seqlen(position.phase), seed=self._seed,
+                    self._split,
+                    self._vocabulary,
+                    self._data,
+                    length=self.get_max_seqlen(position.phase),
+                    seed=self._seed,
                     first_epoch=position.first_epoch,
                 )
-            }  # fmt: skip
+            }
         return self._streams[key]

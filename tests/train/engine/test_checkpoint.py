@@ -69,14 +69,19 @@ def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
     """Saving a checkpoint removes all others but the last two and the best one."""
     model, optimizer = _train_model()
     remaining_steps = []
-    for step, best_step in [
-        (1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (10, 10), (11, 10), (12, 10)
-    ]:  # fmt: skip
+    for step, best_step in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (10, 10), (11, 10), (12, 10)]:
         save(tmp_path, TrainingState(step=step, best_step=best_step), model, optimizer, keep=2)
         remaining_steps.append([step for step, _ in list_checkpoints(tmp_path)])
     assert remaining_steps == [
-        [1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [5, 10], [10, 11], [10, 11, 12]
-    ]  # fmt: skip
+        [1],
+        [1, 2],
+        [2, 3],
+        [2, 3, 4],
+        [2, 4, 5],
+        [5, 10],
+        [10, 11],
+        [10, 11, 12],
+    ]
 
 
 @pytest.mark.parametrize("failing_file", ["weights", "moments", "state", "checksums"])
@@ -212,8 +217,13 @@ def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> 
     files = _read_files(tmp_path)
     with pytest.raises(RunError) as caught:
         resume(tmp_path, model, optimizer, RecordingProgress())
-    for text in ("step-1: this", "step-2: this", "moments.safetensors does not match", "backup",
-                 f"remove {tmp_path / CHECKPOINTS_DIR} to train again"):  # fmt: skip
+    for text in (
+        "step-1: this",
+        "step-2: this",
+        "moments.safetensors does not match",
+        "backup",
+        f"remove {tmp_path / CHECKPOINTS_DIR} to train again",
+    ):
         assert text in str(caught.value)
     assert _read_files(tmp_path) == files
 

@@ -114,9 +114,16 @@ def test_steps_equal_adamw_in_numpy(max_grad_norm: float) -> None:
         lr = 0.1 * (step + 1)
         tensors = [torch.tensor(gradient, dtype=torch.float32) for gradient in gradients]
         result = take_step(
-            _make_loss_fn(tensors), [(model, 1.0)], model, optimizer, CPU,
-            step=step, seed=0, lr=lr, max_grad_norm=max_grad_norm,
-        )  # fmt: skip
+            _make_loss_fn(tensors),
+            [(model, 1.0)],
+            model,
+            optimizer,
+            CPU,
+            step=step,
+            seed=0,
+            lr=lr,
+            max_grad_norm=max_grad_norm,
+        )
         norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
         assert result.grad_norm == pytest.approx(norm, rel=1e-5)
         for i, gradient in enumerate(gradients):
@@ -140,9 +147,17 @@ def test_non_finite_loss_changes_nothing(factor: float) -> None:
     def take_one_step(factor: float, step: int) -> None:
         micro_batches = [(model, 1.0), (model, factor)]
         take_step(
-            _make_loss_fn(gradients), micro_batches, model, optimizer, CPU,
-            step=step, seed=5, lr=0.1, max_grad_norm=1.0, describe_batch="page {}".format,
-        )  # fmt: skip
+            _make_loss_fn(gradients),
+            micro_batches,
+            model,
+            optimizer,
+            CPU,
+            step=step,
+            seed=5,
+            lr=0.1,
+            max_grad_norm=1.0,
+            describe_batch="page {}".format,
+        )
 
     take_one_step(1.0, 0)
     old_weights = [p.detach().clone() for p in model.parameters()]
@@ -193,7 +208,11 @@ def test_bilstm_biases_and_layer_weights_do_not_decay() -> None:
         if parameter.requires_grad and has_weight_decay(name)
     }
     assert names == {
-        *(f"lstm.weight_{kind}_l{layer}{suffix}" for kind in ("ih", "hh") for layer in (0, 1)
-          for suffix in ("", "_reverse")),
+        *(
+            f"lstm.weight_{kind}_l{layer}{suffix}"
+            for kind in ("ih", "hh")
+            for layer in (0, 1)
+            for suffix in ("", "_reverse")
+        ),
         "output.weight",
-    }  # fmt: skip
+    }

@@ -31,8 +31,15 @@ def test_each_micro_batch_seeds_the_device_of_the_run(monkeypatch: pytest.Monkey
     machine = Machine(torch.device("cuda:1"), "fp32", "padded")
     optimizer = build_optimizer(model, OptimSettings())
     take_step(
-        compute_loss, [None, None], model, optimizer, machine,
-        step=5, seed=3, lr=0.1, max_grad_norm=1.0,
-    )  # fmt: skip
+        compute_loss,
+        [None, None],
+        model,
+        optimizer,
+        machine,
+        step=5,
+        seed=3,
+        lr=0.1,
+        max_grad_norm=1.0,
+    )
     assert seeds == [derive_dropout_seed(3, 5, 0), derive_dropout_seed(3, 5, 1)]
     assert seeded == [(torch.device("cuda:1"), seed) for seed in seeds]

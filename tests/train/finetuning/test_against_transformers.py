@@ -61,8 +61,9 @@ def test_weights_equal_those_of_the_trainer(
     monkeypatch.setattr(linear, "has_slow_mkl", lambda: use_onednn)
     monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
     tokenizer = make_tokenizer()
-    config = make_prime_size_config(vocab_size=tokenizer.vocab_size, width=32, heads=2, dropout=0.0,
-                          attention_dropout=0.0)  # fmt: skip
+    config = make_prime_size_config(
+        vocab_size=tokenizer.vocab_size, width=32, heads=2, dropout=0.0, attention_dropout=0.0
+    )
     torch.manual_seed(0)
     model = randomize_weights(BertForPreTraining(config))
     bundle.save(tmp_path / "start", model, tokenizer, {})
@@ -72,13 +73,18 @@ def test_weights_equal_those_of_the_trainer(
 
     def finetune_with_lr(lr: float) -> Path:
         values = {
-            "task": {"kind": kind, "batch_size": NUM_EXAMPLES,
-                     "validation_files": {"dev": str(data)}},
-            "optim": {"lr": lr}, "schedule": {"steps": STEPS},
+            "task": {
+                "kind": kind,
+                "batch_size": NUM_EXAMPLES,
+                "validation_files": {"dev": str(data)},
+            },
+            "optim": {"lr": lr},
+            "schedule": {"steps": STEPS},
             "run": {"threads": 1, "precision": "fp32"},
-        }  # fmt: skip
-        result = finetune("classify", tmp_path / "start", tmp_path / str(lr), data=data,
-                          values=values)  # fmt: skip
+        }
+        result = finetune(
+            "classify", tmp_path / "start", tmp_path / str(lr), data=data, values=values
+        )
         assert result.model is not None
         return result.model
 
@@ -102,15 +108,27 @@ def train_with_transformers(
     """Train ``model`` with the Trainer of transformers, and return its weights by name."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(next(folder.glob("0.001/model")))
     label_ids = model.config.label2id
-    items = [{**tokenizer(row["text"]), "labels": label_ids.get(row["label"], row["label"])}
-             for row in rows]  # fmt: skip
+    items = [
+        {**tokenizer(row["text"]), "labels": label_ids.get(row["label"], row["label"])}
+        for row in rows
+    ]
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "peer"), use_cpu=True, save_strategy="no", report_to=[],
-        disable_tqdm=True, per_device_train_batch_size=NUM_EXAMPLES, max_steps=STEPS,
-        learning_rate=1e-3, weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0,
-    )  # fmt: skip
+        output_dir=str(folder / "peer"),
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=NUM_EXAMPLES,
+        max_steps=STEPS,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        adam_epsilon=1e-6,
+        max_grad_norm=1.0,
+    )
     TrainerWithBertsmithSchedule(
-        model, arguments, train_dataset=items,
+        model,
+        arguments,
+        train_dataset=items,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
-    ).train()  # fmt: skip
+    ).train()
     return dict(model.named_parameters())

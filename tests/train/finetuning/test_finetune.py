@@ -56,8 +56,11 @@ def write_table(path: Path, kind: str, count: int = 160, seed: int = 0) -> Path:
         has_a, has_b = rng.integers(0, 2, 2)
         text += [WORDS[0]] * int(has_a) + [WORDS[1]] * int(has_b)
         labels = [name for name, is_present in (("a", has_a), ("b", has_b)) if is_present]
-        label = {"single": "yes" if has_a else "no", "multi": labels,
-                 "regression": float(has_a + 2 * has_b)}[kind]  # fmt: skip
+        label = {
+            "single": "yes" if has_a else "no",
+            "multi": labels,
+            "regression": float(has_a + 2 * has_b),
+        }[kind]
         lines.append(json.dumps({"text": " ".join(rng.permutation(text)), "label": label}))
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -198,11 +201,15 @@ def test_evaluation_only_at_the_end(start_model: Path, tmp_path: Path) -> None:
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     results = [
         finetune_table(
-            start_model, tmp_path / setting, data, "single", schedule={"epochs": 3.0},
+            start_model,
+            tmp_path / setting,
+            data,
+            "single",
+            schedule={"epochs": 3.0},
             run={"threads": 1, "eval_strategy": setting},
         )
         for setting in ("epoch", "end")
-    ]  # fmt: skip
+    ]
     assert results[0].metrics == results[1].metrics
     logs = [(result.run / "metrics.jsonl").read_text() for result in results]
     assert [log.count('"heldout"') for log in logs] == [3, 1]
@@ -242,8 +249,9 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
     """An interrupted sweep resumes its second run from the newest intact checkpoint."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     values = {**FAST_SETTINGS, "schedule": {"steps": 6}, "checkpoint": {"every": 2}}
-    expected = run_sweep("classify", start_model, tmp_path / "uninterrupted", seeds=2, data=data,
-                         values=values)  # fmt: skip
+    expected = run_sweep(
+        "classify", start_model, tmp_path / "uninterrupted", seeds=2, data=data, values=values
+    )
     steps = 0
 
     def interrupt_second_run(*arguments: Any, **keywords: Any) -> Any:
@@ -294,8 +302,12 @@ def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
     """If the first metric is the mean squared error, the lowest value selects epoch and seed."""
     data = write_table(tmp_path / "train.jsonl", "regression", 40)
     task = {**FAST_SETTINGS["task"], "kind": "regression", "metrics": ["mse", "pearson"]}
-    values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 3.0},
-              "run": {"threads": 1, "model_selection": "best"}}  # fmt: skip
+    values = {
+        **FAST_SETTINGS,
+        "task": task,
+        "schedule": {"epochs": 3.0},
+        "run": {"threads": 1, "model_selection": "best"},
+    }
     result = run_sweep(
         "classify", start_model, tmp_path / "sweep", seeds=3, data=data, values=values
     )
@@ -313,11 +325,9 @@ def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
 def test_nan_is_the_worst_score(tmp_path: Path) -> None:
     """In a summary over seeds, NaN counts as the highest error or the lowest F1."""
     runs = [
-        FinetuneResult(
-            tmp_path, None, None, 1, 1, ["mse"], {"mse": value, "f1": value}, {}, 0.0
-        )
+        FinetuneResult(tmp_path, None, None, 1, 1, ["mse"], {"mse": value, "f1": value}, {}, 0.0)
         for value in (2.0, float("nan"), 1.0)
-    ]  # fmt: skip
+    ]
     point = sweep.GridPoint({}, runs)
     assert point.summarize_metric("mse")[:2] == (2.0, 1.0)
     assert np.isnan(point.summarize_metric("mse")[2])
@@ -401,8 +411,14 @@ def test_steps_and_epochs_exclude_each_other(start_model: Path, tmp_path: Path) 
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     (tmp_path / "s.toml").write_text("[schedule]\nepochs = 5.0\n")
     with pytest.raises(SettingsError, match=r"schedule\.steps is 2 and schedule\.epochs is 5\.0"):
-        finetune("classify", start_model, tmp_path / "run", data=data, config=tmp_path / "s.toml",
-                 assignments=["schedule.steps=2"])  # fmt: skip
+        finetune(
+            "classify",
+            start_model,
+            tmp_path / "run",
+            data=data,
+            config=tmp_path / "s.toml",
+            assignments=["schedule.steps=2"],
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -460,9 +476,15 @@ def test_micro_batches_with_class_weights_equal_one_batch(
     for micro_batch_tokens in (64, 4096):
         run = {"threads": 1, "micro_batch_tokens": micro_batch_tokens, "precision": "fp32"}
         result = finetune_table(
-            start_model, tmp_path / str(micro_batch_tokens), data, "single", task=task,
-            model=NO_DROPOUT, schedule={"steps": 3}, run=run,
-        )  # fmt: skip
+            start_model,
+            tmp_path / str(micro_batch_tokens),
+            data,
+            "single",
+            task=task,
+            model=NO_DROPOUT,
+            schedule={"steps": 3},
+            run=run,
+        )
         losses.append(result.metrics["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

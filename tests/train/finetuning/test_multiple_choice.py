@@ -90,10 +90,12 @@ def test_micro_batches_equal_one_batch(start_model: Path, tmp_path: Path) -> Non
     losses = []
     for micro_batch_tokens in (64, 4096):
         values = {
-            "task": {"ending_columns": ["x", "y", "z"], "batch_size": 16}, "schedule": {"steps": 3},
-            "model": {"dropout": 0.0, "attention_dropout": 0.0}, "optim": {"lr": 1e-3},
+            "task": {"ending_columns": ["x", "y", "z"], "batch_size": 16},
+            "schedule": {"steps": 3},
+            "model": {"dropout": 0.0, "attention_dropout": 0.0},
+            "optim": {"lr": 1e-3},
             "run": {"threads": 1, "micro_batch_tokens": micro_batch_tokens, "precision": "fp32"},
-        }  # fmt: skip
+        }
         out = tmp_path / str(micro_batch_tokens)
         losses.append(
             finetune("choose", start_model, out, data=data, values=values).metrics["loss"]

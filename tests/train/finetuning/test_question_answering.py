@@ -39,8 +39,14 @@ def write_questions(path: Path, count: int, unanswerable_fraction: float, seed: 
             words[position] = MARKER_WORD
             answer_start = len(" ".join(words[: position + 1]) + " ")
             answers = {"text": [words[position + 1]], "answer_start": [answer_start]}
-        lines.append({"id": str(index), "question": f"{MARKER_WORD} {WORDS[1]}",
-                      "context": " ".join(words), "answers": answers})  # fmt: skip
+        lines.append(
+            {
+                "id": str(index),
+                "question": f"{MARKER_WORD} {WORDS[1]}",
+                "context": " ".join(words),
+                "answers": answers,
+            }
+        )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -51,12 +57,23 @@ def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable: floa
     data = write_questions(tmp_path / "train.jsonl", 500, unanswerable)
     dev = write_questions(tmp_path / "dev.jsonl", 80, unanswerable, seed=1)
     result = finetune(
-        "answer", start_model, tmp_path / "run", data=data,
-        values={"optim": {"lr": 4e-3}, "run": {"threads": 1}, "schedule": {"epochs": 18.0},
-                "model": NO_DROPOUT,
-                "task": {"batch_size": 16, "max_seqlen": 24, "window_stride": 8,
-                         "validation_files": {"dev": str(dev)}}},
-    )  # fmt: skip
+        "answer",
+        start_model,
+        tmp_path / "run",
+        data=data,
+        values={
+            "optim": {"lr": 4e-3},
+            "run": {"threads": 1},
+            "schedule": {"epochs": 18.0},
+            "model": NO_DROPOUT,
+            "task": {
+                "batch_size": 16,
+                "max_seqlen": 24,
+                "window_stride": 8,
+                "validation_files": {"dev": str(dev)},
+            },
+        },
+    )
     assert result.metric_names == ["f1", "exact"]
     assert result.metrics["f1"] >= 0.9
     assert ("null_threshold" in result.metrics) == (unanswerable > 0)
@@ -81,10 +98,13 @@ def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
     """The null threshold that the user has set is used instead of one computed on held-out data."""
     data = write_questions(tmp_path / "train.jsonl", 40, 0.4)
     result = finetune(
-        "answer", start_model, tmp_path / "run", data=data,
+        "answer",
+        start_model,
+        tmp_path / "run",
+        data=data,
         assignments=["task.null_threshold=-99.0"],
         values={"schedule": {"steps": 1}, "run": {"threads": 1}, "task": {"max_seqlen": 24}},
-    )  # fmt: skip
+    )
     assert result.model is not None
     assert result.metrics["null_threshold"] == -99.0
     answers = answer(load_fine_tuned(result.model), [("la", "le li lo")])
@@ -94,18 +114,28 @@ def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
 def test_answers_without_a_token_are_not_trained_on(start_model: Path, tmp_path: Path) -> None:
     """Training answers without a token are left out and logged; held-out ones are scored."""
     data = write_questions(tmp_path / "train.jsonl", 20, 0.0)
-    row = {"question": WORDS[0], "context": f"{WORDS[1]} \u200b",
-           "answers": {"text": ["\u200b"], "answer_start": [3]}}  # fmt: skip
+    row = {
+        "question": WORDS[0],
+        "context": f"{WORDS[1]} \u200b",
+        "answers": {"text": ["\u200b"], "answer_start": [3]},
+    }
     lines = "".join(json.dumps({"id": f"empty {i}", **row}) + "\n" for i in range(20))
     data.write_text(data.read_text() + lines)
     dev = tmp_path / "dev.jsonl"
     dev.write_text(lines)
     progress = RecordingProgress()
     result = finetune(
-        "answer", start_model, tmp_path / "run", data=data, progress=progress,
-        values={"schedule": {"steps": 12}, "run": {"threads": 1},
-                "task": {"max_seqlen": 40, "batch_size": 2, "validation_files": {"dev": str(dev)}}},
-    )  # fmt: skip
+        "answer",
+        start_model,
+        tmp_path / "run",
+        data=data,
+        progress=progress,
+        values={
+            "schedule": {"steps": 12},
+            "run": {"threads": 1},
+            "task": {"max_seqlen": 40, "batch_size": 2, "validation_files": {"dev": str(dev)}},
+        },
+    )
     assert result.counts["train"]["num_without_target"] == 20
     message = "train: of 40 examples 20 inputs without a target, not trained on"
     assert message in progress.messages
@@ -121,8 +151,13 @@ def test_data_that_cannot_be_learned_is_rejected(start_model: Path, tmp_path: Pa
     with pytest.raises(TaskError, match=r"train\.jsonl: no question has an answer"):
         finetune("answer", start_model, tmp_path / "run", data=data)
     with pytest.raises(SettingsError, match="squad has the kind 'span'"):
-        finetune("squad", start_model, tmp_path / "run", data=tmp_path,
-                 values={"task": {"kind": "single"}})  # fmt: skip
+        finetune(
+            "squad",
+            start_model,
+            tmp_path / "run",
+            data=tmp_path,
+            values={"task": {"kind": "single"}},
+        )
     with pytest.raises(TaskError, match=r"train-v1\.1\.json: no such file"):
         finetune("squad", start_model, tmp_path / "run", data=tmp_path)
     assert not (tmp_path / "run").exists()

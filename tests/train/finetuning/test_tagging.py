@@ -56,8 +56,14 @@ def test_tags_are_learned(
     two_word_names = context == "sentence"
     data = write_conll(tmp_path / "train.txt", 300, 0, two_word_names=two_word_names)
     dev = write_conll(tmp_path / "dev.txt", 40, 1, two_word_names=two_word_names)
-    task = {**FAST_SETTINGS["task"], "kind": kind, "context": context, "label_column": label,
-            "max_seqlen": 32, "validation_files": {"dev": str(dev)}}  # fmt: skip
+    task = {
+        **FAST_SETTINGS["task"],
+        "kind": kind,
+        "context": context,
+        "label_column": label,
+        "max_seqlen": 32,
+        "validation_files": {"dev": str(dev)},
+    }
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 20.0}}
     result = finetune("tag", start_model, tmp_path / "run", data=data, values=values)
     metric = result.metric_names[0]

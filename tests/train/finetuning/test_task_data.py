@@ -273,9 +273,15 @@ def test_random_subset_keeps_documents_together(tmp_path: Path) -> None:
     """With task.context="document", whole documents are drawn, except for the last one."""
     rows = [{"tokens": ["w"], "tags": ["NV"[n % 2]], "document": n // 5} for n in range(40)]
     file = str(write_rows(tmp_path / "t.jsonl", rows))
-    task = TaskSettings(kind="tags", text_column="0", label_column="-1", train_file=file,
-                        validation_files={"dev": file}, context="document",
-                        max_train_examples=12)  # fmt: skip
+    task = TaskSettings(
+        kind="tags",
+        text_column="0",
+        label_column="-1",
+        train_file=file,
+        validation_files={"dev": file},
+        context="document",
+        max_train_examples=12,
+    )
     documents = [example.document for example in read_task_data(task).train]
     assert sorted(documents.count(document) for document in set(documents)) == [2, 5, 5]
 
@@ -284,9 +290,13 @@ def test_folds_partition_the_training_file(start_model: Path, tmp_path: Path) ->
     """Each example is held out in exactly one fold; the counts have the size of a subset."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     result = finetune_table(
-        start_model, tmp_path / "run", data, "single", schedule={"steps": 1},
+        start_model,
+        tmp_path / "run",
+        data,
+        "single",
+        schedule={"steps": 1},
         task={"max_train_examples": 30, "validation_fraction": 0.2},
-    )  # fmt: skip
+    )
     assert result.counts["train"]["num_used"] == 30
     assert result.counts["train"]["skipped"] == {"not among the task.max_train_examples = 30": 10}
     assert result.metrics["examples"] == 6
@@ -310,9 +320,12 @@ def test_numeric_labels_are_classes_only_on_request(start_model: Path, tmp_path:
         finetune("classify", start_model, tmp_path / "run", data=data, values={"task": {}})
     assert not (tmp_path / "run").exists()
     result = finetune(
-        "classify", start_model, tmp_path / "run", data=data,
+        "classify",
+        start_model,
+        tmp_path / "run",
+        data=data,
         values={**FAST_SETTINGS, "task": {"kind": "single"}, "schedule": {"steps": 1}},
-    )  # fmt: skip
+    )
     assert result.metrics["examples"] == 3
 
 
@@ -342,9 +355,14 @@ def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) ->
     contexts = {example.context for example in task_data.heldout["heldout"]}
     assert len(contexts) == 2
     assert not contexts & {example.context for example in task_data.train}
-    entity_task = TaskSettings(kind="entities", train_file=str(tmp_path / "b.txt"), text_column="0",
-                               label_column="1", context="document",
-                               validation_fraction=0.25)  # fmt: skip
+    entity_task = TaskSettings(
+        kind="entities",
+        train_file=str(tmp_path / "b.txt"),
+        text_column="0",
+        label_column="1",
+        context="document",
+        validation_fraction=0.25,
+    )
     task_data = read_task_data(entity_task)
     documents = {example.document for example in task_data.heldout["heldout"]}
     assert len(documents) == 2

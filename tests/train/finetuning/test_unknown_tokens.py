@@ -66,9 +66,14 @@ def test_store_with_only_unknown_tokens_is_rejected(train: TrainFunction, tmp_pa
 def evaluate_random_model(stream: ExampleStream) -> HeldoutResult:
     """Evaluate a model with random weights on all examples of a stream."""
     config = ModelConfig(
-        vocab_size=stream.vocabulary.vocab_size, layers=1, width=16, heads=2, feed_forward=32,
-        max_positions=64, nsp=False,
-    )  # fmt: skip
+        vocab_size=stream.vocabulary.vocab_size,
+        layers=1,
+        width=16,
+        heads=2,
+        feed_forward=32,
+        max_positions=64,
+        nsp=False,
+    )
     machine = device.resolve_machine(
         "cpu", "fp32", "reference", attention_dropout=0.0, head_dim=config.head_dim, threads=1
     )

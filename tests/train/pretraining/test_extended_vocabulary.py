@@ -37,9 +37,11 @@ def test_extended_model_is_pretrained_further(
     sources = find_sources([str(tmp_path / "new.jsonl")])
     prepare(sources, extended.tokenizer, tmp_path / "store", workers=1)
     result = pretrain(
-        tmp_path / "store", tmp_path / "run",
-        assignments=[*options, "optim.lr=1e-2"], **start,  # type: ignore[arg-type]
-    )  # fmt: skip
+        tmp_path / "store",
+        tmp_path / "run",
+        assignments=[*options, "optim.lr=1e-2"],
+        **start,  # type: ignore[arg-type]
+    )
     assert result.model is not None
     trained = bundle.load(result.model)
     assert trained.tokenizer.hash == extended.tokenizer.hash

@@ -33,9 +33,16 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
     losses = []
     for step in range(STEPS):
         result = take_step(
-            objective.compute_losses, micro_batches, session.model, session.optimizer,
-            session.machine, step=step, seed=0, lr=4e-3, max_grad_norm=1.0,
-        )  # fmt: skip
+            objective.compute_losses,
+            micro_batches,
+            session.model,
+            session.optimizer,
+            session.machine,
+            step=step,
+            seed=0,
+            lr=4e-3,
+            max_grad_norm=1.0,
+        )
         losses.append(result.losses)
     # The vocabulary has 66 tokens, and ln 66 is 4.2.
     assert 3.5 < losses[0]["mlm_loss"] < 5.0

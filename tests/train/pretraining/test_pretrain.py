@@ -196,10 +196,18 @@ def test_continued_pretraining_starts_with_all_weights(
     for name, weight in session.model.state_dict().items():
         assert torch.equal(weight, start_weights[name]), name
     result = pretrain(
-        store, tmp_path / "continued", steps=1, start_from=str(finished_run),
-        assignments=["data.max_seqlen=32", "data.batch_size=4", "run.max_eval_sequences=8",
-                     "optim.lr=1e-12", "optim.weight_decay=0"],
-    )  # fmt: skip
+        store,
+        tmp_path / "continued",
+        steps=1,
+        start_from=str(finished_run),
+        assignments=[
+            "data.max_seqlen=32",
+            "data.batch_size=4",
+            "run.max_eval_sequences=8",
+            "optim.lr=1e-12",
+            "optim.weight_decay=0",
+        ],
+    )
     assert result.model is not None
     for name, weight in bundle.load(result.model).model.state_dict().items():
         torch.testing.assert_close(weight, start_weights[name], rtol=0, atol=1e-10)
@@ -259,9 +267,13 @@ def test_start_model_may_have_unused_embedding_rows(train: TrainFunction, store:
 def test_run_with_two_phases_can_be_resumed(train: TrainFunction, tmp_path: Path) -> None:
     """The second phase has longer sequences; a run can be resumed in either phase."""
     arguments: dict[str, Any] = {
-        "steps": 8, "schedule__phase2_max_seqlen": 64, "schedule__phase2_fraction": 0.25,
-        "checkpoint__every": 1, "checkpoint__keep": 9, "checkpoint__keep_optimizer": "true",
-    }  # fmt: skip
+        "steps": 8,
+        "schedule__phase2_max_seqlen": 64,
+        "schedule__phase2_fraction": 0.25,
+        "checkpoint__every": 1,
+        "checkpoint__keep": 9,
+        "checkpoint__keep_optimizer": "true",
+    }
     train("uninterrupted", **arguments)
     uninterrupted, run = tmp_path / "uninterrupted", tmp_path / "run"
     settings = PretrainSettings.parse(read_toml(uninterrupted / "settings.toml"), "here")
@@ -383,8 +395,11 @@ def test_finished_run_has_no_optimizer_state(train: TrainFunction, tmp_path: Pat
     for run, optimizer_files in (("small", set()), ("large", {MOMENTS_FILE})):
         for step, directory in list_checkpoints(tmp_path / run):
             assert {path.name for path in directory.iterdir()} == {
-                "weights.safetensors", "state.json", CHECKSUMS_FILE, *optimizer_files
-            }, step  # fmt: skip
+                "weights.safetensors",
+                "state.json",
+                CHECKSUMS_FILE,
+                *optimizer_files,
+            }, step
     weights = (tmp_path / "large" / WEIGHTS).read_bytes()
     train("large", steps=4, checkpoint__every=2)
     assert len(list((tmp_path / "large").rglob(MOMENTS_FILE))) == 2
@@ -420,7 +435,9 @@ def test_finished_run_cannot_be_extended(train: TrainFunction, tmp_path: Path) -
     settings_file.write_text(settings_file.read_text().replace("steps = 4", "steps = 6"))
     with pytest.raises(RunError) as caught:
         train(steps=6, checkpoint__every=2)
-    for text in ("the run was finished (checkpoint.keep_optimizer=true keeps it)",
-                 "to train its model further, start a new run",
-                 "to train again from the first"):  # fmt: skip
+    for text in (
+        "the run was finished (checkpoint.keep_optimizer=true keeps it)",
+        "to train its model further, start a new run",
+        "to train again from the first",
+    ):
         assert text in str(caught.value)

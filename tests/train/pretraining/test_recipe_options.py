@@ -28,9 +28,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_resumed_run_has_the_same_bytes(train: TrainFunction, tmp_path: Path, option: str) -> None:
     """A run that loses its last checkpoints and resumes ends with the same checkpoint and model."""
     arguments: dict[str, Any] = {
-        "steps": 7, "checkpoint__every": 1, "checkpoint__keep": 9, "run__eval_every": 2,
-        "checkpoint__keep_optimizer": "true", **OPTIONS[option],
-    }  # fmt: skip
+        "steps": 7,
+        "checkpoint__every": 1,
+        "checkpoint__keep": 9,
+        "run__eval_every": 2,
+        "checkpoint__keep_optimizer": "true",
+        **OPTIONS[option],
+    }
     train("uninterrupted", **arguments)
     run = tmp_path / "run"
     shutil.copytree(tmp_path / "uninterrupted", run)
@@ -92,10 +96,13 @@ def test_each_initialization_can_be_switched_off(store: Path) -> None:
     expected = model.state_dict()
     assert all(torch.equal(random_weights[name], expected[name]) for name in expected)
     changed = {
-        name: {key for key, value in initialize(name).items()
-               if not torch.equal(value, random_weights[key])}
+        name: {
+            key
+            for key, value in initialize(name).items()
+            if not torch.equal(value, random_weights[key])
+        }
         for name in ("unigram", "neighbor-heads", "cross-segment-heads")
-    }  # fmt: skip
+    }
     assert changed["unigram"] == {"mlm.decoder.bias", "bert.embeddings.positions.weight"}
     assert changed["unigram"] < changed["neighbor-heads"] < changed["cross-segment-heads"]
     assert not any(key.startswith(("nsp.", "pooler.")) for key in changed["neighbor-heads"])

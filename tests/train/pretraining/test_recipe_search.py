@@ -45,14 +45,22 @@ def test_stored_result_is_not_trained_again(
         raise AssertionError("trained")
 
     monkeypatch.setattr(recipe_search, "train", fail)
-    key = {"variant": "fast", "seed": 3, "settings": ["run.threads=1"], "size": "mini",
-           "budget": "8 steps", "length": ["--steps", "8"]}  # fmt: skip
+    key = {
+        "variant": "fast",
+        "seed": 3,
+        "settings": ["run.threads=1"],
+        "size": "mini",
+        "budget": "8 steps",
+        "length": ["--steps", "8"],
+    }
     append_result(tmp_path, key | {"heldout_loss": 2.5})
     assert run_variant(FAST, 3, _make_options(tmp_path, steps=8))["heldout_loss"] == 2.5
     for variant, seed, changes in (
-        (FAST, 4, {"steps": 8}), (MUON, 3, {"steps": 8}), (FAST, 3, {"steps": 9}),
+        (FAST, 4, {"steps": 8}),
+        (MUON, 3, {"steps": 8}),
+        (FAST, 3, {"steps": 9}),
         (FAST, 3, {"steps": 8, "size": "tiny"}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(AssertionError, match="trained"):
             run_variant(variant, seed, _make_options(tmp_path, **changes))
 
@@ -73,10 +81,17 @@ def test_table_has_a_paired_test() -> None:
     """The difference and the p-value are computed over the seeds that both variants have."""
     losses = {"fast": [3.0, 3.2, 3.1, 3.4], "muon": [2.9, 3.05, 3.0]}
     results = [
-        {"variant": name, "seed": seed, "heldout_loss": loss, "run_loss": loss + 1,
-         "nsp_accuracy": None, "steps": 10}
-        for name, values in losses.items() for seed, loss in enumerate(values)
-    ]  # fmt: skip
+        {
+            "variant": name,
+            "seed": seed,
+            "heldout_loss": loss,
+            "run_loss": loss + 1,
+            "nsp_accuracy": None,
+            "steps": 10,
+        }
+        for name, values in losses.items()
+        for seed, loss in enumerate(values)
+    ]
     _, _, fast, muon = build_table(results, [FAST, MUON])
     assert fast == "| fast | 4 | 3.1750 | 0.1708 |  |  | 4.1750 |  | 10 |"
     p_value = stats.ttest_rel(losses["muon"], losses["fast"][:3]).pvalue

@@ -188,8 +188,9 @@ def test_settings_of_a_run_are_a_settings_file(
     pretrain(store, tmp_path / "second", config=config)
     first, second = read_toml(config), read_toml(tmp_path / "second" / SETTINGS_FILE)
     assert first == second
-    weights = [(tmp_path / name / "model/model.safetensors").read_bytes()
-               for name in ("first", "second")]  # fmt: skip
+    weights = [
+        (tmp_path / name / "model/model.safetensors").read_bytes() for name in ("first", "second")
+    ]
     assert weights[0] == weights[1]
     overrides = Overrides(data=store, config=config)
     resolved = resolve_run_settings(overrides, Store.open(store), {"steps": 77})
@@ -216,8 +217,9 @@ def test_settings_of_a_continued_run_are_a_settings_file(
     config = tmp_path / "second" / SETTINGS_FILE
     pretrain(store, tmp_path / "third", config=config)
     assert read_toml(config) == read_toml(tmp_path / "third" / SETTINGS_FILE)
-    weights = [(tmp_path / name / "model/model.safetensors").read_bytes()
-               for name in ("second", "third")]  # fmt: skip
+    weights = [
+        (tmp_path / name / "model/model.safetensors").read_bytes() for name in ("second", "third")
+    ]
     assert weights[0] == weights[1]
 
 

@@ -43,10 +43,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _build_pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
     options = make_assignments(
-        model__attention_dropout=0.1, checkpoint__every=3, run__eval_every=5,
-        run__micro_batch_tokens=64, schedule__phase2_max_seqlen=48, schedule__phase2_fraction=0.3,
-        checkpoint__keep_optimizer="true", **changes,
-    )  # fmt: skip
+        model__attention_dropout=0.1,
+        checkpoint__every=3,
+        run__eval_every=5,
+        run__micro_batch_tokens=64,
+        schedule__phase2_max_seqlen=48,
+        schedule__phase2_fraction=0.3,
+        checkpoint__keep_optimizer="true",
+        **changes,
+    )
     command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(store)]
     command += ["--out", str(out), "--steps", str(STEPS)]
     return command + [part for option in options for part in ("--set", option)]
@@ -57,8 +62,10 @@ def _run_until_killed(command: list[str], run: Path, step: int, cache: Path | No
     arguments = command[command.index("pretrain") :]
     process = subprocess.run(
         [sys.executable, "-c", SELF_KILLING_PROGRAM, str(step), *arguments],
-        capture_output=True, check=False, env=_build_process_environment(cache),
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+        env=_build_process_environment(cache),
+    )
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
     assert read_metrics(run)[-1]["step"] == step
     assert not (run / "model").exists()

@@ -72,9 +72,11 @@ def test_gradient_norms_are_logged_by_layer(store: Path, tmp_path: Path) -> None
 def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Path) -> None:
     """A left-to-right model learns, needs causal attention, and cannot be used by ``fill``."""
     result = pretrain(
-        store, tmp_path / "run", steps=40,
+        store,
+        tmp_path / "run",
+        steps=40,
         assignments=make_assignments(**LEFT_TO_RIGHT, optim__lr=1e-2, run__eval_every=10),
-    )  # fmt: skip
+    )
     lines = read_metrics(result.run)
     losses = [line["mlm_loss"] for line in lines if line["kind"] == "heldout"]
     assert losses[-1] < losses[0]
@@ -89,8 +91,12 @@ def test_left_to_right_model_learns_but_fills_no_masks(store: Path, tmp_path: Pa
 
 def test_batch_norm_statistics_are_in_the_checkpoint(store: Path, tmp_path: Path) -> None:
     """A resumed run with batch norm ends with the running statistics of an uninterrupted run."""
-    options = make_assignments(model__norm="batch", checkpoint__every=3, run__eval_every=50,
-                          checkpoint__keep_optimizer="true")  # fmt: skip
+    options = make_assignments(
+        model__norm="batch",
+        checkpoint__every=3,
+        run__eval_every=50,
+        checkpoint__keep_optimizer="true",
+    )
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     pretrain(store, uninterrupted, steps=6, assignments=options)
     pretrain(store, resumed, steps=6, assignments=options)
