@@ -15,6 +15,9 @@ class DataSettings(SettingsTable):
     Attributes:
         max_seqlen: Maximum number of tokens in a sequence, with [CLS] and [SEP].
         batch_size: Sequences per optimizer step.
+        initial_batch_size: Sequences of the first step, from which the batch grows linearly to
+            ``batch_size`` over the first schedule.batch_ramp_fraction of the run; None for a
+            constant size.
         objective: "masked" is the paper's masked LM. "left-to-right" predicts each token from
             those before it, without masks (section 5.1), and logs its loss under the names of
             the masked-LM loss. It requires model.attention = "causal" and nsp = false.
@@ -39,6 +42,7 @@ class DataSettings(SettingsTable):
 
     max_seqlen: int = Field(default=128, ge=8, le=65535)
     batch_size: int = Field(default=256, ge=1)
+    initial_batch_size: int | None = Field(default=None, ge=1)
     objective: Literal["masked", "left-to-right"] = "masked"
     nsp: bool = True
     pair_objective: Literal["nsp", "sop"] = "nsp"
@@ -49,6 +53,15 @@ class DataSettings(SettingsTable):
     random_replace_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     whole_word_masking: bool = False
     max_predictions_per_seq: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_initial_batch_size(self) -> Self:
+        if self.initial_batch_size is not None and self.initial_batch_size > self.batch_size:
+            raise ValueError(
+                f"data.initial_batch_size is {self.initial_batch_size}, which is above "
+                f"data.batch_size, {self.batch_size}; a batch can only grow"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_final_masking_rate(self) -> Self:

@@ -36,6 +36,8 @@ class ScheduleSettings(SettingsTable):
     decay: Literal["linear", "trapezoidal"] = "linear"
     #: Fraction of the run in which the trapezoidal learning rate falls.
     decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    #: Fraction of the run in which the batch grows from `data.initial_batch_size`, if it is set.
+    batch_ramp_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     #: Maximum sequence length in a second phase of longer sequences; None: a single phase.
     phase2_max_seqlen: Annotated[int, Field(ge=8)] | None = None
     #: Fraction of the run in the second phase.
@@ -105,7 +107,7 @@ def convert_epochs_to_steps(
     Args:
         epochs: Passes over the training data.
         batch_size: Examples per step.
-        phase_shares: For each phase, its fraction of the steps, and the number of examples in an
+        phase_shares: For each phase, its fraction of the run, and the number of examples in an
             epoch at its sequence length.
     """
     # The small constant keeps rounding errors from adding a step.

@@ -34,7 +34,8 @@ def build_warmup_batches(
         num_sequences = max(2, min(data.batch_size, micro_batch_tokens // data.max_seqlen))
         lengths = [data.max_seqlen - i % 5 for i in range(num_sequences)]
         batches.append(_build_batch(lengths, nsp=data.nsp))
-    if data.batch_size == 1 or data.batch_size * max_length > micro_batch_tokens:
+    has_single_sequence = 1 in (data.batch_size, data.initial_batch_size)
+    if has_single_sequence or data.batch_size * max_length > micro_batch_tokens:
         batches.append(_build_batch([data.max_seqlen], nsp=data.nsp))
     return batches
 

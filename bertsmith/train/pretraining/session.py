@@ -25,6 +25,7 @@ from bertsmith.runtime.device import CpuLoad
 from bertsmith.train.engine import optimizer, probe, schedule
 from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.probe import Cost
+from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.threads import (
     ThreadChoice,
@@ -36,6 +37,7 @@ from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluat
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
 from bertsmith.train.pretraining.recipes import PretrainSettings
+from bertsmith.train.pretraining.training_batches import compute_batch_size
 
 #: Number of steps of a run whose length is not resolved yet. The value is arbitrary, because only
 #: the fractions of the phases are used.
@@ -125,13 +127,17 @@ class Session:
 
         Args:
             duration: Length of the run.
-            max_seqlen: Maximum sequence length of a run with a single phase; None: the phases of
-                the settings.
+            max_seqlen: Maximum sequence length of a run with a single phase and a constant batch
+                size and masking rate; None: the schedule of the settings.
         """
         settings = self.settings
         if max_seqlen is not None:
             data = settings.data.model_copy(
-                update={"max_seqlen": max_seqlen, "final_masking_rate": None}
+                update={
+                    "max_seqlen": max_seqlen,
+                    "final_masking_rate": None,
+                    "initial_batch_size": None,
+                }
             )
             timing = settings.schedule.model_copy(update={"phase2_max_seqlen": None})
             settings = settings.model_copy(update={"data": data, "schedule": timing})
@@ -163,10 +169,12 @@ class Session:
             # The mean instead of the median, because the run will have occasional slow steps too.
             mean_seconds = sum(times) / len(times)
             fraction = (phase.end_step - phase.start_step) / _NOMINAL_STEPS
-            step_seconds += fraction * mean_seconds
+            batch_share = self._compute_batch_share(phase)
+            step_seconds += batch_share * mean_seconds
             macs = sum(map(objective.count_macs, batches))
             mfu += fraction * macs / len(batches) / mean_seconds / peak_macs_per_second
-            tokens_per_step += fraction * sum(map(objective.count_tokens, batches)) / len(batches)
+            num_tokens = sum(map(objective.count_tokens, batches)) / len(batches)
+            tokens_per_step += batch_share * num_tokens
             is_noisy = is_noisy or probe.is_noisy(times)
         evaluation_seconds, num_eval_sequences = self.time_evaluation()
         peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
@@ -243,13 +251,24 @@ class Session:
         return len(ExampleStream(self.train_split, self.vocabulary, data, length, seed, 0))
 
     def list_phase_shares(self) -> list[tuple[float, int]]:
-        """Return (fraction of the steps, number of examples in an epoch) for each phase."""
+        """Return (fraction of the run, number of examples in an epoch) for each phase.
+
+        Steps with smaller batches count as fractions of a step.
+        """
         timing = self.settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
-        phase_shares = []
-        for phase in schedule.build_phases(timing, self.settings.data.max_seqlen):
-            fraction = (phase.end_step - phase.start_step) / _NOMINAL_STEPS
-            phase_shares.append((fraction, self.count_epoch_examples(phase.max_seqlen)))
-        return phase_shares
+        return [
+            (self._compute_batch_share(phase), self.count_epoch_examples(phase.max_seqlen))
+            for phase in schedule.build_phases(timing, self.settings.data.max_seqlen)
+        ]
+
+    def _compute_batch_share(self, phase: Phase) -> float:
+        """Return the number of sequences in a phase, divided by that of a run of full batches."""
+        data, timing = self.settings.data, self.settings.schedule
+        num_sequences = sum(
+            compute_batch_size(step / _NOMINAL_STEPS, data, timing)
+            for step in range(phase.start_step, phase.end_step)
+        )
+        return num_sequences / (_NOMINAL_STEPS * data.batch_size)
 
 
 def _get_max_seqlen(settings: PretrainSettings) -> int:

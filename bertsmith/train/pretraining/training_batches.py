@@ -1,4 +1,4 @@
-"""The batches of a pre-training run: sequence length and masking rate depend on its progress."""
+"""The batches of a pre-training run: their size, length and masking rate depend on its progress."""
 
 import itertools
 from collections.abc import Iterator
@@ -26,6 +26,20 @@ class DataPosition:
     phase: int = 0
     first_epoch: int = 0
     example: int = 0
+
+
+def compute_batch_size(fraction: float, data: DataSettings, schedule: ScheduleSettings) -> int:
+    """Return the number of sequences of a step.
+
+    Args:
+        fraction: Fraction of the run that is completed before the step.
+        data: Initial and final batch size.
+        schedule: Fraction of the run in which the batch grows.
+    """
+    start, end = data.initial_batch_size, data.batch_size
+    if start is None:
+        return end
+    return start + round((end - start) * min(fraction / schedule.batch_ramp_fraction, 1.0))
 
 
 class TrainingBatches:
@@ -58,6 +72,11 @@ class TrainingBatches:
         """Return the maximum sequence length in a phase."""
         return (self._schedule.phase2_max_seqlen if phase else None) or self._data.max_seqlen
 
+    def compute_batch_size(self, step: int) -> int:
+        """Return the number of sequences of a step."""
+        fraction = self._duration.compute_completed_fraction(step)
+        return compute_batch_size(fraction, self._data, self._schedule)
+
     def compute_masking_rate(self, step: int) -> float | None:
         """Return the masking rate of a step; None if it is constant."""
         start, end = self._data.masking_rate, self._data.final_masking_rate
@@ -70,7 +89,8 @@ class TrainingBatches:
         position = DataPosition()
         for previous_step in range(step):
             position = self._enter_phase(previous_step, position)
-            position = replace(position, example=position.example + self._data.batch_size)
+            count = self.compute_batch_size(previous_step)
+            position = replace(position, example=position.example + count)
         return position
 
     def iter_batches(
@@ -78,8 +98,8 @@ class TrainingBatches:
     ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
         """Yield the batch of each step and the position after it; a thread computes batches ahead.
 
-        In a run with a time budget, the phase and masking rate of a batch are those of the time at
-        which it is computed, about three steps earlier.
+        In a run with a time budget, the phase, size and masking rate of a batch are those of the
+        time at which it is computed, about three steps earlier.
 
         Args:
             first_step: Step of the first batch.
@@ -95,7 +115,7 @@ class TrainingBatches:
         steps = itertools.count(first_step)
         for step in steps if total_steps is None else range(first_step, total_steps):
             position = self._enter_phase(step, position)
-            first, count = position.example, self._data.batch_size
+            first, count = position.example, self.compute_batch_size(step)
             masking_rate = self.compute_masking_rate(step)
             batch = self._get_stream(position).batch(first, count, masking_rate)
             position = replace(position, example=first + count)

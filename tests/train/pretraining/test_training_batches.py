@@ -10,9 +10,12 @@ from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
 from bertsmith.errors import SettingsError
+from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.duration import StepDuration
-from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.engine.schedule import ScheduleSettings, convert_epochs_to_steps
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
+from bertsmith.train.pretraining.recipes import PretrainSettings, RunSettings
+from bertsmith.train.pretraining.session import Session
 from bertsmith.train.pretraining.training_batches import TrainingBatches
 
 STEPS = 20
@@ -63,6 +66,8 @@ def test_masking_rate_moves_to_its_final_value(opened_store: Store) -> None:
     [
         ({}, {"masking_rate": 0.6, "final_masking_rate": 0.1}),
         ({"phase2_max_seqlen": 64, "phase2_fraction": 0.3}, {"final_masking_rate": 0.3}),
+        ({"batch_ramp_fraction": 0.5}, {"initial_batch_size": 2}),
+        ({"phase2_max_seqlen": 64, "phase2_fraction": 0.6}, {"initial_batch_size": 1}),
     ],
 )
 @pytest.mark.parametrize("first_step", [1, 7, 14, 19])
@@ -74,6 +79,46 @@ def test_resumed_run_has_the_same_batches(
     resumed = _read(_make_batches(opened_store, schedule, **data), first_step)
     assert len(resumed) == STEPS - first_step
     assert all(map(_is_equal, resumed, expected))
+
+
+def test_batch_grows_and_uses_every_example_once(opened_store: Store) -> None:
+    """Batches of 2, 3, 3, 4, ... 8 sequences are the consecutive examples of the epoch."""
+    schedule = {"batch_ramp_fraction": 0.5}
+    batches = _make_batches(opened_store, schedule, initial_batch_size=2)
+    grown = _read(batches)
+    sizes = [2, 3, 3, 4, 4, 5, 6, 6, 7, 7, *[8] * 10]
+    assert [len(batch) for batch in grown] == sizes
+    assert batches.find_position(STEPS).example == sum(sizes)
+    constant = _read(_make_batches(opened_store, batch_size=1, schedule={}))
+    first_ids = np.concatenate([batch.ids for batch in constant])
+    grown_ids = np.concatenate([batch.ids for batch in grown])
+    assert np.array_equal(grown_ids[: len(first_ids)], first_ids)
+
+
+@pytest.mark.parametrize(("initial_batch_size", "steps"), [(None, 100), (1, 108), (8, 100)])
+def test_epochs_are_converted_with_the_mean_batch_size(
+    opened_store: Store, initial_batch_size: int | None, steps: int
+) -> None:
+    """A batch that grows from 1/8 over the first 15 % of the run takes 7 % more steps.
+
+    The number of steps is rounded up.
+    """
+    data = DataSettings(batch_size=8, initial_batch_size=initial_batch_size)
+    schedule = ScheduleSettings(batch_ramp_fraction=0.15)
+    settings = PretrainSettings(
+        model=ModelConfig(vocab_size=opened_store.manifest.vocab_size, layers=1, width=8, heads=1),
+        data=data, schedule=schedule, run=RunSettings(device="cpu", precision="fp32"),
+    )  # fmt: skip
+    session = Session(settings, opened_store)
+    ((share, num_examples),) = session.list_phase_shares()
+    epochs = 100 * 8 / num_examples
+    assert convert_epochs_to_steps(epochs, 8, [(share, num_examples)]) == steps
+
+
+def test_batch_can_only_grow() -> None:
+    """An initial batch size above the batch size is rejected."""
+    with pytest.raises(SettingsError, match="initial_batch_size is 9, which is above"):
+        DataSettings.parse({"initial_batch_size": 9, "batch_size": 8}, "here")
 
 
 def test_constant_masking_rate_is_that_of_the_stream(opened_store: Store) -> None:
