@@ -7,14 +7,17 @@ benchmark also reports the cost of computing both variants together, and the lar
 the log-probabilities.
 
 Without --model it uses a random model whose vocabulary is learned from the documentation of the
-installed packages; the speed does not depend on the weights.
+installed packages; the speed does not depend on the weights. With --commands N, the command
+`bertsmith score` is also timed for N single sentences, including the start of the program.
 
     python benchmarks/score.py --pairs FOLDER [--model DIR | --size tiny --vocab 8192]
-        [--sentences 1000] [--device cpu] [--json FILE]
+        [--sentences 1000] [--commands 5] [--device cpu] [--json FILE]
 """
 
 import argparse
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -86,6 +89,17 @@ def score_with_transformers(
     return tuple(values)
 
 
+def time_commands(model: Path, sentences: list[str]) -> float:
+    """Return the median seconds of the command `bertsmith score` for a single sentence."""
+    seconds = []
+    for sentence in sentences:
+        command = [sys.executable, "-m", "bertsmith", "score", str(model), "--text", sentence]
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
 def measure(
     programs: dict[str, Callable[[list[str]], LogProbabilities]], sentences: list[str]
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
@@ -126,6 +140,7 @@ def main() -> None:
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--commands", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -133,6 +148,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = options.model or save_random_model(Path(directory), options.size, options.vocab)
         bundle = load(path, device=options.device)
+        if options.commands:
+            command_seconds = time_commands(bundle.path, sentences[: options.commands])
         hf_model = BertForMaskedLM.from_pretrained(bundle.path).eval().to(options.device)
 
     def score_both_variants(texts: list[str]) -> LogProbabilities:
@@ -159,6 +176,10 @@ def main() -> None:
         for name, times in seconds.items()
         if name != "list"
     }
+    if options.commands:
+        ratios["list / one command per sentence"] = (
+            command_seconds * len(sentences) / sum(seconds["list"])
+        )
     ratios[f"of the goal of {GOAL:g}"] = ratios["list / one call per sentence"] / GOAL
     lengths = [len(ids) for ids in bundle.tokenizer.encode_batch(sentences)]
     figures = {

@@ -13,6 +13,7 @@ from bertsmith.cli import import_ as import_
 from bertsmith.cli import inspect as inspect
 from bertsmith.cli import lab as lab
 from bertsmith.cli import pair as pair
+from bertsmith.cli import panel as panel
 from bertsmith.cli import predict as predict
 from bertsmith.cli import prepare as prepare
 from bertsmith.cli import pretrain as pretrain

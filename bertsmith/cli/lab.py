@@ -1,4 +1,4 @@
-"""``bertsmith lab``: run the paper's experiments, one command each."""
+"""``bertsmith lab``: run one of the paper's experiments, or compare models."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.app import GroupWithDefaultCommand, app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line, print_table
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.errors import SettingsError
@@ -31,14 +31,39 @@ class ScaleName(StrEnum):
     full = "full"
 
 
-@app.command(
+_DEFAULT_COMMAND = "run"
+
+
+class _LabGroup(GroupWithDefaultCommand):
+    """Runs ``lab run`` for ``lab NAME``."""
+
+    default_command = _DEFAULT_COMMAND
+
+
+group = typer.Typer(
+    name="lab",
+    cls=_LabGroup,
+    help="Run one of the paper's experiments, or compare models.\n\n"
+    "`bertsmith lab NAME` is short for `bertsmith lab run NAME`.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=format_examples(
+        "bertsmith lab activations --scale smoke",
+        "bertsmith lab panel my-run --data glue/ --plan",
+    ),
+)
+app.add_typer(group)
+
+
+@group.command(
+    _DEFAULT_COMMAND,
     epilog=format_examples(
         "bertsmith lab activations --scale smoke",
         "bertsmith lab masking --text my-text/ --plan",
         "bertsmith lab features --text my-text/ --tasks my-tasks/ --seeds 3",
-    )
+    ),
 )
-def lab(
+def run_experiment(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help=f"The experiment: {', '.join(EXPERIMENTS)}.")
     ],

@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bertsmith.cli import corpus_options
-from bertsmith.cli.app import CommandGroup, app, format_examples
+from bertsmith.cli.app import GroupWithDefaultCommand, app, format_examples
 from bertsmith.cli.hints import quote_path
 
 if TYPE_CHECKING:
@@ -16,22 +16,15 @@ if TYPE_CHECKING:
 _DEFAULT_COMMAND = "learn"
 
 
-class _GroupWithDefaultCommand(CommandGroup):
-    """Runs ``vocab learn`` for ``vocab CORPUS...``.
+class _VocabGroup(GroupWithDefaultCommand):
+    """Runs ``vocab learn`` for ``vocab CORPUS...``."""
 
-    A corpus that has the same name as a command must be passed with its folder: ``./extend``.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default command if the first argument is not a command."""
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [_DEFAULT_COMMAND, *args]
-        return super().parse_args(ctx, args)
+    default_command = _DEFAULT_COMMAND
 
 
 group = typer.Typer(
     name="vocab",
-    cls=_GroupWithDefaultCommand,
+    cls=_VocabGroup,
     help="Learn a WordPiece vocabulary, or add words to a model's.\n\n"
     "`bertsmith vocab CORPUS... --out TOKENIZER` is short for `bertsmith vocab learn`.",
     no_args_is_help=True,

@@ -1,4 +1,4 @@
-"""Measures the duration of a training step on this machine, with random token ids."""
+"""Measures the duration of training steps and forward passes, with random token ids."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,15 +7,19 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
-from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.packed import pack_sequences
+from bertsmith.model.task_models import BertForSequenceClassification
 from bertsmith.runtime import device
+from bertsmith.runtime.inference_batches import choose_batch_tokens
 from bertsmith.train.engine import optimizer
 from bertsmith.train.engine.probe import measure_median_step_seconds
 from bertsmith.train.engine.settings import (
@@ -34,7 +38,11 @@ _PROBE_SECONDS = 1.0
 
 
 def measure_step_seconds(
-    config: ModelConfig, data: DataSettings, features: Mapping[str, Any] | None = None
+    config: ModelConfig,
+    data: DataSettings,
+    features: Mapping[str, Any] | None = None,
+    *,
+    is_classification: bool = False,
 ) -> float:
     """Return the median duration of a training step in seconds.
 
@@ -44,6 +52,7 @@ def measure_step_seconds(
         config: The model settings.
         data: Batch size, sequence length and objective.
         features: The settings of a BiLSTM that replaces the pre-training heads.
+        is_classification: Whether a classification head replaces the pre-training heads.
     """
     machine = device.resolve_machine(
         "auto",
@@ -60,13 +69,16 @@ def measure_step_seconds(
     micro_batches = [to_device(first, machine.device)]
     loss_fn: LossFunction
     model: nn.Module
-    if features is None:
-        model = BertForPreTraining(config, machine.kernel)
-        loss_fn = partial(compute_mean_losses, model)
-    else:
+    if features is not None:
         settings = BiLSTMSettings.parse(features, "the settings of a stage")
         model = BertWithBiLSTM(config, 2, settings, is_sequence_level=True, kernel=machine.kernel)
-        loss_fn = partial(_bilstm_loss, model)
+        loss_fn = partial(_mean_square_loss, model)
+    elif is_classification:
+        model = BertForSequenceClassification(config, 2, machine.kernel)
+        loss_fn = partial(_mean_square_loss, model)
+    else:
+        model = BertForPreTraining(config, machine.kernel)
+        loss_fn = partial(compute_mean_losses, model)
     model = model.to(machine.device).train()
     adam = optimizer.build_optimizer(model, OptimSettings())
 
@@ -90,6 +102,29 @@ def measure_step_seconds(
     return seconds * len(batch.ids) / len(first.ids)
 
 
+@torch.inference_mode()
+def measure_forward_seconds(config: ModelConfig, length: int) -> float:
+    """Return the median duration of the encoder's forward pass for one token, in seconds.
+
+    Args:
+        config: The model settings.
+        length: Tokens per sequence.
+    """
+    torch_device = device.resolve_device("auto", "run.device")
+    model = BertModel(config).to(torch_device).eval()
+    num_sequences = max(choose_batch_tokens(torch_device, config.feed_forward) // length, 1)
+    ids = [0] * length
+    batch = pack_sequences([(ids, ids)] * num_sequences).to(torch_device)
+
+    def run_forward(_: int, __: list[Any]) -> None:
+        model(batch)
+        if torch_device.type == "cuda":
+            torch.cuda.synchronize()
+
+    seconds, _ = measure_median_step_seconds(repeat([]), run_forward, _PROBE_SECONDS)
+    return seconds / (num_sequences * length)
+
+
 def _random_batch(data: DataSettings) -> ExampleBatch:
     """Return a batch of random token ids with masked-LM or left-to-right predictions."""
     batch = build_warmup_batches(data, data.max_seqlen, data.batch_size * data.max_seqlen)[0]
@@ -100,12 +135,12 @@ def _random_batch(data: DataSettings) -> ExampleBatch:
     return replace(batch, masked_positions=positions, masked_labels=np.zeros_like(positions))
 
 
-def _bilstm_loss(
+def _mean_square_loss(
     model: nn.Module,
     micro_batch: PretrainingMicroBatch,
     micro_batches: list[PretrainingMicroBatch],
     seed: DropoutSeed,
 ) -> dict[str, Tensor]:
-    """Return the mean square of the BiLSTM's outputs, an arbitrary loss with gradients."""
+    """Return the mean square of the outputs, an arbitrary loss with gradients."""
     outputs: Tensor = model(micro_batch.packed, None, seed)
     return {"mean_square": outputs.square().mean() / len(micro_batches)}

@@ -232,18 +232,17 @@ def finetune_model(job: Job) -> dict[str, Any]:
     """Fine-tune a model on a task and return its held-out metrics."""
     task = job.stage.settings["task"]
     train, dev = (job.stage.files[role].resolve() for role in ("train", "dev"))
+    # As before the setting was introduced.
+    default_settings = {"task": {"train_subset": "first"}}
     fixed_settings = {
-        "task": {
-            "train_file": str(train),
-            "validation_files": {"dev": str(dev)},
-            # As before the setting was introduced.
-            "train_subset": "first",
-        },
+        "task": {"train_file": str(train), "validation_files": {"dev": str(dev)}},
         # The model is evaluated after the last step only.
         "run": {"eval_strategy": "end"},
     }
-    # The fixed settings are not part of the stage's key.
-    values = merge_settings(job.stage.settings["values"], fixed_settings)
+    # The default and fixed settings are not part of the stage's key.
+    values = merge_settings(
+        merge_settings(default_settings, job.stage.settings["values"]), fixed_settings
+    )
     data = job.stage.files["train"].parent
     start = partial(
         finetune, task, job.model, job.output, data=data, values=values, progress=job.progress

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def evaluate_minimal_pairs(
     variants: Sequence[PllVariant] = PLL_VARIANTS,
     skip_invalid: bool = False,
     encoding: str = UTF8,
+    max_pairs: int | None = None,
     out: Path | None = None,
     progress: Progress | None = None,
 ) -> MinimalPairResults:
@@ -146,6 +148,7 @@ def evaluate_minimal_pairs(
         variants: Which tokens are masked when a token is predicted; see ``score``.
         skip_invalid: Whether invalid pairs are skipped and counted, instead of being an error.
         encoding: Text encoding of the files.
+        max_pairs: Maximum number of pairs of each file, the first ones; None for all.
         out: A new table for the scores of each pair. The suffix of its name determines its format.
         progress: Receives the number of scored tokens.
 
@@ -158,7 +161,8 @@ def evaluate_minimal_pairs(
     bundle.require_mlm_head()
     paths = find_pair_files(files)
     readers = {
-        path: _PairReader(bundle, path, encoding, skip_invalid=skip_invalid) for path in paths
+        path: _PairReader(bundle, path, encoding, skip_invalid=skip_invalid, max_pairs=max_pairs)
+        for path in paths
     }
     num_tokens = sum(reader.count_tokens() for reader in readers.values())
     progress = progress or NullProgress()
@@ -197,6 +201,25 @@ def find_pair_files(files: Sequence[Path | str]) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
+def read_sentences(path: Path, max_pairs: int | None = None) -> list[str]:
+    """Return both sentences of each minimal pair of a file, without checking them.
+
+    Args:
+        path: A table with the columns ``sentence_good`` and ``sentence_bad``.
+        max_pairs: Maximum number of pairs, the first ones; None for all.
+
+    Raises:
+        InputError: A sentence is missing.
+    """
+    sentences = []
+    for row in islice(read_rows(path), max_pairs):
+        try:
+            sentences += [get_text(row, column) for column in SENTENCE_COLUMNS]
+        except BadExampleError as error:
+            raise InputError(f"{row.location}: {error}") from None
+    return sentences
+
+
 @dataclass(frozen=True)
 class _Pair:
     """A minimal pair.
@@ -221,13 +244,20 @@ class _PairReader:
     """
 
     def __init__(
-        self, bundle: PretrainedBundle, path: Path, encoding: str, *, skip_invalid: bool
+        self,
+        bundle: PretrainedBundle,
+        path: Path,
+        encoding: str,
+        *,
+        skip_invalid: bool,
+        max_pairs: int | None,
     ) -> None:
         self.path = path
         self.skipped: list[str] = []
         self._bundle = bundle
         self._encoding = encoding
         self._skip_invalid = skip_invalid
+        self._max_pairs = max_pairs
 
     def count_tokens(self) -> int:
         """Read the file and return the number of tokens in all its sentences.
@@ -251,7 +281,8 @@ class _PairReader:
         """
         self.skipped.clear()
         number = 0
-        for rows in chunked(read_rows(self.path, encoding=self._encoding), _CHUNK_SIZE):
+        all_rows = read_rows(self.path, encoding=self._encoding)
+        for rows in chunked(islice(all_rows, self._max_pairs), _CHUNK_SIZE):
             numbered_rows, sentences = [], []
             for row in rows:
                 number += 1

@@ -42,7 +42,7 @@ SUBPACKAGES_WITHOUT_TORCH = frozenset({*FOUNDATION, "text", "data"})
 #: Optional or slow packages that functions may import.
 LAZY_PACKAGES = frozenset({
     "huggingface_hub", "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
-    "torch.utils.tensorboard", "usearch",
+    "sklearn", "torch.utils.tensorboard", "usearch",
 })  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""The panel: one table that compares any models on the same tasks."""

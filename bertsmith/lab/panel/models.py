@@ -1,0 +1,122 @@
+"""The models of a panel: those of the user, and an untrained model for each architecture."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.bundle import locate_model
+from bertsmith.bundle.metadata import read_metadata
+from bertsmith.bundle.mlm_head import check_mlm_head
+from bertsmith.errors import ModelError
+from bertsmith.files import atomic_directory
+from bertsmith.lab.panel.stage_functions import UNTRAINED_KIND
+from bertsmith.lab.stage import Stage
+from bertsmith.model.config import ModelConfig
+from bertsmith.text.wordpiece import Tokenizer
+
+#: Length of the hash in the names of tokenizer folders and of ambiguous labels.
+_HASH_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class PanelModel:
+    """A column of the table: a model of the user, or untrained models of an architecture.
+
+    Attributes:
+        label: The name in the table.
+        path: The model directory of a user's model; for untrained models, that of the first
+            user's model with this architecture.
+        config: The model settings.
+        tokenizer: The tokenizer.
+        is_untrained: Whether the models are randomly initialized, one for each seed.
+        has_mlm_head: Whether the model predicts masked tokens.
+    """
+
+    label: str
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    is_untrained: bool = False
+    has_mlm_head: bool = True
+
+    def get_sources(self, seed: int, work_dir: Path) -> tuple[dict[str, Stage], dict[str, Path]]:
+        """Return the dependencies and the files of a stage that evaluates the model.
+
+        Args:
+            seed: The seed of an untrained model.
+            work_dir: The folder for a copy of the tokenizer of untrained models.
+        """
+        if not self.is_untrained:
+            return {}, {"model": self.path}
+        # Stages hash the contents of their files. Models with equal tokenizers share a copy of the
+        # tokenizer's files, so that they share the untrained model too.
+        folder = work_dir / "tokenizers" / self.tokenizer.hash[:_HASH_LENGTH]
+        if not folder.exists():
+            with atomic_directory(folder) as new:
+                self.tokenizer.save(new)
+        settings = {"model": self.config.model_dump(), "seed": seed}
+        return {"model": Stage(UNTRAINED_KIND, settings, {}, {"tokenizer": folder})}, {}
+
+
+def load_models(paths: Sequence[Path | str], *, with_untrained: bool) -> list[PanelModel]:
+    """Return the models, followed by one untrained model for each distinct architecture.
+
+    The next-sentence head is not part of an architecture.
+
+    Args:
+        paths: Model directories, run directories or hub ids.
+        with_untrained: Whether to add untrained models.
+
+    Raises:
+        ModelError: A model cannot be read.
+    """
+    directories = list(dict.fromkeys(locate_model(path) for path in paths))
+    labels = _make_labels(directories)
+    models = [_read_model(*entry) for entry in zip(directories, labels, strict=True)]
+    if not with_untrained:
+        return models
+    untrained: dict[Any, PanelModel] = {}
+    for model in models:
+        config = model.config.model_copy(update={"nsp": False})
+        key = (model.tokenizer.hash, tuple(config.model_dump().items()))
+        if key not in untrained:
+            size = f"{config.layers} x {config.width}"
+            label = f"untrained, {size}, {model.tokenizer.vocab_size:,} tokens"
+            untrained[key] = PanelModel(label, model.path, config, model.tokenizer, True)
+    counts = Counter(model.label for model in untrained.values())
+    return models + [
+        model if counts[model.label] == 1 else _add_model_name(model, models)
+        for model in untrained.values()
+    ]
+
+
+def _add_model_name(untrained: PanelModel, models: Sequence[PanelModel]) -> PanelModel:
+    """Return an untrained model whose label names a user's model with the same architecture."""
+    name = next(model.label for model in models if model.path == untrained.path)
+    return PanelModel(f"{untrained.label} (as {name})", untrained.path, untrained.config,
+                      untrained.tokenizer, True)  # fmt: skip
+
+
+def _read_model(directory: Path, label: str) -> PanelModel:
+    """Read the config and the tokenizer of a model, and check whether it has a masked-LM head."""
+    _, config, tokenizer = read_metadata(directory)
+    try:
+        check_mlm_head(directory)
+    except ModelError:
+        return PanelModel(label, directory, config, tokenizer, has_mlm_head=False)
+    return PanelModel(label, directory, config, tokenizer)
+
+
+def _make_labels(directories: Sequence[Path]) -> list[str]:
+    """Return a distinct label for each model: the end of its path, as long as necessary."""
+    parts = [
+        directory.resolve().parts[:-1] if directory.name == "model" else directory.resolve().parts
+        for directory in directories
+    ]
+    for length in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(path[-length:]) for path in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(directory) for directory in directories]

@@ -1,0 +1,176 @@
+"""The tasks of the panel, their measures, and the fine-tuning settings that all models share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bertsmith.errors import SettingsError
+
+#: How a task is evaluated: on unlabeled text, on minimal pairs, by fine-tuning, or by logistic
+#: regression on frozen features.
+Evaluation = Literal["held-out", "minimal-pairs", "finetune", "probe"]
+
+#: Default peak learning rate, suited to models of width 256 to 512. Larger models need a lower
+#: one; the paper's range for width 768 and more is 2e-5 to 5e-5.
+LEARNING_RATE = 3e-4
+#: Examples per fine-tuning step.
+BATCH_SIZE = 32
+#: Training examples of the frozen probe.
+NUM_PROBE_EXAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that a task yields, one row of the table.
+
+    Attributes:
+        key: The name in the result of a cell.
+        label: The name in the table.
+        is_lower_better: Whether lower values are better.
+    """
+
+    key: str
+    label: str
+    is_lower_better: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelTask:
+    """A task of the panel.
+
+    Attributes:
+        name: The name on the command line.
+        evaluation: How the task is evaluated.
+        measures: The rows of the table.
+        language: The language of the examples, None for texts of the user.
+        public_task: The name in ``PUBLIC_TASKS``, "" for texts of the user.
+        folders: Possible subfolders of the data folder, in order of preference.
+        max_train_examples: Maximum training examples, drawn at random for each seed; None for all.
+        epochs: Fine-tuning epochs.
+    """
+
+    name: str
+    evaluation: Evaluation
+    measures: tuple[Measure, ...]
+    language: Literal["english", "korean"] | None = None
+    public_task: str = ""
+    folders: tuple[str, ...] = ()
+    max_train_examples: int | None = None
+    epochs: float = 0.0
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the result depends on a seed."""
+        return self.evaluation in ("finetune", "probe")
+
+
+_SST2_FOLDERS = ("SST-2", "glue/SST-2")
+_TASKS = (
+    PanelTask(
+        name="held-out",
+        evaluation="held-out",
+        measures=(
+            Measure("mlm_loss", "held-out masked-LM loss, nats", is_lower_better=True),
+            Measure("bits_per_character", "held-out bits per character", is_lower_better=True),
+        ),
+    ),
+    PanelTask(
+        name="minimal-pairs",
+        evaluation="minimal-pairs",
+        measures=(
+            Measure("original", "minimal pairs, accuracy"),
+            Measure("within_word", "minimal pairs, accuracy (within-word)"),
+        ),
+    ),
+    PanelTask(
+        name="sst-2-1k", evaluation="finetune", language="english", public_task="sst-2",
+        folders=_SST2_FOLDERS, max_train_examples=1000, epochs=8,
+        measures=(Measure("accuracy", "SST-2, 1,000 examples, accuracy"),),
+    ),
+    PanelTask(
+        name="sst-2-10k", evaluation="finetune", language="english", public_task="sst-2",
+        folders=_SST2_FOLDERS, max_train_examples=10_000, epochs=3,
+        measures=(Measure("accuracy", "SST-2, 10,000 examples, accuracy"),),
+    ),
+    PanelTask(
+        name="cola", evaluation="finetune", language="english", public_task="cola",
+        folders=("CoLA", "glue/CoLA"), epochs=5, measures=(Measure("matthews", "CoLA, Matthews"),),
+    ),
+    PanelTask(
+        name="mrpc", evaluation="finetune", language="english", public_task="mrpc",
+        folders=("MRPC", "glue/MRPC"), epochs=4,
+        measures=(Measure("f1", "MRPC, F1"), Measure("accuracy", "MRPC, accuracy")),
+    ),
+    PanelTask(
+        name="rte", evaluation="finetune", language="english", public_task="rte",
+        folders=("RTE", "glue/RTE"), epochs=4, measures=(Measure("accuracy", "RTE, accuracy"),),
+    ),
+    PanelTask(
+        name="sts-b", evaluation="finetune", language="english", public_task="sts-b",
+        folders=("STS-B", "glue/STS-B"), epochs=4,
+        measures=(Measure("spearman", "STS-B, Spearman"),),
+    ),
+    PanelTask(
+        name="conll2003", evaluation="finetune", language="english", public_task="conll2003",
+        folders=("conll2003", "CoNLL-2003"), epochs=3,
+        measures=(Measure("f1", "CoNLL-2003, entity F1"),),
+    ),
+    PanelTask(
+        name="probe", evaluation="probe", language="english", public_task="sst-2",
+        folders=_SST2_FOLDERS, max_train_examples=NUM_PROBE_EXAMPLES,
+        measures=(
+            Measure("cls", "frozen [CLS], SST-2, accuracy"),
+            Measure("mean", "frozen mean, SST-2, accuracy"),
+        ),
+    ),
+    PanelTask(
+        name="nsmc", evaluation="finetune", language="korean", public_task="nsmc",
+        folders=("nsmc", "NSMC", "korean/nsmc"), max_train_examples=10_000, epochs=3,
+        measures=(Measure("accuracy", "NSMC, accuracy"),),
+    ),
+    PanelTask(
+        name="korsts", evaluation="finetune", language="korean", public_task="korsts",
+        folders=("KorSTS", "korean/KorSTS"), epochs=4,
+        measures=(Measure("spearman", "KorSTS, Spearman"),),
+    ),
+    PanelTask(
+        name="klue-ner", evaluation="finetune", language="korean", public_task="klue-ner",
+        folders=("klue-ner", "klue-ner-v1.1", "korean/klue-ner"), max_train_examples=10_000,
+        epochs=3, measures=(Measure("f1", "KLUE-NER, entity F1"),),
+    ),
+)  # fmt: skip
+#: The tasks by name, in the order of the table.
+TASKS: dict[str, PanelTask] = {task.name: task for task in _TASKS}
+#: Names that stand for all tasks of a language.
+LANGUAGES = ("english", "korean")
+
+
+def select_tasks(
+    names: Sequence[str], *, has_text: bool, has_minimal_pairs: bool
+) -> list[PanelTask]:
+    """Return the selected tasks in the order of the table.
+
+    Args:
+        names: Names of tasks or languages. A language stands for its labeled tasks, and for the
+            tasks on held-out text and minimal pairs if the user has specified them.
+        has_text: Whether the user has specified a held-out text.
+        has_minimal_pairs: Whether the user has specified minimal pairs.
+
+    Raises:
+        SettingsError: A name is unknown, or no task is selected.
+    """
+    selected = set()
+    for name in names:
+        if name in LANGUAGES:
+            selected |= {task.name for task in _TASKS if task.language == name}
+            selected |= {"held-out"} if has_text else set()
+            selected |= {"minimal-pairs"} if has_minimal_pairs else set()
+        elif name in TASKS:
+            selected.add(name)
+        else:
+            raise SettingsError(
+                f"--tasks: unknown task {name!r}; expected: {', '.join((*LANGUAGES, *TASKS))}"
+            )
+    if not selected:
+        raise SettingsError("--tasks: no task; name at least one, such as sst-2-1k")
+    return [task for task in _TASKS if task.name in selected]

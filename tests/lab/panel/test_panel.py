@@ -1,0 +1,226 @@
+"""The panel: results, resuming, untrained baselines and the plan."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.bundle import load
+from bertsmith.cli.panel import DEFAULT_LEARNING_RATE
+from bertsmith.errors import SettingsError, TaskError
+from bertsmith.lab import stage_runners
+from bertsmith.lab.panel import cost, stage_functions
+from bertsmith.lab.panel.cells import CellKey, PanelOptions
+from bertsmith.lab.panel.panel import Panel
+from bertsmith.lab.panel.tasks import LEARNING_RATE, TASKS, select_tasks
+from bertsmith.lab.results import RESULTS_FILE
+from bertsmith.lab.stage_runners import Job, StageFunction, StoppedError
+from tests.lab.panel.conftest import write_model
+
+#: Tasks without logistic regression.
+NAMES = ("held-out", "minimal-pairs", "sst-2-1k", "rte")
+
+
+def make_panel(
+    models: list[Path], data: Path, out: Path, names: tuple[str, ...] = NAMES, **options: Any
+) -> Panel:
+    """Return a panel with two seeds on the test data."""
+    tasks = select_tasks(names, has_text=True, has_minimal_pairs=True)
+    return Panel(models, tasks, data=data, text=data / "text.txt",
+                 minimal_pairs=[data / "pairs.jsonl"], out=out,
+                 options=PanelOptions(num_seeds=2), **options)  # fmt: skip
+
+
+def count_stage_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the name of each stage is added when it runs."""
+    runs: list[str] = []
+    functions = (stage_runners.STAGE_FUNCTIONS, stage_functions.PANEL_STAGE_FUNCTIONS)
+    for kinds in functions:
+        for kind, function in list(kinds.items()):
+
+            def record(job: Job, function: StageFunction = function) -> dict[str, Any]:
+                runs.append(job.stage.name)
+                return function(job)
+
+            monkeypatch.setitem(kinds, kind, record)
+    return runs
+
+
+def test_table_has_all_models_and_the_untrained_baseline(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """Two models of one architecture share an untrained model; every measure has a value."""
+    panel = make_panel(model_dirs, data, tmp_path, (*NAMES, "probe"))
+    outcome = panel.run()
+    names = ["first", "second", "untrained, 1 x 8, 124 tokens"]
+    assert [model["name"] for model in outcome.data["models"]] == names
+    header, _, *rows = outcome.markdown.splitlines()[2:11]
+    assert header == f"| measure | {' | '.join(names)} |"
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| held-out masked-LM loss, nats", "| held-out bits per character",
+        "| minimal pairs, accuracy", "| minimal pairs, accuracy (within-word)",
+        "| SST-2, 1,000 examples, accuracy", "| RTE, accuracy", "| frozen [CLS], SST-2, accuracy",
+    ]  # fmt: skip
+    assert "learning rate 0.0003, batch size 32" in outcome.markdown
+    assert not outcome.failures
+    assert outcome.num_missing == 0
+    accuracy = outcome.data["results"]["first"]["sst-2-1k"]["accuracy"]
+    assert len(accuracy["values"]) == 2
+    assert accuracy["mean"] == pytest.approx(sum(accuracy["values"]) / 2)
+    assert json.loads((tmp_path / "panel.json").read_text()) == json.loads(json.dumps(outcome.data))
+
+
+def test_finished_cells_are_not_computed_again(
+    model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated panel runs nothing; another model adds only its own cells."""
+    first = make_panel(model_dirs[:1], data, tmp_path, ("rte",)).run()
+    runs = count_stage_runs(monkeypatch)
+    repeated = make_panel(model_dirs[:1], data, tmp_path, ("rte",)).run()
+    assert not runs
+    assert repeated.data["results"] == first.data["results"]
+    make_panel(model_dirs, data, tmp_path, ("rte",)).run()
+    assert len(runs) == 2
+
+
+def test_truncated_last_line_loses_only_its_cell(
+    model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the process was killed while it wrote a record, only that cell is computed again."""
+    panel = make_panel(model_dirs[:1], data, tmp_path, ("rte", "held-out"), with_untrained=False)
+    expected = panel.run().data["results"]
+    results_file = tmp_path / RESULTS_FILE
+    results_file.write_bytes(results_file.read_bytes()[:-20])
+    runs = count_stage_runs(monkeypatch)
+    panel = make_panel(model_dirs[:1], data, tmp_path, ("rte", "held-out"), with_untrained=False)
+    assert panel.run().data["results"] == expected
+    assert runs == [panel.cells[CellKey("first", "rte", 1)].name]
+
+
+def test_results_do_not_depend_on_the_order_of_models(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """Models in the other order have the same results, also their untrained baseline."""
+    outcomes = [
+        make_panel(models, data, tmp_path / str(number), ("rte", "minimal-pairs")).run()
+        for number, models in enumerate((model_dirs, model_dirs[::-1]))
+    ]
+    assert outcomes[0].data["results"] == outcomes[1].data["results"]
+    names = [model["name"] for model in outcomes[1].data["models"]]
+    assert names[:2] == ["second", "first"]
+
+
+def test_untrained_models_are_deterministic_and_differ_by_seed(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """The weights of an untrained model depend on the architecture and the seed alone."""
+    weights = []
+    for number, models in enumerate((model_dirs[:1], model_dirs[1:])):
+        panel = make_panel(models, data, tmp_path / str(number), ("rte",))
+        label = panel.models[-1].label
+        for seed in range(2):
+            stage = panel.cells[CellKey(label, "rte", seed)].dependencies["model"]
+            panel.runner.run_stages({"untrained": stage})
+            path = tmp_path / str(number) / "work" / stage.name / "output"
+            weights.append(load(path).model.bert.embeddings.words.weight)
+    assert weights[0].equal(weights[2])
+    assert weights[1].equal(weights[3])
+    assert not weights[0].equal(weights[1])
+
+
+def test_each_architecture_has_an_untrained_model(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """Untrained models follow the models; --no-untrained leaves them out."""
+    models = [*model_dirs, write_model(tmp_path / "wide", 3, width=12)]
+    panel = make_panel(models, data, tmp_path, ("rte",))
+    assert [model.label for model in panel.models] == [
+        "first", "second", "wide", "untrained, 1 x 8, 124 tokens", "untrained, 1 x 12, 124 tokens",
+    ]  # fmt: skip
+    panel = make_panel(models, data, tmp_path, ("rte",), with_untrained=False)
+    assert [model.label for model in panel.models] == ["first", "second", "wide"]
+
+
+def test_interrupted_panel_writes_its_table_and_continues(
+    model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-C the finished results are in the table; a second call computes the others."""
+
+    def interrupt(job: Job) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return stage_functions.measure_minimal_pairs(job)
+
+    names = ("held-out", "minimal-pairs")
+    with monkeypatch.context() as patch:
+        patch.setitem(stage_functions.PANEL_STAGE_FUNCTIONS, "minimal-pairs", interrupt)
+        with pytest.raises(StoppedError):
+            make_panel(model_dirs, data, tmp_path, names).run()
+    interrupted = json.loads((tmp_path / "panel.json").read_text())
+    assert interrupted["results"]["first"]["held-out"]["mlm_loss"]["mean"] > 0
+    assert "first, minimal-pairs, seed 0" in interrupted["missing"]
+    assert make_panel(model_dirs, data, tmp_path, names).run().num_missing == 0
+
+
+def test_plan_estimates_only_missing_cells(
+    model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan lists tasks with missing cells and the duration of their steps."""
+    monkeypatch.setattr(cost, "measure_step_seconds", lambda *_, **__: 2.0)
+    monkeypatch.setattr(cost, "measure_forward_seconds", lambda *_: 0.0)
+    panel = make_panel(model_dirs, data, tmp_path, ("rte", "held-out"))
+    planned = {task.task.name: task for task in panel.plan()}
+    assert planned["held-out"].num_cells == 3
+    assert planned["rte"].num_cells == 6
+    # One step of 24 examples in each epoch; a step of 32 sequences of the rounded length takes 2 s.
+    files, model = panel._files["rte"], panel.models[0]
+    _, length = cost._measure_lengths(model, TASKS["rte"], files["train"])
+    assert 32 < length <= 48
+    step_seconds = 2.0 * 24 * length / (32 * 48)
+    epochs = TASKS["rte"].epochs
+    assert planned["rte"].seconds == pytest.approx(6 * epochs * step_seconds)
+    panel.run()
+    assert make_panel(model_dirs, data, tmp_path, ("rte", "held-out")).plan() == []
+
+
+def test_failed_cell_does_not_stop_the_others(
+    model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure is reported with the name of its cell, and the other cells have results."""
+
+    def fail(job: Job) -> dict[str, Any]:
+        raise OSError("the disk is full")
+
+    monkeypatch.setitem(stage_functions.PANEL_STAGE_FUNCTIONS, "minimal-pairs", fail)
+    names = ("held-out", "minimal-pairs")
+    outcome = make_panel(model_dirs[:1], data, tmp_path, names, with_untrained=False).run()
+    assert outcome.failures == {"first, minimal-pairs, seed 0": "OSError: the disk is full"}
+    assert outcome.num_missing == 1
+    assert outcome.data["results"]["first"]["held-out"]["mlm_loss"]["mean"] > 0
+
+
+def test_languages_stand_for_their_tasks() -> None:
+    """A language selects its labeled tasks, and the user's text and pairs; names are checked."""
+    korean = select_tasks(["korean"], has_text=True, has_minimal_pairs=False)
+    assert [task.name for task in korean] == ["held-out", "nsmc", "korsts", "klue-ner"]
+    with pytest.raises(SettingsError, match="unknown task 'sst2'; expected: english, korean, held"):
+        select_tasks(["sst2"], has_text=False, has_minimal_pairs=False)
+
+
+def test_missing_data_is_an_error_that_names_the_files(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """A missing folder or option is reported before anything runs."""
+    expected = "no folder CoLA or glue/CoLA for cola; add CoLA/train.tsv and CoLA/dev.tsv"
+    with pytest.raises(TaskError, match=expected):
+        make_panel(model_dirs, data, tmp_path / "out", ("rte", "cola"))
+    with pytest.raises(TaskError, match="no --text; pass --text"):
+        Panel(model_dirs, [TASKS["held-out"]], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_default_learning_rate_of_the_command() -> None:
+    """The command repeats the default learning rate, so that --help does not import torch."""
+    assert DEFAULT_LEARNING_RATE == LEARNING_RATE
