@@ -214,8 +214,8 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
     runs = [
         np.array(result["spearman"], np.float64) if result else None
         for key, result in results.items()
-        if key[0] == "similarity"
-    ]  # type: ignore[index]
+        if key[0] == "similarity"  # type: ignore[index]
+    ]
     finished = [run for run in runs if run is not None]
     if finished:
         # Means over the seeds whose correlation is defined.
