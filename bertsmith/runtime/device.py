@@ -80,6 +80,15 @@ def resolve_device(device: str, option: str) -> torch.device:
     return resolved
 
 
+def is_device_available(device: str) -> bool:
+    """Return whether this machine has a device, such as "cuda:1"."""
+    try:
+        resolve_device(device, "run.device")
+    except SettingsError:
+        return False
+    return True
+
+
 def resolve_machine(
     device: str,
     precision: str,

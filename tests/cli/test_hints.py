@@ -61,10 +61,17 @@ class _ScheduleSettings(Settings):
     minutes: float | None = None
 
 
+class _DeviceSettings(Settings):
+    """The setting that ``load_run_settings`` reads from the table "run"."""
+
+    device: str = "cpu"
+
+
 class _RunSettings(Settings):
     """Settings of a run with labels."""
 
     task: _TaskSettings
+    run: _DeviceSettings = _DeviceSettings()
     schedule: _ScheduleSettings = _ScheduleSettings()
 
 

@@ -1,7 +1,7 @@
 """The directory of a run: its settings file and its lock."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,8 @@ _MUTABLE_KEYS = (
 _STORE_KEY = "run.store_path"
 #: Settings that a run with a time budget (schedule.minutes) determines before the first step.
 _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
+#: Settings that depend on the machine. They are selected again when a run moves to another device.
+_MACHINE_KEYS = ("device", "precision", "attention_kernel", "threads")
 #: Prefixes of settings that a run does not set itself: only the user sets them.
 _USER_SET_PREFIXES = ("task.", "features", "run.num_frozen_layers", "run.patience")
 #: The stored and the new value of a list are printed in full if they have at most this many items
@@ -61,17 +63,25 @@ def load_run_settings(
     settings: SettingsType,
     user_values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    *,
+    is_device_available: Callable[[str], bool] = lambda _: True,
+    machine_defaults: Mapping[str, Collection[Any]] | None = None,
 ) -> SettingsType | None:
     """Return the settings stored in ``run``, or None if it has none yet.
 
-    Values that the user has set and that do not affect the weights replace the stored values. The
-    changed settings are also written to the file.
+    Values that the user has set and that do not affect the weights replace the stored values. If
+    the stored device is not available, or the user has set another one, the device, precision,
+    attention kernel and threads of the new command replace the stored ones. The changed settings
+    are also written to the file.
 
     Args:
         run: Run directory.
         settings: The settings of the current command.
         user_values: The settings that the user has set, as nested tables.
         progress: Receives a log message about each changed setting.
+        is_device_available: Returns whether this machine has a device.
+        machine_defaults: Values of settings whose defaults depend on the machine, by key. A stored
+            value among them is kept, unless the user has set the setting.
 
     Raises:
         RunError: If settings that affect the weights differ; the message lists all differences.
@@ -80,10 +90,13 @@ def load_run_settings(
     if not path.exists():
         return None
     stored = type(settings).parse(read_stored_settings(path), str(path))
-    stored_values = stored.model_dump()
+    stored_values, new_values = stored.model_dump(), settings.model_dump()
+    message = _move_to_device(stored_values["run"], new_values["run"], is_device_available)
+    if message is not None and progress is not None:
+        progress.log(f"{run}: {message}")
     budget_keys = _BUDGET_KEYS if stored_values["schedule"]["minutes"] is not None else ()
     differences, changes = [], {}
-    for key, old, new in _find_differences(stored_values, settings.model_dump()):
+    for key, old, new in _find_differences(stored_values, new_values):
         table, _, name = key.partition(".")
         is_set_by_user = name in get_table(user_values or {}, table)
         change = f"{key}: {_describe_change(old, new)}"
@@ -95,6 +108,8 @@ def load_run_settings(
             progress.log(
                 f"{run}: {change}; using the value in the run, which the time budget determined"
             )
+        elif not is_set_by_user and old in (machine_defaults or {}).get(key, ()):
+            continue
         elif key not in (*_MUTABLE_KEYS, *budget_keys):
             differences.append(f"  {change}")
     if differences:
@@ -104,7 +119,7 @@ def load_run_settings(
             "new run; to train a finished model further, start a new run from it: "
             "--from RUN --out NEW (pretrain), --model RUN --out NEW (finetune)"
         )
-    if not changes:
+    if not changes and message is None:
         return stored
     for key, value in changes.items():
         table, _, name = key.partition(".")
@@ -112,6 +127,34 @@ def load_run_settings(
     changed = type(settings).parse(stored_values, str(path))
     write_atomic(path, changed.to_toml())
     return changed
+
+
+def _move_to_device(
+    stored: dict[str, Any], new: Mapping[str, Any], is_device_available: Callable[[str], bool]
+) -> str | None:
+    """Replace the stored machine settings of a run that continues on another device.
+
+    Args:
+        stored: The stored table "run", which is changed in place.
+        new: The table "run" of the current command.
+        is_device_available: Returns whether this machine has a device.
+
+    Returns:
+        A message; None if the run continues on the stored device.
+    """
+    old_device, new_device = stored["device"], new["device"]
+    if new_device == "auto" and not is_device_available(old_device):
+        reason = f"the device {old_device} of this run is not available here"
+    elif new_device not in ("auto", old_device):
+        # The stored device is "auto" if a process was killed before it recorded the new device.
+        reason = f"run.device: {_describe_change(old_device, new_device)}"
+    else:
+        return None
+    stored.update({key: new[key] for key in _MACHINE_KEYS})
+    return (
+        f"{reason}; device, precision, attention kernel and threads are selected again, so the "
+        "result will differ by rounding from that of an unmoved run"
+    )
 
 
 def _describe_change(old: Any, new: Any) -> str:

@@ -29,6 +29,7 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine import checkpoint, loop, metrics_log, optimizer, schedule
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.loop import LoopOptions
+from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
@@ -136,10 +137,15 @@ def finetune(
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
         check_files_unchanged(run, settings.task)
-        stored = load_run_settings(run, settings, overrides, progress)
         # If the model directory was deleted, it is written again from a checkpoint.
         must_rewrite_model = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
-        if stored is not None and (run / RESULT_FILE).exists() and not must_rewrite_model:
+        is_finished = (run / RESULT_FILE).exists() and not must_rewrite_model
+        stored = load_run_settings(
+            run, settings, overrides, progress,
+            # A finished run needs no device.
+            is_device_available=lambda name: is_finished or device.is_device_available(name),
+        )  # fmt: skip
+        if stored is not None and is_finished:
             progress.log(
                 f"{run}: this run is already finished; give --out another directory to start a "
                 "new one"
@@ -182,6 +188,9 @@ def _train(
     _freeze_layers(start, options.num_frozen_layers)
     if is_new:
         settings = _resolve_on_machine(settings, machine, objective.steps_per_epoch)
+        write_atomic(run / SETTINGS_FILE, settings.to_toml())
+    elif needs_machine(settings):
+        settings = record_machine(settings, machine)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     log_run_summary(progress, run, task, start, data, machine)
     adam = optimizer.build_optimizer(model, settings.optim)
@@ -315,18 +324,10 @@ def _resolve_on_machine(
         )
     assert timing.steps or timing.epochs
     steps = timing.steps or max(1, round((timing.epochs or 0) * steps_per_epoch))
-    run = settings.run.model_copy(
-        update={
-            "device": str(machine.device),
-            "precision": machine.precision,
-            "attention_kernel": machine.kernel,
-            "threads": torch.get_num_threads(),
-        }
-    )
+    settings = record_machine(settings, machine)
     checkpoint_every = settings.checkpoint.every or steps_per_epoch
     return settings.model_copy(
         update={
-            "run": run,
             "schedule": timing.model_copy(update={"steps": steps}),
             "checkpoint": settings.checkpoint.model_copy(update={"every": checkpoint_every}),
         }

@@ -23,6 +23,7 @@ from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.run_clock import RunClock
+from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
@@ -120,12 +121,19 @@ def pretrain(
         user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
         )
-        stored = load_run_settings(run, settings, user_values, progress)
+        stored = load_run_settings(
+            run, settings, user_values, progress,
+            is_device_available=device.is_device_available,
+            machine_defaults=recipes.get_machine_defaults(settings),
+        )  # fmt: skip
         if stored is None:
             # Only a new run verifies the checksums, which takes reading the whole store.
             store.verify(progress)
-            settings = resolve_thread_count(settings, store, progress)
-        session = Session(stored or settings, store)
+        if stored is None or needs_machine(stored):
+            settings = resolve_thread_count(stored or settings, store, progress)
+        else:
+            settings = stored
+        session = Session(settings, store)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
             progress.log(note)
@@ -134,6 +142,9 @@ def pretrain(
         if stored is None:
             session.check_heldout_split()
             session.settings, cost = resolve_on_machine(session, progress, start_time)
+        elif needs_machine(stored):
+            session.settings = record_machine(session.settings, session.machine)
+        if session.settings != stored:
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
         if get_budget_seconds(session.settings) is None:
             duration: Duration = StepDuration(session.settings.schedule.total_steps())
@@ -311,15 +322,7 @@ def resolve_on_machine(
         if cost.is_noisy:
             cost = _retry_with_fewer_threads(session, cost, progress, budget)
     settings = session.settings
-    run = settings.run.model_copy(
-        update={
-            "device": str(machine.device),
-            "precision": machine.precision,
-            "attention_kernel": machine.kernel,
-            "threads": torch.get_num_threads(),
-        }
-    )
-    session.settings = settings.model_copy(update={"run": run})
+    session.settings = record_machine(settings, machine)
     if budget is None or cost is None:
         return resolve_length(session), None
     resolved = recipes.limit_evaluation(session.settings, cost, budget)

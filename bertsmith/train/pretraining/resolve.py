@@ -38,7 +38,7 @@ class Overrides:
         assignments: Settings as "section.name=value"; override ``values`` and ``config``.
         values: Nested settings; override ``config``.
         start_from: Model directory for continued pre-training.
-        cuda: Whether a CUDA device is available.
+        cuda: Whether a CUDA device is available, which ``run.device = "auto"`` then selects.
     """
 
     data: Path
@@ -82,10 +82,10 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     nsp = data.get("nsp", True)
     predicts_next = nsp is not False and data.get("pair_objective", "nsp") == "nsp"
     base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=predicts_next)
-    if overrides.cuda and overrides.recipe == "fast":
-        # A GPU needs a larger batch to be fully used. On a CPU, the loss falls faster with more
-        # steps of smaller batches.
-        base = merge_settings(base, {"data": {"batch_size": 256}})
+    device = str(get_table(user_values, "run").get("device", "auto"))
+    is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
+    if is_cuda and overrides.recipe == "fast":
+        base = merge_settings(base, {"data": {"batch_size": recipes.FAST_CUDA_BATCH_SIZE}})
     run_values = {"store_path": str(overrides.data.resolve()), "store_id": compute_store_id(store)}
     if overrides.start_from:
         run_values["start_from"] = str(bundle.pin_model_path(overrides.start_from))

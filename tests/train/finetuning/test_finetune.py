@@ -1,6 +1,7 @@
 """Fine-tuning: learning, resuming, early stopping, and sweeps over seeds and the grid."""
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -22,7 +23,7 @@ from bertsmith.tasks.inputs import TaskMicroBatch
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.finetuning import sweep
-from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
+from bertsmith.train.finetuning.finetune import RESULT_FILE, FinetuneResult, finetune
 from bertsmith.train.finetuning.settings import read_overrides
 from bertsmith.train.finetuning.sweep import run_sweep
 from bertsmith.train.finetuning.task_data import resolve_task_settings, update_task_settings
@@ -133,6 +134,22 @@ def test_interrupted_run_ends_with_the_same_weights(
     for name, tensor in load_file(expected.model / bundle.WEIGHTS_FILE).items():
         assert torch.equal(tensor, weights[name]), name
     assert resumed.metrics == expected.metrics
+
+
+def test_run_without_its_device_moves(start_model: Path, tmp_path: Path) -> None:
+    """Without the device of a run, an unfinished run moves; a finished one needs none."""
+    data = write_table(tmp_path / "train.jsonl", "single", 40)
+    changes: dict[str, Any] = {"schedule": {"steps": 3}}
+    run = tmp_path / "run"
+    result = finetune_table(start_model, run, data, "single", **changes)
+    path = run / "settings.toml"
+    gpu_settings = re.sub('device = ".*"', 'device = "cuda:7"', path.read_text())
+    path.write_text(gpu_settings)
+    assert finetune_table(start_model, run, data, "single", **changes) == result
+    assert path.read_text() == gpu_settings
+    (run / RESULT_FILE).unlink()
+    assert finetune_table(start_model, run, data, "single", **changes).step == 3
+    assert read_toml(path)["run"]["device"] in ("cpu", "cuda")
 
 
 def test_finished_run_is_not_repeated(start_model: Path, tmp_path: Path) -> None:

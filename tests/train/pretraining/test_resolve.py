@@ -2,6 +2,7 @@
 
 import fcntl
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,18 @@ import pytest
 
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError
-from bertsmith.settings import read_toml
+from bertsmith.settings import parse_assignments, read_toml
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
     load_run_settings,
 )
 from bertsmith.train.pretraining.pretrain import pretrain
-from bertsmith.train.pretraining.recipes import PretrainSettings, resolve_steps
+from bertsmith.train.pretraining.recipes import (
+    PretrainSettings,
+    get_machine_defaults,
+    resolve_steps,
+)
 from bertsmith.train.pretraining.resolve import (
     Overrides,
     resolve_run_settings,
@@ -278,6 +283,109 @@ def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path:
     assert (
         "run.eval_every: 10 in the run, 7 now; using the value in the run" in progress.messages[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "batch_size"),
+    [(None, False, 32), (None, True, 256), ("auto", True, 256), ("cpu", True, 32),
+     ("cuda:1", True, 256)],
+)  # fmt: skip
+def test_default_batch_size_depends_on_the_device_of_the_run(
+    resolve: Any, device: str | None, cuda: bool, batch_size: int
+) -> None:
+    """The default is 32 on the CPU, even if CUDA is available, and 256 on CUDA."""
+    assignments = [] if device is None else [f"run.device={device}"]
+    assert resolve(cuda=cuda, assignments=assignments).data.batch_size == batch_size
+
+
+def _store_cuda_run(resolve: Any, run: Path, assignments: Sequence[str] = ()) -> PretrainSettings:
+    """Write the settings of a run that was started on the device cuda:0, and return them."""
+    machine = ["run.device=cuda:0", "run.precision=bf16", "run.attention_kernel=varlen",
+               "run.threads=16"]  # fmt: skip
+    settings = resolve_steps(resolve(cuda=True, assignments=[*machine, *assignments]), 40)
+    (run / SETTINGS_FILE).write_text(settings.to_toml())
+    return settings
+
+
+def test_run_of_a_gpu_continues_on_a_machine_without_one(resolve: Any, tmp_path: Path) -> None:
+    """Batch size and length are kept; device, precision, kernel and threads are selected again."""
+    stored = _store_cuda_run(resolve, tmp_path)
+    progress = RecordingProgress()
+    moved = load_run_settings(
+        tmp_path, resolve(), {}, progress, is_device_available=lambda device: device == "cpu",
+        machine_defaults=get_machine_defaults(stored),
+    )  # fmt: skip
+    assert moved is not None
+    machine = {"device": "auto", "precision": "auto", "attention_kernel": "auto", "threads": None}
+    assert moved.run == stored.run.model_copy(update=machine)
+    assert moved.model_copy(update={"run": stored.run}) == stored
+    assert len(progress.messages) == 1
+    assert "the device cuda:0 of this run is not available here" in progress.messages[0]
+
+
+def test_run_stays_on_its_device_while_it_is_available(resolve: Any, tmp_path: Path) -> None:
+    """The default device does not move a run, and its default batch size is kept."""
+    stored = _store_cuda_run(resolve, tmp_path)
+    progress = RecordingProgress()
+    defaults = get_machine_defaults(stored)
+    assert load_run_settings(tmp_path, resolve(), {}, progress, machine_defaults=defaults) == stored
+    assert progress.messages == []
+
+
+def test_user_may_move_a_run_to_another_device(resolve: Any, tmp_path: Path) -> None:
+    """A device that the user sets replaces the stored one, with the precision the user sets."""
+    _store_cuda_run(resolve, tmp_path)
+    assignments = ["run.device=cpu", "run.precision=fp32"]
+    progress = RecordingProgress()
+    moved = load_run_settings(
+        tmp_path, resolve(assignments=assignments), parse_assignments(assignments), progress,
+        machine_defaults={"data.batch_size": (32, 256)},
+    )  # fmt: skip
+    assert moved is not None
+    assert (moved.run.device, moved.run.precision) == ("cpu", "fp32")
+    assert (moved.run.attention_kernel, moved.run.threads) == ("auto", None)
+    assert "run.device: 'cuda:0' in the run, 'cpu' now" in progress.messages[0]
+
+
+def test_batch_size_of_the_user_is_not_a_default(resolve: Any, tmp_path: Path) -> None:
+    """A batch size that is no default must be repeated, and a default must not be changed."""
+    stored = _store_cuda_run(resolve, tmp_path, ["data.batch_size=64"])
+    defaults = get_machine_defaults(stored)
+    with pytest.raises(RunError, match=r"data.batch_size: 64 in the run, 32 now"):
+        load_run_settings(tmp_path, resolve(), {}, machine_defaults=defaults)
+    _store_cuda_run(resolve, tmp_path)
+    assignments = ["data.batch_size=32"]
+    changed = resolve(cuda=True, assignments=assignments)
+    with pytest.raises(RunError, match=r"data.batch_size: 256 in the run, 32 now"):
+        load_run_settings(
+            tmp_path, changed, parse_assignments(assignments), machine_defaults=defaults
+        )
+    paper = resolve(recipe="paper")
+    assert get_machine_defaults(paper) == {}
+
+
+def test_moved_run_records_its_new_device(train: TrainFunction, tmp_path: Path) -> None:
+    """A run whose device is not available continues from its checkpoint, and stores the CPU."""
+    train(steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true")
+    run = tmp_path / "run"
+    path = run / SETTINGS_FILE
+    shutil.rmtree(run / "checkpoints" / "step-4")
+    shutil.rmtree(run / "model")
+    text = path.read_text()
+    weights_on_cpu = text.replace('device = "cpu"', 'device = "cuda:7"')
+    path.write_text(weights_on_cpu.replace('precision = "fp32"', 'precision = "bf16"'))
+    progress = RecordingProgress()
+    outcome = train(
+        steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true", run__device="auto",
+        run__precision=None, run__threads=None, progress=progress,
+    ).outcome  # fmt: skip
+    assert outcome.state.step == 4
+    stored = read_toml(path)["run"]
+    assert stored["device"] == "cpu"
+    assert stored["precision"] in ("fp32", "bf16")
+    assert stored["attention_kernel"] == "padded"
+    assert stored["threads"] >= 1
+    assert any("cuda:7 of this run is not available" in line for line in progress.messages)
 
 
 def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
