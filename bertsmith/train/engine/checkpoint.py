@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -32,6 +33,8 @@ CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
 AVERAGE_FILE = "average.safetensors"
 CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
+#: Fields of ``TrainingState`` that are only stored in runs with a time budget.
+_TIME_BUDGET_FIELDS = ("elapsed_seconds", "start_seconds", "data_state")
 #: Exceptions raised by reading a checkpoint that is damaged or belongs to another model.
 _READ_ERRORS = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
@@ -78,7 +81,7 @@ def save(
         save_tensors(_collect_moments(model, optimizer), new / MOMENTS_FILE)
         if average is not None:
             save_tensors(_copy_to_cpu(average.weights.items()), new / AVERAGE_FILE)
-        write_json(new / STATE_FILE, asdict(state))
+        write_json(new / STATE_FILE, _to_fields(state))
         checksums = {path.name: compute_file_sha256(path) for path in sorted(new.iterdir())}
         write_json(new / CHECKSUMS_FILE, checksums)
     steps = [step for step, _ in list_checkpoints(run)]
@@ -86,6 +89,15 @@ def save(
         if step != state.best_step:
             _remove_checkpoint(run / CHECKPOINTS_DIR / f"step-{step}")
     return directory
+
+
+def _to_fields(state: TrainingState) -> dict[str, Any]:
+    """Return the content of state.json, without the fields that only time budgets have."""
+    fields = asdict(state)
+    return {
+        name: value for name, value in fields.items()
+        if value is not None or name not in _TIME_BUDGET_FIELDS
+    }  # fmt: skip
 
 
 def remove_partial_checkpoints(run: Path) -> None:
