@@ -24,42 +24,62 @@ from bertsmith.data.store import SPLITS, Manifest, Split, Store, write_manifest
 from bertsmith.data.stream import ExampleStream
 from bertsmith.data.unigram import count_token_ids
 
-#: Target for masked sentence pairs of length 128 in one process.
+#: Target speed of the stream for masked sentence pairs of length 128 in one process.
 TARGET_TOKENS_PER_SECOND = 1.5e6
 BATCH_SIZE = 256
 #: Vocabulary size of the paper.
 VOCAB_SIZE = 30522
+#: Mean number of tokens in a random sentence.
+MEAN_SENTENCE_TOKENS = 25
+#: Mean and standard deviation of the logarithm of that number. The mean of the distribution is
+#: exp(3 + 0.65 ** 2 / 2) = 25.
+LOG_TOKENS_MEAN, LOG_TOKENS_STD = 3.0, 0.65
 
 
 def make_vocabulary_info() -> VocabularyInfo:
     """Return a vocabulary of the paper's size; a fifth of its tokens continue a word."""
-    special = np.zeros(VOCAB_SIZE, np.bool_)
-    special[:5] = True
-    continuations = np.zeros(VOCAB_SIZE, np.bool_)
-    continuations[-VOCAB_SIZE // 5 :] = True
-    return VocabularyInfo(VOCAB_SIZE, 2, 3, 4, special, continuations, 1)
+    is_special = np.zeros(VOCAB_SIZE, np.bool_)
+    is_special[:5] = True
+    is_continuation = np.zeros(VOCAB_SIZE, np.bool_)
+    is_continuation[-VOCAB_SIZE // 5 :] = True
+    return VocabularyInfo(
+        vocab_size=VOCAB_SIZE,
+        cls_id=2,
+        sep_id=3,
+        mask_id=4,
+        is_special=is_special,
+        is_continuation=is_continuation,
+        unk_id=1,
+    )
 
 
 def make_offsets(
-    num_tokens: int, document_length: float, generator: np.random.Generator
+    num_tokens: int, mean_document_tokens: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, ...]:
-    """Return offsets of random sentences (25 tokens on average) and documents."""
-    num_sentences = int(num_tokens / 25)
-    lengths = np.clip(generator.lognormal(3.0, 0.65, num_sentences), 1, 400).astype(np.int64)
+    """Return the offsets of sentences in tokens, and of documents in sentences.
+
+    Lengths of sentences and documents are random.
+    """
+    num_sentences = int(num_tokens / MEAN_SENTENCE_TOKENS)
+    lengths = generator.lognormal(LOG_TOKENS_MEAN, LOG_TOKENS_STD, num_sentences)
+    lengths = np.clip(lengths, 1, 400).astype(np.int64)
     sentence_offsets = np.append(0, np.cumsum(lengths))
-    max_documents = int(25 * num_sentences / document_length * 2) + 2
-    starts = np.cumsum(1 + generator.exponential(document_length / 25, max_documents))
+    # Twice the expected number of documents is enough to cover all sentences.
+    max_documents = int(MEAN_SENTENCE_TOKENS * num_sentences / mean_document_tokens * 2) + 2
+    mean_document_sentences = mean_document_tokens / MEAN_SENTENCE_TOKENS
+    starts = np.cumsum(1 + generator.exponential(mean_document_sentences, max_documents))
     document_offsets = np.unique(np.append(0, starts[starts < num_sentences]).astype(np.int64))
     return sentence_offsets, np.append(document_offsets, num_sentences)
 
 
-def make_split(num_tokens: int, *document_lengths: float) -> Split:
-    """Return a split of random token ids; each mean document length has an equal share of them."""
+def make_split(num_tokens: int, *mean_document_tokens: float) -> Split:
+    """Return a split of random token ids.
+
+    Each mean document length in ``mean_document_tokens`` has an equal share of the tokens.
+    """
     generator = np.random.default_rng(0)
-    parts = [
-        make_offsets(num_tokens // len(document_lengths), length, generator)
-        for length in document_lengths
-    ]
+    part_tokens = num_tokens // len(mean_document_tokens)
+    parts = [make_offsets(part_tokens, mean, generator) for mean in mean_document_tokens]
     sentence_offsets, document_offsets = parts[0]
     for part_sentences, part_documents in parts[1:]:
         document_offsets = np.append(
@@ -124,6 +144,7 @@ def measure_python_loop(split: Split, vocabulary: VocabularyInfo, seconds: float
 
 
 def _read_sentences(split: Split, document: int) -> list[list[int]]:
+    """Return the token ids of each sentence of a document."""
     first, last = split.document_offsets[document : document + 2]
     boundaries = split.sentence_offsets[first : last + 1].tolist()
     return [split.ids[start:end].tolist() for start, end in pairwise(boundaries)]
@@ -132,6 +153,10 @@ def _read_sentences(split: Split, document: int) -> list[list[int]]:
 def _draw_random_segment(
     split: Split, excluded_document: int, min_tokens: int, generator: random.Random
 ) -> list[int]:
+    """Return at least ``min_tokens`` tokens from a random sentence of another document on.
+
+    There are fewer tokens if the document ends before.
+    """
     document = excluded_document
     while document == excluded_document:
         document = generator.randrange(len(split.document_offsets) - 1)
@@ -147,6 +172,7 @@ def _draw_random_segment(
 def _mask_tokens(
     ids: list[int], vocabulary: VocabularyInfo, generator: random.Random
 ) -> list[tuple[int, int]]:
+    """Mask 15 % of ``ids`` in place; return the positions and original ids of masked tokens."""
     special_ids = {vocabulary.cls_id, vocabulary.sep_id}
     candidates = [position for position, token in enumerate(ids) if token not in special_ids]
     generator.shuffle(candidates)
@@ -167,6 +193,7 @@ def write_sparse_store(path: Path, num_tokens: int) -> None:
     counts = {}
     for name in SPLITS:
         if name == "heldout":
+            # The held-out split is empty.
             sentence_offsets, document_offsets = np.zeros(1, np.int64), np.zeros(1, np.int64)
         sentence_offsets.tofile(path / f"{name}.sentences")
         document_offsets.tofile(path / f"{name}.documents")
@@ -216,12 +243,13 @@ def main() -> None:
         "--tokens",
         type=int,
         default=10**9,
-        help="number of tokens of the store for the start-up time",
+        help="number of tokens in the store that the start-up time is measured with",
     )
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     vocabulary = make_vocabulary_info()
-    short_documents, long_documents = make_split(20_000_000, 600), make_split(20_000_000, 100_000)
+    short_documents = make_split(20_000_000, 600)
+    long_documents = make_split(20_000_000, 100_000)
     mixed_documents = make_split(20_000_000, 600, 100_000)
     loop_speed = measure_python_loop(short_documents, vocabulary)
     measurements = {
@@ -242,10 +270,8 @@ def main() -> None:
     }
     if options.store:
         store = Store.open(options.store)
-        split, store_vocabulary = (
-            store.load_split("train"),
-            VocabularyInfo.from_tokenizer(store.load_tokenizer()),
-        )
+        split = store.load_split("train")
+        store_vocabulary = VocabularyInfo.from_tokenizer(store.load_tokenizer())
         measurements["--store: tokens/s"] = measure_stream(split, store_vocabulary)
         ratios["--store: tokens/s / target of 1.5 million"] = (
             measurements["--store: tokens/s"] / TARGET_TOKENS_PER_SECOND

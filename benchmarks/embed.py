@@ -6,9 +6,9 @@ sentence-transformers with its defaults, and onnxruntime with 8-bit weights. onn
 batches sorted by length, with the batch size that is fastest on a sample.
 
 onnxruntime runs three graphs: Bertsmith's 8-bit export, and two quantized versions of PyTorch's
-export, fused by onnxruntime's optimizer. One of them is quantized completely; the other keeps the
-layers that lose the most precision in float32. The fastest graph is the baseline, regardless of its
-precision.
+export, fused by onnxruntime's optimizer. One of these is quantized completely. The other one keeps
+the layers that lose the most precision in float32. The fastest graph is the baseline, regardless of
+its precision.
 
 With --layers, the benchmark also times embeddings from the lowest and the last layer of a random
 model of base size.
@@ -21,6 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -110,15 +111,16 @@ class OnnxEmbedder:
         return vectors
 
     def _embed_batch(self, sequences: list[list[int]]) -> FloatArray:
+        """Return the embeddings of a batch whose first sequence is the longest."""
         ids = np.zeros((len(sequences), len(sequences[0])), np.int64)
         mask = np.zeros_like(ids)
         for row, sequence in enumerate(sequences):
             ids[row, : len(sequence)] = sequence
             mask[row, : len(sequence)] = 1
         inputs = dict(zip(INPUT_NAMES, (ids, mask, np.zeros_like(ids)), strict=True))
-        (hidden, *_) = self.session.run(
-            None, {name: value for name, value in inputs.items() if name in self.input_names}
-        )
+        # Some graphs have no input for segment ids.
+        graph_inputs = {name: inputs[name] for name in INPUT_NAMES if name in self.input_names}
+        (hidden, *_) = self.session.run(None, graph_inputs)
         mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
         vectors: FloatArray = mean / np.linalg.norm(mean, axis=1, keepdims=True)
         return vectors
@@ -133,7 +135,7 @@ class OnnxEmbedder:
             start = time.perf_counter()
             self(sample)
             seconds[batch_size] = time.perf_counter() - start
-        self.batch_size = min(seconds, key=seconds.__getitem__)
+        self.batch_size = min(BATCH_SIZES, key=lambda batch_size: seconds[batch_size])
 
 
 def export_bertsmith_int8(model: Path, directory: Path) -> Path:
@@ -222,7 +224,7 @@ def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[
 
 
 def time_encoders(encoders: dict[str, Encode], texts: list[str]) -> dict[str, list[float]]:
-    """Return the seconds of each run by encoder name; the encoders take turns to go first."""
+    """Return the seconds of each run by encoder name. In each run, another encoder is the first."""
     names = list(encoders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for run in range(NUM_RUNS):
@@ -261,8 +263,7 @@ def time_layers(texts: list[str], embedder: Embedder, directory: Path) -> dict[s
     for layer in (-1, -12):
         base.encode(texts[:8], layer=layer)
     encoders: dict[str, Encode] = {
-        str(layer): lambda texts, layer=layer: base.encode(texts, layer=layer)  # type: ignore[misc]
-        for layer in (-1, -12)
+        str(layer): partial(base.encode, layer=layer) for layer in (-1, -12)
     }
     return time_encoders(encoders, texts)
 
@@ -292,7 +293,7 @@ def compare(
     # This first call also warms up each encoder.
     vectors = {name: encode(texts) for name, encode in encoders.items()}
     seconds = time_encoders(encoders, texts)
-    fastest_graph = max(graphs, key=lambda name: -median(seconds[name]))
+    fastest_graph = min(graphs, key=lambda name: median(seconds[name]))
     lengths = [len(ids) for ids in embedder.tokenize(texts).sequences]
     macs = sum(length * embedder.config.macs_per_token(length) for length in lengths)
     peak = device.measure_peak_macs_per_second(
@@ -321,17 +322,23 @@ def compare(
     if options.layers:
         layer_seconds = time_layers(texts[: options.layers_count], embedder, directory)
         ratios["layer -12 / layer -1 of base"] = speed_ratio(layer_seconds, "-1", "-12")
-    target_keys = {
+    return ratios | compare_with_targets(ratios), measurements
+
+
+def compare_with_targets(ratios: dict[str, float]) -> dict[str, float]:
+    """Return each ratio that has a target, divided by its target."""
+    ratio_names = {
         "float32": "float32 / sentence-transformers",
         "fast": "fast / onnxruntime in 8 bits",
         "layers": "layer -12 / layer -1 of base",
     }
-    for name, key in target_keys.items():
-        if key in ratios:
-            ratios[f"{name}, ratio / target ratio of {TARGET_RATIOS[name]:g}"] = (
-                ratios[key] / TARGET_RATIOS[name]
-            )
-    return ratios, measurements
+    return {
+        f"{name}, ratio / target ratio of {TARGET_RATIOS[name]:g}": (
+            ratios[ratio_name] / TARGET_RATIOS[name]
+        )
+        for name, ratio_name in ratio_names.items()
+        if ratio_name in ratios
+    }
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def compare_steps(
             )
             batch = to_device(make_batch(32, 128, generator), machine.device)
             mkl_seconds, onednn_seconds = time_libraries(
-                build_bertsmith_step(machine, size, batch, compiled=False), num_runs=7
+                build_bertsmith_step(machine, size, batch, is_compiled=False), num_runs=7
             )
             measurements[f"step of {size}, {precision}: ms"] = 1000 * onednn_seconds
             if precision == "fp32":

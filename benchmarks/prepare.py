@@ -1,8 +1,8 @@
 """Compare the speed of ``bertsmith prepare`` with ``tokenizers``, and measure its memory.
 
-The baseline encodes the same sentences on the same cores; they are already split and in memory. The
-time of ``prepare`` is that of the whole program: it starts, reads the text, splits sentences,
-tokenizes them and writes the store.
+The baseline encodes the same sentences on the same cores. The sentences are already split and in
+memory. The time of ``prepare`` is that of the whole program, including start-up, reading the text,
+splitting and tokenizing sentences, and writing the store.
 
     python benchmarks/prepare.py --text FILE [--small-only] [--json FILE]
 """
@@ -49,7 +49,9 @@ class MemoryMonitor(threading.Thread):
         return self.peak / 1e6
 
     def _list_processes(self) -> list[int]:
+        """Return the ids of the process and its descendants."""
         pids = [self._pid]
+        # The list grows during iteration, so that children of children are found, too.
         for pid in pids:
             try:
                 for task in Path(f"/proc/{pid}/task").iterdir():
@@ -60,6 +62,7 @@ class MemoryMonitor(threading.Thread):
 
     @staticmethod
     def _resident_bytes(pid: int) -> int:
+        """Return the resident memory of a process, 0 if it has ended."""
         try:
             return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_SIZE
         except OSError:
@@ -109,7 +112,12 @@ def decompress_text(text: Path, directory: Path) -> Path:
 def compare_with_tokenizers(
     text: Path, directory: Path, *, small_only: bool
 ) -> tuple[dict[str, float], ...]:
-    """Run the programs twice in turns; then measure ``prepare`` on ten times the text.
+    """Run ``tokenizers`` and ``prepare`` twice in turns, then ``prepare`` on ten times the text.
+
+    Args:
+        text: The text.
+        directory: A directory for the tokenizer and the stores.
+        small_only: Whether to skip ten times the text.
 
     Returns:
         Speed ratios and measurements.
@@ -118,8 +126,12 @@ def compare_with_tokenizers(
     train_wordpiece(iter(documents[:5000]), 16_000).save(directory / "tokenizer")
     tokenizer = HFTokenizer.from_file(str(directory / "tokenizer" / "tokenizer.json"))
     sentences = [sentence for document in documents for sentence in split_sentences(document)]
+    # Free memory before the measurements.
     del documents
-    prepare_seconds, plain_seconds, fast_seconds, peaks = [], [], [], []
+    prepare_seconds = []
+    plain_seconds = []
+    fast_seconds = []
+    peaks = []
     for run in range(2):
         seconds, num_tokens = run_tokenizers(tokenizer, sentences, use_fast_method=False)
         plain_seconds.append(seconds)

@@ -10,6 +10,7 @@ is not included.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -65,19 +66,19 @@ def make_config(size: str) -> ModelConfig:
 
 
 def build_bertsmith_step(
-    machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool
+    machine: Machine, size: str, batch: PretrainingMicroBatch, *, is_compiled: bool
 ) -> Callable[[], None]:
     """Return a function that runs one training step of Bertsmith."""
     config = make_config(size)
     model = BertForPreTraining(config, machine.kernel).to(machine.device).train()
-    forward: Any = torch.compile(model, dynamic=True) if compiled else model
+    forward: Any = torch.compile(model, dynamic=True) if is_compiled else model
     adam = optimizer.build_optimizer(model, OptimSettings(lr=LEARNING_RATE))
-    losses = partial(compute_mean_losses, forward)
-    step_numbers = iter(range(10**9))
+    loss_fn = partial(compute_mean_losses, forward)
+    step_numbers = itertools.count()
 
     def step() -> None:
         take_step(
-            losses,
+            loss_fn,
             [batch],
             model,
             adam,
@@ -92,7 +93,7 @@ def build_bertsmith_step(
 
 
 def build_transformers_step(
-    machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool
+    machine: Machine, size: str, batch: PretrainingMicroBatch, *, is_compiled: bool
 ) -> Callable[[], None]:
     """Return a function that runs one training step of transformers."""
     sizes = get_size_preset(size)
@@ -104,7 +105,7 @@ def build_transformers_step(
         intermediate_size=sizes["feed_forward"],
     )
     model = transformers.BertForPreTraining(config).to(machine.device).train()
-    forward = torch.compile(model) if compiled else model
+    forward = torch.compile(model) if is_compiled else model
     adam = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     shape = (batch.num_sequences, batch.packed.max_seqlen)
     labels = torch.full_like(batch.packed.ids, -100)
@@ -123,7 +124,8 @@ def build_transformers_step(
             loss = forward(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        float(loss.detach())
+        # Copy the loss to the CPU, as Bertsmith's step does. On a GPU, this waits for the device.
+        loss.item()
         adam.step()
         adam.zero_grad()
 
@@ -139,13 +141,30 @@ def time_step(step: Callable[[], None], machine: Machine) -> float:
     return time.perf_counter() - start
 
 
+def count_step_macs(size: str, batch: PretrainingMicroBatch) -> float:
+    """Return the multiply-adds of a training step."""
+    config = make_config(size)
+    num_tokens, num_predictions = len(batch.packed.ids), len(batch.masked_labels)
+    num_unused_outputs = num_tokens - num_predictions - batch.num_sequences
+    forward_macs = (
+        num_tokens * config.macs_per_token(batch.packed.max_seqlen)
+        - num_unused_outputs * config.macs_saved_per_unused_output()
+        + num_predictions * config.macs_per_prediction()
+    )
+    # The backward pass takes twice the multiply-adds of the forward pass.
+    return 3 * forward_macs
+
+
 def compare(
-    machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool, num_steps: int
+    machine: Machine, size: str, batch: PretrainingMicroBatch, num_steps: int, *, is_compiled: bool
 ) -> dict[str, Any]:
     """Time the steps of both libraries; return speed ratio, tokens per second and MFU."""
     torch.manual_seed(0)
-    steps = {"bertsmith": build_bertsmith_step(machine, size, batch, compiled)}
-    steps["transformers"] = build_transformers_step(machine, size, batch, compiled)
+    steps = {
+        "bertsmith": build_bertsmith_step(machine, size, batch, is_compiled=is_compiled),
+        "transformers": build_transformers_step(machine, size, batch, is_compiled=is_compiled),
+    }
+    # Warm up.
     for step in steps.values():
         for _ in range(2):
             step()
@@ -155,15 +174,8 @@ def compare(
         peaks.append(device.measure_peak_macs_per_second(machine, seconds=0.1))
         for name, step in steps.items():
             seconds[name].append(time_step(step, machine))
-    config = make_config(size)
-    num_tokens, num_predictions = len(batch.packed.ids), len(batch.masked_labels)
-    # The backward pass takes twice the multiply-adds of the forward pass.
-    macs = 3 * (
-        num_tokens * config.macs_per_token(batch.packed.max_seqlen)
-        - (num_tokens - num_predictions - batch.num_sequences)
-        * config.macs_saved_per_unused_output()
-        + num_predictions * config.macs_per_prediction()
-    )
+    num_tokens = len(batch.packed.ids)
+    macs = count_step_macs(size, batch)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     peak = statistics.median(peaks)
     ratios = [
@@ -217,7 +229,9 @@ def main() -> None:
         batch = to_device(make_batch(options.batch, options.length, generator), machine.device)
         for size in options.size or ("mini", "small"):
             for mode in options.mode or ("eager", "compiled"):
-                result = compare(machine, size, batch, mode == "compiled", options.steps)
+                result = compare(
+                    machine, size, batch, options.steps, is_compiled=mode == "compiled"
+                )
                 torch.compiler.reset()
                 name = f"{size} {options.batch}x{options.length} {precision} {mode}"
                 ratios[name] = result.pop("ratio")

@@ -1,7 +1,7 @@
-r"""Compare variants of the pre-training settings over several seeds, resumably.
+r"""Compare variants of the pre-training settings over several seeds.
 
-A TOML file names the variants, each a list of assignments as for --set. All variants are compared
-with the first one:
+A TOML file names the variants. Each variant is a list of assignments as for --set. All variants are
+compared with the first one:
 
     common = ["run.threads=2"]          # applied to all variants
 
@@ -16,10 +16,11 @@ Measure seconds per step on an idle machine, train later on a busy one, then pri
         --budget-minutes 30 --seeds 0,1,2
     python benchmarks/recipe_search.py variants.toml --results results --report
 
-Each run is a process of `bertsmith pretrain`, so a killed search continues when it is started
-again. Finished runs are lines of RESULTS/results.jsonl. The held-out loss of all variants is
-computed on the same examples: single segments of up to 128 tokens with 15 % masked tokens. The
-loss of a run's own evaluation, whose examples depend on its data settings, is the run_loss.
+Each run is a process of `bertsmith pretrain`, so a search that was killed continues when it is
+started again. Finished runs are lines of RESULTS/results.jsonl. The held-out loss of all variants
+is computed on the same examples: single segments of up to 128 tokens with 15 % masked tokens. The
+field run_loss is the loss that `bertsmith pretrain` reports, whose examples depend on the data
+settings of the variant.
 """
 
 import argparse
@@ -49,14 +50,15 @@ from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 
-RESULTS_FILE, CALIBRATION_FILE = "results.jsonl", "calibration.json"
+RESULTS_FILE = "results.jsonl"
+CALIBRATION_FILE = "calibration.json"
 #: Steps at the start of a run that are not timed.
 WARMUP_STEPS = 2
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A named list of settings."""
+    """A named list of settings, such as "optim.lr=1e-3"."""
 
     name: str
     settings: tuple[str, ...]
@@ -70,12 +72,24 @@ def read_variants(path: Path) -> list[Variant]:
 
 
 def train(
-    variant: Variant, seed: int, length: Sequence[str], run: Path, options: argparse.Namespace
+    variant: Variant,
+    seed: int,
+    budget_options: Sequence[str],
+    run: Path,
+    options: argparse.Namespace,
 ) -> None:
-    """Train or resume the run of a variant; exit if it fails."""
+    """Train or resume the run of a variant; exit if it fails.
+
+    Args:
+        variant: The variant.
+        seed: The random seed.
+        budget_options: The options of `bertsmith pretrain` for the training budget.
+        run: The directory of the run.
+        options: The arguments of the command line.
+    """
     settings = [*variant.settings, f"run.seed={seed}", "run.log_every=1"]
     command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(options.data),
-               "--size", options.size, "--out", str(run), *length]  # fmt: skip
+               "--size", options.size, "--out", str(run), *budget_options]  # fmt: skip
     command += [part for setting in settings for part in ("--set", setting)]
     run.parent.mkdir(parents=True, exist_ok=True)
     with run.with_suffix(".log").open("ab") as log:
@@ -85,15 +99,15 @@ def train(
 
 
 def measure_step_seconds(run: Path) -> float:
-    """Return the mean seconds of a training step of a run, after the first steps."""
+    """Return the mean seconds of a training step of a run, without the warm-up steps."""
     seconds = [line["seconds"] for line in read_metrics(run) if line["kind"] == "train"]
     return float((seconds[-1] - seconds[WARMUP_STEPS - 1]) / (len(seconds) - WARMUP_STEPS))
 
 
 def calibrate(variants: Sequence[Variant], options: argparse.Namespace) -> None:
-    """Measure the seconds per step of all variants in alternation, and store their medians.
+    """Measure the seconds per step of all variants in turns, and store the median of each variant.
 
-    A short run has all phases of the schedule in the same proportions as a long one.
+    A short run has all phases of the schedule in the same proportions as a long run.
     """
     shutil.rmtree(options.results / "calibration", ignore_errors=True)
     times: dict[str, list[float]] = {variant.name: [] for variant in variants}
@@ -105,24 +119,21 @@ def calibrate(variants: Sequence[Variant], options: argparse.Namespace) -> None:
             print(f"round {number + 1}, {variant.name}: {times[variant.name][-1]:.4f} s per step")
     path = options.results / CALIBRATION_FILE
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    content.setdefault(options.size, {}).update(
-        {
-            variant.name: {
-                "settings": list(variant.settings),
-                "step_seconds": statistics.median(times[variant.name]),
-                "all_step_seconds": times[variant.name],
-                "machine": describe_machine(),
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            for variant in variants
+    measurements = content.setdefault(options.size, {})
+    for variant in variants:
+        measurements[variant.name] = {
+            "settings": list(variant.settings),
+            "step_seconds": statistics.median(times[variant.name]),
+            "all_step_seconds": times[variant.name],
+            "machine": describe_machine(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-    )
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {path}")
 
 
-def get_length(variant: Variant, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """Return the name of the budget, and the options of `bertsmith pretrain` for the length."""
+def get_budget(variant: Variant, options: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the name of the training budget, and the options of `bertsmith pretrain` for it."""
     if options.steps:
         return f"{options.steps:,} steps", ["--steps", str(options.steps)]
     if options.minutes:
@@ -147,14 +158,14 @@ def compute_heldout_loss(model_directory: Path, store: Store, num_sequences: int
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Return the results in a folder, without a last line that a killed process left incomplete."""
+    """Return the results in a folder. A last line without a line end is incomplete and omitted."""
     path = folder / RESULTS_FILE
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
     return [json.loads(line) for line in lines[:-1]]
 
 
 def append_result(folder: Path, result: dict[str, Any]) -> None:
-    """Append a line to the results file, after removing an incomplete one, and sync it to disk."""
+    """Append a result to the results file after removing an incomplete last line."""
     path = folder / RESULTS_FILE
     with path.open("a+b") as file:
         file.seek(0)
@@ -164,25 +175,31 @@ def append_result(folder: Path, result: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def sum_training_time(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Return the training seconds and the number of tokens of a run from its metrics."""
+    seconds = num_tokens = 0.0
+    for line in lines:
+        if line["kind"] == "train":
+            num_tokens += line["tokens_per_second"] * (line["seconds"] - seconds)
+            seconds = line["seconds"]
+    return seconds, num_tokens
+
+
 def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train a variant with a seed, unless its result is stored; return the result."""
-    budget, length = get_length(variant, options)
+    budget, budget_options = get_budget(variant, options)
     key = {
         "variant": variant.name, "seed": seed, "settings": list(variant.settings),
-        "size": options.size, "budget": budget, "length": length,
+        "size": options.size, "budget": budget, "length": budget_options,
     }  # fmt: skip
     for result in read_results(options.results):
         if key.items() <= result.items():
             return result
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
     run = options.results / "runs" / f"{variant.name}-{seed}-{digest}"
-    train(variant, seed, length, run, options)
+    train(variant, seed, budget_options, run, options)
     lines = read_metrics(run)
-    seconds = num_tokens = 0.0
-    for line in lines:
-        if line["kind"] == "train":
-            num_tokens += line["tokens_per_second"] * (line["seconds"] - seconds)
-            seconds = line["seconds"]
+    seconds, num_tokens = sum_training_time(lines)
     heldout = [line for line in lines if line["kind"] == "heldout"][-1]
     store = Store.open(options.data)
     result = key | {
@@ -203,7 +220,9 @@ def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) ->
     """Return a Markdown table of the variants for each size and budget in the results."""
     lines = []
     for size, budget in dict.fromkeys((result["size"], result["budget"]) for result in results):
-        group = [r for r in results if (r["size"], r["budget"]) == (size, budget)]
+        group = [
+            result for result in results if (result["size"], result["budget"]) == (size, budget)
+        ]
         lines += [f"{size}, {budget}:", "", *build_table(group, variants), ""]
     return lines
 
@@ -211,37 +230,42 @@ def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) ->
 def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> list[str]:
     """Return a Markdown table with one line per variant.
 
-    The difference to the first variant, and the p-value of a paired t-test, are computed over the
-    seeds that both have. If a variant has several results for a seed, the last one counts.
+    The difference of a variant from the first one, and the p-value of a paired t-test, are computed
+    over the seeds that both variants have. If a variant has several results for a seed, the last
+    one counts.
     """
-    losses: dict[str, dict[int, dict[str, Any]]] = {variant.name: {} for variant in variants}
+    runs_by_variant: dict[str, dict[int, dict[str, Any]]] = {
+        variant.name: {} for variant in variants
+    }
     for result in results:
-        if result["variant"] in losses:
-            losses[result["variant"]][result["seed"]] = result
+        if result["variant"] in runs_by_variant:
+            runs_by_variant[result["variant"]][result["seed"]] = result
     lines = [
         "| variant | seeds | held-out loss | SD | difference | p | run loss | NSP acc. | steps |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    reference = losses[variants[0].name]
+    reference = runs_by_variant[variants[0].name]
     for variant in variants:
-        runs = losses[variant.name]
+        runs = runs_by_variant[variant.name]
         if not runs:
             continue
         values = [run["heldout_loss"] for run in runs.values()]
-        spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else ""
-        seeds = sorted(runs.keys() & reference.keys()) if variant is not variants[0] else []
-        pairs = [(runs[seed]["heldout_loss"], reference[seed]["heldout_loss"]) for seed in seeds]
+        std = f"{statistics.stdev(values):.4f}" if len(values) > 1 else ""
+        common_seeds = [] if variant is variants[0] else sorted(runs.keys() & reference.keys())
+        losses = [runs[seed]["heldout_loss"] for seed in common_seeds]
+        reference_losses = [reference[seed]["heldout_loss"] for seed in common_seeds]
         difference = p_value = ""
-        if pairs:
-            difference = f"{statistics.fmean(new - old for new, old in pairs):+.4f}"
-        if len(pairs) > 1:
-            p_value = f"{stats.ttest_rel(*zip(*pairs, strict=True)).pvalue:.3f}"
+        if losses:
+            pairs = zip(losses, reference_losses, strict=True)
+            difference = f"{statistics.fmean(loss - other for loss, other in pairs):+.4f}"
+        if len(losses) > 1:
+            p_value = f"{stats.ttest_rel(losses, reference_losses).pvalue:.3f}"
         run_loss = statistics.fmean(run["run_loss"] for run in runs.values())
         accuracies = [run["nsp_accuracy"] for run in runs.values()]
         accuracy = "" if None in accuracies else f"{statistics.fmean(accuracies):.3f}"
         steps = " ".join(sorted({f"{run['steps']:,}" for run in runs.values()}))
         lines.append(
-            f"| {variant.name} | {len(runs)} | {statistics.fmean(values):.4f} | {spread} | "
+            f"| {variant.name} | {len(runs)} | {statistics.fmean(values):.4f} | {std} | "
             f"{difference} | {p_value} | {run_loss:.4f} | {accuracy} | {steps} |"
         )
     return lines
@@ -261,15 +285,21 @@ def parse_arguments() -> argparse.Namespace:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--steps", type=int, help="steps of each run")
     action.add_argument("--minutes", type=float, help="wall-clock minutes of each run")
-    action.add_argument("--budget-minutes", type=float, help="minutes, converted to steps")
+    action.add_argument(
+        "--budget-minutes",
+        type=float,
+        help="minutes of each run, converted to steps with the speed from --calibrate",
+    )
     action.add_argument("--calibrate", action="store_true", help="measure seconds per step")
     action.add_argument("--report", action="store_true", help="print a table of the results")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the calibration")
-    parser.add_argument("--calibration-steps", type=int, default=60, help="steps of a measurement")
+    parser.add_argument(
+        "--calibration-steps", type=int, default=60, help="steps of each measurement"
+    )
     parser.add_argument("--eval-sequences", type=int, default=1024, help="held-out sequences")
     options = parser.parse_args()
     if not options.report and options.data is None:
-        parser.error("--data is missing: give a token store")
+        parser.error("--data is missing; pass the path of a token store")
     return options
 
 

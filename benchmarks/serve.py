@@ -4,7 +4,7 @@ Three variants take turns, because the speed of the machine may vary:
 
 - ``Embedder.encode`` embeds all texts offline.
 - The library computes batches of texts of mixed lengths without HTTP. The server cannot sort texts
-  by length either, so this is an upper bound for its throughput.
+  by length either, so the speed of this variant is an upper bound for the server.
 - A server process answers 64 clients over loopback. The clients run in this process and send one
   text per request.
 
@@ -65,7 +65,9 @@ async def run_client(
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
         content = await reader.readexactly(length)
-        responses.append((index, time.perf_counter() - start, int(head[9:12]), content))
+        # The head starts with "HTTP/1.1 " and the three digits of the status.
+        status = int(head[9:12])
+        responses.append((index, time.perf_counter() - start, status, content))
         number += 1
     writer.close()
 
@@ -115,8 +117,19 @@ def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: floa
     return count / (time.perf_counter() - start)
 
 
+def wait_until_ready(port: int) -> None:
+    """Wait until the server responds."""
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/ready")
+        except httpx.HTTPError:
+            time.sleep(0.2)
+        else:
+            return
+
+
 def main() -> None:
-    """Start the server, measure, and report."""
+    """Start the server, measure the three variants in turns, and report the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--texts", type=Path, required=True, help="file with one text per line")
@@ -126,6 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     texts = options.texts.read_text(encoding="utf-8").splitlines()
     embedder = Embedder.load(options.model)
+    # Choose a free port.
     with socket.socket() as free_socket:
         free_socket.bind(("127.0.0.1", 0))
         port = free_socket.getsockname()[1]
@@ -133,14 +147,9 @@ def main() -> None:
         [sys.executable, "-m", "bertsmith", "serve", f"m={options.model}", "--port", str(port),
          "--no-page"], stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
     try:
-        while True:
-            try:
-                httpx.get(f"{url}/ready")
-                break
-            except httpx.HTTPError:
-                time.sleep(0.2)
+        wait_until_ready(port)
+        # Warm up for three seconds.
         asyncio.run(run_clients(port, texts, options.clients, 3))
         responses: list[Any] = []
         rates: list[tuple[float, float, float]] = []
@@ -167,7 +176,7 @@ def report_results(
     rates: list[tuple[float, float, float]],
     exit_status: int,
 ) -> None:
-    """Compute and report throughput ratios, latencies and the error of the vectors.
+    """Report throughput ratios, latencies, and the error of the server's vectors.
 
     Args:
         options: Command-line options.

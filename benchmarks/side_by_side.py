@@ -3,7 +3,7 @@
 Both start from the same weights and train on the same batches in the same order, with the same
 optimizer, learning rate schedule and dropout rates. Each takes as many steps as fit into its time.
 The two libraries take turns of 20 seconds in one process, so that other load on the machine affects
-both. Only training time counts.
+both libraries. Evaluations do not count as training time.
 
     python benchmarks/side_by_side.py --store STORE --size mini --minutes 30 --out RESULTS
 """
@@ -13,6 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
 
-#: Seconds of a turn, after which the other trainer continues, and of the initial speed measurement.
+#: Seconds of a turn, after which the other trainer continues.
 TURN_SECONDS = 20.0
+#: Seconds of the speed measurement before training.
 PROBE_SECONDS = 20.0
 #: Number of evaluations per run. They do not count as training time.
 NUM_EVALUATIONS = 20
@@ -75,17 +77,24 @@ class Trainer:
         self._batches = self._iter_batches()
 
     def _iter_batches(self) -> Iterator[list[PretrainingMicroBatch]]:
-        length = self._session.settings.data.max_seqlen
-        return self._session.build_objective(StepDuration(10**9), length).iter_batches(0)
+        """Return an iterator over training batches that starts at the first one."""
+        max_seqlen = self._session.settings.data.max_seqlen
+        # More steps than any run takes: the number of steps is not known yet.
+        duration = StepDuration(10**9)
+        return self._session.build_objective(duration, max_seqlen).iter_batches(0)
 
     def choose_total_steps(self, minutes: float) -> None:
-        """Measure the step time, set the steps that fit into ``minutes``, and reset the model."""
+        """Set ``total_steps`` to the number of steps that fit into ``minutes``.
+
+        The step time is measured first. Then the model and the batches are reset.
+        """
         times: list[float] = []
         end = time.perf_counter() + PROBE_SECONDS
         while time.perf_counter() < end or len(times) < 3:
             start = time.perf_counter()
             self._step(0, 0.0, next(self._batches))
             times.append(time.perf_counter() - start)
+        # The first step is slower than the others.
         self.total_steps = int(minutes * 60 / np.median(times[1:]))
         self._reset()
         self._batches = self._iter_batches()
@@ -174,15 +183,16 @@ def make_transformers_trainer(session: Session) -> Trainer:
         bundle.save(Path(directory) / "m", session.model, session.tokenizer, {})
         model = transformers.BertForPreTraining.from_pretrained(Path(directory) / "m")
     initial_weights = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizers: list[torch.optim.Optimizer] = []
+    optimizer = _build_optimizer(model, settings)
 
     def reset() -> None:
+        nonlocal optimizer
         model.load_state_dict(initial_weights)
-        optimizers[:] = [_build_optimizer(model, settings)]
+        optimizer = _build_optimizer(model, settings)
 
     def step(_number: int, lr: float, micro_batches: list[PretrainingMicroBatch]) -> float:
         model.train()
-        for group in optimizers[0].param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = lr
         loss = 0.0
         for micro_batch in micro_batches:
@@ -190,12 +200,11 @@ def make_transformers_trainer(session: Session) -> Trainer:
             (output.loss / len(micro_batches)).backward()
             loss += float(output.loss.detach()) / len(micro_batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optim.max_grad_norm)
-        optimizers[0].step()
-        optimizers[0].zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return loss
 
-    reset()
-    return Trainer("transformers", session, step, lambda: _evaluate(model, session), reset)
+    return Trainer("transformers", session, step, partial(_evaluate, model, session), reset)
 
 
 def _build_optimizer(model: nn.Module, settings: PretrainSettings) -> torch.optim.Optimizer:
@@ -300,10 +309,15 @@ def main() -> None:
     for trainer in trainers:
         text = "".join(json.dumps(record) + "\n" for record in trainer.records)
         (options.out / f"{trainer.name}.jsonl").write_text(text, encoding="utf-8")
-    bertsmith_trainer, hf_trainer = trainers
     objective = session.build_objective(StepDuration(1))
     unigram_entropy = objective.evaluate()["unigram_entropy"]
     plot_losses(trainers, unigram_entropy, options.out / "curves.png")
+    report_results(trainers, unigram_entropy, options.out / "result.json")
+
+
+def report_results(trainers: list[Trainer], unigram_entropy: float, path: Path) -> None:
+    """Report the losses, times and speeds of both trainers."""
+    bertsmith_trainer, hf_trainer = trainers
     hf_loss = hf_trainer.records[-1]["mlm_loss"]
     seconds_below = [
         record["seconds"] for record in bertsmith_trainer.records if record["mlm_loss"] <= hf_loss
@@ -324,9 +338,7 @@ def main() -> None:
         "tokens per second, bertsmith": speeds[0],
         "tokens per second, transformers": speeds[1],
     }
-    report(
-        "side_by_side", {"speed": speeds[0] / speeds[1]}, measurements, options.out / "result.json"
-    )
+    report("side_by_side", {"speed": speeds[0] / speeds[1]}, measurements, path)
 
 
 if __name__ == "__main__":

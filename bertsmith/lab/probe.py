@@ -46,12 +46,14 @@ def measure_step_seconds(
 ) -> float:
     """Return the median duration of a training step in seconds.
 
-    Only the first micro-batch is timed; the duration of the batch is proportional to its tokens.
+    Only the first micro-batch of a batch is timed. Its duration is scaled to the number of tokens
+    in the batch.
 
     Args:
         config: The model settings.
         data: Batch size, sequence length and objective.
-        features: The settings of a BiLSTM that replaces the pre-training heads.
+        features: The settings of a BiLSTM that replaces the pre-training heads, None without a
+            BiLSTM.
         is_classification: Whether a classification head replaces the pre-training heads.
     """
     machine = device.resolve_machine(
@@ -64,18 +66,20 @@ def measure_step_seconds(
     )
     is_cpu = machine.device.type == "cpu"
     max_tokens = _CPU_MICRO_TOKENS if is_cpu else DEFAULT_MICRO_BATCH_TOKENS
-    batch = _random_batch(data)
+    batch = _build_random_batch(data)
     first = split_batch(batch, max_tokens)[0]
     micro_batches = [to_device(first, machine.device)]
     loss_fn: LossFunction
     model: nn.Module
     if features is not None:
         settings = BiLSTMSettings.parse(features, "the settings of a stage")
-        model = BertWithBiLSTM(config, 2, settings, is_sequence_level=True, kernel=machine.kernel)
-        loss_fn = partial(_mean_square_loss, model)
+        model = BertWithBiLSTM(
+            config, num_outputs=2, features=settings, is_sequence_level=True, kernel=machine.kernel
+        )
+        loss_fn = partial(_compute_mean_square_loss, model)
     elif is_classification:
         model = BertForSequenceClassification(config, 2, machine.kernel)
-        loss_fn = partial(_mean_square_loss, model)
+        loss_fn = partial(_compute_mean_square_loss, model)
     else:
         model = BertForPreTraining(config, machine.kernel)
         loss_fn = partial(compute_mean_losses, model)
@@ -97,8 +101,8 @@ def measure_step_seconds(
         device.synchronize(machine)
 
     seconds, _ = measure_median_step_seconds(repeat(micro_batches), run_step, _PROBE_SECONDS)
-    # The optimizer update is counted once per micro-batch instead of once per batch. The error is
-    # small, because the update is short.
+    # This scaling counts the optimizer update once per micro-batch instead of once per batch. The
+    # error is small, because the update is short.
     return seconds * len(batch.ids) / len(first.ids)
 
 
@@ -125,7 +129,7 @@ def measure_forward_seconds(config: ModelConfig, length: int) -> float:
     return seconds / (num_sequences * length)
 
 
-def _random_batch(data: DataSettings) -> ExampleBatch:
+def _build_random_batch(data: DataSettings) -> ExampleBatch:
     """Return a batch of random token ids with masked-LM or left-to-right predictions."""
     batch = build_warmup_batches(data, data.max_seqlen, data.batch_size * data.max_seqlen)[0]
     if data.objective != "left-to-right":
@@ -135,7 +139,7 @@ def _random_batch(data: DataSettings) -> ExampleBatch:
     return replace(batch, masked_positions=positions, masked_labels=np.zeros_like(positions))
 
 
-def _mean_square_loss(
+def _compute_mean_square_loss(
     model: nn.Module,
     micro_batch: PretrainingMicroBatch,
     micro_batches: list[PretrainingMicroBatch],

@@ -34,8 +34,9 @@ class ResultsFile:
         self.path = path
         self._log = log
         self._records: dict[str, dict[str, Any]] = {}
-        # Bytes and lines read so far, up to the end of the last complete line.
-        self._offset = self._num_lines = 0
+        # The number of bytes and lines read so far, up to the end of the last complete line.
+        self._offset = 0
+        self._num_lines = 0
         self._reported: set[str] = set()
 
     def get(self, name: str) -> dict[str, Any] | None:
@@ -61,7 +62,8 @@ class ResultsFile:
             if size:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":
-                    # The process that wrote the last line was killed, so the line is incomplete.
+                    # The process that wrote the last line was killed. Its incomplete line must not
+                    # be joined with the new one.
                     line = "\n" + line
             file.write(line.encode())
             file.flush()
@@ -73,22 +75,29 @@ class ResultsFile:
         """Read the complete lines that were appended since the last call."""
         try:
             with self.path.open("rb") as file:
-                # With the lock, no other process is in the middle of a line.
+                # While this process holds the lock, no other process is writing a line.
                 lock_open_file(file, shared=True)
                 if os.fstat(file.fileno()).st_size < self._offset:
-                    self._records, self._offset, self._num_lines = {}, 0, 0
+                    # The file was replaced or truncated.
+                    self._forget_records()
                 file.seek(self._offset)
                 data = file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            self._records, self._offset, self._num_lines = {}, 0, 0
+            self._forget_records()
             return
-        complete = data[: data.rfind(b"\n") + 1]
-        for line in complete.splitlines():
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        for line in complete_lines.splitlines():
             self._num_lines += 1
             self._add_line(line)
-        self._offset += len(complete)
-        if len(complete) < len(data):
+        self._offset += len(complete_lines)
+        if len(complete_lines) < len(data):
             self._warn(f"{self.path}: the last line is incomplete; its stage runs again")
+
+    def _forget_records(self) -> None:
+        """Return to the state in which nothing has been read."""
+        self._records = {}
+        self._offset = 0
+        self._num_lines = 0
 
     def _add_line(self, line: bytes) -> None:
         """Add the record of a line; warn if the line is damaged."""
@@ -117,7 +126,7 @@ class ResultsFile:
         return record
 
     def _warn(self, message: str) -> None:
-        """Log each message once."""
+        """Log a message unless it has been logged before."""
         if message not in self._reported:
             self._reported.add(message)
             self._log(message)

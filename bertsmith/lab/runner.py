@@ -49,7 +49,7 @@ _REQUIRED_FIELDS = {
 
 
 class _SilentProgress:
-    """Forwards progress bars but no messages, which would be the same for hundreds of runs."""
+    """Forwards progress bars. Omits messages, which would be the same for hundreds of runs."""
 
     def __init__(self, progress: Progress) -> None:
         self.start, self.advance, self.finish = progress.start, progress.advance, progress.finish
@@ -133,7 +133,7 @@ class Runner:
         missing[stage.name] = stage
 
     def _has_result_and_output(self, stage: Stage) -> bool:
-        """Return whether a stage needs no computation if other stages read its output."""
+        """Return whether a stage has a result, and a complete output for other stages to read."""
         return self.get_result(stage) is not None and self._read_work_record(stage) is not None
 
     def _read_work_record(self, stage: Stage) -> dict[str, Any] | None:
@@ -189,6 +189,7 @@ class Runner:
         )
 
     def _has_diverged(self, stage: Stage) -> bool:
+        """Return whether a stage diverged, according to its result or its work record."""
         result = self.get_result(stage)
         if result is None:
             record = self._read_work_record(stage)
@@ -260,7 +261,9 @@ class Runner:
         stage_function = {**STAGE_FUNCTIONS, **self.stage_functions}[stage.kind]
         result = stage_function(Job(stage, output, inputs, _SilentProgress(self.progress)))
         late_signal: int | None = result.pop(LATE_SIGNAL, None)
-        if "diverged" in result and "diverged" not in (self.get_result(stage) or result):
+        stored_result = self.get_result(stage)
+        is_first_divergence = stored_result is not None and "diverged" not in stored_result
+        if "diverged" in result and is_first_divergence:
             # The stored result is kept, because other results were computed from that run.
             raise RunError(
                 f"the stage ran again and diverged, unlike the first time: {result['diverged']}"
@@ -280,10 +283,9 @@ class Runner:
         return late_signal
 
     def _collect_provenance(self, stage: Stage) -> dict[str, Any]:
-        """Return when and on which machine the dependencies' outputs were computed.
+        """Return when and on which machine the outputs of a stage's dependencies were computed.
 
-        An output may be newer than the record in the results file, if it was deleted and computed
-        again.
+        An output that was deleted and computed again is newer than its record in the results file.
         """
         provenance: dict[str, Any] = {}
         for role, dependency in stage.dependencies.items():
@@ -300,6 +302,7 @@ class Runner:
         message = f"  waiting for {folder.name}, which another process runs"
         lock_file = folder.with_name(f".{folder.name}.lock")
         with hold_lock(lock_file, on_wait=lambda: self.progress.log(message)):
+            # The process that held the lock may have deleted the directory.
             folder.mkdir(parents=True, exist_ok=True)
             yield
 
@@ -324,7 +327,8 @@ class Runner:
             result = record["result"]
             metrics = {name: result[name] for name in _COMPARED_FIELDS if name in result}
             first_metrics = {name: first_record["result"].get(name) for name in metrics}
-            # Compared as JSON, because NaN is not equal to itself and JSON has null instead.
+            # The metrics are compared as JSON, because NaN is not equal to itself. In JSON, NaN
+            # becomes null.
             if dump_json(metrics) != dump_json(first_metrics):
                 self.progress.log(f"  {stage.name}: the numbers differ from the first run")
             rerun = {"date": record["date"], "machine": record["machine"], **metrics}

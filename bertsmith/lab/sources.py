@@ -1,7 +1,7 @@
 """Input files of the experiments: texts, labeled tasks and a model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _SAMPLE_BYTES = 2**18
 
 @dataclass(frozen=True)
 class Sources:
-    """The input files of experiments; None if the user specified none.
+    """The input files of experiments. A field is None if the user did not specify it.
 
     Attributes:
         english: A file or a folder with English text.
@@ -79,8 +79,8 @@ class Sources:
     def check_paths(self, languages: Sequence[str], *output_dirs: Path) -> None:
         """Check that texts exist and that no output folder is inside an input folder.
 
-        The next run would read output files inside an input folder as text, or hash them as a part
-        of the model.
+        The next run would read output files in a text folder as text. It would hash output files in
+        a model directory as a part of the model.
 
         Args:
             languages: The languages whose texts the experiment reads if there is no model.
@@ -95,6 +95,7 @@ class Sources:
             ("ko", "--korean-text", self.korean),
         ):
             if path is not None:
+                # Raises an error if the text is missing or empty.
                 self.get_text_path(language)
                 if language in languages and not self.model:
                     inputs.append((option, path))
@@ -132,13 +133,17 @@ class Sources:
         Raises:
             TaskError: A file is missing.
         """
-        folder, public = self.find_task_dir(name), PUBLIC_TASKS[name]
-        train = folder / public.train_file
+        folder = self.find_task_dir(name)
+        task = PUBLIC_TASKS[name]
+        train = folder / task.train_file
         if not train.exists():
-            # A longer name, such as train-v1.1-subset.json, is a part of the training set.
-            stem, suffix = train.stem, train.suffix
-            train = next(iter(sorted(folder.glob(f"{stem}*{suffix}"))), train)
-        dev = folder / next(iter(public.dev_files.values()))
+            # A file with a longer name, such as train-v1.1-subset.json, has a part of the training
+            # set.
+            subset_files = sorted(folder.glob(f"{train.stem}*{train.suffix}"))
+            if subset_files:
+                train = subset_files[0]
+        first_dev_file, *_ = task.dev_files.values()
+        dev = folder / first_dev_file
         for file in (train, dev):
             if not file.exists():
                 raise TaskError(f"{file}: no such file; add this public file of {name}")
@@ -159,7 +164,7 @@ def estimate_characters(file: Path) -> int:
 
 
 def is_compressed(file: Path) -> bool:
-    """Return whether a file is compressed, which includes Parquet files."""
+    """Return whether a file is compressed. Parquet files count as compressed."""
     return detect_kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
 
 
@@ -182,17 +187,24 @@ def read_squad(path: Path) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                questions = (question["question"] for question in paragraph["qas"])
-                # join raises TypeError for values that are not strings.
-                "".join([paragraph["context"], *questions])
+        is_valid = all(isinstance(text, str) for text in _iterate_squad_texts(content))
     except (ValueError, LookupError, TypeError):
+        is_valid = False
+    if not is_valid:
         raise TaskError(
             f"{path}: not in the SQuAD format; use JSON with a list of articles under data, where "
             "articles have paragraphs, and paragraphs have a context and questions under qas"
-        ) from None
+        )
     return content
+
+
+def _iterate_squad_texts(content: dict[str, Any]) -> Iterator[Any]:
+    """Yield the contexts and questions of a SQuAD file, which should be strings."""
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            yield paragraph["context"]
+            for question in paragraph["qas"]:
+                yield question["question"]
 
 
 def subsample_squad(path: Path, article_step: int, out: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Functions that run the stages of each kind."""
+"""Functions that run stages, one for each kind of stage."""
 
 import json
 import os
@@ -120,7 +120,7 @@ def _explain_corpus_errors() -> Iterator[None]:
         ) from error
 
 
-def _find_text(job: Job) -> tuple[list[Source], CorpusOptions]:
+def _find_sampled_text(job: Job) -> tuple[list[Source], CorpusOptions]:
     """Return the sampled text that a stage reads, and the options for reading it."""
     folder = job.inputs["text"]
     is_presplit = (folder / SENTENCES_FILE).exists()
@@ -132,7 +132,8 @@ def _find_text(job: Job) -> tuple[list[Source], CorpusOptions]:
 def train_vocabulary(job: Job) -> dict[str, Any]:
     """Learn a vocabulary from the sampled text."""
     options = VocabularyOptions(**job.stage.settings, threads=os.cpu_count() or 1)
-    learned = learn_vocabulary(*_find_text(job), options, job.progress)
+    text_sources, corpus_options = _find_sampled_text(job)
+    learned = learn_vocabulary(text_sources, corpus_options, options, job.progress)
     with atomic_directory(job.output) as folder:
         learned.tokenizer.save(folder)
     return {
@@ -146,7 +147,7 @@ def train_vocabulary(job: Job) -> dict[str, Any]:
 def build_store(job: Job) -> dict[str, Any]:
     """Tokenize the sampled text into a store."""
     tokenizer = Tokenizer.load(job.inputs["vocabulary"])
-    text_sources, corpus_options = _find_text(job)
+    text_sources, corpus_options = _find_sampled_text(job)
     options = PrepareOptions(**job.stage.settings, corpus=corpus_options)
     manifest = prepare(text_sources, tokenizer, job.output, options, job.progress)
     if not all(split.documents for split in manifest.splits.values()):
@@ -199,8 +200,8 @@ def _read_curves(run: Path) -> dict[str, Any]:
     """Return the loss curves of a run, and the gradient norms if they were logged."""
     records = metrics_log.read_metrics(run)
     train_records = [record for record in records if record["kind"] == "train"]
-    sample_step = max(1, len(train_records) // _CURVE_POINTS)
-    sampled = train_records[::sample_step]
+    stride = max(1, len(train_records) // _CURVE_POINTS)
+    sampled = train_records[::stride]
     return {
         "training_curve": [[record["step"], record["mlm_loss"]] for record in sampled],
         "gradient_norms": [
@@ -232,14 +233,14 @@ def finetune_model(job: Job) -> dict[str, Any]:
     """Fine-tune a model on a task and return its held-out metrics."""
     task = job.stage.settings["task"]
     train, dev = (job.stage.files[role].resolve() for role in ("train", "dev"))
-    # As before the setting was introduced.
+    # Before this setting was introduced, the first examples were used.
     default_settings = {"task": {"train_subset": "first"}}
     fixed_settings = {
         "task": {"train_file": str(train), "validation_files": {"dev": str(dev)}},
         # The model is evaluated after the last step only.
         "run": {"eval_strategy": "end"},
     }
-    # The default and fixed settings are not part of the stage's key.
+    # The default and fixed settings are added here, so that they are not part of the stage's key.
     values = merge_settings(
         merge_settings(default_settings, job.stage.settings["values"]), fixed_settings
     )
@@ -277,6 +278,7 @@ def _resume_or_restart(start: Callable[[], FinetuneResult], run: Path) -> Finetu
     try:
         return start()
     except DivergedError:
+        # DivergedError is a RunError, but starting again would not help.
         raise
     except RunError:
         if not is_resumed:
@@ -285,7 +287,8 @@ def _resume_or_restart(start: Callable[[], FinetuneResult], run: Path) -> Finetu
     return start()
 
 
-#: Kinds of stages whose output is deleted when the result is stored. No other stage reads it.
+#: Kinds of stages whose output is deleted when the result is stored, because no other stage reads
+#: the output.
 RESULT_ONLY_KINDS = ("finetune",)
 #: The functions of all kinds of stages that several experiments use.
 STAGE_FUNCTIONS: dict[str, StageFunction] = {

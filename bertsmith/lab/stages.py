@@ -15,11 +15,12 @@ from bertsmith.settings import merge_settings
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import get_recipe_defaults
 
-#: Kinds of stages that train. If training diverges, this is a result and not a failure.
+#: Kinds of stages that train. A training run that diverges has a result and is not a failure.
 TRAINING_KINDS = ("pretrain", "finetune")
 #: Number of evenly spaced checkpoints of a pre-training run.
 NUM_SNAPSHOTS = 5
-#: Maximum checkpoints of a run during training, including those of the best evaluations.
+#: Maximum number of checkpoints that a run keeps, including those of evaluations with a new best
+#: loss.
 _MAX_CHECKPOINTS = 30
 #: Learning rate for fine-tuning an external model, the middle of the paper's range (appendix A.3).
 _EXTERNAL_MODEL_LR = 3e-5
@@ -106,8 +107,8 @@ class StageFactory:
             "run": {"seed": seed, "max_eval_sequences": scale.num_eval_sequences},
             "checkpoint": {"every": max(1, num_steps // NUM_SNAPSHOTS), "keep": _MAX_CHECKPOINTS},
         }
-        # The settings of the recipe are part of the stage's key, so that a run with a changed
-        # recipe is another stage.
+        # The settings of the recipe are part of the stage's key, so that results are not reused
+        # after the recipe has changed.
         settings = merge_settings(get_recipe_defaults(scale.recipe, model_settings), settings)
         dependencies = {"store": store or self.create_store_stage()}
         return Stage("pretrain", merge_settings(settings, overrides), dependencies)
@@ -115,8 +116,9 @@ class StageFactory:
     def create_baseline_run(self, seed: int = 0, **overrides: Any) -> Stage:
         """Return the pre-training run that most experiments compare with or fine-tune.
 
-        It has next-sentence prediction only at scales that reliably learn it. Initialization and
-        learning rate do not depend on next-sentence prediction. See ``create_pretraining_run``.
+        The run has next-sentence prediction only at scales at which models reliably learn it. Its
+        initialization and learning rate are the same with and without next-sentence prediction.
+        See ``create_pretraining_run``.
         """
         create_run = self.create_pretraining_run if self.scale.nsp else self.create_mlm_only_run
         return create_run(seed, **overrides)
@@ -171,27 +173,32 @@ class StageFactory:
         """
         scale = self.scale
         max_examples = scale.max_squad_examples if task == "squad" else scale.max_train_examples
-        settings: dict[str, Any] = {
+        values: dict[str, Any] = {
             "task": {"batch_size": scale.finetune_batch_size, "max_train_examples": max_examples},
             "optim": {"lr": scale.finetune_lr},
             "schedule": {"epochs": scale.epochs},
             "run": {"seed": seed},
-            # Fine-tuning takes minutes, so an interrupted run starts again without checkpoints.
+            # Fine-tuning takes only minutes, so no checkpoints are saved, and an interrupted run
+            # starts again.
             "checkpoint": {"every": 10**9},
         }
         if scale.name == "smoke":
-            settings["task"] |= {"max_seqlen": scale.max_positions}
+            values["task"] |= {"max_seqlen": scale.max_positions}
             if task == "squad":
-                settings["task"] |= {"window_stride": 16, "max_question_length": 16}
+                values["task"] |= {"window_stride": 16, "max_question_length": 16}
         if model is None and "features" not in overrides:
             # The scale's learning rate is for its small model and too high for larger ones.
-            settings["optim"] = {"lr": _EXTERNAL_MODEL_LR}
+            values["optim"] = {"lr": _EXTERNAL_MODEL_LR}
         train, dev = self._find_task_files(task)
         files = {"train": train, "dev": dev}
-        if model is None:
-            files["model"] = Path(str(self.sources.model))
-        settings = {"task": task, "values": merge_settings(settings, overrides)}
-        return Stage("finetune", settings, {} if model is None else {"model": model}, files)
+        dependencies = {}
+        if model is not None:
+            dependencies["model"] = model
+        else:
+            assert self.sources.model is not None
+            files["model"] = Path(self.sources.model)
+        settings = {"task": task, "values": merge_settings(values, overrides)}
+        return Stage("finetune", settings, dependencies, files)
 
     def _find_task_files(self, task: str) -> tuple[Path, Path]:
         """Return the training file and the validation file of a task.
@@ -230,7 +237,7 @@ class TaskMetric(NamedTuple):
         return f"{self.task_label}, {self.metric_label}"
 
 
-#: The reported metric of each task. For MRPC, tables 5 and 6 of the paper have accuracy.
+#: The reported metric of each task. For MRPC it is accuracy, as in tables 5 and 6 of the paper.
 TASK_METRICS = {
     "mrpc": TaskMetric("accuracy", "MRPC", "accuracy"),
     "sts-b": TaskMetric("spearman", "STS-B", "Spearman"),

@@ -1,4 +1,4 @@
-"""Generates toy text and toy tasks for scale "smoke", in the formats of the public files.
+"""Generates toy text and toy tasks for scale "smoke", in the file formats of the public datasets.
 
 Results on toy data are meaningless. The data only serve to check that every stage runs.
 """
@@ -13,26 +13,29 @@ from bertsmith.files import write_atomic
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.sources import Sources
 
-#: Documents per language, and rows of a training file. Validation files have a third of the rows.
-_NUM_DOCUMENTS, _NUM_TRAIN_ROWS = 120, 72
+#: Number of documents per language.
+_NUM_DOCUMENTS = 120
+#: Number of rows of a training file. Validation files have a third as many rows.
+_NUM_TRAIN_ROWS = 72
 _NAMES = ("anna", "peter", "maria", "john", "sara", "paul")
 _CITIES = ("london", "paris", "rome", "oslo", "berlin", "madrid")
 _ANIMALS = ("cat", "dog", "horse", "bird", "fish", "mouse")
-_POSITIVE, _NEGATIVE = ("fine", "lovely", "bright", "happy"), ("awful", "dull", "sad", "broken")
+_POSITIVE_ADJECTIVES = ("fine", "lovely", "bright", "happy")
+_NEGATIVE_ADJECTIVES = ("awful", "dull", "sad", "broken")
 #: The choices for each of the four words of a Korean sentence.
 _KOREAN_WORDS = (
     ("고양이가", "개가", "새가", "말이"), ("집에서", "강에서", "산에서", "바다에서"),
     ("물을", "밥을", "고기를", "과일을"), ("먹었다", "보았다", "샀다", "찾았다"),
 )  # fmt: skip
-#: Empty file that is written last. Without it, all files are written again.
+#: Empty file that is written last. If it is missing, all files are written again.
 _COMPLETE_FILE = "complete"
 
 
 def fill_missing_sources(sources: Sources, folder: Path) -> Sources:
     """Return the sources with toy files in place of missing files.
 
-    Missing Korean text stays missing if there is a user's model, whose vocabulary may have no
-    Korean words.
+    Korean text is not added if the user specified a model, because the vocabulary of the model may
+    have no Korean words.
 
     Args:
         sources: The input files that the user specified.
@@ -52,7 +55,7 @@ def fill_missing_sources(sources: Sources, folder: Path) -> Sources:
 
 
 def _write_files(folder: Path) -> None:
-    """Write the texts and task files. The same random seed gives the same bytes every time."""
+    """Write the texts and task files. Their bytes are the same every time."""
     rng = random.Random(0)
     write_atomic(
         folder / "english.jsonl", _generate_documents(_generate_english_sentence, "en", rng)
@@ -72,13 +75,14 @@ def _write_files(folder: Path) -> None:
 def _generate_documents(
     generate_sentence: Callable[[random.Random], str], language: str, rng: random.Random
 ) -> str:
-    """Return documents as JSON lines, with generated sentences and sentences of ``SENSES``."""
+    """Return documents in a language as JSON lines."""
     ambiguous_sentences: list[str] = []
     for senses in SENSES[language].values():
         for sentences in senses.values():
             ambiguous_sentences += sentences
     lines = []
     for _ in range(_NUM_DOCUMENTS):
+        # Each document has eight generated sentences and two sentences of ``SENSES``.
         generated = [generate_sentence(rng) for _ in range(8)]
         sentences = (*generated, *rng.sample(ambiguous_sentences, 2))
         text = " ".join(f"{sentence}." for sentence in sentences)
@@ -88,7 +92,7 @@ def _generate_documents(
 
 def _generate_english_sentence(rng: random.Random) -> str:
     name, animal = rng.choice(_NAMES), rng.choice(_ANIMALS)
-    adjective = rng.choice((*_POSITIVE, *_NEGATIVE))
+    adjective = rng.choice((*_POSITIVE_ADJECTIVES, *_NEGATIVE_ADJECTIVES))
     return f"{name} saw a {adjective} {animal} in {rng.choice(_CITIES)}"
 
 
@@ -106,7 +110,7 @@ def _generate_sst2(num_rows: int, rng: random.Random) -> str:
     def generate_rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             label = number % 2
-            adjective = rng.choice(_POSITIVE if label else _NEGATIVE)
+            adjective = rng.choice(_POSITIVE_ADJECTIVES if label else _NEGATIVE_ADJECTIVES)
             yield f"the {rng.choice(_ANIMALS)} of {rng.choice(_NAMES)} is {adjective}", label
 
     return _format_tsv("sentence\tlabel", generate_rows())
@@ -135,7 +139,7 @@ def _generate_stsb(num_rows: int, rng: random.Random) -> str:
             sentence, other_sentence = (
                 f"{name} has a {animal} in {city}" for name, animal, city in (words, other_words)
             )
-            # Scores range from 0 to 5, the score of equal sentences.
+            # Scores range from 0 to 5. Equal sentences, which share all three words, have 5.
             yield number, sentence, other_sentence, num_shared * 5 / 3
 
     return _format_tsv("index\tsentence1\tsentence2\tscore", generate_rows())

@@ -1,4 +1,4 @@
-"""A fixture with the parsed source files of the package."""
+"""Provides the parsed source files of the package to the tests."""
 
 import ast
 import re
@@ -55,8 +55,9 @@ class Module:
     def _iterate_dynamic_imports(self) -> Iterator[tuple[str, int]]:
         """Yield the names that ``importlib.import_module`` may import, and their lines.
 
-        These are all strings that look like modules of the package. An f-string such as
-        ``f"bertsmith.bundle.{name}"`` stands for its prefix with any other string of the file.
+        Every string that looks like a module of the package counts as such a name. The prefix of an
+        f-string such as ``f"bertsmith.bundle.{name}"`` is combined with every other string of the
+        file.
         """
         calls_import_module = any(
             "import_module" in (getattr(node, "id", None), getattr(node, "attr", None))

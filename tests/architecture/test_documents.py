@@ -11,12 +11,14 @@ import bertsmith
 
 #: A path of the repository in backticks.
 PATH = re.compile(r"`((?:bertsmith|tests|docs|benchmarks)/[^`\s]*)`")
+#: A relative link in Markdown.
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 ROOT = Path(__file__).resolve().parents[2]
+#: An option of the command line.
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 #: Options of scripts in benchmarks/ that no Bertsmith command has.
 BENCHMARK_OPTIONS = {"--precision", "--store", "--sample", "--texts", "--kills", "--mode"}
-#: Cells of docs/paper.md for sections without code.
+#: Contents of cells in docs/paper.md that name no file.
 NO_FILE = {"not yet", "none"}
 
 
@@ -105,7 +107,8 @@ def test_every_setting_in_the_guides_exists(root: Path) -> None:
         text = document.read_text(encoding="utf-8")
         names = re.findall(r"--set ([a-z_.]+)=", text) + re.findall(r"`([a-z]+\.[a-z_]+)`", text)
         keys = {name for name in names if name.partition(".")[0] in tables}
-        keys -= {"model.onnx", "model.safetensors"}  # files
+        # These are files.
+        keys -= {"model.onnx", "model.safetensors"}
         assert keys <= existing, f"{document} names unknown settings: {sorted(keys - existing)}"
 
 
@@ -126,7 +129,7 @@ def test_changelog_describes_the_version(root: Path) -> None:
 
 
 def test_lazy_names_match_all() -> None:
-    """The table of lazily imported names and ``__all__`` list the same names."""
+    """``__all__`` lists ``__version__`` and the lazily imported names."""
     assert set(bertsmith.__all__) == {"__version__", *bertsmith._MODULE_OF_NAME}
 
 
@@ -158,7 +161,7 @@ def test_paper_rows_name_code_and_tests(root: Path) -> None:
     """Each section in docs/paper.md has code and a test, or neither."""
     lines = (root / "docs" / "paper.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if re.match(r"\| (\d|A|B|C)", line)]
-    assert len(rows) >= 21  # sections of the paper
+    assert len(rows) >= 21, "sections of the paper are missing"
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert len(cells) == 4, row

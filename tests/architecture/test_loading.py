@@ -1,4 +1,4 @@
-"""Tests that commands load torch only if they need it: loading takes seconds and 225 MB."""
+"""Tests that commands load torch only if they need it, because loading takes seconds and 225 MB."""
 
 import json
 import subprocess
@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-#: Runs a command, or imports the package without arguments, and prints the loaded heavy packages.
+#: Program that prints which heavy packages a command loads, or `import bertsmith` if there is no
+#: command.
 PROBE = """
 import json, sys
 arguments = json.loads(sys.argv[1])

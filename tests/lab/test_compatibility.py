@@ -50,7 +50,7 @@ def factory(tmp_path: Path) -> StageFactory:
 
 @pytest.mark.parametrize("name", [record["name"] for record in OLD_RECORDS if not record["files"]])
 def test_recorded_settings_give_the_recorded_hash(name: str) -> None:
-    """The hash of a stage does not change although its kind and settings were renamed."""
+    """The hash of a stage has not changed, although its kind and settings were renamed."""
     record = CURRENT_RECORDS[name]
     dependencies: dict[str, Stage] = {
         role: RecordedStage(dependency) for role, dependency in record["dependencies"].items()
@@ -82,7 +82,7 @@ def test_stages_have_the_hashes_of_version_0_1(factory: StageFactory) -> None:
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)
-def test_upgraded_record_keeps_all_list_numbers(name: str) -> None:
+def test_upgraded_record_keeps_all_numbers(name: str) -> None:
     """Upgrading a record changes names only. Upgrading it again changes nothing."""
     old = next(record for record in OLD_RECORDS if record["name"] == name)
     current = CURRENT_RECORDS[name]
@@ -131,7 +131,7 @@ def test_work_directory_of_version_0_1_is_used(tmp_path: Path) -> None:
     write_json(folder / "result.json", record)
     functions = {"number": run_number_stage}
     runner = Runner(tmp_path / "out", tmp_path / "work", NullProgress(), functions)
-    # The record says that there is an output, but the file is missing.
+    # The record says that the stage has an output, but the file is missing.
     assert runner.find_missing_stages([dependent]) == [base, dependent]
     (folder / "outcome").write_text("5")
     assert runner.find_missing_stages([dependent]) == [dependent]
@@ -152,6 +152,7 @@ def test_interrupted_stage_of_version_0_1_resumes_in_its_directory(tmp_path: Pat
     functions = {"vocabulary": run_number_stage}
     runner = Runner(tmp_path / "out", tmp_path / "work", NullProgress(), functions)
     runner.run_stages({"a": stage})
+    # A number stage without inputs and settings writes 1.
     assert (folder / "outcome").read_text() == "1"
     assert [path.name for path in (tmp_path / "work").iterdir() if path.is_dir()] == [folder.name]
 
@@ -159,7 +160,7 @@ def test_interrupted_stage_of_version_0_1_resumes_in_its_directory(tmp_path: Pat
 def test_model_report_of_version_0_1_is_recognized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report of another model under its old name is not joined by a report of this model."""
+    """A report that version 0.1 wrote for another model is not replaced."""
     monkeypatch.setattr("bertsmith.lab.experiment_run.locate_model", Path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Every experiment at scale "smoke"."""
+"""Tests that run every experiment at scale "smoke"."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def find_baseline_model(out: Path) -> str:
 
 
 def test_help_names_every_experiment() -> None:
-    """The command has a separate list of names, because --help does not import experiments."""
+    """The command line lists all names itself, because --help does not import the experiments."""
     assert tuple(EXPERIMENTS) == EXPERIMENT_NAMES
     assert set(NUM_ROWS) == set(EXPERIMENT_NAMES)
 
@@ -69,13 +69,11 @@ def test_mean_plot_draws_means_and_all_seeds() -> None:
     }
     make_mean_plot(curves, "steps", "score")(axes)
     points = [np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()]
-    assert points == [
-        [[160, pytest.approx(0.6)], [320, 0.8]],
-        [[160, 0.4]],
-        [[160, 0.5], [160, 0.7], [320, 0.8]],
-        [[160, 0.4]],
-    ]
+    expected_lines = [[[160, pytest.approx(0.6)], [320, 0.8]], [[160, 0.4]]]
+    expected_dots = [[[160, 0.5], [160, 0.7], [320, 0.8]], [[160, 0.4]]]
+    assert points == expected_lines + expected_dots
     colors = [line.get_color() for line in axes.get_lines()]
+    # The dots of a curve have the color of its line.
     assert colors[:2] == colors[2:]
     assert colors[0] != colors[1]
 
@@ -118,8 +116,8 @@ def test_experiments_share_the_baseline_run(out: Path) -> None:
     assert mlm_only == stages["positions"][key]
     other_stages = {stage for by_key in stages.values() for stage in by_key.values()} - {with_nsp}
     runs = [stage for stage in other_stages if stage.startswith("pretrain-")]
-    # Pre-training runs without the one with NSP: pretraining-tasks has 2, and masking, activations
-    # and positions have 5, 3 and 3 besides the shared run.
+    # pretraining-tasks has 2 runs without NSP, including the shared one. In addition to the shared
+    # run, masking, activations and positions have 5, 3 and 3 runs.
     assert len(runs) == 2 + 5 + 3 + 3
 
 
@@ -128,7 +126,7 @@ def test_record_has_settings_curve_and_machine(out: Path) -> None:
     """A pre-training record has settings, a training curve, and the version of PyTorch."""
     run = run_at_smoke("activations", out)
     record = read_records(out / "smoke")[run.stages["gelu", 0].name]
-    assert record["settings"]["model"]["layers"] == 4
+    assert record["settings"]["model"]["layers"] == SCALES["smoke"].layers
     assert record["result"]["training_curve"][-1][0] == record["settings"]["steps"]
     assert record["machine"]["torch"]
 
@@ -162,7 +160,7 @@ def test_experiment_on_a_users_model(name: str, out: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_language_that_the_model_does_not_know_fails(out: Path, tmp_path: Path) -> None:
-    """All Korean words are [UNK] for an English model, so the report has no Korean table."""
+    """All Korean words are [UNK] for an English model, so the Korean stage fails."""
     model = find_baseline_model(out)
     english = ExperimentRun("context", scale="smoke", out=tmp_path, sources=Sources(model=model))
     assert [language for language, _ in english.stages] == ["en"]

@@ -78,11 +78,11 @@ def test_estimate_includes_evaluations(tmp_path: Path) -> None:
 
 
 def test_left_to_right_step_is_measured_with_all_predictions() -> None:
-    """Measured left-to-right steps predict all tokens, masked-LM steps about a seventh of them."""
+    """A measured left-to-right step predicts all tokens, a masked-LM step less than a sixth."""
     causal = DataSettings(batch_size=8, max_seqlen=32, objective="left-to-right", nsp=False)
-    batch = probe._random_batch(causal)
+    batch = probe._build_random_batch(causal)
     assert batch.masked_positions.tolist() == list(range(len(batch.ids)))
-    masked = probe._random_batch(DataSettings(batch_size=8, max_seqlen=32))
+    masked = probe._build_random_batch(DataSettings(batch_size=8, max_seqlen=32))
     assert 0 < len(masked.masked_positions) < len(masked.ids) / 6
 
 
@@ -90,8 +90,10 @@ def test_estimate_includes_the_long_phase(tmp_path: Path, monkeypatch: pytest.Mo
     """In the paper's recipe, a tenth of the steps has sequences of 512 instead of 128 tokens."""
     monkeypatch.setattr(cost, "measure_step_seconds", lambda _, data, __: float(data.max_seqlen))
     run = make_factory("full", tmp_path).create_baseline_run()
-    eval_batches = 20 * 4096 / 256
-    expected = 1_000_000 * (0.9 * 128 + 0.1 * 512) + eval_batches / 3 * 128
+    # Each of the 20 evaluations has 4,096 sequences in batches of 256. A forward pass takes a third
+    # of a training step.
+    num_eval_batches = 20 * 4096 / 256
+    expected = 1_000_000 * (0.9 * 128 + 0.1 * 512) + num_eval_batches / 3 * 128
     assert CostEstimator().estimate_seconds(run) == pytest.approx(expected)
 
 
@@ -127,10 +129,11 @@ def test_plan_omits_stages_with_output_in_a_shared_work_directory(tmp_path: Path
     runner = make_second_runner(tmp_path)
     assert runner.find_missing_stages([first, second]) == [second]
     runner.run_stages({"a": first, "b": second})
+    # The value of a stage is 1 + the value of its dependency + "add".
     assert [runner.get_result(stage) for stage in (base, first, second)] == [
         {"value": 1},
-        {"value": 12},
-        {"value": 22},
+        {"value": 1 + 1 + 10},
+        {"value": 1 + 1 + 20},
     ]
     (tmp_path / "work" / base.name / OUTPUT).unlink()
     third = Stage("number", {"add": 30}, {"base": base})
@@ -150,15 +153,16 @@ def test_learning_run_keeps_all_its_snapshots(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["mrpc", "sts-b", "conll2003", "squad"])
 def test_examples_are_counted_without_headers_and_empty_lines(task: str, tmp_path: Path) -> None:
-    """Each training file has 72 examples with both kinds of line endings."""
-    train = fill_missing_sources(Sources(), tmp_path / "toy").find_task_files(task)[0]
-    assert cost._count_task_file(train)[1] == 72
-    train.write_bytes(train.read_bytes().replace(b"\n", b"\r\n"))
-    assert cost._count_task_file(train)[1] == 72
+    """The 72 examples of a training file are counted with LF and with CRLF line endings."""
+    train, _ = fill_missing_sources(Sources(), tmp_path / "toy").find_task_files(task)
+    for line_ending in (b"\n", b"\r\n"):
+        train.write_bytes(train.read_bytes().replace(b"\n", line_ending))
+        _, num_examples = cost._count_task_file(train)
+        assert num_examples == 72
 
 
 def test_copied_result_does_not_need_its_dependencies(tmp_path: Path) -> None:
-    """To copy a record, a deleted dependency is not computed again."""
+    """A deleted dependency is not computed again if the dependent stage is only copied."""
     base = Stage("number", {})
     first = Stage("number", {"add": 10}, {"base": base})
     make_runner(tmp_path).run_stages({"a": first})
@@ -166,7 +170,8 @@ def test_copied_result_does_not_need_its_dependencies(tmp_path: Path) -> None:
     runner = make_second_runner(tmp_path)
     assert runner.find_missing_stages([first]) == []
     runner.run_stages({"a": first})
-    assert runner.get_result(first) == {"value": 12}
+    # The value is 1 + the value of base + "add".
+    assert runner.get_result(first) == {"value": 1 + 1 + 10}
     assert not (tmp_path / "work" / base.name).exists()
 
 
@@ -208,5 +213,6 @@ def test_bilstm_step_is_measured_with_its_settings(
     assert measure_step_seconds(config, data, {"width": 24, "frozen": frozen}) > 0
     model, num_tokens = calls[-1]
     assert model.features.width == 24
+    # A random batch has 8 sequences of up to 32 tokens.
     assert 200 < num_tokens <= 8 * 32
     assert any(parameter.requires_grad for parameter in model.bert.parameters()) != frozen

@@ -1,4 +1,4 @@
-"""Results stay consistent if stages run again or in several processes."""
+"""Tests that results stay consistent if stages run again or in several processes."""
 
 import shutil
 import threading
@@ -38,7 +38,8 @@ def test_incomplete_output_is_not_used(tmp_path: Path) -> None:
     assert runner.find_missing_stages(stages.values()) == [base, stages["a"]]
     runner.run_stages(stages)
     assert runner.failures == {}
-    assert runner.get_result(stages["a"]) == {"value": 12}
+    # The value is 1 + the value of base + "add".
+    assert runner.get_result(stages["a"]) == {"value": 1 + 1 + 10}
 
 
 def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
@@ -47,24 +48,24 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
 
     def run_score_stage(job: Job) -> dict[str, Any]:
         job.output.write_text("1")
-        return {"heldout_metrics": {"mlm_loss": loss, "other": float("nan")}, "more": [1]}
+        return {"heldout_metrics": {"mlm_loss": loss, "perplexity": float("nan")}, "curve": [1]}
 
     base = Stage("score", {})
     progress = RecordingProgress()
 
-    def rerun_base(add: int) -> dict[str, Any]:
-        """Return the record of ``base`` after a dependent stage ran; delete all outputs."""
+    def run_base(add: int) -> dict[str, Any]:
+        """Run a stage that depends on ``base``, delete all outputs, and return base's record."""
         functions = {"score": run_score_stage, "number": run_number_stage}
         runner = Runner(tmp_path / "out", tmp_path / "work", progress, functions)
         runner.run_stages({"a": Stage("number", {"add": add}, {"base": base})})
         shutil.rmtree(tmp_path / "work")
         return read_records(runner.results_dir)[base.name]
 
-    assert "reruns" not in rerun_base(1)
-    assert [rerun["heldout_metrics"]["mlm_loss"] for rerun in rerun_base(2)["reruns"]] == [5.0]
+    assert "reruns" not in run_base(1)
+    assert [rerun["heldout_metrics"]["mlm_loss"] for rerun in run_base(2)["reruns"]] == [5.0]
     assert not [line for line in progress.messages if "differ" in line]
     loss = 5.1
-    record = rerun_base(3)
+    record = run_base(3)
     assert record["result"]["heldout_metrics"]["mlm_loss"] == 5.0
     assert [rerun["heldout_metrics"]["mlm_loss"] for rerun in record["reruns"]] == [5.0, 5.1]
     messages = [line for line in progress.messages if "differ from the first run" in line]
@@ -74,7 +75,7 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_work", [True, False], ids=["output exists", "output deleted"])
 @pytest.mark.parametrize("line", ["", '{"na', "[]", '{"name": "NAME", "result": 3}'])
 def test_damaged_result_counts_as_missing(line: str, has_work: bool, tmp_path: Path) -> None:
-    """The stage is computed again only if its output was deleted, too."""
+    """A stage with a damaged result is computed again only if its output was deleted."""
     num_calls = 0
 
     def count_call(job: Job) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def test_deleted_output_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_run_that_diverges_only_the_second_time_fails(tmp_path: Path) -> None:
-    """Stages that depend on it fail too, and the next call tries all of them again."""
+    """Stages that depend on the run fail too, and the next call tries all of them again."""
     diverges = False
 
     def run_training(job: Job) -> dict[str, Any]:
@@ -249,4 +250,5 @@ def test_incomplete_result_counts_as_missing(tmp_path: Path) -> None:
     for record in incomplete:
         run.runner.results.append(stage.name, record)
         assert run.runner.get_result(stage) is None
+    # All four activation functions are missing.
     assert run.write_report().num_missing == 4

@@ -1,4 +1,4 @@
-"""The runner runs stages once, resumes after a signal, and continues after a failure."""
+"""Tests that the runner runs stages once, resumes after a signal, and continues after a failure."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from tests.lab.number_stages import make_runner, read_records, remove_record
 
 
 def make_dependent_stages(base: Stage) -> dict[str, Stage]:
-    """Return two stages that depend on ``base``. If base has 1, their values are 12 and 22."""
+    """Return two stages whose values are 11 and 21 plus the value of ``base``."""
     return {
         "a": Stage("number", {"add": 10}, {"base": base}),
         "b": Stage("number", {"add": 20}, {"base": base}),
@@ -102,7 +102,7 @@ def test_results_do_not_need_the_work_directory(tmp_path: Path) -> None:
 
 
 def test_failed_stage_does_not_stop_others(tmp_path: Path) -> None:
-    """Stages that depend on a failed stage fail too, others run, and the next call tries again."""
+    """Only stages that depend on a failed stage fail, and the next call tries them again."""
     failing, working = Stage("number", {"fails": True}), Stage("number", {"add": 1})
     broken = Stage("number", {"breaks": True})
     stages = {
@@ -135,13 +135,13 @@ def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
     assert runner.failures == {}
     assert runner.get_result(stages["x"]) == expected
     assert make_runner(tmp_path).find_missing_stages(stages.values()) == []
-    later = {"y": Stage("number", {"add": 2}, {"bad": diverged})}
+    other_stages = {"y": Stage("number", {"add": 2}, {"bad": diverged})}
     # The plan omits direct and indirect dependents, which need no computation.
-    indirect = Stage("number", {"add": 3}, {"y": later["y"]})
-    assert make_runner(tmp_path).find_missing_stages([*later.values(), indirect]) == []
+    indirect = Stage("number", {"add": 3}, {"y": other_stages["y"]})
+    assert make_runner(tmp_path).find_missing_stages([*other_stages.values(), indirect]) == []
     shutil.rmtree(tmp_path / "work")
-    runner.run_stages(later)
-    assert runner.get_result(later["y"]) == expected
+    runner.run_stages(other_stages)
+    assert runner.get_result(other_stages["y"]) == expected
     assert not (tmp_path / "work").exists()
 
 

@@ -1,4 +1,4 @@
-"""Time and memory measurements of the output softmax."""
+"""Tests of the time and memory measurements of the output softmax."""
 
 import pytest
 
@@ -7,8 +7,11 @@ from bertsmith.lab import softmax
 
 
 def test_memory_excludes_the_calling_process() -> None:
-    """All logits at once take several times P x V floats. Chunks take less than P x V floats."""
-    # Memory of this process that a measurement in the same process would count.
+    """With all logits at once, memory is a few times the size of the logits; in chunks, it is less.
+
+    The logits have the size num_predictions x vocab_size.
+    """
+    # A measurement in this process would include these 400 MiB.
     allocated = bytearray(400 * 2**20)
     vocab_size, num_predictions = 60_000, 400
     logits_bytes = 4 * vocab_size * num_predictions
@@ -21,6 +24,7 @@ def test_memory_excludes_the_calling_process() -> None:
     assert 2 * logits_bytes < full["bytes"] < 6 * logits_bytes
     assert chunked["bytes"] < logits_bytes
     assert min(full["seconds"], chunked["seconds"]) > 0
+    # The memory was still allocated during the measurements.
     assert len(allocated) == 400 * 2**20
 
 

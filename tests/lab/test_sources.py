@@ -1,4 +1,4 @@
-"""Input files of experiments: their effect on stage keys, and rejected files."""
+"""Tests of the input files of experiments: their effect on stage keys, and rejected files."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_text_key_depends_on_file_contents_and_formats(tmp_path: Path) -> None:
 
 
 def test_output_inside_an_input_folder_is_rejected(tmp_path: Path) -> None:
-    """The next run would read the output as text. Hidden and unread folders are allowed."""
+    """The next run would read the output as text. Output in hidden or unread folders is allowed."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     folder_sources = Sources(english=tmp_path)
     for out in ("lab", "."):
@@ -131,7 +131,7 @@ def test_one_sentence_per_line_is_preserved(tmp_path: Path) -> None:
 def test_single_document_is_split_if_it_is_long_enough(
     tmp_path: Path, num_repeats: int, *, is_long_enough: bool
 ) -> None:
-    """A part of the document is held out. A document that is too short is an error."""
+    """A part of a single document is held out. If the document is too short, this is an error."""
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"text": "the cat sat. it ran. " * num_repeats}))
     text = make_text_stage(file, tmp_path)
@@ -165,7 +165,7 @@ def test_corpus_error_names_the_command_that_converts_text(tmp_path: Path) -> No
                 '{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}'],
 )  # fmt: skip
 def test_invalid_squad_file_is_rejected(tmp_path: Path, content: str) -> None:
-    """The error names the file."""
+    """The error names the file that is not in the SQuAD format."""
     file = tmp_path / "train-v1.1.json"
     file.write_text(content)
     with pytest.raises(TaskError, match=r"train-v1.1.json: not in the SQuAD format"):
@@ -173,7 +173,7 @@ def test_invalid_squad_file_is_rejected(tmp_path: Path, content: str) -> None:
 
 
 def test_invalid_tsv_rows_are_rejected(tmp_path: Path) -> None:
-    """The error names the file and the line."""
+    """The error names the file and the line with a missing cell or an invalid score."""
     file = tmp_path / "dev.tsv"
     columns = ("sentence1", "sentence2", "score")
     for content, message in (

@@ -1,4 +1,4 @@
-"""Cells, tables and figures of reports, and replacing existing reports."""
+"""Tests of the cells, tables and figures of reports, and of replacing existing reports."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.lab.helpers import TWO_DOCUMENTS, RecordingProgress
 
 
 def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) -> None:
-    """A complete report is only replaced if its results still exist or its JSON is damaged."""
+    """A complete report is replaced only if its results still exist or its JSON is damaged."""
     progress = RecordingProgress()
 
     def make_run(**options: Any) -> ExperimentRun:
@@ -30,6 +30,7 @@ def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) ->
         )
 
     run = make_run(num_seeds=1)
+    # One run for each of the four activation functions is missing.
     assert run.write_report().num_missing == 4
     curves: dict[str, Any] = {"heldout_curve": [], "training_curve": [], "gradient_norms": []}
     diverged = {"kind": "pretrain", "result": {"diverged": "the loss is nan", **curves}}
@@ -108,7 +109,7 @@ def test_table_has_a_markdown_header() -> None:
 
 
 def test_lists_of_numbers_are_written_on_one_line(tmp_path: Path) -> None:
-    """The file contains the same value, even if strings look like lists."""
+    """The JSON file contains the same value, even if strings look like lists."""
     value = {
         "map": [[1.0, -0.5e-7, None], [3]],
         "names": ["[\n 1,\n 2\n]", "b"],
@@ -123,8 +124,8 @@ def test_lists_of_numbers_are_written_on_one_line(tmp_path: Path) -> None:
     assert '"row": [1, 2]' in text
 
 
-def test_full_width_panels_have_separate_rows() -> None:
-    """Other panels are arranged in rows of two, in their order."""
+def test_each_full_width_panel_has_a_row() -> None:
+    """The other panels are arranged in rows of two, in their order."""
 
     def draw_nothing(_: Any) -> None:
         pass
@@ -137,7 +138,7 @@ def test_full_width_panels_have_separate_rows() -> None:
 
 @pytest.mark.parametrize(("name", "expected"), [("learning", 1), ("activations", 3)])
 def test_number_of_seeds_is_reported(name: str, expected: int, tmp_path: Path) -> None:
-    """An experiment with a single run reports one seed for any number of seeds."""
+    """An experiment with a single run reports one seed even if more were requested."""
     run = ExperimentRun(name, scale="smoke", out=tmp_path, num_seeds=3)
     run.write_report()
     assert json.loads((tmp_path / f"smoke/{name}.json").read_text())["seeds"] == expected

@@ -1,4 +1,4 @@
-"""Results of older code or other default settings are not reused."""
+"""Tests that results of older code or other default settings are not reused."""
 
 import json
 from dataclasses import asdict
@@ -25,10 +25,7 @@ DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
 
 
 def collect_defaults() -> dict[str, Any]:
-    """Return the default settings behind each kind of stage.
-
-    Default settings are not part of a stage's key.
-    """
+    """Return the default settings of each kind of stage, which are not part of a stage's key."""
     model = ModelConfig(vocab_size=1)
     settings = {
         "text": CorpusOptions(),

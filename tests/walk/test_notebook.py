@@ -69,11 +69,12 @@ def test_sentiment_notebook_trains_a_working_classifier(
         for output in cell.outputs
         if output.get("name") == "stderr"
     ]
-    assert not warnings, "the notebook uses current names, so it prints no warnings"
+    assert not warnings, "the notebook prints warnings"
     outputs = [get_output_text(cell) for cell in get_code_cells(notebook)]
     (predictions,) = [text for text in outputs if "| review | mood |" in text]
+    # Two header lines precede the four rows.
     moods = [row.split(" | ")[1] for row in predictions.splitlines()[2:6]]
     assert moods == ["good", "bad", "bad", "good"]
     (metrics,) = [text for text in outputs if text.startswith("validation accuracy")]
     assert "80 reviews" in metrics
-    assert list(tmp_path.iterdir()) == [], "the notebook writes to a temporary folder only"
+    assert list(tmp_path.iterdir()) == [], "the notebook left files behind"

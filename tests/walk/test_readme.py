@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+#: Number of pre-training steps instead of the documented budgets.
 NUM_STEPS = 10
+#: Number of rows of each table of reviews.
+NUM_REVIEWS = 60
 #: Documents whose commands run, in this order.
 DOCUMENTS = (
     "README.md",
@@ -82,9 +85,10 @@ def write_corpus(folder: Path) -> None:
 
 def write_reviews(folder: Path) -> None:
     """Write two tables with the columns ``review`` and ``mood``."""
-    rows = [
-        f"a {'fine' if n % 2 else 'poor'} thing {n},{'good' if n % 2 else 'bad'}" for n in range(60)
-    ]
+    rows = []
+    for number in range(NUM_REVIEWS):
+        adjective, mood = ("fine", "good") if number % 2 else ("poor", "bad")
+        rows.append(f"a {adjective} thing {number},{mood}")
     for name in ("reviews.csv", "more-reviews.csv"):
         (folder / name).write_text("\n".join(["review,mood", *rows]) + "\n", encoding="utf-8")
 
@@ -172,6 +176,7 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
               EVALUATION_COMMANDS)  # fmt: skip
     names = [name for group in groups for name in group]
     assert [command.split()[:2] for command in commands] == [["bertsmith", name] for name in names]
+    # Split the commands into groups again.
     remaining = iter(commands)
     pretraining, classifier, tasks, vectors, evaluation = (
         [next(remaining) for _ in group] for group in groups
@@ -187,7 +192,7 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     outputs = [run_command(command, tmp_path) for command in classifier]
     table = (tmp_path / "labelled.csv").read_text(encoding="utf-8").splitlines()
     assert table[0] == "review,mood,label,probability"
-    assert len(table) == 61  # the header and 60 reviews
+    assert len(table) == 1 + NUM_REVIEWS
     label, probability, text = outputs[-2].stdout.rstrip("\n").split("\t")
     assert label in {"good", "bad"}
     assert text == "a fine piece of work"
@@ -207,7 +212,8 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     write_minimal_pairs(tmp_path)
     outputs = [run_command(command, tmp_path) for command in evaluation]
     assert outputs[1].stdout.splitlines()[-1].startswith("mean of files")
-    assert len((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()) == 5
+    # The header, and two pairs in each of two files.
+    assert len((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
     assert json.loads(outputs[2].stdout)["num_pairs"] == 2
 
     blocks = read_code_blocks(root, "python")

@@ -5,7 +5,7 @@ from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_lin
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
 
 #: Activation settings and their names in tables and plots.
-NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
+_NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
 #: The reported metrics and their column titles.
 _METRICS = {"mlm_loss": "held-out MLM loss, nats", "mlm_accuracy": "MLM accuracy"}
 
@@ -18,7 +18,7 @@ def _build_stages(factory: StageFactory) -> Stages:
             seed, model={} if name == default else {"activation": name}
         )
         for seed in range(factory.scale.num_seeds)
-        for name in NAMES
+        for name in _NAMES
     }
 
 
@@ -26,7 +26,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
     data: dict[str, dict[str, list[float | None]]] = {}
     rows = []
-    for name, label in NAMES.items():
+    for name, label in _NAMES.items():
         data[label] = {
             metric: [get_heldout_metric(results[name, seed], metric) for seed in seeds]
             for metric in _METRICS
@@ -35,7 +35,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     title = "Activation functions, MLM only (the paper uses GELU as OpenAI GPT does, section A.2)"
     table = Table(title, ["activation", *_METRICS.values()], rows)
     curves = {}
-    for name, label in NAMES.items():
+    for name, label in _NAMES.items():
         result = results[name, 0]
         curves[label] = result["heldout_curve"] if result else []
     panel = Panel("held-out loss, seed 0", make_line_plot(curves, "steps", "MLM loss, nats"))

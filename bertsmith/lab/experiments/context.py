@@ -34,8 +34,8 @@ _ValuesByLayer = dict[str, dict[int, list[float | None]]]
 def measure_senses(job: Job) -> dict[str, Any]:
     """Compare occurrences of a word with the same sense and with different senses, by layer.
 
-    Words that the tokenizer maps to [UNK] are excluded. Static vectors of a word differ only if
-    a Korean noun and its particle are one token.
+    Words with [UNK] tokens are excluded. The static vectors of a word are equal in all sentences,
+    unless a Korean noun and its particle are one token.
 
     Returns:
         ``measured_words``, the words in the vocabulary; ``static``, the measures of the static word
@@ -142,7 +142,7 @@ def _measure_sense_distances(
     for first, second in combinations(range(len(occurrences)), 2):
         first_text, second_text = occurrences[first].text_index, occurrences[second].text_index
         if first_text == second_text:
-            # Occurrences in the same sentence are similar whatever their sense is.
+            # Occurrences in the same sentence are similar regardless of their senses.
             continue
         distance = float(distances[first, second])
         if text_senses[first_text] == text_senses[second_text]:
@@ -202,7 +202,7 @@ def _add_language(
         panels: The plots to extend.
         data: The data to extend.
     """
-    # The static embeddings are followed by the layers.
+    # Each run has the measures of the static embeddings, followed by those of the layers.
     runs = [[result["static"], *result["layers"]] if result else None for result in results]
     num_vectors = max(len(run) for run in runs if run is not None)
     vector_names = [
@@ -217,6 +217,7 @@ def _add_language(
             measure: [run[index][measure] if run else None for run in runs] for measure in _MEASURES
         }
         for measure in _MEASURES:
+            # The static embeddings (index 0) have layer -1.
             values_by_layer[measure][index - 1] = values[measure]
         rows.append([vector_name, *(format_mean_std(values[measure]) for measure in _MEASURES)])
         data[f"{name}, {vector_name}"] = values
@@ -256,7 +257,7 @@ def _with_layer_axis(
     Args:
         draw: Draws the plot.
         num_layers: The number of layers.
-        limits: Lower and upper limit of the y axis; None chooses a limit from the data.
+        limits: Lower and upper limit of the y axis. An upper limit of None depends on the data.
     """
 
     def draw_by_layer(axes: Any) -> None:

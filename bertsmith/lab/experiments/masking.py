@@ -14,7 +14,8 @@ PAPER = {
     (80, 0, 20): (84.1, 95.2, 94.6), (80, 20, 0): (84.4, 95.2, 94.7),
     (0, 20, 80): (83.7, 94.8, 94.6), (0, 0, 100): (83.6, 94.9, 94.6),
 }  # fmt: skip
-#: The task of each evaluation, its title, and the paper's metric.
+#: The task of each evaluation, its title, and the unit of the paper's results (with the paper's
+#: task, if it differs).
 _EVALUATIONS = {
     "sst-2": ("sst-2", "SST-2", "MNLI, %"),
     "ner": ("conll2003", "NER, fine-tuned", "%"),
@@ -67,7 +68,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         "unchanged",
         "random",
         "held-out MLM loss (same mixture)",
-        *(f"{name} (paper: {paper_metric})" for _, name, paper_metric in _EVALUATIONS.values()),
+        *(f"{name} (paper: {paper_unit})" for _, name, paper_unit in _EVALUATIONS.values()),
     ]
     title = "Table 8: mixtures of [MASK], unchanged tokens and random tokens"
     return Report([Table(title, columns, rows)], _build_panels(data), data)

@@ -36,7 +36,8 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
-    rows, data = [], {}
+    rows = []
+    data = {}
     for size in _SIZES[factory.scale.name]:
         models = [results[size, "model", seed] for seed in seeds]
         num_parameters = _get_num_parameters(models)

@@ -18,7 +18,7 @@ NORMS = {
     "batch": "batch norm after each sublayer",
     "none": "no normalization",
 }
-#: Runs are shorter than those of other experiments by this factor.
+#: The number of steps of other experiments is divided by this number.
 _STEPS_DIVISOR = 2
 #: The second batch size and learning rate are those of the scale, divided by these numbers.
 _BATCH_DIVISOR, _LR_DIVISOR = 4, 8
@@ -73,15 +73,17 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         loss_row = [label]
         for lr, batch_size in pairs:
             runs = [results[norm, lr, batch_size, seed] for seed in seeds]
-            measures = [_measure_curve(run) for run in runs]
+            curve_measures = [_measure_curve(run) for run in runs]
             losses = [get_heldout_metric(run) for run in runs]
             data[f"{norm}, lr {lr:g}, batch {batch_size}"] = {
                 "heldout_loss": losses,
-                "training_curve": measures,
+                "training_curve": curve_measures,
             }
             loss_row.append(format_mean_std(losses))
             cells = (
-                format_mean_std([run[name] if run else None for run in measures])
+                format_mean_std(
+                    [measures[name] if measures else None for measures in curve_measures]
+                )
                 for name in _CURVE_MEASURES
             )
             curve_rows.append([label, f"{lr:g}", str(batch_size), *cells])
@@ -111,11 +113,11 @@ def _build_panels(
         plot = make_line_plot(curves, "steps", "held-out MLM loss, nats")
         panels.append(Panel(f"lr {lr:g}, batch {batch_size}, seed 0", plot))
     for norm, label in NORMS.items():
-        norms = _collect_gradient_norms(_get_baseline_result(factory, results, norm))
+        gradient_norms = _collect_gradient_norms(_get_baseline_result(factory, results, norm))
         panels.append(
             Panel(
                 f"gradient norms by part of the model: {label}",
-                make_line_plot(norms, "steps", "gradient norm"),
+                make_line_plot(gradient_norms, "steps", "gradient norm"),
             )
         )
     return panels
@@ -146,17 +148,19 @@ def _measure_curve(run: dict[str, Any] | None) -> dict[str, float] | None:
         for step, part_norms in run["gradient_norms"]
         if step > 0.5 * last_step
     ]
+    early_loss = next(loss for step, loss in curve if step >= 0.25 * last_step)
+    gradient_deviation = float("nan")
+    if any(total_norms):
+        gradient_deviation = pstdev(total_norms) / mean(total_norms)
     return {
-        "early_loss": _nan_if_none(next(loss for step, loss in curve if step >= 0.25 * last_step)),
+        "early_loss": _nan_if_none(early_loss),
         "generalization_gap": final_loss - mean(train_losses),
-        "relative_gradient_deviation": pstdev(total_norms) / mean(total_norms)
-        if any(total_norms)
-        else float("nan"),
+        "relative_gradient_deviation": gradient_deviation,
     }
 
 
 def _nan_if_none(value: float | None) -> float:
-    """Return a number from a JSON file, in which values that are not finite are null."""
+    """Return NaN for None, because values that are not finite are null in JSON."""
     return float("nan") if value is None else value
 
 
@@ -180,8 +184,8 @@ def _build_gradient_table(factory: StageFactory, results: Results) -> Table:
             parts = list(curves)
             cells = []
             for curve in curves.values():
-                norms = [norm for _, norm in curve]
-                cells.append(f"{median(norms):.3g} ({norms[0]:.3g})")
+                gradient_norms = [gradient_norm for _, gradient_norm in curve]
+                cells.append(f"{median(gradient_norms):.3g} ({gradient_norms[0]:.3g})")
             rows.append([label, *cells])
     title = (
         "Gradient norm: median of the logged steps (in parentheses: first step), seed 0, higher "

@@ -33,7 +33,7 @@ POOLINGS = ("mean", "max", "mean-max", "first", "last")
 #: Number of sentences in a map.
 _MAP_SENTENCES = 300
 _SIMILARITY_KIND, _MAP_KIND = "layer-similarity", "sentence-map"
-#: Column title of the separation of word senses, which experiment "context" explains.
+#: Title of the column with the AUC of word senses, a measure of the experiment "context".
 _SENSES_COLUMN = "word senses, AUC (see context)"
 #: Limit of the axes of a map in standard deviations. Points beyond it are drawn at the edge.
 _MAP_LIMIT = 3.0
@@ -45,10 +45,11 @@ Floats = NDArray[np.float32]
 
 
 def measure_layer_similarity(job: Job) -> dict[str, Any]:
-    """Return Spearman's correlation of cosine similarity and human scores.
+    """Compare similarities of sentence vectors with human scores, for each layer and pooling.
 
     Returns:
-        ``spearman``, the correlations [layers, poolings]; and ``num_pairs``.
+        ``spearman``, Spearman's correlations of cosine similarities and human scores [layers,
+        poolings]; and ``num_pairs``, the number of sentence pairs.
     """
     embedder = Embedder.load(job.model)
     pairs = _read_pairs(job.stage.files["pairs"], job.stage.settings["max_pairs"])
@@ -58,7 +59,7 @@ def measure_layer_similarity(job: Job) -> dict[str, Any]:
     layers = range(embedder.config.layers + 1)
     poolings = job.stage.settings["poolings"]
     job.progress.start("embedding pairs", len(layers) * len(poolings), "layers x poolings")
-    table: list[list[float]] = []
+    correlations: list[list[float]] = []
     for layer in layers:
         row: list[float] = []
         for pooling in poolings:
@@ -69,9 +70,9 @@ def measure_layer_similarity(job: Job) -> dict[str, Any]:
             cosines = (first * second).sum(-1).astype(np.float64)
             row.append(round(spearman_correlation(cosines, human_scores), 4))
             job.progress.advance(1)
-        table.append(row)
+        correlations.append(row)
     job.progress.finish()
-    return {"spearman": table, "num_pairs": len(pairs)}
+    return {"spearman": correlations, "num_pairs": len(pairs)}
 
 
 def measure_sentence_map(job: Job) -> dict[str, Any]:
@@ -218,27 +219,18 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
     ]
     finished = [run for run in runs if run is not None]
     if finished:
-        # Means over the seeds whose correlation is defined.
+        # The mean of each layer and pooling is over the seeds whose correlation is defined.
         valid = np.ma.masked_invalid(np.stack(finished))
         means = np.ma.filled(valid.mean(0), np.nan)
         names = _format_layer_names(len(means))
         accuracies = map_result["nearest_neighbor_accuracy"] if map_result else [None] * len(means)
         senses = [result for key, result in results.items() if key[0] == "senses"]  # type: ignore[index]
-        rows = [
-            [
-                names[layer],
-                *(
-                    format_mean_std(
-                        [None if run is None else float(run[layer, column]) for run in runs],
-                        nonfinite_label="constant",
-                    )
-                    for column in range(len(POOLINGS))
-                ),
-                EMPTY_CELL if accuracies[layer] is None else f"{accuracies[layer]:.3f}",
-                *_format_senses_cell(senses, layer),
-            ]
-            for layer in reversed(range(len(means)))
-        ]
+        rows = []
+        for layer in reversed(range(len(means))):
+            cells = [_format_correlations(runs, layer, column) for column in range(len(POOLINGS))]
+            accuracy = accuracies[layer]
+            cells.append(EMPTY_CELL if accuracy is None else f"{accuracy:.3f}")
+            rows.append([names[layer], *cells, *_format_senses_cell(senses, layer)])
         title = "Spearman correlation of cosine and human similarity on STS-B, without fine-tuning"
         columns = [
             _LAYER_LABEL,
@@ -257,6 +249,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
             plot = _make_scatter_plot(map_result["points"][layer], map_result["labels"])
             panels.append(Panel(title, plot))
     return Report(tables, panels, data)
+
+
+def _format_correlations(
+    runs: Sequence[NDArray[np.float64] | None], layer: int, column: int
+) -> str:
+    """Return the cell of a layer and a pooling; ``runs`` has the correlations of each seed."""
+    correlations = [None if run is None else float(run[layer, column]) for run in runs]
+    return format_mean_std(correlations, nonfinite_label="constant")
 
 
 def _format_layer_names(num_states: int) -> list[str]:

@@ -40,9 +40,10 @@ _DISTANCES = (1, 2, 4, 8, 16, 32)
 
 
 def _create_map_stage(factory: StageFactory, model: Stage | None) -> Stage:
-    """Return the stage that compares the positions of a model, or of the user's model for None."""
+    """Return the stage that compares the positions of a model; None stands for the user's model."""
     if model is None:
-        files = {"model": Path(str(factory.sources.model))}
+        assert factory.sources.model is not None
+        files = {"model": Path(factory.sources.model)}
         return Stage(_MAP_KIND, {"max_positions": _MAX_MAP_POSITIONS}, {}, files)
     num_positions = min(_MAX_MAP_POSITIONS, factory.scale.max_length)
     return Stage(_MAP_KIND, {"max_positions": num_positions}, {"model": model})
@@ -56,7 +57,7 @@ def measure_position_similarity(job: Job) -> dict[str, Any]:
     """
     encoder = load_encoder(job.model).model
     table = encoder.embeddings.positions.weight.detach()[: job.stage.settings["max_positions"]]
-    # The mean is subtracted because it is the same for all positions.
+    # The mean is subtracted, because it does not distinguish positions.
     normalized = torch.nn.functional.normalize(table - table.mean(0), dim=-1)
     similarities = normalized @ normalized.T
     by_distance = [
@@ -71,12 +72,16 @@ def measure_position_similarity(job: Job) -> dict[str, Any]:
 def _build_stages(factory: StageFactory) -> Stages:
     if factory.sources.model:
         return {("map", Path(factory.sources.model).name): _create_map_stage(factory, None)}
+    baseline_overrides: dict[str, Any] = {}
+    if factory.scale.recipe != "fast":
+        # Only the recipe "fast" has this initialization by default.
+        baseline_overrides = {"run": {"initialization": "cross-segment-heads"}}
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
         for name, overrides in MODELS.items():
-            is_fast = factory.scale.recipe == "fast"
-            baseline = {} if is_fast else {"run": {"initialization": "cross-segment-heads"}}
-            stages[name, seed] = factory.create_mlm_only_run(seed, **(overrides or baseline))
+            stages[name, seed] = factory.create_mlm_only_run(
+                seed, **(overrides or baseline_overrides)
+            )
     for name in MODELS:
         if name != "sinusoidal":
             stages["map", name] = _create_map_stage(factory, stages[name, 0])

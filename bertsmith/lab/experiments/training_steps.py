@@ -35,7 +35,8 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
-    seeds, steps = range(factory.scale.num_seeds), _list_evaluated_steps(factory)
+    seeds = range(factory.scale.num_seeds)
+    steps = _list_evaluated_steps(factory)
     scores = {
         (name, task, step): [
             get_task_score(results[name, task, step, seed], task) for seed in seeds

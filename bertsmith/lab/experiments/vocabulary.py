@@ -27,7 +27,7 @@ _SOFTMAX_SIZES = (8000, 16000, 32000, 64000, 128000)
 #: Number of timed passes per measurement.
 _SOFTMAX_REPEATS = 5
 _SOFTMAX_KIND = "softmax"
-#: Runs are shorter than those of other experiments by this factor, because it is slow to predict
+#: The number of steps of other experiments is divided by this number, because it is slow to predict
 #: every token with a large vocabulary.
 _STEPS_DIVISOR = 2
 #: Names of the combinations of language and morpheme segmenter.
@@ -47,14 +47,15 @@ def measure_softmax(job: Job) -> dict[str, Any]:
     settings = job.stage.settings
     rows = []
     for vocab_size in settings["vocab_sizes"]:
-        sizes = (
-            vocab_size,
-            settings["width"],
-            settings["num_predictions"],
-            settings["num_repeats"],
-        )
         costs = {
-            name: softmax.measure_in_subprocess(name, *sizes) for name in softmax.IMPLEMENTATIONS
+            name: softmax.measure_in_subprocess(
+                name,
+                vocab_size,
+                width=settings["width"],
+                num_predictions=settings["num_predictions"],
+                num_repeats=settings["num_repeats"],
+            )
+            for name in softmax.IMPLEMENTATIONS
         }
         # Weights, biases and the two moments of Adam, with 4 bytes per number.
         weights_bytes = 3 * 4 * vocab_size * (settings["width"] + 1)
@@ -87,10 +88,9 @@ def _build_stages(factory: StageFactory) -> Stages:
             stages[language, segment, size, "vocabulary"] = store.dependencies["vocabulary"]
             stages[language, segment, size, "store"] = store
             for seed in range(scale.num_seeds):
-                # The models are trained left to right, because MLM losses of different
-                # vocabularies are not comparable: the other tokens of a word help to predict a
-                # masked one. Left to right, losses per character are comparable. Only the spaces
-                # between morphemes differ.
+                # MLM losses of different vocabularies are not comparable, because the other tokens
+                # of a word help to predict a masked token. Losses per character of left-to-right
+                # models are comparable, except that spaces between morphemes are not predicted.
                 stages[language, segment, size, seed] = factory.create_left_to_right_run(
                     seed, store=store, steps=_count_steps(factory)
                 )
@@ -131,7 +131,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
 def _build_loss_panels(
     losses: Mapping[str, Mapping[int, Sequence[float | None]]],
 ) -> Iterator[Panel]:
-    """Yield one plot per language. Losses per character of two languages are not comparable."""
+    """Yield one plot per language, because losses of different languages are not comparable."""
     for language in ("English", "Korean"):
         curves = {name: curve for name, curve in losses.items() if name.startswith(language)}
         if curves:
@@ -171,7 +171,7 @@ def _build_softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Pane
     panels = []
     for field, title, unit, factor in (
         ("seconds", "time", "ms per step", 1000),
-        ("bytes", "additional memory", "MiB", 2**-20),
+        ("bytes", "additional memory", "MiB", 1 / 2**20),
     ):
         series = {
             label: [(cost["vocab_size"] / 1000, factor * cost[name][field]) for cost in costs]
@@ -186,9 +186,9 @@ def _build_softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Pane
 def _measure_vocabulary(
     factory: StageFactory, results: Results, key: tuple[str, str | None, int]
 ) -> dict[str, Any]:
-    """Return the measures of a vocabulary, None for those without a result.
+    """Return the measures of a vocabulary. Measures whose results are missing are None.
 
-    Characters are counted before segmentation.
+    Characters are counted before the text is segmented into morphemes.
 
     Args:
         factory: The factory with the scale.

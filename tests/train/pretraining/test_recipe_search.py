@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import recipe_search
-from recipe_search import Variant, append_result, build_table, get_length, read_results, run_variant
+from recipe_search import Variant, append_result, build_table, get_budget, read_results, run_variant
 from scipy import stats
 
 FAST, MUON = Variant("fast", ("run.threads=1",)), Variant("muon", ("optim.optimizer=muon",))
@@ -69,12 +69,12 @@ def test_budget_is_converted_with_the_calibration(tmp_path: Path) -> None:
     """Half a minute at 0.04 s per step is 750 steps; other settings need a new calibration."""
     options = _make_options(tmp_path, budget_minutes=0.5)
     with pytest.raises(SystemExit, match="run --calibrate"):
-        get_length(FAST, options)
+        get_budget(FAST, options)
     content = {"mini": {"fast": {"settings": ["run.threads=1"], "step_seconds": 0.04}}}
     (tmp_path / recipe_search.CALIBRATION_FILE).write_text(json.dumps(content))
-    assert get_length(FAST, options) == ("0.5 calibrated minutes", ["--steps", "750"])
+    assert get_budget(FAST, options) == ("0.5 calibrated minutes", ["--steps", "750"])
     with pytest.raises(SystemExit, match="run --calibrate"):
-        get_length(Variant("fast", ("run.threads=2",)), options)
+        get_budget(Variant("fast", ("run.threads=2",)), options)
 
 
 def test_table_has_a_paired_test() -> None:
