@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bertsmith.use.minimal_pairs import evaluate_minimal_pairs
     from bertsmith.use.pair import pair
     from bertsmith.use.predict import predict
+    from bertsmith.use.quantization import quantize_model
     from bertsmith.use.score import score
     from bertsmith.use.search import search
     from bertsmith.use.similar import similar
@@ -59,6 +60,7 @@ _MODULE_OF_NAME = {
     "predict": "bertsmith.use.predict",
     "prepare": "bertsmith.data.prepare",
     "pretrain": "bertsmith.train.pretraining.pretrain",
+    "quantize_model": "bertsmith.use.quantization",
     "score": "bertsmith.use.score",
     "search": "bertsmith.use.search",
     "similar": "bertsmith.use.similar",
@@ -84,6 +86,7 @@ __all__ = [
     "predict",
     "prepare",
     "pretrain",
+    "quantize_model",
     "score",
     "search",
     "similar",

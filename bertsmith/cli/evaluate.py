@@ -11,6 +11,7 @@ from bertsmith.cli.console import log, print_example_counts, print_json, print_l
 from bertsmith.cli.minimal_pairs import evaluate_minimal_pairs
 from bertsmith.cli.model_options import (
     Device,
+    Fast,
     Json,
     Model,
     NullThreshold,
@@ -93,6 +94,7 @@ def evaluate(
         ),
     ] = None,
     null_threshold: NullThreshold = None,
+    fast: Fast = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -119,6 +121,7 @@ def evaluate(
             encoding=encoding,
             out=out,
             device=device,
+            fast=fast,
             as_json=as_json,
         )
         return
@@ -141,7 +144,7 @@ def evaluate(
         )
     if not data.exists():
         raise InputError(f"{data}: no such file")
-    bundle = load_fine_tuned_model(model, device)
+    bundle = load_fine_tuned_model(model, device, fast=fast)
     from bertsmith.use import evaluate as evaluation
 
     unknown = UnknownTokenWarning()

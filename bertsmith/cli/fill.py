@@ -15,6 +15,7 @@ from bertsmith.cli.console import print_json, print_line
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
+    Fast,
     Json,
     LinesFormatOption,
     Model,
@@ -51,6 +52,7 @@ def fill(
     ],
     top: Annotated[int, typer.Option(help="Number of words per mask.", min=1)] = 5,
     lines_format: LinesFormatOption = None,
+    fast: Fast = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -67,7 +69,7 @@ def fill(
     path = find_model(model)
     if text != [STDIN]:
         _check_masks(path, text)
-    bundle = unknown.with_token_counter(load_model(path, device, needs_mlm_head=True))
+    bundle = unknown.with_token_counter(load_model(path, device, fast=fast, needs_mlm_head=True))
     from bertsmith.use.fill import iter_fillings
 
     all_fillings = iter_fillings(bundle, model_texts, top)

@@ -26,6 +26,7 @@ def evaluate_minimal_pairs(
     encoding: str | None,
     out: Path | None,
     device: str,
+    fast: bool,
     as_json: bool,
 ) -> None:
     """Print the accuracy of a model on minimal pairs, for all PLL variants if ``pll`` is None."""
@@ -38,7 +39,7 @@ def evaluate_minimal_pairs(
         get_output_format(out)
         check_new_file(out)
     unknown = UnknownTokenWarning()
-    bundle = unknown.with_token_counter(load_model(model, device, needs_mlm_head=True))
+    bundle = unknown.with_token_counter(load_model(model, device, fast=fast, needs_mlm_head=True))
     from bertsmith.use import minimal_pairs
     from bertsmith.use.pseudo_log_likelihood import PLL_VARIANTS
 

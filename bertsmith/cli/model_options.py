@@ -44,6 +44,10 @@ Model = Annotated[
 Device = Annotated[
     str, typer.Option(help="cpu, cuda, cuda:N, or auto: CUDA if available, else the CPU.")
 ]
+Fast = Annotated[
+    bool,
+    typer.Option("--fast", help="Use weights of 8 or 16 bits: faster, with nearly equal results."),
+]
 Encoding = Annotated[
     str | None,
     typer.Option(help="Encoding of the input if it is not UTF-8, such as cp949 or latin-1."),
@@ -125,12 +129,15 @@ def find_model(model: Path) -> Path:
     return directory / "model"
 
 
-def load_model(model: Path, device: str, *, needs_mlm_head: bool = False) -> "PretrainedBundle":
+def load_model(
+    model: Path, device: str, *, fast: bool = False, needs_mlm_head: bool = False
+) -> "PretrainedBundle":
     """Load a pre-trained model onto a device, which may be ``auto``, and log notes on its files.
 
     Args:
         model: A model directory, run directory or Hub id.
         device: A PyTorch device name or ``auto``.
+        fast: Whether to use 8-bit or 16-bit arithmetic.
         needs_mlm_head: Whether to raise ModelError, before torch is loaded, if the model has no
             masked-LM head.
     """
@@ -143,14 +150,21 @@ def load_model(model: Path, device: str, *, needs_mlm_head: bool = False) -> "Pr
         check_mlm_head(locate_model(path))
     device = resolve_device(device)
     from bertsmith.bundle import load
+    from bertsmith.use.model_setup import set_up_model
 
-    return _log_notes(load(path, device=device))
+    return set_up_model(_log_notes(load(path, device=device)), fast=fast)
 
 
-def load_fine_tuned_model(model: Path, device: str) -> "FineTunedBundle":
+def load_fine_tuned_model(model: Path, device: str, *, fast: bool = False) -> "FineTunedBundle":
     """Load a fine-tuned model onto a device, which may be ``auto``, and log notes on its files.
 
-    Raises ModelError, before torch is loaded, if the model is not fine-tuned.
+    Args:
+        model: A model directory, run directory or Hub id.
+        device: A PyTorch device name or ``auto``.
+        fast: Whether to use 8-bit or 16-bit arithmetic.
+
+    Raises:
+        ModelError: The model is not fine-tuned. This is checked before torch is loaded.
     """
     from bertsmith.bundle.config import require_task_kind
     from bertsmith.bundle.directory import locate_model
@@ -160,8 +174,9 @@ def load_fine_tuned_model(model: Path, device: str) -> "FineTunedBundle":
     require_task_kind(locate_model(path))
     device = resolve_device(device)
     from bertsmith.bundle import load_fine_tuned
+    from bertsmith.use.model_setup import set_up_model
 
-    return _log_notes(load_fine_tuned(path, device=device))
+    return set_up_model(_log_notes(load_fine_tuned(path, device=device)), fast=fast)
 
 
 def _log_notes(bundle: Bundle) -> Bundle:

@@ -9,7 +9,7 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_line
-from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, read_lines
+from bertsmith.cli.model_options import STDIN, Device, Fast, Json, Model, load_model, read_lines
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
 
@@ -34,6 +34,7 @@ def pair(
     b: Annotated[
         str | None, typer.Argument(metavar="B", help="The second text.", show_default=False)
     ] = None,
+    fast: Fast = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -47,7 +48,7 @@ def pair(
     # The model reads pairs in batches, ahead of those that are printed.
     model_pairs, printed_pairs = tee(_read_pairs(a, b))
     unknown = UnknownTokenWarning()
-    bundle = unknown.with_token_counter(load_model(model, device))
+    bundle = unknown.with_token_counter(load_model(model, device, fast=fast))
     from bertsmith.use.pair import iter_pair_predictions
 
     num_truncated = 0

@@ -17,6 +17,7 @@ from bertsmith.cli.model_options import (
     Delimiter,
     Device,
     Encoding,
+    Fast,
     Header,
     Input,
     Json,
@@ -128,6 +129,7 @@ def predict(
         typer.Option(help="A SQuAD file: print predictions for the official evaluation script."),
     ] = None,
     null_threshold: NullThreshold = None,
+    fast: Fast = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -162,7 +164,7 @@ def predict(
     source = None if input_file is None else open_input(input_file, encoding)
     if out is not None:
         check_new_file(out)
-    bundle = load_fine_tuned_model(model, device)
+    bundle = load_fine_tuned_model(model, device, fast=fast)
     from bertsmith.tasks.inputs import ExampleCounts
     from bertsmith.use.answer import with_null_threshold
     from bertsmith.use.submission import format_glue_submission, predict_squad_answers

@@ -10,6 +10,7 @@ from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
+    Fast,
     Json,
     LinesFormatOption,
     Model,
@@ -54,6 +55,7 @@ def score(
             "word (within-word)."
         ),
     ] = PllOption.original,
+    fast: Fast = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -71,7 +73,7 @@ def score(
         raise InputError("both a file and --text: use one of them")
     lines = iter(text) if text else open_lines(file or STDIN, lines_format)
     unknown = UnknownTokenWarning()
-    bundle = unknown.with_token_counter(load_model(model, device, needs_mlm_head=True))
+    bundle = unknown.with_token_counter(load_model(model, device, fast=fast, needs_mlm_head=True))
     from bertsmith.use.score import iter_scores
 
     scores = iter_scores(bundle, lines, TerminalProgress(), variant=pll.value)

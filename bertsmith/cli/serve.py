@@ -64,7 +64,7 @@ def serve(
     fast: Annotated[
         bool,
         typer.Option(
-            "--fast", help="Compute vectors with weights of 8 or 16 bits: faster, nearly equal."
+            "--fast", help="Use weights of 8 or 16 bits: faster, with nearly equal results."
         ),
     ] = False,
     page: Annotated[bool, typer.Option(help="Serve a web page at /.")] = True,

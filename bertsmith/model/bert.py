@@ -31,6 +31,9 @@ class BertModel(nn.Module):
         super().__init__()
         self.config = config
         self.kernel: Kernel = kernel
+        #: Dtype of the hidden states for heads; None for the dtype of the encoder. A 16-bit encoder
+        #: can have float32 heads.
+        self.output_dtype: torch.dtype | None = None
         self.embeddings = Embeddings(config, dropout_index=0)
         self.encoder = Encoder(config, first_dropout_index=1)
 
@@ -79,7 +82,11 @@ class BertModel(nn.Module):
         # A loop, because a list would keep the outputs of all layers in memory.
         for hidden in states:  # noqa: B007 - used after the loop
             pass
-        return hidden
+        return self.cast_output(hidden)
+
+    def cast_output(self, hidden: Tensor) -> Tensor:
+        """Convert hidden states of any shape to ``output_dtype``."""
+        return hidden if self.output_dtype is None else hidden.to(self.output_dtype)
 
 
 @dataclass(frozen=True)

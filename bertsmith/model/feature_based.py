@@ -130,7 +130,7 @@ class BertWithBiLSTM(nn.Module):
             states = []
             for index, state in enumerate(self.bert.iter_hidden_states(batch, encoder_seed)):
                 if index in self.state_indices:
-                    states.append(state)
+                    states.append(self.bert.cast_output(state))
                 # Hidden states are computed lazily, so the layers after this one are not computed.
                 if index == self.state_indices[-1]:
                     break

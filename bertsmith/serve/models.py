@@ -26,6 +26,7 @@ from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import AttentionMaps, attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_batch
+from bertsmith.use.model_setup import set_up_model
 
 #: Task that a fine-tuned model supports, by the kind of its head.
 _TASK_BY_KIND = {
@@ -67,7 +68,7 @@ def load_served_model(
         name: name of the model in requests.
         path: model directory, run directory or Hugging Face Hub id.
         device: where the model runs.
-        fast: compute vectors with quantized weights.
+        fast: use 8-bit or 16-bit arithmetic for vectors and predictions.
 
     Raises:
         ModelError: there is no such model, or it cannot be read.
@@ -87,6 +88,8 @@ def load_served_model(
             tasks.add("fill")
         if bundle.config.nsp:
             tasks.add("pair")
+    if not isinstance(bundle, EncoderBundle):
+        bundle = set_up_model(bundle, fast=fast)
     embedder = Embedder(bundle, fast=fast)
     # The files may be deleted before the first request that needs the pooler.
     embedder.preload_pooler()

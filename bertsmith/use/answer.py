@@ -85,6 +85,7 @@ def answer(
     questions: Sequence[tuple[str, str]],
     *,
     null_threshold: float | None = None,
+    fast: bool = False,
 ) -> list[Answer]:
     """Answer questions with a fine-tuned model.
 
@@ -96,6 +97,8 @@ def answer(
         model: A loaded model, or the path of a model directory or run directory.
         questions: Pairs (question, context).
         null_threshold: Threshold for "no answer"; see ``with_null_threshold``.
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
 
     Returns:
         One answer per question, in input order.
@@ -104,9 +107,10 @@ def answer(
         ModelError: The model does not predict spans.
         InputError: A question or context is empty.
     """
+    bundle = resolve_task_model(model, "span", fast=fast)
     if null_threshold is not None:
-        model = with_null_threshold(resolve_task_model(model, "span"), null_threshold)
-    return list(iter_answers(model, questions))
+        bundle = with_null_threshold(bundle, null_threshold)
+    return list(iter_answers(bundle, questions))
 
 
 def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedBundle:

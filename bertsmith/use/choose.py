@@ -35,7 +35,10 @@ class Choice:
 
 
 def choose(
-    model: FineTunedBundle | Path | str, questions: Sequence[tuple[str, Sequence[str]]]
+    model: FineTunedBundle | Path | str,
+    questions: Sequence[tuple[str, Sequence[str]]],
+    *,
+    fast: bool = False,
 ) -> list[Choice]:
     """Choose the best ending for each prompt with a fine-tuned model.
 
@@ -43,6 +46,8 @@ def choose(
         model: A loaded model, or the path of a model directory or run directory.
         questions: Pairs (prompt, endings), each with two endings or more. If all endings of a
             prompt begin with the same words (as in SWAG), each ending must include these words.
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
 
     Returns:
         One choice per prompt, in input order.
@@ -51,7 +56,7 @@ def choose(
         ModelError: The model is not a multiple-choice model.
         InputError: A prompt or an ending is empty.
     """
-    return list(iter_choices(model, questions))
+    return list(iter_choices(resolve_task_model(model, "choice", fast=fast), questions))
 
 
 def iter_choices(

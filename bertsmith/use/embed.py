@@ -29,6 +29,7 @@ from bertsmith.runtime.memory_estimates import estimate_inference_bytes
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.masked_lm import check_is_text_list
+from bertsmith.use.model_setup import set_up_encoder
 from bertsmith.use.quantization import quantize
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
@@ -98,7 +99,8 @@ class Embedder:
         """Create an embedder from a loaded model.
 
         On a CPU, the memory of a finished batch is kept for the next batches instead of being
-        returned to the operating system; see ``keep_freed_memory``.
+        returned to the operating system; see ``keep_freed_memory``. On CUDA, products of float32
+        matrices use TF32.
 
         Args:
             bundle: The loaded model.
@@ -110,6 +112,7 @@ class Embedder:
         self.tokenizer = bundle.tokenizer
         encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
         self.encoder = quantize(encoder) if fast else encoder
+        set_up_encoder(self.encoder)
         self.fast = fast
         self.device = next(encoder.parameters()).device
         if self.device.type == "cpu":
@@ -467,6 +470,7 @@ class Embedder:
 def embed(
     model: PretrainedBundle | FineTunedBundle | EncoderBundle | Path | str,
     texts: Sequence[str],
+    fast: bool = False,
     **settings: Any,
 ) -> Floats:
     """Compute one vector per text. To embed repeatedly, create an ``Embedder``.
@@ -474,10 +478,11 @@ def embed(
     Args:
         model: A loaded model, a model directory, a run directory or a hub id.
         texts: The texts.
+        fast: Whether to use 8-bit or 16-bit arithmetic.
         settings: See ``Embedder.encode``.
 
     Returns:
         float32 [n, W], in input order.
     """
     bundle = load_encoder(model) if isinstance(model, Path | str) else model
-    return Embedder(bundle).encode(texts, **settings)
+    return Embedder(bundle, fast=fast).encode(texts, **settings)

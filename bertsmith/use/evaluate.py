@@ -11,6 +11,7 @@ from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks.families import get_family, get_task_settings, reject_unused_fields
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.use.model_setup import set_up_model
 
 #: Fields of ``TaskSettings`` that affect reading and scoring; the others affect training only.
 _EVALUATION_FIELDS = (
@@ -26,6 +27,7 @@ def evaluate(
     data: Path | str,
     *,
     changes: Mapping[str, Any] | None = None,
+    fast: bool = False,
 ) -> dict[str, Any]:
     """Compute the metrics of a fine-tuned model on a labeled file.
 
@@ -35,6 +37,8 @@ def evaluate(
             task, whose held-out file is used.
         changes: Fields of ``TaskSettings`` that differ from fine-tuning, such as the name of the
             ``text_column``.
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
 
     Returns:
         The metrics by name, and ``counts``, the number of examples read, used and truncated. For
@@ -52,6 +56,7 @@ def evaluate(
             f"{', '.join(_EVALUATION_FIELDS)}"
         )
     bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
+    bundle = set_up_model(bundle, fast=fast)
     file = _find_heldout_file(Path(data), bundle)
     reject_unused_fields(bundle.head.kind, changes, [file])
     task = get_task_settings(bundle, changes)

@@ -35,7 +35,7 @@ class Filling:
     predictions: list[tuple[str, float]]
 
 
-def fill(model: ModelOrPath, text: str, top: int = 5) -> list[Filling]:
+def fill(model: ModelOrPath, text: str, top: int = 5, *, fast: bool = False) -> list[Filling]:
     """Return the ``top`` most probable tokens for each "[MASK]" in a text, from left to right.
 
     Each [MASK] token is predicted independently, while the others remain masked. The most probable
@@ -46,11 +46,13 @@ def fill(model: ModelOrPath, text: str, top: int = 5) -> list[Filling]:
         model: A loaded model, or the path of a model directory or run directory.
         text: A text with at least one "[MASK]".
         top: Number of predictions per mask.
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
 
     Raises:
         InputError: The text has no "[MASK]", or is longer than the model's maximum.
     """
-    return next(iter_fillings(model, [text], top))
+    return next(iter_fillings(resolve_model(model, fast=fast), [text], top))
 
 
 def iter_fillings(

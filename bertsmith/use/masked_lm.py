@@ -13,6 +13,7 @@ from bertsmith.bundle import FineTunedBundle, PretrainedBundle, TaskKind, load, 
 from bertsmith.errors import BertsmithError, InputError, ModelError
 from bertsmith.model.packed import PackedBatch, pack_sequences
 from bertsmith.runtime.inference_batches import batch_by_length
+from bertsmith.use.model_setup import set_up_model
 
 #: A loaded model, or the path of a model directory or run directory.
 ModelOrPath = PretrainedBundle | Path | str
@@ -60,9 +61,10 @@ MaskedTokenPredictor = Callable[
 ]
 
 
-def resolve_model(model: ModelOrPath) -> PretrainedBundle:
-    """Return a loaded model unchanged; load a path on the CPU."""
-    return model if isinstance(model, PretrainedBundle) else load(model)
+def resolve_model(model: ModelOrPath, *, fast: bool = False) -> PretrainedBundle:
+    """Set up a loaded model for inference, or load a path on the CPU; see ``set_up_model``."""
+    bundle = model if isinstance(model, PretrainedBundle) else load(model)
+    return set_up_model(bundle, fast=fast)
 
 
 def check_is_text_list(texts: object) -> None:
@@ -71,8 +73,15 @@ def check_is_text_list(texts: object) -> None:
         raise InputError(f"expected a list of texts, got one text: put {texts[:40]!r} into [ ]")
 
 
-def resolve_task_model(model: FineTunedBundle | Path | str, *kinds: TaskKind) -> FineTunedBundle:
-    """Return a loaded fine-tuned model unchanged; load a path on the CPU.
+def resolve_task_model(
+    model: FineTunedBundle | Path | str, *kinds: TaskKind, fast: bool = False
+) -> FineTunedBundle:
+    """Set up a loaded fine-tuned model for inference, or load a path on the CPU.
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        kinds: The task kinds that the caller supports.
+        fast: Whether to use 8-bit or 16-bit arithmetic; see ``quantize_model``.
 
     Raises:
         ModelError: The model is not fine-tuned, or its task is none of ``kinds``.
@@ -88,7 +97,7 @@ def resolve_task_model(model: FineTunedBundle | Path | str, *kinds: TaskKind) ->
             f"{bundle.path}: this model is of the kind {bundle.head.kind!r}; expected "
             f"{' or '.join(map(repr, kinds))}; `bertsmith predict` accepts every kind"
         )
-    return bundle
+    return set_up_model(bundle, fast=fast)
 
 
 def get_max_text_tokens(bundle: PretrainedBundle) -> int:

@@ -34,18 +34,26 @@ class NextSentencePrediction:
     num_removed_tokens: int
 
 
-def pair(model: ModelOrPath, a: str, b: str) -> float:
+def pair(model: ModelOrPath, a: str, b: str, *, fast: bool = False) -> float:
     """Return the probability that the text ``b`` follows the text ``a``.
 
     This is the probability of label 0 of the next-sentence head. Pairs longer than the model's
     maximum lose tokens at the beginning of A and at the end of B; see ``truncate_pair``. Special
     tokens in the texts, such as "[SEP]", are read as plain text.
 
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        a: The first text.
+        b: The second text.
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
+
     Raises:
         ModelError: The model has no next-sentence head, or it was trained on sentence order.
         InputError: A text is empty.
     """
-    return next(iter_pair_predictions(model, [(a, b)])).next_sentence_probability
+    bundle = resolve_model(model, fast=fast)
+    return next(iter_pair_predictions(bundle, [(a, b)])).next_sentence_probability
 
 
 def iter_pair_predictions(

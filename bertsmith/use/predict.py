@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import FineTunedBundle
+from bertsmith.bundle import FineTunedBundle, TaskKind
 from bertsmith.errors import InputError
 from bertsmith.tasks.classification import TextExample, encode_examples
 from bertsmith.tasks.families import get_task_settings
@@ -16,6 +16,8 @@ from bertsmith.use.masked_lm import check_is_text_list, chunked, resolve_task_mo
 
 #: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 1024
+#: The task kinds of classification and regression.
+_KINDS: tuple[TaskKind, ...] = ("single", "multi", "regression")
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,18 @@ class Prediction:
 
 
 def predict(
-    model: FineTunedBundle | Path | str, texts: Sequence[str | tuple[str, str]]
+    model: FineTunedBundle | Path | str,
+    texts: Sequence[str | tuple[str, str]],
+    *,
+    fast: bool = False,
 ) -> list[Prediction]:
     """Classify texts or text pairs with a fine-tuned model.
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
         texts: A list of texts or of pairs of texts.
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
 
     Returns:
         One prediction per text or pair, in input order.
@@ -52,7 +59,8 @@ def predict(
         InputError: A text is empty, or ``texts`` is a single string.
     """
     check_is_text_list(texts)
-    return list(iter_predictions(model, texts))
+    bundle = resolve_task_model(model, *_KINDS, fast=fast)
+    return list(iter_predictions(bundle, texts))
 
 
 def iter_predictions(
@@ -67,7 +75,7 @@ def iter_predictions(
         texts: Texts or pairs of texts. Error messages contain the number of the text, from 1.
         compute: Computes the outputs of the model.
     """
-    bundle = resolve_task_model(model, "single", "multi", "regression")
+    bundle = resolve_task_model(model, *_KINDS)
     examples = (to_text_example(text, f"text {number:,}") for number, text in enumerate(texts, 1))
     for chunk in chunked(examples, _CHUNK_SIZE):
         yield from _predict_examples(bundle, chunk, compute)

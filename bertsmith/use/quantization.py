@@ -1,15 +1,19 @@
-"""Convert an encoder to 8-bit or 16-bit arithmetic, whichever is faster, for inference."""
+"""Convert a model to 8-bit or 16-bit arithmetic, whichever is faster, for inference."""
 
 import copy
 import warnings
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bertsmith.bundle import FineTunedBundle, PretrainedBundle
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.cpu import has_bf16, has_vnni
+from bertsmith.model.ops.cuda import has_cuda_bf16
 from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 
@@ -17,6 +21,8 @@ from bertsmith.model.ops.smoothquant import smoothquant_scales
 #: and inputs in 16 bits. The sum can be up to 2 * 255 * 127, which does not fit in 16 bits. It fits
 #: with 7-bit weights (2 * 255 * 63) or 7-bit inputs (2 * 127 * 127).
 _MAX_7_BIT, _MAX_8_BIT = 63, 127
+
+Bundle = TypeVar("Bundle", bound=PretrainedBundle | FineTunedBundle)
 
 
 class Int8Linear(nn.Module):
@@ -107,21 +113,50 @@ class _Int8QueryKeyValue(nn.Module):
         return out
 
 
-def quantize(encoder: BertModel) -> BertModel:
-    """Return a copy of an encoder in bfloat16 or 8 bits.
+def quantize_model(bundle: Bundle) -> Bundle:
+    """Return a copy of a loaded model that computes in 8 or 16 bits, whichever is faster.
 
-    Its vectors have a cosine similarity of at least 0.995 to those of the original. GPUs, and CPUs
-    with bfloat16 instructions, use bfloat16. Other CPUs use 8 bits for all Linear layers except the
-    value projections. In 8 bits, the value projections would lose more precision than all other
-    layers together, and they are only a twelfth of the multiplications (docs/benchmarks.md).
+    Only the encoder is converted; the heads stay in float32. A model that is already converted is
+    returned unchanged.
+
+    Args:
+        bundle: A model loaded by ``bertsmith.load`` or ``bertsmith.bundle.load_fine_tuned``.
 
     Raises:
         ModelError: The copy needs 8 bits, but the model does not use LayerNorm.
     """
+    encoder = bundle.model.bert
+    fast_encoder = quantize(encoder)
+    if fast_encoder is encoder:
+        return bundle
+    # deepcopy takes the copy of the encoder from the memo and copies the heads, including the
+    # decoder weight that the masked-LM head shares with the original encoder.
+    model: Any = copy.deepcopy(bundle.model, {id(encoder): fast_encoder})
+    return replace(bundle, model=model.eval().requires_grad_(False))
+
+
+def quantize(encoder: BertModel) -> BertModel:
+    """Return a copy of an encoder in 16 or 8 bits; its outputs for heads are float32.
+
+    Its vectors have a cosine similarity of at least 0.995 to those of the original. GPUs use
+    bfloat16, or float16 before compute capability 8.0. CPUs with bfloat16 instructions use
+    bfloat16. Other CPUs use 8 bits for all Linear layers except the value projections. In 8 bits,
+    the value projections would lose more precision than all other layers together, and they are
+    only a twelfth of the multiplications (docs/benchmarks.md).
+
+    An encoder that is already converted is returned unchanged.
+
+    Raises:
+        ModelError: The copy needs 8 bits, but the model does not use LayerNorm.
+    """
+    if encoder.output_dtype is not None:
+        return encoder
     device = next(encoder.parameters()).device
     quantized = copy.deepcopy(encoder).eval().requires_grad_(False)
-    if device.type == "cuda" or has_bf16():
-        return quantized.bfloat16()
+    quantized.output_dtype = torch.float32
+    dtype = choose_16_bit_dtype(device)
+    if dtype is not None:
+        return quantized.to(dtype)
     if encoder.config.norm not in ("post", "pre"):
         raise ModelError(
             f"the fast mode needs LayerNorm, and model.norm is {encoder.config.norm!r}; omit "
@@ -138,6 +173,13 @@ def quantize(encoder: BertModel) -> BertModel:
             _quantize_layer(layer, attention_norm, feed_forward_norm)
         previous_norm = feed_forward_norm
     return quantized
+
+
+def choose_16_bit_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the 16-bit dtype that is fastest on a device; None if 8 bits are faster."""
+    if device.type == "cuda":
+        return torch.bfloat16 if has_cuda_bf16(device) else torch.float16
+    return torch.bfloat16 if has_bf16() else None
 
 
 def _quantize_layer(

@@ -52,17 +52,23 @@ class Score:
 
 
 @overload
-def score(model: ModelOrPath, text: str, *, variant: PllVariant = "original") -> Score: ...
+def score(
+    model: ModelOrPath, text: str, *, variant: PllVariant = "original", fast: bool = False
+) -> Score: ...
 
 
 @overload
 def score(
-    model: ModelOrPath, text: list[str], *, variant: PllVariant = "original"
+    model: ModelOrPath, text: list[str], *, variant: PllVariant = "original", fast: bool = False
 ) -> list[Score]: ...
 
 
 def score(
-    model: ModelOrPath, text: str | list[str], *, variant: PllVariant = "original"
+    model: ModelOrPath,
+    text: str | list[str],
+    *,
+    variant: PllVariant = "original",
+    fast: bool = False,
 ) -> Score | list[Score]:
     """Return the pseudo-log-likelihood of a text, or of each text of a list.
 
@@ -75,6 +81,8 @@ def score(
         variant: Which tokens are masked while a token is predicted: only the token itself
             (``original``, Salazar et al. 2020), or also the tokens after it in its word
             (``within-word``, Kauf and Ivanova 2023).
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
 
     Returns:
         The score of the text, or a list of scores in input order.
@@ -84,8 +92,9 @@ def score(
         ModelError: The model has no masked-LM head.
     """
     texts = [text] if isinstance(text, str) else text
+    bundle = resolve_model(model, fast=fast)
     scores = []
-    for number, line_score in enumerate(iter_scores(model, texts, variant=variant), 1):
+    for number, line_score in enumerate(iter_scores(bundle, texts, variant=variant), 1):
         if line_score.problem:
             name = "this text" if isinstance(text, str) else f"text {number}"
             raise InputError(f"{name} cannot be scored: {line_score.problem}")

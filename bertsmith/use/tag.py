@@ -83,12 +83,16 @@ class TaggedUnits:
     probabilities: tuple[float | None, ...]
 
 
-def tag(model: FineTunedBundle | Path | str, texts: Sequence[str]) -> list[TaggedText]:
+def tag(
+    model: FineTunedBundle | Path | str, texts: Sequence[str], *, fast: bool = False
+) -> list[TaggedText]:
     """Tag texts with a fine-tuned model. Long texts are not truncated.
 
     Args:
         model: A loaded model, or the path of a model directory or run directory.
         texts: The texts.
+        fast: Whether to use 8-bit or 16-bit arithmetic. This converts a loaded model in each call;
+            ``quantize_model`` converts it once.
 
     Returns:
         The entities or the tags of each text, in input order.
@@ -97,7 +101,8 @@ def tag(model: FineTunedBundle | Path | str, texts: Sequence[str]) -> list[Tagge
         ModelError: The model is not a tagger.
         InputError: A text is empty.
     """
-    return list(iter_tagged_texts(model, texts))
+    bundle = resolve_task_model(model, "entities", "tags", fast=fast)
+    return list(iter_tagged_texts(bundle, texts))
 
 
 def iter_tagged_texts(

@@ -4,7 +4,9 @@ import codecs
 import gzip
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,3 +220,23 @@ def test_tables_are_not_read_as_lines(
     completed = run_cli(command, model, tmp_path / "a.csv", *arguments[2:], "--format", "lines")
     assert completed.status == 0, completed.err
     assert "river" in completed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "get_number"),
+    [
+        (["fill", "MODEL", "[MASK]", "--json"], lambda row: row["masks"][0]["predictions"][0][1]),
+        (["pair", "MODEL", "the", "ferry", "--json"], lambda row: row["next_sentence_probability"]),
+        (["score", "MODEL", "--text", "the ferry", "--json"], lambda row: row["pseudo_log_likelihood_per_token"]),
+    ],
+    ids=["fill", "pair", "score"],
+)
+def test_fast_results_are_similar(
+    run_cli: RunCli, model: Path, arguments: list[str], get_number: Callable[[Any], float]
+) -> None:
+    """With --fast, probabilities and scores differ a little from those in float32."""
+    command = [str(model) if argument == "MODEL" else argument for argument in arguments]
+    exact, fast = (
+        get_number(json.loads(run_cli(*command, *options).out)) for options in ([], ["--fast"])
+    )
+    assert 0 < abs(exact - fast) < 0.02

@@ -109,6 +109,21 @@ def test_choose_uses_a_column_per_ending(run_cli: RunCli, model: Path, tmp_path:
     assert line == f"{best}\t{max(probabilities):.4f}\t{prediction['best_ending']}\t{prompt}\n"
 
 
+def test_fast_predictions_are_similar(run_cli: RunCli, classifier: Path, table: Path) -> None:
+    """With --fast, probabilities and metrics differ only a little from those in float32."""
+    for command in (["predict", classifier, "the anvil rings"],
+                    ["evaluate", classifier, "--data", table]):  # fmt: skip
+        exact, fast = (
+            json.loads(run_cli(*command, "--json", *options).out) for options in ([], ["--fast"])
+        )
+        if command[0] == "evaluate":
+            assert fast["accuracy"] == pytest.approx(exact["accuracy"], abs=0.05)
+        else:
+            exact_probabilities, fast_probabilities = (dict(row["labels"]) for row in (exact, fast))
+            for label, probability in exact_probabilities.items():
+                assert 0 < abs(fast_probabilities[label] - probability) < 0.02
+
+
 def test_predict_prints_labels(run_cli: RunCli, classifier: Path) -> None:
     """Label, probability and text are printed; --json has all labels; a tab is part of a text."""
     completed = run_cli("predict", classifier, "the anvil rings", "the river\tsleeps")

@@ -1,0 +1,44 @@
+"""Set up loaded models for inference: attention kernel, TF32 on CUDA, and the fast mode."""
+
+from typing import TypeVar
+
+import torch
+
+from bertsmith.bundle import FineTunedBundle, PretrainedBundle
+from bertsmith.model.bert import BertModel
+from bertsmith.model.ops.cuda import find_varlen_obstacle
+from bertsmith.runtime.device import configure_determinism
+from bertsmith.use.quantization import quantize_model
+
+Bundle = TypeVar("Bundle", bound=PretrainedBundle | FineTunedBundle)
+
+
+def set_up_model(bundle: Bundle, *, fast: bool = False) -> Bundle:
+    """Set up a loaded model for inference on its device.
+
+    Args:
+        bundle: The loaded model.
+        fast: Whether to use 8-bit or 16-bit arithmetic; see ``quantize_model``.
+
+    Returns:
+        The model itself, or a copy in the fast mode.
+    """
+    if fast:
+        bundle = quantize_model(bundle)
+    set_up_encoder(bundle.model.bert)
+    return bundle
+
+
+def set_up_encoder(encoder: BertModel) -> None:
+    """Select the attention kernel of an encoder on CUDA, and allow TF32 there.
+
+    In 16 bits the kernel is `varlen`, if the GPU and the head width allow it. On the CPU nothing
+    changes.
+    """
+    weight = encoder.embeddings.words.weight
+    if not weight.is_cuda:
+        return
+    configure_determinism(is_cuda=True)
+    is_16_bit = weight.dtype in (torch.bfloat16, torch.float16)
+    if is_16_bit and find_varlen_obstacle(weight.device, encoder.config.head_dim) is None:
+        encoder.kernel = "varlen"
