@@ -13,15 +13,16 @@ DEFAULT_NUM_EVALUATIONS: Final = 20
 #: Maximum fraction of a time budget for all evaluations, and for a single one. The end of a run is
 #: as uncertain as the duration of its final evaluation.
 EVALUATION_SHARE: Final = 0.1
-SINGLE_EVALUATION_SHARE: Final = 0.05
+SINGLE_EVALUATION_SHARE: Final = 0.025
 #: The warm-up takes at most the run divided by this number.
 _WARMUP_DIVISOR: Final = 10
 #: Minimum fraction of a time budget between the first and the last step. A run whose start takes
 #: longer than the rest of the budget exceeds the budget.
 _MIN_TRAINING_SHARE: Final = 0.1
 #: Interval of checkpoints in a run with a time budget: a twentieth of the budget, within these
-#: limits in seconds.
-MIN_CHECKPOINT_SECONDS: Final = 30.0
+#: limits in seconds. If the budget is short, the lower limit is a sixth of it.
+_MIN_CHECKPOINT_SECONDS: Final = 30.0
+_MIN_CHECKPOINT_DIVISOR: Final = 6
 _MAX_CHECKPOINT_SECONDS: Final = 600.0
 #: Maximum fraction of a time budget for checkpoints.
 _CHECKPOINT_SHARE: Final = 0.05
@@ -29,8 +30,8 @@ _CHECKPOINT_SHARE: Final = 0.05
 #: large.
 _MODEL_SHARE: Final = 0.5
 #: Time from the end of the command to the end of its process, as a fraction of the time of drawing
-#: the curve, which takes about 0.15 s of CPU time.
-_EXIT_SHARE: Final = 1.5
+#: the curve (measured on a busy machine).
+_EXIT_SHARE: Final = 3.0
 #: Weight of the newest step in the moving averages.
 _STEP_WEIGHT: Final = 0.1
 
@@ -327,7 +328,10 @@ class TimeDuration:
         """Return whether a checkpoint is due, by the interval in steps or by the time."""
         if every:
             return is_best or step % every == 0
-        min_interval = max(MIN_CHECKPOINT_SECONDS, self._checkpoint.seconds / _CHECKPOINT_SHARE)
+        min_interval = max(
+            min(_MIN_CHECKPOINT_SECONDS, self._seconds / _MIN_CHECKPOINT_DIVISOR),
+            self._checkpoint.seconds / _CHECKPOINT_SHARE,
+        )
         interval = min(self._seconds / DEFAULT_NUM_EVALUATIONS, _MAX_CHECKPOINT_SECONDS)
         since_last = self._clock.elapsed_seconds - self._checkpoint_time
         return since_last >= (min_interval if is_best else max(min_interval, interval))

@@ -196,10 +196,10 @@ def _make_settings(**run: Any) -> PretrainSettings:
 
 
 def test_slow_evaluations_have_fewer_sequences() -> None:
-    """An evaluation takes at most a twentieth of the budget."""
+    """An evaluation takes at most a fortieth of the budget."""
     settings = _make_settings()
-    assert limit_evaluation(settings, replace(COST, evaluation_seconds=1.5), 30.0) == settings
-    slow = limit_evaluation(settings, replace(COST, evaluation_seconds=3.0), 30.0)
+    assert limit_evaluation(settings, replace(COST, evaluation_seconds=0.75), 30.0) == settings
+    slow = limit_evaluation(settings, replace(COST, evaluation_seconds=1.5), 30.0)
     assert slow.run.max_eval_sequences == 256
 
 
