@@ -225,7 +225,11 @@ def _check_storage_sizes(path: Path, tensors: dict[str, Tensor]) -> None:
             and tensor.device.type == "cpu"
             and not tensor.is_quantized
         )
-        if not is_dense or size > tensor.untyped_storage().nbytes():
+        if not is_dense:
+            raise ModelError(
+                f"{path}: the tensor {name} is sparse, quantized or without data; use another model"
+            )
+        if size > tensor.untyped_storage().nbytes():
             raise ModelError(
                 f"{path}: the tensor {name} is larger than its data in the file; use another model"
             )

@@ -44,6 +44,7 @@ from bertsmith.errors import StoreError
 from bertsmith.files import hold_lock
 from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
+from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.corpus import CorpusReport, Document, Source, read_documents
 from bertsmith.text.sentences import check_language
 from bertsmith.text.wordpiece import Tokenizer
@@ -221,10 +222,10 @@ def _is_intact(path: Path) -> bool:
 def _estimate_bytes(sources: Sequence[Source]) -> float | None:
     """Return the approximate bytes of text; None for compressed files and streams."""
     # The text of a compressed file is several times as large as the file.
-    compressed_suffixes = {".gz", ".xz", ".zst", ".parquet"}
+    compressed_suffixes = {*COMPRESSION_SUFFIXES, ".parquet"}
     total = 0
     for source in sources:
-        if source.size is None or Path(source.name).suffix in compressed_suffixes:
+        if source.size is None or Path(source.name).suffix.lower() in compressed_suffixes:
             return None
         total += source.size
     return float(total)

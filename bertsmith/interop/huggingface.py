@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bertsmith.bundle import CONFIG_FILE, load_model, locate_model, open_weights, save_model
+from bertsmith.bundle.config import read_json
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError
 from bertsmith.files import check_new_directory
@@ -61,13 +62,13 @@ def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
     check_new_directory(out)
     bundle = load_model(model)
     save_model(out, bundle)
-    if bundle.config.norm != "post" or bundle.config.attention == "causal":
-        note = (
-            "transformers cannot load this model, because its BERT is bidirectional and post-norm "
-            "(the config has model_type bertsmith)"
-        )
-        return [note]
-    return []
+    if read_json(out / CONFIG_FILE)["model_type"] == "bert":
+        return []
+    note = (
+        "transformers cannot load this model, because its BERT is bidirectional and post-norm, and "
+        "has neither the activation ELU nor a BiLSTM (the config has model_type bertsmith)"
+    )
+    return [note]
 
 
 def push_to_hub(

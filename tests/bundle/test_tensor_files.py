@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from bertsmith.bundle import save_tensors, tensor_files
+from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory
 
 
@@ -43,3 +44,12 @@ def test_full_disk_raises_os_error_with_file_name(
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensor_that_is_not_dense_is_named_as_such(tmp_path: Path) -> None:
+    """A sparse tensor is an error that does not speak of its size."""
+    path = tmp_path / "pytorch_model.bin"
+    with pytest.raises(ModelError, match="tensor a is sparse, quantized or without data"):
+        tensor_files._check_storage_sizes(path, {"a": torch.eye(3).to_sparse()})
+    with pytest.raises(ModelError, match="tensor a is larger than its data"):
+        tensor_files._check_storage_sizes(path, {"a": torch.ones(1).expand(5)})
