@@ -118,7 +118,9 @@ def finetune(
     Raises:
         BertsmithError: If the arguments or the data are invalid.
     """
-    run, progress, model = Path(out), progress or NullProgress(), pin_model_path(model)
+    run = Path(out)
+    progress = progress or NullProgress()
+    model = pin_model_path(model)
     check_run_directory(run)
     data = Path(data) if data else None
     overrides = read_overrides(task, data, config, values, assignments)
@@ -132,27 +134,31 @@ def finetune(
     # Check the metrics again, because some of them need a certain number of labels.
     resolve_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
-    start = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
-    settings = resolve_model_settings(settings, start)
+    bundle = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
+    settings = resolve_model_settings(settings, bundle)
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
         check_files_unchanged(run, settings.task)
         # If the model directory was deleted, it is written again from a checkpoint.
         must_rewrite_model = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
         is_finished = (run / RESULT_FILE).exists() and not must_rewrite_model
-        stored = load_run_settings(
-            run, settings, overrides, progress,
+        stored_settings = load_run_settings(
+            run,
+            settings,
+            overrides,
+            progress,
             # A finished run needs no device.
             is_device_available=lambda name: is_finished or device.is_device_available(name),
-        )  # fmt: skip
-        if stored is not None and is_finished:
+        )
+        is_new = stored_settings is None
+        if not is_new and is_finished:
             progress.log(
                 f"{run}: this run is already finished; give --out another directory to start a "
                 "new one"
             )
             return _load_result(run)
-        settings = stored or settings
-        result = _train(settings, start, head, examples, run, progress, is_new=stored is None)
+        settings = stored_settings or settings
+        result = _train(settings, bundle, head, examples, run, progress, is_new=is_new)
         if result.model is not None and not settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
@@ -160,7 +166,7 @@ def finetune(
 
 def _train(
     settings: FinetuneSettings,
-    start: FineTunedBundle,
+    bundle: FineTunedBundle,
     head: HeadConfig,
     data: TaskData,
     run: Path,
@@ -169,53 +175,47 @@ def _train(
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
-    task, options = settings.task, settings.run
-    machine = device.resolve_machine(
-        options.device,
-        options.precision,
-        options.attention_kernel,
-        attention_dropout=settings.model.attention_dropout,
-        head_dim=settings.model.head_dim,
-        threads=options.threads or _choose_thread_count(options, progress),
-    )
-    max_length = task.max_seqlen or settings.model.max_positions
-    batch_tokens = min(task.batch_size, len(data.train)) * max_length
-    # The check assumes that all weights are trained, which needs memory for gradients and moments.
-    if options.num_frozen_layers is None and not (settings.features and settings.features.frozen):
-        device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
-    model = start.model.to(machine.device)
-    objective = _build_objective(settings, start, head, data, machine)
-    _freeze_layers(start, options.num_frozen_layers)
+    machine = _resolve_machine(settings, len(data.train), progress)
+    model = bundle.model.to(machine.device)
+    model.bert.kernel = machine.kernel
+    objective = _build_objective(settings, bundle, head, data, machine)
+    _freeze_layers(bundle, settings.run.num_frozen_layers)
     if is_new:
         settings = _resolve_on_machine(settings, machine, objective.steps_per_epoch)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     elif needs_machine(settings):
         settings = record_machine(settings, machine)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
-    log_run_summary(progress, run, task, start, data, machine)
+    log_run_summary(progress, run, settings.task, bundle, data, machine)
     adam = optimizer.build_optimizer(model, settings.optim)
     loop_options = _build_loop_options(settings, machine, objective.steps_per_epoch)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
-    state, metrics = outcome.state, _read_heldout_metrics(run)
-    use_best = options.model_selection == "best" or options.patience is not None
+    state = outcome.state
+    metrics = _read_heldout_metrics(run)
+    use_best = settings.run.model_selection == "best" or settings.run.patience is not None
     if outcome.signal is None and use_best and state.best_step is not None:
         checkpoint.load_best(run, state.best_step, model)
         metrics = _read_heldout_metrics(run, state.best_step)
-    counts = {name: file_counts.as_dict() for name, file_counts in data.counts.items()}
     result = FinetuneResult(
-        run, None, outcome.signal, state.step, settings.schedule.total_steps(),
-        task.metrics, metrics, counts,
-        state.seconds,
-    )  # fmt: skip
+        run=run,
+        model=None,
+        signal=outcome.signal,
+        step=state.step,
+        steps=settings.schedule.total_steps(),
+        metric_names=settings.task.metrics,
+        metrics=metrics,
+        counts={name: file_counts.as_dict() for name, file_counts in data.counts.items()},
+        seconds=state.seconds,
+    )
     if outcome.signal is not None:
         return result
-    warn_below_majority_class(progress, task, data, metrics)
+    warn_below_majority_class(progress, settings.task, data, metrics)
     info = {
-        "task": task.name,
+        "task": settings.task.name,
         "provenance": settings.model_dump(mode="json"),
         "heldout_metrics": metrics,
     }
-    save_fine_tuned(run / MODEL_DIR, model, start.tokenizer, head, info)
+    save_fine_tuned(run / MODEL_DIR, model, bundle.tokenizer, head, info)
     write_json(
         run / RESULT_FILE,
         {
@@ -227,8 +227,33 @@ def _train(
     return replace(result, model=run / MODEL_DIR, late_signal=outcome.late_signal)
 
 
+def _resolve_machine(
+    settings: FinetuneSettings, num_train_examples: int, progress: Progress
+) -> device.Machine:
+    """Return the device, precision, attention kernel and threads of the run.
+
+    Raises:
+        RunError: If the model does not fit into memory.
+    """
+    options = settings.run
+    machine = device.resolve_machine(
+        options.device,
+        options.precision,
+        options.attention_kernel,
+        attention_dropout=settings.model.attention_dropout,
+        head_dim=settings.model.head_dim,
+        threads=options.threads or _choose_thread_count(options, progress),
+    )
+    max_seqlen = settings.task.max_seqlen or settings.model.max_positions
+    batch_tokens = min(settings.task.batch_size, num_train_examples) * max_seqlen
+    # The check assumes that all weights are trained, which needs memory for gradients and moments.
+    if options.num_frozen_layers is None and not (settings.features and settings.features.frozen):
+        device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
+    return machine
+
+
 def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
-    """Return a smaller number of threads if other processes use CPU cores, else None."""
+    """Return and log the number of free CPU cores if other processes use some, else None."""
     available = torch.get_num_threads()
     if available == 1 or not device.resolves_to_cpu(options.device):
         return None
@@ -262,19 +287,22 @@ def _load_result(run: Path) -> FinetuneResult:
 
 def _build_objective(
     settings: FinetuneSettings,
-    start: FineTunedBundle,
+    bundle: FineTunedBundle,
     head: HeadConfig,
     data: TaskData,
     machine: device.Machine,
 ) -> FinetuningObjective:
-    """Encode the examples, and return the objective of the training loop."""
-    task, family = settings.task, get_family(settings.task.kind)
-    start.model.bert.kernel = machine.kernel
+    """Encode the examples, and return the objective of the training loop.
+
+    Sets ``num_without_target`` in the counts of the training file.
+    """
+    task = settings.task
+    family = get_family(task.kind)
 
     def encode(name: str, examples: list[Any]) -> ModelInputs:
         # Examples held out from the training file are counted as part of that file.
         counts = data.counts.get(name, data.counts["train"])
-        return family.encode_examples(examples, start.tokenizer, head, task, counts)
+        return family.encode_examples(examples, bundle.tokenizer, head, task, counts)
 
     train = encode("train", data.train)
     data.counts["train"].num_without_target = len(train) - len(train.find_units_with_target())
@@ -283,7 +311,7 @@ def _build_objective(
         for name, examples in data.heldout.items()
     }
     return FinetuningObjective(
-        start.model,
+        bundle.model,
         head,
         task,
         train,
@@ -315,20 +343,23 @@ def _compute_class_weights(
 def _resolve_on_machine(
     settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
 ) -> FinetuneSettings:
-    """Resolve the settings that depend on machine and data: device, precision, threads, steps."""
-    timing = settings.schedule
-    if timing.minutes is not None:
+    """Return the settings with the values that depend on the machine and the data.
+
+    These are the device, precision, attention kernel, threads, steps and checkpoint interval.
+    """
+    budget = settings.schedule
+    if budget.minutes is not None:
         raise SettingsError(
-            f"schedule.minutes is {timing.minutes:g}, but fine-tuning has no time budget; set "
+            f"schedule.minutes is {budget.minutes:g}, but fine-tuning has no time budget; set "
             "schedule.epochs or schedule.steps"
         )
-    assert timing.steps or timing.epochs
-    steps = timing.steps or max(1, round((timing.epochs or 0) * steps_per_epoch))
+    assert budget.steps or budget.epochs
+    steps = budget.steps or max(1, round((budget.epochs or 0) * steps_per_epoch))
     settings = record_machine(settings, machine)
     checkpoint_every = settings.checkpoint.every or steps_per_epoch
     return settings.model_copy(
         update={
-            "schedule": timing.model_copy(update={"steps": steps}),
+            "schedule": settings.schedule.model_copy(update={"steps": steps}),
             "checkpoint": settings.checkpoint.model_copy(update={"every": checkpoint_every}),
         }
     )
@@ -338,16 +369,18 @@ def _build_loop_options(
     settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
 ) -> LoopOptions:
     """Return the options of the training loop for these settings."""
-    timing = settings.schedule
     assert settings.checkpoint.every is not None
+    total_steps = settings.schedule.total_steps()
     evaluates_every_epoch = settings.run.eval_strategy == "epoch"
     return LoopOptions(
-        duration=StepDuration(timing.total_steps()),
+        duration=StepDuration(total_steps),
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
-        lr_at_step=lambda step: settings.optim.lr * schedule.compute_lr_factor(step, timing),
+        lr_at_step=lambda step: (
+            settings.optim.lr * schedule.compute_lr_factor(step, settings.schedule)
+        ),
         log_every=settings.run.log_every,
-        eval_every=steps_per_epoch if evaluates_every_epoch else timing.total_steps(),
+        eval_every=steps_per_epoch if evaluates_every_epoch else total_steps,
         checkpoint_every=settings.checkpoint.every,
         keep_checkpoints=settings.checkpoint.keep,
         selection_metric=settings.task.metrics[0],
@@ -358,27 +391,31 @@ def _build_loop_options(
     )
 
 
-def _freeze_layers(start: FineTunedBundle, num_layers: int | None) -> None:
-    """Freeze the embeddings and the first ``num_layers`` layers; None freezes nothing."""
+def _freeze_layers(bundle: FineTunedBundle, num_layers: int | None) -> None:
+    """Freeze the embeddings and the first ``num_layers`` layers; None freezes nothing.
+
+    Raises:
+        SettingsError: If the model has fewer layers, or a frozen encoder below a BiLSTM.
+    """
     if num_layers is None:
         return
-    if isinstance(start.model, BertWithBiLSTM) and start.model.features.frozen:
+    if isinstance(bundle.model, BertWithBiLSTM) and bundle.model.features.frozen:
         raise SettingsError(
-            f"run.num_frozen_layers is {num_layers}, but features already freezes the whole "
-            "encoder; leave run.num_frozen_layers out"
+            f"run.num_frozen_layers is {num_layers}, but features.frozen already freezes "
+            "the whole encoder; leave run.num_frozen_layers out"
         )
-    if num_layers > start.config.layers:
+    if num_layers > bundle.config.layers:
         raise SettingsError(
-            f"run.num_frozen_layers is {num_layers}, but the model has {start.config.layers} "
+            f"run.num_frozen_layers is {num_layers}, but the model has {bundle.config.layers} "
             "layers; give at most that many"
         )
-    start.model.bert.embeddings.requires_grad_(False)
-    for layer in list(start.model.bert.encoder.layers)[:num_layers]:
+    bundle.model.bert.embeddings.requires_grad_(False)
+    for layer in list(bundle.model.bert.encoder.layers)[:num_layers]:
         layer.requires_grad_(False)
 
 
 def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]:
-    """Return the held-out metrics of a step from the metrics log; None: of the last evaluation."""
+    """Return the held-out metrics in the metrics log at ``step``; None: the last ones."""
     lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
     if step is not None:
         lines = [line for line in lines if line["step"] == step]

@@ -60,14 +60,22 @@ class FinetuningObjective:
             machine: Device and precision.
             micro_batch_tokens: Maximum tokens of a micro-batch.
             seed: Seed of the random order of the training inputs.
-            class_weights: Weight of each class in the loss, float32 [C].
+            class_weights: Weight of each class in the loss, float32 [C]; None: equal weights.
 
         Raises:
             TaskError: If no training input has a target.
         """
-        self.model, self._head, self._machine = model, head, machine
-        self._family, self._task = get_family(head.kind), task
-        self._train, self._heldout, self._class_weights = train, heldout, class_weights
+        self.model = model
+        self._head = head
+        self._task = task
+        self._family = get_family(head.kind)
+        self._train = train
+        self._heldout = heldout
+        self._machine = machine
+        self._batch_size = task.batch_size
+        self._micro_batch_tokens = micro_batch_tokens
+        self._seed = seed
+        self._class_weights = class_weights
         # Inputs without a target are left out, because a batch of them would have no mean loss.
         self._train_indices = train.find_units_with_target()
         if not self._train_indices:
@@ -75,11 +83,6 @@ class FinetuningObjective:
                 f"{task.train_file}: no training target is left after tokenization; add at least "
                 "one example whose labeled text has a token"
             )
-        self._batch_size, self._micro_batch_tokens, self._seed = (
-            task.batch_size,
-            micro_batch_tokens,
-            seed,
-        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -94,16 +97,20 @@ class FinetuningObjective:
     def iter_batches(
         self, first_step: int, data_state: Mapping[str, int] | None = None
     ) -> Iterator[list[TaskMicroBatch]]:
-        """Yield the micro-batches of each step without end; each epoch has a new random order."""
-        epoch, first_in_epoch = divmod(first_step, self.steps_per_epoch)
+        """Yield the micro-batches of each step from ``first_step`` on, without end.
+
+        Each epoch has a new random order. ``data_state`` is not used.
+        """
+        epoch, step_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
             order = self._shuffle_indices(epoch)
-            for step in range(first_in_epoch, self.steps_per_epoch):
-                indices = order[step * self._batch_size : (step + 1) * self._batch_size]
-                yield [
-                    self._make_micro_batch(part) for part in self._split_into_micro_batches(indices)
-                ]
-            epoch, first_in_epoch = epoch + 1, 0
+            while step_in_epoch < self.steps_per_epoch:
+                first = step_in_epoch * self._batch_size
+                parts = self._split_into_micro_batches(order[first : first + self._batch_size])
+                yield [self._make_micro_batch(part) for part in parts]
+                step_in_epoch += 1
+            epoch += 1
+            step_in_epoch = 0
 
     def _shuffle_indices(self, epoch: int) -> list[int]:
         """Return the indices of the training inputs in the random order of an epoch."""
@@ -114,7 +121,7 @@ class FinetuningObjective:
     def _split_into_micro_batches(self, indices: list[int]) -> Iterator[list[int]]:
         """Split a batch into parts of at most ``micro_batch_tokens`` tokens.
 
-        A longer input is a part of its own.
+        An input with more tokens than that is a part of its own.
         """
         part: list[int] = []
         part_tokens = 0
@@ -138,7 +145,7 @@ class FinetuningObjective:
         micro_batches: list[TaskMicroBatch],
         dropout_seed: DropoutSeed,
     ) -> dict[str, Tensor]:
-        """Return the share of a micro-batch in the weighted mean loss over the batch."""
+        """Return the contribution of a micro-batch to the weighted mean loss of its batch."""
         with self._machine.autocast():
             outputs = self.model(micro_batch.packed, micro_batch.token_indices, dropout_seed)
         losses = self._family.compute_losses(outputs.float(), micro_batch, self._head)
@@ -146,7 +153,7 @@ class FinetuningObjective:
         return {"loss": (losses * micro_batch.target_weights).sum() / total_weight}
 
     def describe_batch(self, step: int) -> str:
-        """Return a description of the examples in the batch of ``step``."""
+        """Return the epoch and the first three examples of a batch, for an error message."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         first = step_in_epoch * self._batch_size
         indices = self._shuffle_indices(epoch)[first : first + self._batch_size]
@@ -160,25 +167,26 @@ class FinetuningObjective:
     def count_macs(self, micro_batches: list[TaskMicroBatch]) -> float:
         """Return the number of multiply-accumulates of a step.
 
-        The backward pass takes twice as many as the forward pass. A frozen encoder has no backward
+        The backward pass has twice as many as the forward pass; a frozen encoder has no backward
         pass.
         """
-        model, total = self.model, 0.0
+        model = self.model
+        total = 0.0
         for micro_batch in micro_batches:
             num_tokens = len(micro_batch.packed.ids)
             num_sequences = sum(micro_batch.sequences_per_unit)
             encoder_macs = model.config.macs_per_token(num_tokens / num_sequences)
             if isinstance(model, BertWithBiLSTM):
                 lstm_macs = sum(weight.numel() for weight in model.lstm.parameters())
-                encoder_passes = model.state_indices[-1] / model.config.layers
-                encoder_passes *= 1 if model.features.frozen else 3
-                total += num_tokens * (encoder_passes * encoder_macs + 3 * lstm_macs)
+                # Layers above the last one that the BiLSTM uses are not computed.
+                layer_fraction = model.state_indices[-1] / model.config.layers
+                num_passes = 1 if model.features.frozen else 3
+                total += num_tokens * (layer_fraction * num_passes * encoder_macs + 3 * lstm_macs)
             else:
                 indices = micro_batch.token_indices
                 num_outputs = num_sequences if indices is None else len(indices)
-                saved_macs = (
-                    num_tokens - num_outputs
-                ) * model.config.macs_saved_per_unused_output()
+                num_unused_outputs = num_tokens - num_outputs
+                saved_macs = num_unused_outputs * model.config.macs_saved_per_unused_output()
                 total += 3 * (num_tokens * encoder_macs - saved_macs)
         return total
 
@@ -197,14 +205,16 @@ class FinetuningObjective:
     def _evaluate_set(self, heldout: HeldoutSet) -> dict[str, float]:
         """Return the mean loss, the metrics and the number of examples of a held-out set."""
         outputs = compute_outputs(self.model, heldout.inputs, self._machine.autocast)
-        loss_sum = num_targets = 0.0
+        loss_sum = 0.0
+        num_targets = 0
         indices_with_target = heldout.inputs.find_units_with_target()
         for first in range(0, len(indices_with_target), _EVAL_BATCH_SIZE):
             indices = indices_with_target[first : first + _EVAL_BATCH_SIZE]
             micro_batch = heldout.inputs.make_micro_batch(indices)
-            rows = torch.from_numpy(np.concatenate([outputs[index] for index in indices]))
-            losses = self._family.compute_losses(rows, micro_batch, self._head)
-            loss_sum, num_targets = loss_sum + float(losses.sum()), num_targets + len(losses)
+            batch_outputs = torch.from_numpy(np.concatenate([outputs[index] for index in indices]))
+            losses = self._family.compute_losses(batch_outputs, micro_batch, self._head)
+            loss_sum += float(losses.sum())
+            num_targets += len(losses)
         task = self._task
         if self._head.kind == "single" and "accuracy" not in task.metrics:
             # The accuracy is needed after training, for the comparison with the majority class.

@@ -72,16 +72,14 @@ class FinetuneRunSettings(SettingsTable):
     #: Stop early after this many evaluations without improvement, and use the best weights; None:
     #: no early stopping.
     patience: Annotated[int, Field(ge=1)] | None = None
-    #: Number of layers, from the first one, to freeze together with the embeddings; None: no frozen
-    #: weights.
+    #: Number of first layers that are frozen together with the embeddings; None: nothing is frozen.
     num_frozen_layers: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _check_evaluates_every_epoch(self) -> Self:
-        setting = 'model_selection = "best"' if self.model_selection == "best" else "patience"
-        if self.eval_strategy == "end" and (
-            self.model_selection == "best" or self.patience is not None
-        ):
+        needs_every_epoch = self.model_selection == "best" or self.patience is not None
+        if self.eval_strategy == "end" and needs_every_epoch:
+            setting = 'model_selection = "best"' if self.model_selection == "best" else "patience"
             raise ValueError(
                 f'{setting} needs an evaluation after each epoch, but eval_strategy is "end"; '
                 "change one of them"
@@ -111,8 +109,9 @@ def read_overrides(
 ) -> dict[str, Any]:
     """Return the user's settings as nested tables.
 
-    ``values`` override the TOML file, and ``assignments`` override both. The file may be the
-    settings.toml of a run; the values that the run has computed are removed then.
+    ``values`` override the TOML file, and ``assignments`` override ``values``. If the file is the
+    settings.toml of a run, the values that the run computed are removed. Its steps and epochs are
+    also removed if ``values`` or ``assignments`` set one of them.
 
     Args:
         task: Name of a public task or of a task family.
@@ -122,7 +121,8 @@ def read_overrides(
         assignments: Settings as "section.name=value".
 
     Raises:
-        SettingsError: If the file is invalid, or has the settings of a run on another task.
+        SettingsError: If the file is invalid, or has the settings of a pre-training run or of a run
+            on another task.
     """
     settings = load_user_settings(config)
     if get_table(settings, "run").get("store_id"):
@@ -134,11 +134,10 @@ def read_overrides(
         settings = _drop_computed_values(settings, task, data, config)
         command_line = merge_settings(values or {}, parse_assignments(assignments))
         if get_table(command_line, "schedule").keys() & {"steps", "epochs"}:
-            settings["schedule"] = {
-                name: value
-                for name, value in get_table(settings, "schedule").items()
-                if name not in ("steps", "epochs")
-            }
+            schedule = get_table(settings, "schedule")
+            for name in ("steps", "epochs"):
+                schedule.pop(name, None)
+            settings["schedule"] = schedule
     return load_user_settings(settings, values, assignments)
 
 
@@ -147,10 +146,15 @@ def _drop_computed_values(
 ) -> dict[str, Any]:
     """Return the settings of another run without the values that the new run computes itself.
 
-    These are the config and path of the start model, the number of steps if the length is set in
-    epochs, the defaults of the task, and the labels if the training file is another one.
+    These are the path and config of the start model (except for the dropout rates), the hash of the
+    data files, the number of steps if epochs are set, and task settings with their default value.
+    The training file and its labels are also removed if ``data`` is another file.
+
+    Raises:
+        SettingsError: If the other run has another task.
     """
-    task_table, schedule = get_table(settings, "task"), get_table(settings, "schedule")
+    task_table = get_table(settings, "task")
+    schedule = get_table(settings, "schedule")
     name = task_table.pop("name", task)
     if name != task:
         raise SettingsError(
@@ -170,7 +174,7 @@ def _drop_computed_values(
             task_table.pop(key, None)
     for key, field in TaskSettings.model_fields.items():
         default = defaults.get(key, field.get_default(call_default_factory=True))
-        # If the kind is set, labels may be numbers, so the kind is not removed.
+        # The kind is not removed, because classes may be numbers only if it is set.
         if key != "kind" and task_table.get(key) in (default, {}):
             task_table.pop(key, None)
     if schedule.get("epochs") is not None:
@@ -189,7 +193,7 @@ def _drop_computed_values(
 def resolve_settings(
     task: str, model: Path, data: Path | None, overrides: Mapping[str, Any]
 ) -> FinetuneSettings:
-    """Return the settings of a run, as far as they do not depend on its model and data files.
+    """Return the settings of a run that can be resolved without reading its model and data files.
 
     The model config is a placeholder, which ``resolve_model_settings`` replaces.
 
@@ -205,26 +209,30 @@ def resolve_settings(
     if task not in PUBLIC_TASKS and task not in FAMILY_KINDS:
         names = ", ".join([*PUBLIC_TASKS, *FAMILY_KINDS])
         raise SettingsError(f"unknown task {task!r}; choose one of {names}")
-    base: dict[str, Any] = {"name": task}
+    task_defaults: dict[str, Any] = {"name": task}
     if task in PUBLIC_TASKS:
         if data is None:
             raise SettingsError(f"{task}: give the folder with its files: --data FOLDER")
-        base |= PUBLIC_TASKS[task].resolve_settings(data)
+        task_defaults |= PUBLIC_TASKS[task].resolve_settings(data)
     else:
-        base |= {"kind": FAMILY_KINDS[task][0], **FAMILY_DEFAULTS.get(task, {})}
+        task_defaults |= {"kind": FAMILY_KINDS[task][0], **FAMILY_DEFAULTS.get(task, {})}
         if data is not None:
-            base["train_file"] = str(data.resolve())
+            task_defaults["train_file"] = str(data.resolve())
     _check_override_tables(overrides)
     if "validation_files" in overrides.get("task", {}):
         # The user's held-out files replace those of a public task.
-        base.pop("validation_files", None)
+        task_defaults.pop("validation_files", None)
     features = overrides.get("features")
     is_frozen = isinstance(features, Mapping) and features.get("frozen", True)
     lr, epochs = (_FEATURE_LR, _FEATURE_EPOCHS) if is_frozen else (_DEFAULT_LR, _DEFAULT_EPOCHS)
-    defaults: dict[str, Any] = {"task": base, "optim": {"lr": lr}, "schedule": {"epochs": epochs}}
-    defaults["run"] = {"start_from": str(model.resolve())}
-    values = merge_settings(defaults, _drop_default_epochs(overrides))
-    # Check the user's changes of the model config. They are applied when the config is read.
+    defaults: dict[str, Any] = {
+        "task": task_defaults,
+        "optim": {"lr": lr},
+        "schedule": {"epochs": epochs},
+        "run": {"start_from": str(model.resolve())},
+    }
+    values = merge_settings(defaults, _unset_default_epochs(overrides))
+    # Only check the overrides of the model config. They are applied when the model is loaded.
     get_model_overrides(overrides)
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
@@ -288,14 +296,15 @@ def _check_override_tables(overrides: Mapping[str, Any]) -> None:
             raise SettingsError(f"{name} is {value!r}; expected a table of settings")
 
 
-def _drop_default_epochs(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the overrides; if they set the number of steps, the default of epochs is removed.
+def _unset_default_epochs(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the overrides; if they set steps, add ``epochs=None`` to replace the default epochs.
 
     Raises:
         SettingsError: If the overrides set both steps and epochs.
     """
-    timing = overrides.get("schedule", {})
-    steps, epochs = timing.get("steps"), timing.get("epochs")
+    schedule = overrides.get("schedule", {})
+    steps = schedule.get("steps")
+    epochs = schedule.get("epochs")
     if steps is None:
         return overrides
     if epochs is not None:

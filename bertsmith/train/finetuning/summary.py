@@ -21,7 +21,7 @@ def log_run_summary(
     progress: Progress,
     run: Path,
     task: TaskSettings,
-    start: FineTunedBundle,
+    bundle: FineTunedBundle,
     data: TaskData,
     machine: device.Machine,
 ) -> None:
@@ -30,12 +30,12 @@ def log_run_summary(
         f"{len(examples):,} ({name})" for name, examples in data.heldout.items()
     )
     progress.log(
-        f"{run}: {start.path} on {len(data.train):,} training examples, held-out examples: "
+        f"{run}: {bundle.path} on {len(data.train):,} training examples, held-out examples: "
         f"{heldout_sizes} ({device.describe_machine(machine)})"
     )
-    if start.info["newly_initialized"]:
-        progress.log(f"newly initialized: {', '.join(start.info['newly_initialized'])}")
-    for note in start.notes():
+    if bundle.info["newly_initialized"]:
+        progress.log(f"newly initialized: {', '.join(bundle.info['newly_initialized'])}")
+    for note in bundle.notes():
         progress.log(note)
     for name, counts in data.counts.items():
         _log_example_counts(progress, name, counts)
@@ -48,14 +48,15 @@ def log_run_summary(
         if Path(file).samefile(task.train_file):
             progress.log(
                 f"{name}: the held-out file is the training file ({file}), so its scores "
-                "do not measure how the model does on new texts"
+                "do not measure the performance on new texts"
             )
     for name, examples in data.heldout.items():
-        has_one_label = task.kind in ("single", "regression")
-        labels = {example.label for example in examples} if has_one_label else set()
-        if len(labels) == 1:
+        if task.kind not in ("single", "regression"):
+            continue
+        distinct_labels = {example.label for example in examples}
+        if len(distinct_labels) == 1:
             progress.log(
-                f"{name}: every example has the label {labels.pop()!r}, so its scores say "
+                f"{name}: every example has the label {distinct_labels.pop()!r}, so the scores say "
                 "nothing about other labels, and correlations are NaN"
             )
 
@@ -65,7 +66,7 @@ def warn_below_majority_class(
 ) -> None:
     """Log a warning if always predicting the majority class would be at least as accurate.
 
-    With balanced class weights there is no warning, because they lower the accuracy on purpose.
+    Balanced class weights lower the accuracy on purpose, so they cause no warning.
     """
     if task.kind != "single" or task.class_weights == "balanced":
         return
@@ -84,7 +85,7 @@ def _warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]
 
 
 def _log_example_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
-    """Log how many examples of a file were skipped, truncated or without a target."""
+    """Log how many examples of a file were skipped or truncated, and other notes on the file."""
     parts = []
     for reason, number in counts.skipped.items():
         location = counts.first_skipped.get(reason)
@@ -99,7 +100,8 @@ def _log_example_counts(progress: Progress, name: str, counts: ExampleCounts) ->
             f"{count_noun(counts.num_without_target, 'input')} without a target, not trained on"
         )
     if parts:
-        progress.log(f"{name}: of {count_noun(counts.num_read, 'example')} {'; '.join(parts)}")
+        num_read = count_noun(counts.num_read, "example")
+        progress.log(f"{name}: {num_read} read; {'; '.join(parts)}")
     for note in counts.notes:
         progress.log(note)
     if counts.unseen_labels:

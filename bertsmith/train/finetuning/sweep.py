@@ -21,8 +21,10 @@ from bertsmith.train.finetuning.settings import read_overrides
 
 #: Batch size, learning rate and epochs of appendix A.3.
 GRID: dict[str, tuple[Any, ...]] = {
-    "task.batch_size": (16, 32), "optim.lr": (5e-5, 3e-5, 2e-5), "schedule.epochs": (2.0, 3.0, 4.0),
-}  # fmt: skip
+    "task.batch_size": (16, 32),
+    "optim.lr": (5e-5, 3e-5, 2e-5),
+    "schedule.epochs": (2.0, 3.0, 4.0),
+}
 RESULTS_FILE = "results.json"
 
 
@@ -52,7 +54,7 @@ class SweepResult:
 
     Attributes:
         out: Directory of the sweep.
-        points: Grid points with finished runs; only one point if the sweep has no grid.
+        points: Grid points with finished runs; a sweep without a grid has only one point.
         best: The run with the best value of the first metric; None if the sweep was stopped.
         model: Copy of the model directory of the best run; None if the sweep was stopped.
         stopped_run: The run in which a signal stopped the sweep; None if the sweep is finished.
@@ -80,7 +82,7 @@ def run_sweep(
 ) -> SweepResult:
     """Fine-tune once for each grid point and seed, and copy the best model to ``out``/model.
 
-    Each run has its own directory in ``out``, without checkpoints when the run is finished. The
+    Each run has its own directory in ``out``; its checkpoints are removed when it is finished. The
     metrics of all runs are written to ``out``/results.json. If the sweep was stopped, a call with
     the same arguments resumes it; finished runs are not repeated.
 
@@ -99,48 +101,34 @@ def run_sweep(
     Raises:
         BertsmithError: If the arguments or the data are invalid.
     """
-    out, progress = Path(out), progress or NullProgress()
+    out = Path(out)
+    progress = progress or NullProgress()
     _check_sweep_directory(out)
     data = Path(data) if data else None
     overrides = read_overrides(task, data, config, values, assignments)
     if grid:
         _check_no_grid_settings(overrides)
-    run_table = overrides.get("run", {})
-    first_seed = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
-    if type(first_seed) is not int:
-        raise SettingsError(f"run.seed is {first_seed!r}; expected an integer of at least 0")
-    grid_points: list[dict[str, Any]] = [{}]
-    if grid:
-        combinations = product(*GRID.values())
-        grid_points = [dict(zip(GRID, combination, strict=True)) for combination in combinations]
-    points: list[GridPoint] = []
+    first_seed = _get_first_seed(overrides)
+    points = _create_grid_points() if grid else [GridPoint({}, [])]
+    planned_runs = list(product(points, range(first_seed, first_seed + seeds)))
     stopped_run = None
-    for hyperparameters in grid_points:
-        points.append(GridPoint(hyperparameters, []))
-        for seed in range(first_seed, first_seed + seeds):
-            run_values = parse_assignments(
-                [f"{key}={value}" for key, value in hyperparameters.items()]
-            )
-            run_values = merge_settings(
-                merge_settings(overrides, run_values), {"run": {"seed": seed}}
-            )
-            run = out / _format_run_name(hyperparameters, seed)
-            result = finetune(task, model, run, data=data, values=run_values, progress=progress)
-            if result.signal is None:
-                shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
-                points[-1].runs.append(result)
-            # A signal in the last step of this run stops the sweep before the next run.
-            has_next = hyperparameters is not grid_points[-1] or seed < first_seed + seeds - 1
-            if result.signal is not None or (result.late_signal is not None and has_next):
-                stopped_run = result
-                break
-        if stopped_run:
+    for index, (point, seed) in enumerate(planned_runs):
+        run_values = _build_run_values(overrides, point.hyperparameters, seed)
+        run = out / _format_run_name(point.hyperparameters, seed)
+        result = finetune(task, model, run, data=data, values=run_values, progress=progress)
+        if result.signal is None:
+            shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
+            point.runs.append(result)
+        # A signal in the last step of this run stops the sweep before the next run.
+        is_last = index == len(planned_runs) - 1
+        if result.signal is not None or (result.late_signal is not None and not is_last):
+            stopped_run = result
             break
     return _save_best_model(out, [point for point in points if point.runs], stopped_run)
 
 
 def _check_sweep_directory(out: Path) -> None:
-    """Raise RunError if ``out`` is a file, or contains a model or a run that is not of a sweep."""
+    """Raise RunError if ``out`` is a file, or the directory of a model or a single run."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out}: this is a file; give --out a new directory")
     has_run_or_model = (out / SETTINGS_FILE).exists() or (out / MODEL_DIR).exists()
@@ -162,10 +150,40 @@ def _check_no_grid_settings(overrides: Mapping[str, Any]) -> None:
             )
 
 
+def _get_first_seed(overrides: Mapping[str, Any]) -> int:
+    """Return the user's ``run.seed``; 0 if it is not set.
+
+    Raises:
+        SettingsError: If it is not an integer.
+    """
+    run_table = overrides.get("run", {})
+    first_seed = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
+    if type(first_seed) is not int:
+        raise SettingsError(f"run.seed is {first_seed!r}; expected an integer of at least 0")
+    return first_seed
+
+
+def _create_grid_points() -> list[GridPoint]:
+    """Return a grid point without runs for each combination of the values of ``GRID``."""
+    combinations = product(*GRID.values())
+    return [GridPoint(dict(zip(GRID, values, strict=True)), []) for values in combinations]
+
+
+def _build_run_values(
+    overrides: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
+    """Return the user's settings with the hyperparameters and the seed of a run."""
+    assignments = [f"{key}={value}" for key, value in hyperparameters.items()]
+    values = merge_settings(overrides, parse_assignments(assignments))
+    return merge_settings(values, {"run": {"seed": seed}})
+
+
 def _format_run_name(hyperparameters: Mapping[str, Any], seed: int) -> str:
     """Return the directory name of a run, such as "batch-16_lr-5e-05_epochs-2.0_seed-0"."""
-    names = [key.rpartition(".")[2].removesuffix("_size") for key in hyperparameters]
-    parts = map("{}-{}".format, names, hyperparameters.values())
+    parts = []
+    for key, value in hyperparameters.items():
+        name = key.rpartition(".")[2].removesuffix("_size")
+        parts.append(f"{name}-{value}")
     return "_".join([*parts, f"seed-{seed}"])
 
 
@@ -195,12 +213,7 @@ def _save_best_model(
         }
         for point in points
     ]
-    summary = {
-        "metric": metric,
-        "best": best.run.name,
-        "points": table,
-        "counts": best.counts,
-    }
+    summary = {"metric": metric, "best": best.run.name, "points": table, "counts": best.counts}
     write_json(out / RESULTS_FILE, summary)
     return SweepResult(out, points, best, out / MODEL_DIR, None)
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,10 @@ class TaskData:
 def resolve_task_settings(
     task: str, model: Path, data: Path | None, overrides: Mapping[str, Any]
 ) -> FinetuneSettings:
-    """Return the settings of ``resolve_settings`` with the metrics of the task.
+    """Return the settings of ``resolve_settings``, completed with the metrics of the task.
 
     Raises:
-        SettingsError: If a setting is invalid, or if the task does not use it.
+        SettingsError: If a setting is invalid, or has no effect on this task.
     """
     settings = resolve_settings(task, model, data, overrides)
     is_entity_task = settings.task.kind == "entities"
@@ -65,23 +66,22 @@ def update_task_settings(settings: FinetuneSettings, changes: dict[str, Any]) ->
     return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
-def resolve_model_settings(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSettings:
+def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) -> FinetuneSettings:
     """Return the settings with the config of the start model and a value for task.max_seqlen.
 
     Raises:
         SettingsError: If task.max_seqlen exceeds the model's maximum.
     """
-    max_length = start.config.max_positions
-    length = settings.task.max_seqlen or min(
-        get_family(settings.task.kind).DEFAULT_MAX_SEQLEN, max_length
-    )
-    if length > max_length:
+    max_positions = bundle.config.max_positions
+    default_max_seqlen = min(get_family(settings.task.kind).DEFAULT_MAX_SEQLEN, max_positions)
+    max_seqlen = settings.task.max_seqlen or default_max_seqlen
+    if max_seqlen > max_positions:
         raise SettingsError(
-            f"task.max_seqlen is {length}, but the model takes at most {max_length} tokens; reduce "
-            "task.max_seqlen"
+            f"task.max_seqlen is {max_seqlen}, but the model takes at most {max_positions} tokens; "
+            "reduce task.max_seqlen"
         )
-    settings = settings.model_copy(update={"model": start.config})
-    return update_task_settings(settings, {"max_seqlen": length})
+    settings = settings.model_copy(update={"model": bundle.config})
+    return update_task_settings(settings, {"max_seqlen": max_seqlen})
 
 
 def hash_task_files(task: TaskSettings) -> str:
@@ -117,17 +117,18 @@ def check_files_unchanged(run: Path, task: TaskSettings) -> None:
 def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
     """Read the training and held-out examples.
 
-    Without held-out files, a fraction ``task.validation_fraction`` of the training examples is held
-    out.
+    If there are no held-out files, the fraction ``task.validation_fraction`` of the training
+    examples is held out.
 
     Args:
         task: Task settings.
-        allow_numeric: Whether the classes may be numbers, as in a regression task.
+        allow_numeric: Whether classes may be numbers that look like scores of a regression task.
 
     Raises:
         TaskError: If a file has invalid or no examples.
     """
-    family, labels = get_family(task.kind), task.labels or None
+    family = get_family(task.kind)
+    labels = task.labels or None
     counts: dict[str, ExampleCounts] = {}
     all_train, counts["train"] = family.read_examples(Path(task.train_file), task, labels=labels)
     train = _draw_subset(all_train, task, counts["train"])
@@ -136,7 +137,7 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
     if not task.validation_files:
         train, held_out = _hold_out_examples(train, task)
         return TaskData(train, {"heldout": held_out}, counts)
-    # A held-out example may have a label of the training file that the subset does not have.
+    # A held-out example may have a label that is in the training file, but not in the subset.
     labels = labels or list(family.collect_labels(all_train, task.train_file)) or None
     heldout = {}
     for name, file in task.validation_files.items():
@@ -145,7 +146,10 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
 
 
 def _draw_subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
-    """Return at most ``task.max_train_examples`` examples in file order; count those not used."""
+    """Return at most ``task.max_train_examples`` examples in file order.
+
+    Sets ``num_used`` of the counts, and counts the other examples as skipped.
+    """
     size = task.max_train_examples
     if size is None or len(examples) <= size:
         return examples
@@ -173,27 +177,25 @@ def _hold_out_examples(examples: list[Any], task: TaskSettings) -> tuple[list[An
     groups = _group_indices(examples, task)
     # The split does not depend on run.seed, so that runs with different seeds are comparable.
     order = np.random.default_rng(0).permutation(len(groups))
-    fraction, fold = task.validation_fraction, task.validation_fold
+    fraction = task.validation_fraction
+    fold = task.validation_fold
     start = min(round(fold * fraction * len(groups)), len(groups))
     end = min(round((fold + 1) * fraction * len(groups)), len(groups))
     if fold and start == len(groups):
         raise SettingsError(
-            f"task.validation_fold is {fold}, but folds of {fraction} of the data end before it; "
-            "folds are numbered from 0, so set a lower number"
+            f"task.validation_fold is {fold}, but no examples are left for it, because each fold "
+            f"has a fraction of {fraction} of the data; set a lower number, counted from 0"
         )
     held_out_groups = order[start : max(end, start + 1)]
     held_out_indices = {index for group in held_out_groups for index in groups[group]}
     if len(held_out_indices) == len(examples):
-        reason = (
-            f"{count_noun(len(examples), 'example is', 'examples are')} too few to hold some out"
-        )
-        if len(groups) == 1 < len(examples):
-            reason = (
-                "all questions have the same context"
-                if task.kind == "span"
-                else "all sentences are in one document"
-            )
-            reason += ", which cannot be split into training and held-out examples"
+        if len(examples) == 1 or len(groups) > 1:
+            num_examples = count_noun(len(examples), "example is", "examples are")
+            reason = f"{num_examples} too few to hold some out"
+        elif task.kind == "span":
+            reason = "all questions have the same context, so none can be held out"
+        else:
+            reason = "all sentences are in one document, so none can be held out"
         raise RunError(f"{task.train_file}: {reason}; give a held-out file with --dev")
     train = [example for index, example in enumerate(examples) if index not in held_out_indices]
     held_out = [example for index, example in enumerate(examples) if index in held_out_indices]
@@ -201,10 +203,10 @@ def _hold_out_examples(examples: list[Any], task: TaskSettings) -> tuple[list[An
 
 
 def _group_indices(examples: list[Any], task: TaskSettings) -> list[list[int]]:
-    """Return groups of indices of the examples that are held out together.
+    """Group the indices of the examples that must be held out together.
 
-    A group consists of the questions about a context, or of the sentences of a document if
-    ``task.context`` is "document". Otherwise each example is its own group.
+    A group has all questions about the same context, or all sentences of the same document if
+    ``task.context`` is "document". In other tasks, each example is a group of its own.
     """
     if task.kind == "span":
         keys: list[Any] = [example.context for example in examples]
@@ -220,7 +222,7 @@ def _group_indices(examples: list[Any], task: TaskSettings) -> list[list[int]]:
 
 def build_head(task: TaskSettings, data: TaskData) -> HeadConfig:
     """Return the config of the task's head, with the labels of the settings or of the data."""
-    examples = [*data.train, *(example for part in data.heldout.values() for example in part)]
+    examples = [*data.train, *chain.from_iterable(data.heldout.values())]
     labels = get_family(task.kind).collect_labels(examples, task.train_file)
     return HeadConfig(task.kind, tuple(task.labels) or labels)
 

@@ -20,6 +20,7 @@ from tests.model.examples import make_prime_size_config, randomize_weights
 from tests.train.conftest import WORDS, make_tokenizer
 
 NUM_EXAMPLES, STEPS = 24, 30
+LEARNING_RATE = 1e-3
 
 
 class TrainerWithBertsmithSchedule(transformers.Trainer):  # type: ignore[misc]
@@ -54,9 +55,9 @@ def test_weights_equal_those_of_the_trainer(
 ) -> None:
     """After 30 steps, the weights equal those of the Trainer to 0.1 % of their change.
 
-    A run with a learning rate of 1e-30 provides the initial weights of both.
+    The initial weights of both trainings come from a run with a learning rate of 1e-30.
     """
-    # A PyTorch without oneDNN uses MKL for both.
+    # A PyTorch build without oneDNN uses MKL in both cases.
     use_onednn = library == "oneDNN" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     monkeypatch.setattr(linear, "has_slow_mkl", lambda: use_onednn)
     monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
@@ -71,7 +72,7 @@ def test_weights_equal_those_of_the_trainer(
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def finetune_with_lr(lr: float) -> Path:
+    def finetune_with_lr(lr: float) -> Any:
         values = {
             "task": {
                 "kind": kind,
@@ -86,14 +87,13 @@ def test_weights_equal_those_of_the_trainer(
             "classify", tmp_path / "start", tmp_path / str(lr), data=data, values=values
         )
         assert result.model is not None
-        return result.model
+        return transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
 
-    initial_model, bertsmith_model = (
-        transformers.AutoModelForSequenceClassification.from_pretrained(finetune_with_lr(lr))
-        for lr in (1e-30, 1e-3)
-    )
+    initial_model = finetune_with_lr(1e-30)
+    bertsmith_model = finetune_with_lr(LEARNING_RATE)
+    tokenizer_path = tmp_path / str(LEARNING_RATE) / "model"
     initial = {name: weight.clone() for name, weight in initial_model.named_parameters()}
-    expected = train_with_transformers(initial_model, tmp_path, rows)
+    expected = train_with_transformers(initial_model, tokenizer_path, rows, tmp_path / "trainer")
     for name, weight in bertsmith_model.named_parameters():
         change = (weight - initial[name]).norm()
         assert change > 0, name
@@ -103,24 +103,24 @@ def test_weights_equal_those_of_the_trainer(
 
 
 def train_with_transformers(
-    model: Any, folder: Path, rows: list[dict[str, Any]]
+    model: Any, tokenizer_path: Path, rows: list[dict[str, Any]], out: Path
 ) -> dict[str, torch.Tensor]:
     """Train ``model`` with the Trainer of transformers, and return its weights by name."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(next(folder.glob("0.001/model")))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path)
     label_ids = model.config.label2id
     items = [
         {**tokenizer(row["text"]), "labels": label_ids.get(row["label"], row["label"])}
         for row in rows
     ]
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "peer"),
+        output_dir=str(out),
         use_cpu=True,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
         per_device_train_batch_size=NUM_EXAMPLES,
         max_steps=STEPS,
-        learning_rate=1e-3,
+        learning_rate=LEARNING_RATE,
         weight_decay=0.01,
         adam_epsilon=1e-6,
         max_grad_norm=1.0,

@@ -88,7 +88,7 @@ def test_each_kind_is_learned(
         start_model, tmp_path / "run", data, kind, model=NO_DROPOUT, schedule={"epochs": 10.0}
     )
     assert result.metrics[result.metric_names[0]] >= min_score
-    assert result.metrics["examples"] == 32
+    assert result.metrics["examples"] == 320 // 10, "a tenth of the texts is held out"
     new_file = write_table(tmp_path / "new.jsonl", kind, 60, seed=9)
     assert result.model is not None
     assert evaluate(result.model, new_file)[result.metric_names[0]] >= min_score - 0.1
@@ -112,22 +112,22 @@ def test_interrupted_run_ends_with_the_same_weights(
     data = write_table(tmp_path / "train.jsonl", "single", 60)
     changes: dict[str, Any] = {"schedule": {"epochs": 3.0}, "checkpoint": {"every": 4}}
     expected = finetune_table(start_model, tmp_path / "uninterrupted", data, "single", **changes)
-    steps = 0
+    num_steps = 0
 
-    def fail_in_step_11(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 11:
+    def interrupt_step_11(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 11:
             raise KeyboardInterrupt
         return take_step(*arguments, **keywords)
 
-    monkeypatch.setattr(loop, "take_step", fail_in_step_11)
+    monkeypatch.setattr(loop, "take_step", interrupt_step_11)
     with pytest.raises(KeyboardInterrupt):
         finetune_table(start_model, tmp_path / "interrupted", data, "single", **changes)
+    assert num_steps == 11
     assert not (tmp_path / "interrupted" / "model").exists()
     monkeypatch.undo()
     resumed = finetune_table(start_model, tmp_path / "interrupted", data, "single", **changes)
-    assert steps == 11
     assert expected.model is not None
     assert resumed.model is not None
     weights = load_file(resumed.model / bundle.WEIGHTS_FILE)
@@ -190,6 +190,7 @@ def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path
     """If no epoch improves on the first one, the run stops early with the weights of that epoch."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     run = tmp_path / "run"
+    # With such a small learning rate, no epoch improves on the first one.
     changes: dict[str, Any] = {
         "optim": {"lr": 1e-12},
         "schedule": {"epochs": 9.0},
@@ -197,7 +198,7 @@ def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path
     }
     result = finetune_table(start_model, run, data, "single", **changes)
     steps_per_epoch = result.steps // 9
-    assert result.step == 3 * steps_per_epoch
+    assert result.step == (1 + 2) * steps_per_epoch, "the first epoch and two without improvement"
     lines = (run / "metrics.jsonl").read_text().splitlines()
     first_line = json.loads(next(line for line in lines if '"heldout"' in line))
     first_metrics = {
@@ -214,7 +215,10 @@ def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path
 
 
 def test_evaluation_only_at_the_end(start_model: Path, tmp_path: Path) -> None:
-    """Evaluating once gives the same final metrics, but no best epoch and no early stopping."""
+    """With eval_strategy "end", the run evaluates once, with the same final metrics.
+
+    The settings model_selection "best" and patience are errors then.
+    """
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     results = [
         finetune_table(
@@ -269,12 +273,13 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
     expected = run_sweep(
         "classify", start_model, tmp_path / "uninterrupted", seeds=2, data=data, values=values
     )
-    steps = 0
+    num_steps = 0
 
     def interrupt_second_run(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 6 + 5:
+        nonlocal num_steps
+        num_steps += 1
+        # The first run has 6 steps, and the second one is interrupted in its step 5.
+        if num_steps == 6 + 5:
             raise KeyboardInterrupt
         return take_step(*arguments, **keywords)
 
@@ -285,7 +290,7 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
     newest = out / "seed-1" / "checkpoints" / "step-4" / "moments.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1] + b"!")
     result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
-    assert steps == 6 + 5 + 4, "resumed after step 2"
+    assert num_steps == 6 + 5 + (6 - 2), "resumed after step 2"
     for resumed, uninterrupted in zip(result.points[0].runs, expected.points[0].runs, strict=True):
         weights = (resumed.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
         assert weights == (uninterrupted.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
@@ -297,12 +302,12 @@ def test_late_signal_stops_the_sweep_after_the_run(
     """A signal in the last step of a run stops the sweep after that run; the sweep can resume."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
     values = {**FAST_SETTINGS, "schedule": {"steps": 2}}
-    steps = 0
+    num_steps = 0
 
     def raise_signal_in_step_2(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 2:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 2:
             signal.raise_signal(signal.SIGTERM)
         return take_step(*arguments, **keywords)
 
@@ -310,9 +315,11 @@ def test_late_signal_stops_the_sweep_after_the_run(
     out = tmp_path / "sweep"
     result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
     assert result.stopped_run is not None
-    assert (result.stopped_run.late_signal, result.model, steps) == (signal.SIGTERM, None, 2)
+    assert (result.stopped_run.late_signal, result.model) == (signal.SIGTERM, None)
+    assert num_steps == 2
     result = run_sweep("classify", start_model, out, seeds=2, data=data, values=values)
-    assert (result.stopped_run, result.model, steps) == (None, out / "model", 4)
+    assert (result.stopped_run, result.model) == (None, out / "model")
+    assert num_steps == 2 + 2
 
 
 def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
@@ -335,21 +342,33 @@ def test_lowest_error_is_the_best(start_model: Path, tmp_path: Path) -> None:
     assert result.best.metrics["mse"] == min(errors)
     for run_result in point.runs:
         lines = map(json.loads, (run_result.run / "metrics.jsonl").read_text().splitlines())
-        errors = [line["mse"] for line in lines if line["kind"] == "heldout"]
-        assert run_result.metrics["mse"] == min(errors)
+        epoch_errors = [line["mse"] for line in lines if line["kind"] == "heldout"]
+        assert run_result.metrics["mse"] == min(epoch_errors)
 
 
 def test_nan_is_the_worst_score(tmp_path: Path) -> None:
     """In a summary over seeds, NaN counts as the highest error or the lowest F1."""
     runs = [
-        FinetuneResult(tmp_path, None, None, 1, 1, ["mse"], {"mse": value, "f1": value}, {}, 0.0)
+        FinetuneResult(
+            run=tmp_path,
+            model=None,
+            signal=None,
+            step=1,
+            steps=1,
+            metric_names=["mse", "f1"],
+            metrics={"mse": value, "f1": value},
+            counts={},
+            seconds=0.0,
+        )
         for value in (2.0, float("nan"), 1.0)
     ]
     point = sweep.GridPoint({}, runs)
-    assert point.summarize_metric("mse")[:2] == (2.0, 1.0)
-    assert np.isnan(point.summarize_metric("mse")[2])
-    assert np.isnan(point.summarize_metric("f1")[1])
-    assert point.summarize_metric("f1")[2] == 2.0
+    median_mse, min_mse, max_mse = point.summarize_metric("mse")
+    assert (median_mse, min_mse) == (2.0, 1.0)
+    assert np.isnan(max_mse)
+    median_f1, min_f1, max_f1 = point.summarize_metric("f1")
+    assert (median_f1, max_f1) == (1.0, 2.0)
+    assert np.isnan(min_f1)
 
 
 def test_sweep_does_not_overwrite_a_model(start_model: Path, tmp_path: Path) -> None:
@@ -368,6 +387,7 @@ def test_defaults_are_those_of_the_paper(start_model: Path, tmp_path: Path) -> N
     settings = read_toml(tmp_path / "run" / "settings.toml")
     assert (settings["optim"]["lr"], settings["optim"]["weight_decay"]) == (3e-5, 0.0)
     assert (settings["schedule"]["epochs"], settings["task"]["batch_size"]) == (3.0, 32)
+    # The 36 texts that are not held out make two batches per epoch.
     assert result.steps == 3 * 2
 
 
@@ -461,7 +481,8 @@ def test_settings_of_a_run_are_a_settings_file(start_model: Path, tmp_path: Path
         result = finetune(
             "classify", start_model, run, data=other, config=config, assignments=assignments
         )
-        assert result.steps == (3 if assignments else 9)
+        # One epoch has 72 texts in batches of 8.
+        assert result.steps == (3 if assignments else 72 // 8)
         task = read_toml(run / "settings.toml")["task"]
         assert (task["labels"], task["train_file"]) == (["false", "true"], str(other))
     with pytest.raises(SettingsError, match="settings of a run on the task 'classify', not on"):
@@ -535,6 +556,7 @@ def test_losses_equal_those_of_transformers() -> None:
         (HeadConfig("multi", labels), label_vectors, bce(logits, label_vectors)),
         (HeadConfig("regression"), scores, functional.mse_loss(logits[:, 0], scores)),
     ):
+        # The losses do not depend on the model inputs.
         packed = pack_sequences([([1], [0])])
         micro_batch = TaskMicroBatch(packed, None, targets, torch.ones(7), [1] * 7)
         torch.testing.assert_close(compute_losses(logits, micro_batch, head).mean(), expected)

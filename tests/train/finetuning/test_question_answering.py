@@ -21,7 +21,9 @@ MARKER_WORD = WORDS[0]
 
 
 def write_questions(path: Path, count: int, unanswerable_fraction: float, seed: int = 0) -> Path:
-    """Write questions whose contexts fit into one or two windows of 24 tokens.
+    """Write questions whose answer is the word after MARKER_WORD.
+
+    The contexts fit into one or two windows of 24 tokens.
 
     Args:
         path: File to write.
@@ -51,11 +53,11 @@ def write_questions(path: Path, count: int, unanswerable_fraction: float, seed: 
     return path
 
 
-@pytest.mark.parametrize("unanswerable", [0.0, 0.4])
-def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable: float) -> None:
+@pytest.mark.parametrize("unanswerable_fraction", [0.0, 0.4])
+def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable_fraction: float) -> None:
     """The held-out F1 is at least 0.9, and ``evaluate`` and ``answer`` give the same scores."""
-    data = write_questions(tmp_path / "train.jsonl", 500, unanswerable)
-    dev = write_questions(tmp_path / "dev.jsonl", 80, unanswerable, seed=1)
+    data = write_questions(tmp_path / "train.jsonl", 500, unanswerable_fraction)
+    dev = write_questions(tmp_path / "dev.jsonl", 80, unanswerable_fraction, seed=1)
     result = finetune(
         "answer",
         start_model,
@@ -76,7 +78,7 @@ def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable: floa
     )
     assert result.metric_names == ["f1", "exact"]
     assert result.metrics["f1"] >= 0.9
-    assert ("null_threshold" in result.metrics) == (unanswerable > 0)
+    assert ("null_threshold" in result.metrics) == (unanswerable_fraction > 0)
     assert result.model is not None
     metrics = evaluate(result.model, dev)
     assert metrics["counts"]["num_used"] == 80
@@ -88,14 +90,14 @@ def test_spans_are_learned(start_model: Path, tmp_path: Path, unanswerable: floa
     expected = ["".join(row["answers"]["text"]) for row in rows]
     is_exact = [prediction.text == text for prediction, text in zip(answers, expected, strict=True)]
     assert np.mean(is_exact) == pytest.approx(metrics["exact"])
-    assert any(prediction.text == "" for prediction in answers) == (unanswerable > 0)
+    assert any(prediction.text == "" for prediction in answers) == (unanswerable_fraction > 0)
     for prediction, row in zip(answers, rows, strict=True):
         if prediction.text:
             assert row["context"][prediction.start : prediction.end] == prediction.text
 
 
 def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
-    """The null threshold that the user has set is used instead of one computed on held-out data."""
+    """A null threshold that the user sets replaces the one computed on the held-out data."""
     data = write_questions(tmp_path / "train.jsonl", 40, 0.4)
     result = finetune(
         "answer",
@@ -112,12 +114,13 @@ def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_answers_without_a_token_are_not_trained_on(start_model: Path, tmp_path: Path) -> None:
-    """Training answers without a token are left out and logged; held-out ones are scored."""
+    """Questions whose answer has no token are not trained on, but are scored if held out."""
     data = write_questions(tmp_path / "train.jsonl", 20, 0.0)
+    # A zero-width space is not a token.
     row = {
         "question": WORDS[0],
         "context": f"{WORDS[1]} \u200b",
-        "answers": {"text": ["\u200b"], "answer_start": [3]},
+        "answers": {"text": ["\u200b"], "answer_start": [len(f"{WORDS[1]} ")]},
     }
     lines = "".join(json.dumps({"id": f"empty {i}", **row}) + "\n" for i in range(20))
     data.write_text(data.read_text() + lines)
@@ -137,7 +140,7 @@ def test_answers_without_a_token_are_not_trained_on(start_model: Path, tmp_path:
         },
     )
     assert result.counts["train"]["num_without_target"] == 20
-    message = "train: of 40 examples 20 inputs without a target, not trained on"
+    message = "train: 40 examples read; 20 inputs without a target, not trained on"
     assert message in progress.messages
     assert result.metrics["examples"] == 20
     assert math.isnan(result.metrics["loss"])

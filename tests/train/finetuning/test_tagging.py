@@ -52,7 +52,7 @@ def test_tags_are_learned(
     start_model: Path, tmp_path: Path, kind: str, context: str, label: str
 ) -> None:
     """Held-out scores are high, ``evaluate`` gives the same score, and raw text can be tagged."""
-    # There are fewer documents than sentences to learn from, so the task is easier.
+    # There are fewer documents than sentences to learn from, so documents get an easier task.
     two_word_names = context == "sentence"
     data = write_conll(tmp_path / "train.txt", 300, 0, two_word_names=two_word_names)
     dev = write_conll(tmp_path / "dev.txt", 40, 1, two_word_names=two_word_names)
@@ -100,6 +100,7 @@ def test_sentences_without_a_token_are_not_trained_on(
 ) -> None:
     """Sentences without a token are left out, because a batch of them would have no loss."""
     data = write_conll(tmp_path / "train.txt", 8, 0)
+    # A zero-width space is not a token.
     empty_sentences = "\n-DOCSTART-\n\u200b N O\n" * 8
     data.write_text(data.read_text() + empty_sentences)
     task = {
@@ -111,9 +112,9 @@ def test_sentences_without_a_token_are_not_trained_on(
     values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 2.0}}
     result = finetune("tag", start_model, tmp_path / "run", data=data, values=values)
     assert result.counts["train"]["num_without_target"] == 8
-    # Two documents of two windows each, or eight sentences.
+    # There are eight sentences, or two documents of two windows each.
     num_inputs = 8 if context == "sentence" else 4
-    assert result.steps == 2 * num_inputs
+    assert result.steps == 2 * num_inputs, "two epochs with batches of one input"
     assert result.metrics["examples"] == 16
     assert math.isfinite(result.metrics["loss"])
     data.write_text(empty_sentences + "\n\u200b N B-X\n")
@@ -158,7 +159,7 @@ def test_wrong_kinds_and_tags_are_rejected(start_model: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("family", ["tag", "classify"])
 def test_bilstm_learns_on_a_frozen_encoder(start_model: Path, tmp_path: Path, family: str) -> None:
-    """A BiLSTM learns both tasks without changing the encoder; transformers rejects the model."""
+    """A BiLSTM learns the task without changing the encoder; transformers rejects the model."""
     task: dict[str, Any] = dict(FAST_SETTINGS["task"])
     if family == "tag":
         data = write_conll(tmp_path / "train.txt", 150, 0)
@@ -177,15 +178,14 @@ def test_bilstm_learns_on_a_frozen_encoder(start_model: Path, tmp_path: Path, fa
     metric = result.metric_names[0]
     assert result.metrics[metric] > 0.9
     assert result.model is not None
-    start_weights, weights = (
-        load_file(path / WEIGHTS_FILE) for path in (start_model, result.model)
-    )
+    start_weights = load_file(start_model / WEIGHTS_FILE)
+    weights = load_file(result.model / WEIGHTS_FILE)
     encoder_names = [name for name in weights if name.startswith("bert.")]
     assert len(encoder_names) > 20
     assert all(torch.equal(start_weights[name], weights[name]) for name in encoder_names)
     assert evaluate(result.model, data)[metric] > 0.9
     with pytest.raises(ValueError, match="bertsmith"):
         AutoModel.from_pretrained(result.model)
-    frozen = {**values, "run": {**FAST_SETTINGS["run"], "num_frozen_layers": 1}}
+    values["run"] = {**FAST_SETTINGS["run"], "num_frozen_layers": 1}
     with pytest.raises(SettingsError, match=r"run\.num_frozen_layers"):
-        finetune(family, start_model, tmp_path / "x", data=data, values=frozen)
+        finetune(family, start_model, tmp_path / "x", data=data, values=values)

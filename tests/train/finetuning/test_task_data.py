@@ -129,9 +129,9 @@ def test_f1_needs_two_labels(start_model: Path, tmp_path: Path) -> None:
 
 
 def test_training_examples_of_one_class_are_rejected(start_model: Path, tmp_path: Path) -> None:
-    """If all training examples have the same label, that is an error.
+    """Training examples that all have the same label are an error.
 
-    It does not help that the held-out examples or the settings have another label.
+    They are also an error if the held-out examples or the settings have another label.
     """
     rows = [{"text": f"w {n}", "label": "no"} for n in range(19)]
     other_row = {"text": "w", "label": "yes"}
@@ -238,7 +238,7 @@ def test_unused_settings_are_rejected(
 
 
 def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
-    """A subset is drawn with its own seed and keeps the file order, or is the start of the file."""
+    """A subset is drawn with task.train_subset_seed in file order, or is the start of the file."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     task = TaskSettings(
         train_file=str(data), max_train_examples=10, validation_files={"dev": str(data)}
@@ -270,7 +270,7 @@ def test_label_missing_in_a_subset_is_valid(tmp_path: Path) -> None:
 
 
 def test_random_subset_keeps_documents_together(tmp_path: Path) -> None:
-    """With task.context="document", whole documents are drawn, except for the last one."""
+    """With task.context="document", the subset has whole documents, except for the last one."""
     rows = [{"tokens": ["w"], "tags": ["NV"[n % 2]], "document": n // 5} for n in range(40)]
     file = str(write_rows(tmp_path / "t.jsonl", rows))
     task = TaskSettings(
@@ -299,15 +299,13 @@ def test_folds_partition_the_training_file(start_model: Path, tmp_path: Path) ->
     )
     assert result.counts["train"]["num_used"] == 30
     assert result.counts["train"]["skipped"] == {"not among the task.max_train_examples = 30": 10}
-    assert result.metrics["examples"] == 6
+    assert result.metrics["examples"] == 6, "20 % of the subset"
     write_table(data, "single", 41)
     task = TaskSettings(train_file=str(data), validation_fraction=0.2)
     folds = [read_task_data(task.model_copy(update={"validation_fold": fold})) for fold in range(5)]
     locations = [example.location for fold in folds for example in fold.heldout["heldout"]]
     assert len(locations) == len(set(locations)) == 41
-    with pytest.raises(
-        SettingsError, match=r"validation_fold is 5, but folds of 0.2 of the data end"
-    ):
+    with pytest.raises(SettingsError, match=r"validation_fold is 5, but no examples are left"):
         read_task_data(task.model_copy(update={"validation_fold": 5}))
 
 
@@ -326,11 +324,11 @@ def test_numeric_labels_are_classes_only_on_request(start_model: Path, tmp_path:
         data=data,
         values={**FAST_SETTINGS, "task": {"kind": "single"}, "schedule": {"steps": 1}},
     )
-    assert result.metrics["examples"] == 3
+    assert result.metrics["examples"] == 3, "a tenth of the 28 rows is held out"
 
 
 def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) -> None:
-    """The questions about a context are held out together, and so are sentences of a document."""
+    """All questions about a context are held out together, and all sentences of a document."""
     answers = {"text": ["c"], "answer_start": [0]}
     questions = [
         {"id": str(n), "question": f"q {n}", "context": f"c {n // 4}", "answers": answers}
