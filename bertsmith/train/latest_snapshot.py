@@ -13,11 +13,11 @@ from bertsmith.train.pretraining.snapshot import write_snapshot
 
 
 def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int | None]:
-    """Write the model of the newest intact checkpoint of a pre-training or fine-tuning run.
+    """Write the model of the newest intact checkpoint of a run to the directory ``out``.
 
     Returns:
-        The step of the checkpoint, and the total number of steps of the run; None for an unfinished
-        run with a time budget.
+        The step of the checkpoint, and the total number of steps of the run. The total is None for
+        an unfinished run with a time budget.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.

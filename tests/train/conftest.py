@@ -21,7 +21,7 @@ from bertsmith.train.pretraining.pretrain import PretrainResult, pretrain
 #: The words of all texts, such as "ba".
 WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
 #: Settings of a very small model, with which training takes about a second.
-SMALL_SETTINGS = {
+SMALL_SETTINGS: dict[str, Any] = {
     "model.layers": 1,
     "model.width": 16,
     "model.heads": 2,

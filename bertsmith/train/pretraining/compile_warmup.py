@@ -12,21 +12,22 @@ import numpy as np
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 
-#: Candidates for n, where every n-th token is predicted. The first one is used with which P, the
-#: number of predictions, differs from all other sizes.
+#: Candidates for n, where every n-th token is predicted. The first candidate is used for which the
+#: number of predictions differs from all other sizes.
 _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
 def build_warmup_batches(
-    data: DataSettings, max_length: int, micro_batch_tokens: int
+    data: DataSettings, max_seqlen: int, micro_batch_tokens: int
 ) -> list[ExampleBatch]:
-    """Return one batch for each graph that a run needs: for several sequences, and for one.
+    """Return one batch for each graph that torch.compile needs in a run.
 
-    A single sequence has its own graph, because torch.compile specializes sizes of 1.
+    These are a graph for several sequences, and one for a single sequence if a micro-batch can have
+    only one: torch.compile specializes sizes of 1.
 
     Args:
         data: Data settings of the run.
-        max_length: Maximum sequence length of all phases.
+        max_seqlen: Maximum sequence length of all phases.
         micro_batch_tokens: Maximum tokens of a micro-batch.
     """
     batches = []
@@ -35,17 +36,19 @@ def build_warmup_batches(
         lengths = [data.max_seqlen - i % 5 for i in range(num_sequences)]
         batches.append(_build_batch(lengths, nsp=data.nsp))
     has_single_sequence = 1 in (data.batch_size, data.initial_batch_size)
-    if has_single_sequence or data.batch_size * max_length > micro_batch_tokens:
+    if has_single_sequence or data.batch_size * max_seqlen > micro_batch_tokens:
         batches.append(_build_batch([data.max_seqlen], nsp=data.nsp))
     return batches
 
 
 def _build_batch(lengths: list[int], *, nsp: bool) -> ExampleBatch:
-    """Return a batch of zeros in which T, B, P and the maximum length differ, if possible.
+    """Return a batch of zeros whose sizes differ, if possible.
 
-    The compiler assumes that two sizes that are equal in the first batch are always equal.
+    The sizes are the numbers of tokens, sequences and predictions, and the maximum length. The
+    compiler assumes that two sizes that are equal in the first batch are always equal.
     """
-    num_tokens, num_sequences = sum(lengths), len(lengths)
+    num_tokens = sum(lengths)
+    num_sequences = len(lengths)
     sizes = {num_sequences, num_sequences + 1, max(lengths), num_tokens}
     candidates = [np.arange(0, num_tokens, stride) for stride in _STRIDES]
     masked_positions = next(

@@ -31,7 +31,7 @@ def build_heldout_stream(
 ) -> ExampleStream:
     """Return the held-out examples, which are the same for all runs with the same data settings.
 
-    The masking rate is that of the end of a run, so the losses of a run are comparable.
+    The masking rate is that of the last step, so all evaluations of a run are comparable.
     """
     if settings.final_masking_rate is not None:
         settings = settings.model_copy(update={"masking_rate": settings.final_masking_rate})
@@ -40,7 +40,8 @@ def build_heldout_stream(
 
 def compute_wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the 95 % confidence interval of a proportion (Wilson 1927, JASA 22, p. 209)."""
-    proportion, z_squared = successes / trials, _Z_SCORE**2
+    proportion = successes / trials
+    z_squared = _Z_SCORE**2
     center = (proportion + z_squared / (2 * trials)) / (1 + z_squared / trials)
     variance = proportion * (1 - proportion) / trials + z_squared / (4 * trials**2)
     half_width = _Z_SCORE * math.sqrt(variance) / (1 + z_squared / trials)
@@ -49,7 +50,7 @@ def compute_wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class HeldoutResult:
-    """Losses and counts, summed over the held-out sequences. Entropy and losses are in nats.
+    """Losses and counts, summed over the held-out sequences. Losses and entropy are in nats.
 
     Attributes:
         mlm_loss: Sum of the masked LM losses.
@@ -82,7 +83,7 @@ class HeldoutResult:
 
     def to_metrics(self) -> dict[str, float]:
         """Return the metrics that are written to the metrics log, by name."""
-        # Text with only [UNK] has no predictions.
+        # Text whose tokens are all [UNK] has no predictions.
         mean_loss = self.mlm_loss / self.num_predictions if self.num_predictions else math.nan
         metrics = {
             "mlm_loss": mean_loss,
@@ -104,20 +105,20 @@ class HeldoutResult:
 def evaluate(
     model: BertForPreTraining,
     stream: ExampleStream,
-    sequences: int,
+    max_sequences: int,
     machine: Machine,
     batch_size: int = 64,
 ) -> HeldoutResult:
-    """Evaluate the first ``sequences`` examples of a held-out stream.
+    """Evaluate a model on the first examples of a held-out stream.
 
     Args:
         model: Model in eval mode.
         stream: Held-out examples.
-        sequences: Maximum number of sequences.
+        max_sequences: Maximum number of sequences.
         machine: Device and precision.
         batch_size: Sequences per batch.
     """
-    total_sequences = min(sequences, len(stream))
+    total_sequences = min(max_sequences, len(stream))
     mlm_loss = nsp_loss = 0.0
     mlm_correct = num_predictions = nsp_correct = num_sequences = num_is_next = num_unknown = 0
     token_counts = np.zeros(model.config.vocab_size, np.int64)
@@ -132,7 +133,7 @@ def evaluate(
                 micro_batch.nsp_labels,
             )
         token_counts += _count_unmasked_tokens(batch, stream, model.config.vocab_size)
-        # The masked batch has the right number of [UNK]: masking neither replaces nor inserts them.
+        # Masking neither replaces nor inserts [UNK], so the masked batch has the right number.
         num_unknown += int(np.count_nonzero(batch.ids == stream.vocabulary.unk_id))
         assert losses.mlm_correct is not None
         mlm_loss += float(losses.mlm_loss)

@@ -52,15 +52,16 @@ def to_device(batch: ExampleBatch, device: torch.device) -> PretrainingMicroBatc
 def split_batch(batch: ExampleBatch, max_tokens: int) -> list[ExampleBatch]:
     """Split a batch into parts of at most ``max_tokens`` tokens.
 
-    Sequences are not split: a longer sequence is a part of its own.
+    Sequences are not split: a sequence of more tokens is a part of its own.
     """
     if len(batch.ids) <= max_tokens:
         return [batch]
-    parts, first = [], 0
+    parts = []
+    first = 0
     while first < len(batch):
         max_end = int(batch.cu_seqlens[first]) + max_tokens
-        last = int(np.searchsorted(batch.cu_seqlens, max_end, "right")) - 1
-        last = min(max(last, first + 1), len(batch))
-        parts.append(batch.slice(first, last))
-        first = last
+        end = int(np.searchsorted(batch.cu_seqlens, max_end, "right")) - 1
+        end = min(max(end, first + 1), len(batch))
+        parts.append(batch.slice(first, end))
+        first = end
     return parts

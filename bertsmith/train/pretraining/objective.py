@@ -23,7 +23,7 @@ def compute_mean_losses(
     micro_batches: list[PretrainingMicroBatch],
     dropout_seed: DropoutSeed,
 ) -> dict[str, Tensor]:
-    """Return the share of a micro-batch in the mean losses of masked LM and NSP over the batch.
+    """Return the contribution of a micro-batch to the mean losses of masked LM and NSP.
 
     Args:
         model: A ``BertForPreTraining``, compiled or not.
@@ -61,13 +61,16 @@ class PretrainingObjective:
         machine: Machine,
     ) -> None:
         """Create the objective; without run.compile, ``compiled_model`` is ``model``."""
-        self.model, self._compiled_model = model, compiled_model
-        self._settings, self._machine = settings, machine
+        self.model = model
+        self._compiled_model = compiled_model
+        self._settings = settings
+        self._machine = machine
         self._duration = duration
         self._batches = TrainingBatches(
             train, vocabulary, settings.data, settings.schedule, duration, settings.run.seed
         )
-        self._position, self._batch_size = DataPosition(), 0
+        self._position = DataPosition()
+        self._batch_size = 0
         self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
 
     @property
@@ -78,7 +81,10 @@ class PretrainingObjective:
     def iter_batches(
         self, first_step: int, data_state: Mapping[str, int] | None = None
     ) -> Iterator[list[PretrainingMicroBatch]]:
-        """Yield the micro-batches of each step. Each phase starts with a new epoch."""
+        """Yield the micro-batches of each step, from ``first_step`` or ``data_state`` on.
+
+        Each phase starts with a new epoch.
+        """
         if data_state is None:
             self._position = self._batches.find_position(first_step)
         else:
@@ -94,11 +100,11 @@ class PretrainingObjective:
         micro_batches: list[PretrainingMicroBatch],
         dropout_seed: DropoutSeed,
     ) -> dict[str, Tensor]:
-        """Return the share of a micro-batch in the mean losses of masked LM and NSP."""
+        """Return the contribution of a micro-batch to the mean losses of masked LM and NSP."""
         return compute_mean_losses(self._compiled_model, micro_batch, micro_batches, dropout_seed)
 
     def describe_batch(self, step: int) -> str:
-        """Return a description of the examples in the last batch."""
+        """Return the examples of the last batch that was yielded, for an error message."""
         end = self._position.example
         return (
             f"that of examples {end - self._batch_size} to {end - 1} of the phase with sequence "
@@ -112,7 +118,7 @@ class PretrainingObjective:
     def count_macs(self, micro_batches: list[PretrainingMicroBatch]) -> float:
         """Return the number of multiply-accumulates of a step.
 
-        The backward pass takes twice as many as the forward pass. The last layer and the MLM head
+        The backward pass has twice as many as the forward pass. The last layer and the MLM head
         are counted only at the positions where they are computed.
         """
         config = self.model.config

@@ -1,6 +1,7 @@
 """Pre-trains a BERT on a store in one process and writes a model directory."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -98,8 +99,8 @@ def pretrain(
         data: Token store.
         out: Run directory.
         size: Model size, such as "tiny" or "base".
-        steps: Length of the run in steps.
-        epochs: Length of the run in epochs.
+        steps: Number of steps.
+        epochs: Number of passes over the training data.
         minutes: Time budget of the run, from ``start_time`` to the end of this call.
         progress: Receives log messages and progress.
         start_time: Value of ``time.perf_counter()`` at the start of the time budget; None: now.
@@ -108,11 +109,13 @@ def pretrain(
     Raises:
         BertsmithError: If the arguments or the store are invalid, or training diverges.
     """
-    run, progress = Path(out), progress or NullProgress()
+    run = Path(out)
+    progress = progress or NullProgress()
     start_time = perf_counter() if start_time is None else start_time
     check_run_directory(run)
     store = Store.open(data)
-    settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
+    budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
+    settings = _resolve_arguments(store, Path(data), budget, {"size": size, **overrides})
     if settings.run.tensorboard:
         # If the package is missing, fail before the run directory is created.
         import_summary_writer()
@@ -121,30 +124,33 @@ def pretrain(
         user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
         )
-        stored = load_run_settings(
-            run, settings, user_values, progress,
+        stored_settings = load_run_settings(
+            run,
+            settings,
+            user_values,
+            progress,
             is_device_available=device.is_device_available,
             machine_defaults=recipes.get_machine_defaults(settings),
-        )  # fmt: skip
-        if stored is None:
-            # Only a new run verifies the checksums, which takes reading the whole store.
+        )
+        if stored_settings is None:
+            # Only a new run verifies the checksums, which requires reading the whole store.
             store.verify(progress)
-        if stored is None or needs_machine(stored):
-            settings = resolve_thread_count(stored or settings, store, progress)
+        if stored_settings is None or needs_machine(stored_settings):
+            settings = resolve_thread_count(stored_settings or settings, store, progress)
         else:
-            settings = stored
+            settings = stored_settings
         session = Session(settings, store)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
             progress.log(note)
         _log_unknown_tokens(session, progress)
         cost = None
-        if stored is None:
+        if stored_settings is None:
             session.check_heldout_split()
             session.settings, cost = resolve_on_machine(session, progress, start_time)
-        elif needs_machine(stored):
+        elif needs_machine(stored_settings):
             session.settings = record_machine(session.settings, session.machine)
-        if session.settings != stored:
+        if session.settings != stored_settings:
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
         if get_budget_seconds(session.settings) is None:
             duration: Duration = StepDuration(session.settings.schedule.total_steps())
@@ -188,7 +194,8 @@ def write_initial_model(data: Path | str, out: Path | str, **overrides: Any) -> 
         BertsmithError: If the arguments or the store are invalid.
     """
     store = Store.open(data)
-    settings = _resolve_arguments(store, Path(data), None, 1, None, None, overrides)
+    # The number of steps does not affect the initial model.
+    settings = _resolve_arguments(store, Path(data), {"steps": 1}, overrides)
     session = Session(settings, store)
     info = build_checkpoint_provenance(settings, 0)
     bundle.save(Path(out), session.model.cpu(), session.tokenizer, info)
@@ -203,41 +210,42 @@ def estimate_run(
     minutes: float | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
-    """Estimate length, time and memory of a run with a short probe, without writing anything.
+    """Estimate the steps, time and memory of a run with a short probe, without writing anything.
 
     The arguments are those of ``pretrain``. ``bertsmith pretrain --plan`` prints the result.
     """
     store = Store.open(data)
     store.verify()
-    settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
-    budget = get_budget_seconds(settings)
+    budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
+    settings = _resolve_arguments(store, Path(data), budget, {"size": size, **overrides})
+    budget_seconds = get_budget_seconds(settings)
     with restore_num_threads(settings.run.threads):
         session = Session(resolve_thread_count(settings, store, NullProgress()), store)
         cost = session.measure_cost()
         machine = device.describe_machine(session.machine)
-    if budget is None:
-        resolved = resolve_length(session)
-        total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
+    if budget_seconds is None:
+        resolved = resolve_num_steps(session)
+        total_steps = resolved.schedule.total_steps()
+        eval_every = resolved.run.eval_every
         assert eval_every is not None
         num_evaluations = math.ceil(total_steps / eval_every)
         seconds = cost.estimate_seconds(total_steps, eval_every, resolved.run.max_eval_sequences)
     else:
-        resolved, seconds = recipes.limit_evaluation(settings, cost, budget), budget
-        total_steps, num_evaluations = recipes.estimate_length(resolved, cost, budget)
-    num_eval_sequences = resolved.run.max_eval_sequences
-    num_tokens = total_steps * cost.tokens_per_step
+        resolved = recipes.limit_evaluation(settings, cost, budget_seconds)
+        seconds = budget_seconds
+        total_steps, num_evaluations = recipes.estimate_num_steps(resolved, cost, seconds)
     return {
         "machine": machine,
         "parameters": count_parameters(session.model),
         "steps": total_steps,
         "batch_size": settings.data.batch_size,
-        "tokens": round(num_tokens),
+        "tokens": round(total_steps * cost.tokens_per_step),
         "epochs": schedule.count_epochs(
             total_steps, settings.data.batch_size, session.list_phase_shares()
         ),
         "minutes": seconds / 60,
         "evaluations": num_evaluations,
-        "num_eval_sequences": min(num_eval_sequences, cost.num_eval_sequences),
+        "num_eval_sequences": min(resolved.run.max_eval_sequences, cost.num_eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
         "memory_bytes": cost.peak_memory_bytes,
         "mfu": cost.mfu,
@@ -246,30 +254,28 @@ def estimate_run(
 
 
 def _resolve_arguments(
-    store: Store,
-    data: Path,
-    size: str | None,
-    steps: int | None,
-    epochs: float | None,
-    minutes: float | None,
-    overrides: dict[str, Any],
+    store: Store, data: Path, budget: Mapping[str, float | None], overrides: Mapping[str, Any]
 ) -> PretrainSettings:
-    """Return the settings of a run from the arguments of ``pretrain``."""
-    lengths = {"steps": steps, "epochs": epochs, "minutes": minutes}
-    return resolve_run_settings(
-        Overrides(data=data, size=size, cuda=torch.cuda.is_available(), **overrides),
-        store,
-        lengths,
-    )
+    """Return the settings of a run from the arguments of ``pretrain``.
+
+    Args:
+        store: Token store at ``data``.
+        data: Path of the store.
+        budget: The values of steps, epochs and minutes.
+        overrides: Other fields of ``Overrides``.
+    """
+    arguments = Overrides(data=data, cuda=torch.cuda.is_available(), **overrides)
+    return resolve_run_settings(arguments, store, budget)
 
 
 def resolve_thread_count(
     settings: PretrainSettings, store: Store, progress: Progress
 ) -> PretrainSettings:
-    """Set run.threads by timing steps, if the user has not set it and the machine is busy.
+    """Return the settings with run.threads chosen by timing steps on a busy CPU.
 
-    Threads synchronize after each matrix multiplication, so all threads wait for a thread that
-    shares its core with another process.
+    The settings are returned unchanged if the user has set run.threads, on a GPU, and on a machine
+    that is not busy. Fewer threads can be faster: threads synchronize after each matrix
+    multiplication, so all of them wait for a thread that shares its core with another process.
     """
     run = settings.run
     if (
@@ -290,10 +296,10 @@ def resolve_thread_count(
 
 def _get_timing_seconds(settings: PretrainSettings) -> float:
     """Return the maximum duration of one timing of a thread count, in seconds."""
-    budget = get_budget_seconds(settings)
-    if budget is None:
+    budget_seconds = get_budget_seconds(settings)
+    if budget_seconds is None:
         return THREAD_TIMING_SECONDS
-    return min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget / 10)
+    return min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget_seconds / 10)
 
 
 def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
@@ -305,7 +311,9 @@ def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
 def resolve_on_machine(
     session: Session, progress: Progress, start_time: float
 ) -> tuple[PretrainSettings, Cost | None]:
-    """Resolve the settings that depend on the machine: device, precision, threads and length.
+    """Resolve the settings that depend on the machine, such as device, threads and steps.
+
+    The settings of ``session`` are changed, too.
 
     Args:
         session: The run.
@@ -315,26 +323,28 @@ def resolve_on_machine(
     Returns:
         The settings, and the measured cost of a run with a time budget.
     """
-    machine, budget, cost = session.machine, get_budget_seconds(session.settings), None
-    if budget is not None:
+    machine = session.machine
+    cost = None
+    budget_seconds = get_budget_seconds(session.settings)
+    if budget_seconds is not None:
         progress.log("measuring the speed of this machine …")
-        cost = session.measure_cost(_get_probe_seconds(budget))
+        cost = session.measure_cost(_get_probe_seconds(budget_seconds))
         if cost.is_noisy:
-            cost = _retry_with_fewer_threads(session, cost, progress, budget)
+            cost = _retry_with_fewer_threads(session, cost, progress, budget_seconds)
     settings = session.settings
     session.settings = record_machine(settings, machine)
-    if budget is None or cost is None:
-        return resolve_length(session), None
-    resolved = recipes.limit_evaluation(session.settings, cost, budget)
-    seconds = max(budget - (perf_counter() - start_time), 0.0)
-    progress.log(describe_budget(settings, resolved, cost, seconds))
+    if budget_seconds is None or cost is None:
+        return resolve_num_steps(session), None
+    resolved = recipes.limit_evaluation(session.settings, cost, budget_seconds)
+    remaining_seconds = max(budget_seconds - (perf_counter() - start_time), 0.0)
+    progress.log(describe_budget(settings, resolved, cost, remaining_seconds))
     return resolved, cost
 
 
 def _retry_with_fewer_threads(
-    session: Session, cost: Cost, progress: Progress, budget: float
+    session: Session, cost: Cost, progress: Progress, budget_seconds: float
 ) -> Cost:
-    """Measure the cost again with fewer threads, if that is faster.
+    """Return the cost with fewer threads and set run.threads, if that is faster; else ``cost``.
 
     Noisy step times are a sign of a load that the operating system does not report, for example
     from other containers.
@@ -352,26 +362,24 @@ def _retry_with_fewer_threads(
         return cost
     progress.log(choice.describe())
     session.settings = _set_threads(settings, choice.num_threads)
-    return session.measure_cost(_get_probe_seconds(budget))
+    return session.measure_cost(_get_probe_seconds(budget_seconds))
 
 
-def _get_probe_seconds(budget: float) -> float:
-    """Return the maximum duration of a probe in seconds, given the time budget in seconds."""
-    return min(probe.MAX_BUDGET_SECONDS, probe.MAX_BUDGET_SHARE * budget)
+def _get_probe_seconds(budget_seconds: float) -> float:
+    """Return the maximum duration of a probe before a run with a time budget, in seconds."""
+    return min(probe.MAX_BUDGET_SECONDS, probe.MAX_BUDGET_SHARE * budget_seconds)
 
 
-def resolve_length(session: Session) -> PretrainSettings:
-    """Resolve the number of steps and the intervals of a run without a time budget."""
+def resolve_num_steps(session: Session) -> PretrainSettings:
+    """Return the settings of a run without a time budget, with steps and intervals."""
     settings = session.settings
-    timing = settings.schedule
-    steps = timing.steps
+    steps = settings.schedule.steps
     if steps is None:
-        assert timing.epochs is not None
+        epochs = settings.schedule.epochs
+        assert epochs is not None
         phase_shares = session.list_phase_shares()
-        steps = schedule.convert_epochs_to_steps(
-            timing.epochs, settings.data.batch_size, phase_shares
-        )
-        steps = max(timing.min_steps, steps)
+        steps = schedule.convert_epochs_to_steps(epochs, settings.data.batch_size, phase_shares)
+        steps = max(settings.schedule.min_steps, steps)
     return recipes.resolve_steps(settings, steps)
 
 
@@ -393,24 +401,27 @@ def _train_and_save_model(
     if outcome.signal is None:
         model = run / MODEL_DIR
         bundle.save(model, session.model, session.tokenizer, build_provenance(session, heldout))
-    image = _draw_curve(run, settings, progress)
-    is_masked_lm = settings.data.objective != "left-to-right"
     return PretrainResult(
-        run, model, outcome, settings.schedule.steps, heldout, image, is_masked_lm
+        run=run,
+        model=model,
+        outcome=outcome,
+        steps=settings.schedule.steps,
+        heldout=heldout,
+        curve=_draw_curve(run, settings, progress),
+        is_masked_lm=settings.data.objective != "left-to-right",
     )
 
 
 def _train(session: Session, run: Path, progress: Progress, duration: Duration) -> TrainingOutcome:
     """Train or resume the run of ``session`` in the directory ``run``."""
     settings = session.settings
-    timing = settings.schedule
     log_grad_norms = settings.run.log_grad_norms
     options = LoopOptions(
         duration=duration,
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: (
-            settings.optim.lr * schedule.compute_lr_factor(step, timing, duration)
+            settings.optim.lr * schedule.compute_lr_factor(step, settings.schedule, duration)
         ),
         log_every=settings.run.log_every,
         eval_every=settings.run.eval_every,

@@ -73,7 +73,7 @@ class RunSettings(SettingsTable):
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Maximum held-out sequences per evaluation. All evaluations use the same sequences and masks.
     max_eval_sequences: Annotated[int, Field(ge=1)] = 512
-    #: Whether to write the metrics as TensorBoard event files to RUN/tensorboard, too.
+    #: Whether to also write the metrics as TensorBoard event files, to RUN/tensorboard.
     tensorboard: bool = False
     #: Whether to log the gradient norms of the embeddings, each layer and the heads.
     log_grad_norms: bool = False
@@ -100,7 +100,7 @@ _PAPER: dict[str, Any] = {
 #: falls faster with more steps of smaller batches.
 FAST_CPU_BATCH_SIZE, FAST_CUDA_BATCH_SIZE = 32, 256
 
-#: Improvements published after BERT; docs/deviations.md lists the source of each.
+#: Methods published after BERT; docs/deviations.md lists the source of each.
 _FAST: dict[str, Any] = {
     "model": {"attention_dropout": 0.0, "activation": "gelu"},
     "data": {"batch_size": FAST_CPU_BATCH_SIZE},
@@ -112,13 +112,13 @@ _FAST: dict[str, Any] = {
 #: masked LM prevent the model from learning next-sentence prediction.
 _MAX_LR_WITH_NSP = 1e-3
 
-#: Peak learning rates of `fast` as (maximum width, rate). Small models tolerate higher rates, and
-#: need them if the time budget is short.
+#: Peak learning rates of `fast` as (maximum width, rate). Narrow models tolerate higher rates than
+#: wide ones, and need them if the time budget is short.
 _FAST_LRS = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
 #: Peak learning rate of `fast` for wider models.
 _FAST_LR_WIDE = 2e-4
 
-#: Width and initialization std of base. The std of other widths is scaled from them.
+#: Width and initialization std of BERT base, from which the std for other widths is derived.
 _BASE_WIDTH, _BASE_STD = 768, 0.02
 
 #: Number of steps in the paper, the default of the recipe "paper".
@@ -153,17 +153,17 @@ def get_recipe_defaults(
     # The "cross-segment-heads" initialization needs two layers and two heads.
     use_cross_segment_heads = nsp and 1 not in (model.get("layers"), model.get("heads"))
     initialization = "cross-segment-heads" if use_cross_segment_heads else "neighbor-heads"
-    size_dependent = {
+    size_defaults = {
         "model": {"init_range": init_std},
         "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if use_cross_segment_heads else lr},
         "run": {"initialization": initialization},
     }
-    defaults = merge_settings(_FAST, size_dependent)
+    defaults = merge_settings(_FAST, size_defaults)
     return merge_settings(defaults, {"model": dict(model)})
 
 
 def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
-    """Set the number of steps and, if they are unset, the evaluation and checkpoint intervals."""
+    """Return the settings with this number of steps, and default intervals if they are unset."""
     interval = get_default_interval(steps)
     checkpoint_every = settings.checkpoint.every or interval
     eval_every = settings.run.eval_every or interval
@@ -177,14 +177,17 @@ def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
 
 
 def limit_evaluation(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
-    """Limit the sequences of an evaluation to SINGLE_EVALUATION_SHARE of a time budget.
+    """Limit the sequences per evaluation, so that it takes at most a fraction of a time budget.
+
+    The fraction is SINGLE_EVALUATION_SHARE.
 
     Args:
         settings: Settings of the run.
         cost: Measured cost.
         seconds: The time budget.
     """
-    run, max_eval_seconds = settings.run, SINGLE_EVALUATION_SHARE * seconds
+    run = settings.run
+    max_eval_seconds = SINGLE_EVALUATION_SHARE * seconds
     if cost.evaluation_seconds <= max_eval_seconds:
         return settings
     max_sequences = min(run.max_eval_sequences, cost.num_eval_sequences)
@@ -193,7 +196,7 @@ def limit_evaluation(settings: PretrainSettings, cost: Cost, seconds: float) -> 
     return settings.model_copy(update={"run": run})
 
 
-def estimate_length(settings: PretrainSettings, cost: Cost, seconds: float) -> tuple[int, int]:
+def estimate_num_steps(settings: PretrainSettings, cost: Cost, seconds: float) -> tuple[int, int]:
     """Return the expected numbers of steps and evaluations of a run with a time budget.
 
     Args:

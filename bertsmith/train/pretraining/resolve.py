@@ -19,8 +19,14 @@ from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
 
 #: Fields of the model config that determine the shapes of the weights.
 _SHAPE_FIELDS = (
-    "vocab_size", "layers", "width", "heads", "feed_forward", "max_positions", "segments",
-)  # fmt: skip
+    "vocab_size",
+    "layers",
+    "width",
+    "heads",
+    "feed_forward",
+    "max_positions",
+    "segments",
+)
 
 #: Fields of the model config that continued pre-training takes from the settings of a run.
 _DROPOUT_FIELDS = ("dropout", "attention_dropout")
@@ -52,9 +58,9 @@ class Overrides:
 
 
 def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
-    """Return the settings of a run. Later sources override earlier ones.
+    """Return the settings of a run, without default values for steps, epochs and minutes.
 
-    The order is: recipe, size, settings file, values, assignments.
+    Later sources override earlier ones: recipe, size, settings file, values, assignments.
 
     Raises:
         SettingsError: If a setting is unknown or contradicts another one.
@@ -76,12 +82,11 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         model = _override_sizes(
             _get_size_preset(overrides.size or "mini"), user_values.get("model")
         )
-    data = user_values.get("data")
-    data = data if isinstance(data, Mapping) else {}
+    data = get_table(user_values, "data")
     # No recipe sets data.nsp and data.pair_objective, so their defaults are true and "nsp".
     nsp = data.get("nsp", True)
-    predicts_next = nsp is not False and data.get("pair_objective", "nsp") == "nsp"
-    base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=predicts_next)
+    trains_nsp = nsp is not False and data.get("pair_objective", "nsp") == "nsp"
+    base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=trains_nsp)
     device = str(get_table(user_values, "run").get("device", "auto"))
     is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
     if is_cuda and overrides.recipe == "fast":
@@ -104,45 +109,47 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
 
 
 def resolve_run_settings(
-    overrides: Overrides, store: Store, lengths: Mapping[str, float | None]
+    overrides: Overrides, store: Store, budget: Mapping[str, float | None]
 ) -> PretrainSettings:
-    """Return the settings of ``resolve_settings``, with the length of the run.
+    """Return the settings of ``resolve_settings``, with steps, epochs or minutes of the run.
 
     Args:
         overrides: Arguments of the user.
         store: Token store.
-        lengths: The values of steps, epochs and minutes; None for a value that is not set.
+        budget: The values of steps, epochs and minutes; None for a value that is not set. If none
+            is set, the settings or the recipe determine the steps, epochs or minutes.
 
     Raises:
-        RunError: If more than one of the lengths is set.
+        RunError: If more than one value of the budget is set.
         SettingsError: See ``resolve_settings``.
     """
-    user_length = {name: value for name, value in lengths.items() if value is not None}
-    if len(user_length) > 1:
-        options = ", ".join("--" + name for name in user_length)
+    user_budget = {name: value for name, value in budget.items() if value is not None}
+    if len(user_budget) > 1:
+        options = ", ".join("--" + name for name in user_budget)
         raise RunError(f"only one of {options} can be given")
     settings = resolve_settings(overrides, store)
-    timing = settings.schedule
-    if user_length:
+    schedule = settings.schedule
+    if user_budget:
         unset = dict.fromkeys(("steps", "epochs", "minutes"), None)
-        timing = timing.model_copy(update={**unset, **user_length})
-    elif timing.steps is None and timing.epochs is None and timing.minutes is None:
+        schedule = schedule.model_copy(update={**unset, **user_budget})
+    elif schedule.steps is None and schedule.epochs is None and schedule.minutes is None:
         is_paper = settings.run.recipe == "paper"
-        default_length = {"steps": recipes.PAPER_STEPS} if is_paper else {"epochs": 1.0}
-        timing = timing.model_copy(update=default_length)
-    settings = settings.model_copy(update={"schedule": timing})
+        default_budget = {"steps": recipes.PAPER_STEPS} if is_paper else {"epochs": 1.0}
+        schedule = schedule.model_copy(update=default_budget)
+    settings = settings.model_copy(update={"schedule": schedule})
+    # model_copy does not validate the user's values.
     return PretrainSettings.parse(settings.model_dump(), "the settings")
 
 
 def check_pretrain_arguments(
-    data: Path, out: Path | None, lengths: Mapping[str, float | None], overrides: Mapping[str, Any]
+    data: Path, out: Path | None, budget: Mapping[str, float | None], overrides: Mapping[str, Any]
 ) -> None:
     """Check the arguments of ``pretrain`` without importing torch; ``pretrain`` checks them again.
 
     Args:
         data: Token store.
         out: Run directory; None if no run is written.
-        lengths: The values of steps, epochs and minutes; None for a value that is not set.
+        budget: The values of steps, epochs and minutes; None for a value that is not set.
         overrides: Keyword arguments of ``Overrides``.
 
     Raises:
@@ -150,7 +157,7 @@ def check_pretrain_arguments(
     """
     if out is not None:
         check_run_directory(out)
-    resolve_run_settings(Overrides(data=data, **overrides), Store.open(data), lengths)
+    resolve_run_settings(Overrides(data=data, **overrides), Store.open(data), budget)
 
 
 def _adopt_run_settings(
@@ -158,9 +165,11 @@ def _adopt_run_settings(
 ) -> tuple[Overrides, dict[str, Any]]:
     """Return arguments and settings for a new run that repeats another run.
 
-    Values that the other run has computed are removed: the store, the number of steps if the length
-    is set in epochs, and the intervals that depend on the number of steps. If the other run had a
-    time budget and is finished, the new run has the same number of steps.
+    The recipe and the start model become arguments. Values that the other run has computed are
+    removed from the settings: the store, the vocabulary size of another store, the config of a
+    start model (except for the dropout rates), default intervals, and the number of steps if epochs
+    are set. If the other run had a time budget and is finished, the time budget is removed, and the
+    new run has the same number of steps.
 
     Args:
         overrides: Arguments whose ``config`` is the settings.toml of the other run.
@@ -170,14 +179,17 @@ def _adopt_run_settings(
     Raises:
         SettingsError: If the arguments contradict the file.
     """
-    run, schedule = get_table(settings, "run"), get_table(settings, "schedule")
-    model, checkpoint = get_table(settings, "model"), get_table(settings, "checkpoint")
+    run = get_table(settings, "run")
+    schedule = get_table(settings, "schedule")
+    model = get_table(settings, "model")
+    checkpoint = get_table(settings, "checkpoint")
     if overrides.size:
         raise SettingsError(
             f"{overrides.config}: --size has no effect, because these are the settings of a run, "
             "with its model size; leave out --size"
         )
-    recipe, start_from = run.get("recipe", overrides.recipe), run.pop("start_from", None)
+    recipe = run.get("recipe", overrides.recipe)
+    start_from = run.pop("start_from", None)
     if overrides.recipe not in (recipe, Overrides.recipe):
         raise SettingsError(
             f"{overrides.config}: --recipe {overrides.recipe} has no effect, because these are the "
@@ -207,7 +219,7 @@ def _adopt_run_settings(
 def _parse_settings(
     base: dict[str, Any], file_values: dict[str, Any], user_values: dict[str, Any], source: str
 ) -> PretrainSettings:
-    """Parse the merged settings; the message about an error in the settings file names the file."""
+    """Parse the merged settings; an error message names the settings file if it has the error."""
     merged_source = "the settings given in addition to the file" if file_values else source
     try:
         return PretrainSettings.parse(merge_settings(base, user_values), merged_source)
@@ -270,11 +282,12 @@ def _load_start_config(path: str, store: Store) -> dict[str, Any]:
 
 def _check_consistency(settings: PretrainSettings, store: Store, source: str) -> None:
     """Raise SettingsError if model, data and store contradict each other."""
-    model, vocab_size = settings.model, store.manifest.vocab_size
-    max_length = max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
-    if max_length > model.max_positions:
+    model = settings.model
+    vocab_size = store.manifest.vocab_size
+    max_seqlen = max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
+    if max_seqlen > model.max_positions:
         raise SettingsError(
-            f"{source}: sequences of {max_length} tokens, but model.max_positions is "
+            f"{source}: sequences of {max_seqlen} tokens, but model.max_positions is "
             f"{model.max_positions}; reduce data.max_seqlen or raise model.max_positions"
         )
     if model.vocab_size < vocab_size:

@@ -39,8 +39,8 @@ from bertsmith.train.pretraining.objective import PretrainingObjective, compute_
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.training_batches import compute_batch_size
 
-#: Number of steps of a run whose length is not resolved yet. The value is arbitrary, because only
-#: the fractions of the phases are used.
+#: Assumed number of steps of a run before its actual number is known. The value is arbitrary,
+#: because only the fractions of the phases are used.
 _NOMINAL_STEPS = 1000
 #: Maximum number of held-out sequences for timing an evaluation.
 _TIMED_SEQUENCES = 128
@@ -52,7 +52,11 @@ class Session:
     """Model, optimizer, data and device of a pre-training run, without its directory."""
 
     def __init__(self, settings: PretrainSettings, store: Store) -> None:
-        """Build the model with new weights, or with those of ``run.start_from``."""
+        """Build the model with new weights, or with those of ``run.start_from``.
+
+        Raises:
+            RunError: If the model does not fit into memory.
+        """
         run = settings.run
         self.machine = device.resolve_machine(
             run.device,
@@ -64,7 +68,8 @@ class Session:
         )
         batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
-        self.settings, self.store = settings, store
+        self.settings = settings
+        self.store = store
         #: Messages for the user about the files of the start model.
         self.notes: list[str] = []
         self.tokenizer = store.load_tokenizer()
@@ -75,7 +80,7 @@ class Session:
         #: The compiled model if run.compile is set, otherwise the model itself.
         self.compiled_model: nn.Module = self.model
         if run.compile:
-            # With dynamic=None the graphs would depend on the first batches of the process, which
+            # With dynamic=None, the graphs would depend on the first batches of the process, which
             # differ between a new and a resumed run.
             self.compiled_model = torch.compile(self.model, dynamic=True)  # type: ignore[assignment]
         if run.compile and self.machine.device.type == "cpu":
@@ -109,13 +114,13 @@ class Session:
         if self.settings.run.initialization == "cross-segment-heads":
             init_cross_segment_heads(self.model, self.vocabulary.cls_id)
         if self.settings.run.start_from:
-            start = bundle.load(self.settings.run.start_from)
-            self.notes = start.notes()
+            start_bundle = bundle.load(self.settings.run.start_from)
+            self.notes = start_bundle.notes()
             # Weights that are missing in the files keep the initialization of this run.
             weights = {
                 name: value
-                for name, value in start.model.state_dict().items()
-                if name not in start.new_weights
+                for name, value in start_bundle.model.state_dict().items()
+                if name not in start_bundle.new_weights
             }
             self.model.load_state_dict(weights, strict=False)
         self.optimizer = optimizer.build_optimizer(self.model, self.settings.optim)
@@ -139,12 +144,18 @@ class Session:
                     "initial_batch_size": None,
                 }
             )
-            timing = settings.schedule.model_copy(update={"phase2_max_seqlen": None})
-            settings = settings.model_copy(update={"data": data, "schedule": timing})
+            single_phase = settings.schedule.model_copy(update={"phase2_max_seqlen": None})
+            settings = settings.model_copy(update={"data": data, "schedule": single_phase})
         return PretrainingObjective(
-            self.model, self.compiled_model, settings, duration,
-            self.train_split, self.heldout_split, self.vocabulary, self.machine,
-        )  # fmt: skip
+            self.model,
+            self.compiled_model,
+            settings,
+            duration,
+            self.train_split,
+            self.heldout_split,
+            self.vocabulary,
+            self.machine,
+        )
 
     def check_heldout_split(self) -> None:
         """Raise StoreError if the held-out text of the store is too short for an evaluation."""
@@ -157,16 +168,17 @@ class Session:
             seconds: Maximum duration of the steps of a phase.
         """
         settings = self.settings
-        step_seconds, mfu, tokens_per_step, is_noisy = 0.0, 0.0, 0.0, False
+        step_seconds = mfu = tokens_per_step = 0.0
+        is_noisy = False
         peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
-        timing = settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
-        for phase in schedule.build_phases(timing, settings.data.max_seqlen):
+        schedule_settings = settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
+        for phase in schedule.build_phases(schedule_settings, settings.data.max_seqlen):
             objective = self.build_objective(StepDuration(_NOMINAL_STEPS), phase.max_seqlen)
             self.model.train()
             times, batches = probe.measure_steps(
                 objective.iter_batches(0), partial(self._take_step, objective), seconds
             )
-            # The mean instead of the median, because the run will have occasional slow steps too.
+            # Not the median, because the run will also have occasional slow steps.
             mean_seconds = sum(times) / len(times)
             fraction = (phase.end_step - phase.start_step) / _NOMINAL_STEPS
             batch_share = self._compute_batch_share(phase)
@@ -180,14 +192,20 @@ class Session:
         peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
         self.reset()
         return Cost(
-            step_seconds, evaluation_seconds, peak_memory_bytes, peak_macs_per_second, mfu,
-            tokens_per_step, num_eval_sequences, is_noisy,
-        )  # fmt: skip
+            step_seconds=step_seconds,
+            evaluation_seconds=evaluation_seconds,
+            peak_memory_bytes=peak_memory_bytes,
+            peak_macs_per_second=peak_macs_per_second,
+            mfu=mfu,
+            tokens_per_step=tokens_per_step,
+            num_eval_sequences=num_eval_sequences,
+            is_noisy=is_noisy,
+        )
 
     def choose_thread_count(
         self, load: CpuLoad, seconds: float = THREAD_TIMING_SECONDS
     ) -> ThreadChoice:
-        """Time steps with all threads and with fewer, and set the number that is chosen.
+        """Time steps with all threads and with fewer, choose the best number and use it.
 
         The weights and the optimizer are reset at the end.
 
@@ -201,15 +219,16 @@ class Session:
         self.model.train()
 
         def time_step(threads: int) -> float:
+            """Return the mean time of a step in seconds, after one step that is not measured."""
             torch.set_num_threads(threads)
             self._take_step(objective, 0, batches[0])
-            start_time, steps = time.perf_counter(), 0
-            while steps == 0 or (
-                steps < _THREAD_TIMING_STEPS and time.perf_counter() - start_time < seconds
-            ):
-                self._take_step(objective, steps, batches[steps])
-                steps += 1
-            return (time.perf_counter() - start_time) / steps
+            start_time = time.perf_counter()
+            for step, micro_batches in enumerate(batches):
+                self._take_step(objective, step, micro_batches)
+                elapsed_seconds = time.perf_counter() - start_time
+                if elapsed_seconds >= seconds:
+                    break
+            return elapsed_seconds / (step + 1)
 
         candidates = list_candidate_thread_counts(torch.get_num_threads(), load)
         choice = choose_thread_count(time_step, candidates)
@@ -231,7 +250,7 @@ class Session:
     def _take_step(
         self, objective: PretrainingObjective, step: int, micro_batches: list[Any]
     ) -> None:
-        """Take a step with a learning rate of 0, for a measurement."""
+        """Take a step with a learning rate of 0 and wait for the device, for a measurement."""
         take_step(
             objective.compute_losses,
             micro_batches,
@@ -245,27 +264,29 @@ class Session:
         )
         device.synchronize(self.machine)
 
-    def count_epoch_examples(self, length: int) -> int:
+    def count_epoch_examples(self, max_seqlen: int) -> int:
         """Return the number of training examples in an epoch with this maximum sequence length."""
-        data, seed = self.settings.data, self.settings.run.seed
-        return len(ExampleStream(self.train_split, self.vocabulary, data, length, seed, 0))
+        data = self.settings.data
+        seed = self.settings.run.seed
+        stream = ExampleStream(self.train_split, self.vocabulary, data, max_seqlen, seed, epoch=0)
+        return len(stream)
 
     def list_phase_shares(self) -> list[tuple[float, int]]:
         """Return (fraction of the run, number of examples in an epoch) for each phase.
 
-        Steps with smaller batches count as fractions of a step.
+        A step with a smaller batch counts as a fraction of a step.
         """
-        timing = self.settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
+        schedule_settings = self.settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
         return [
             (self._compute_batch_share(phase), self.count_epoch_examples(phase.max_seqlen))
-            for phase in schedule.build_phases(timing, self.settings.data.max_seqlen)
+            for phase in schedule.build_phases(schedule_settings, self.settings.data.max_seqlen)
         ]
 
     def _compute_batch_share(self, phase: Phase) -> float:
-        """Return the number of sequences in a phase, divided by that of a run of full batches."""
-        data, timing = self.settings.data, self.settings.schedule
+        """Return the sequences of a phase as a fraction of those of a run with full batches."""
+        data = self.settings.data
         num_sequences = sum(
-            compute_batch_size(step / _NOMINAL_STEPS, data, timing)
+            compute_batch_size(step / _NOMINAL_STEPS, data, self.settings.schedule)
             for step in range(phase.start_step, phase.end_step)
         )
         return num_sequences / (_NOMINAL_STEPS * data.batch_size)
@@ -277,7 +298,7 @@ def _get_max_seqlen(settings: PretrainSettings) -> int:
 
 
 def build_grad_norm_groups(model: BertForPreTraining) -> dict[str, list[nn.Parameter]]:
-    """Return parameter groups by name: the embeddings, each layer, and the heads."""
+    """Return parameter groups by name: the embeddings, each layer, and all other parameters."""
     groups = {"embeddings": list(model.bert.embeddings.parameters())}
     for number, layer in enumerate(model.bert.encoder.layers, 1):
         groups[f"layer {number}"] = list(layer.parameters())
@@ -288,7 +309,8 @@ def build_grad_norm_groups(model: BertForPreTraining) -> dict[str, list[nn.Param
 
 def describe_session(session: Session) -> str:
     """Return a log message about model, data and device."""
-    config, counts = session.settings.model, session.train_split.counts
+    config = session.settings.model
+    counts = session.train_split.counts
     return (
         f"{count_noun(config.layers, 'layer')}, width {config.width}, "
         f"{count_noun(config.heads, 'head')}, "
@@ -314,7 +336,8 @@ def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, A
         session: The run.
         heldout: Metrics of the last evaluation on held-out text.
     """
-    settings, manifest = session.settings, session.store.manifest
+    settings = session.settings
+    manifest = session.store.manifest
     return {
         "task": "pretraining",
         "recipe": settings.run.recipe,

@@ -33,7 +33,7 @@ def write_snapshot(run: Path, step: int, out: Path) -> None:
         steps = ", ".join(map(str, checkpoints)) or "none"
         raise RunError(
             f"{run}: no checkpoint of step {step}; available: {steps}. Set checkpoint.keep to keep "
-            "more of them"
+            "more checkpoints"
         )
     model = BertForPreTraining(settings.model)
     checkpoint.load_weights(checkpoints[step], model)

@@ -1,4 +1,4 @@
-"""Time budgets of pre-training: measures what happens after the last step of a run."""
+"""Time budgets of pre-training: estimates the time for everything except training steps."""
 
 from time import perf_counter
 
@@ -22,9 +22,11 @@ _UNKNOWN_STEP_SECONDS = 1.0
 
 
 def get_budget_seconds(settings: PretrainSettings) -> float | None:
-    """Return the time budget in seconds, or None if the run has a length in steps or epochs."""
-    timing = settings.schedule
-    return None if timing.steps or timing.minutes is None else timing.minutes * 60
+    """Return the time budget in seconds; None if the run has a number of steps or epochs."""
+    schedule = settings.schedule
+    if schedule.steps or schedule.minutes is None:
+        return None
+    return schedule.minutes * 60
 
 
 def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) -> TimeDuration:
@@ -39,7 +41,8 @@ def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) ->
     seconds = get_budget_seconds(settings)
     assert seconds is not None
     if cost is None:
-        step_seconds, (evaluation_seconds, _) = _UNKNOWN_STEP_SECONDS, session.time_evaluation()
+        step_seconds = _UNKNOWN_STEP_SECONDS
+        evaluation_seconds, _ = session.time_evaluation()
     else:
         step_seconds = cost.step_seconds
         evaluation_seconds = cost.estimate_evaluation_seconds(settings.run.max_eval_sequences)
@@ -55,8 +58,9 @@ def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) ->
 
 
 def _time_curve() -> float:
-    """Return the seconds of drawing a loss curve after matplotlib has been imported."""
+    """Return the time for drawing a loss curve in seconds; 0 if matplotlib is not installed."""
     try:
+        # The first call imports matplotlib, which is not measured.
         curve.render([], "")
         start_time = perf_counter()
         curve.render([], "")
@@ -68,7 +72,7 @@ def _time_curve() -> float:
 def describe_budget(
     settings: PretrainSettings, resolved: PretrainSettings, cost: Cost, seconds: float
 ) -> str:
-    """Return a log message about the expected length of a run, and about limited evaluations.
+    """Return a log message about the expected steps of a run, and about limited evaluations.
 
     Args:
         settings: Settings of the run.
@@ -76,11 +80,13 @@ def describe_budget(
         cost: Measured cost.
         seconds: Time for steps and evaluations.
     """
-    steps, num_evaluations = recipes.estimate_length(resolved, cost, seconds)
+    steps, num_evaluations = recipes.estimate_num_steps(resolved, cost, seconds)
     text = f"about {count_noun(steps, 'step')} in {resolved.schedule.minutes:g} minutes"
     num_sequences = min(resolved.run.max_eval_sequences, cost.num_eval_sequences)
-    default_evaluations = recipes.estimate_length(settings, cost.without_evaluations(), seconds)[1]
-    if (num_evaluations, num_sequences) == (default_evaluations, cost.num_eval_sequences):
+    _, unlimited_evaluations = recipes.estimate_num_steps(
+        settings, cost.without_evaluations(), seconds
+    )
+    if (num_evaluations, num_sequences) == (unlimited_evaluations, cost.num_eval_sequences):
         return text
     return (
         f"{text}; evaluations are limited to {EVALUATION_SHARE:.0%} of the time: about "

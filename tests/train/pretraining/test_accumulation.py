@@ -68,7 +68,7 @@ def test_micro_batches_equal_one_batch(session: Session, micro_batch_tokens: int
 
 
 def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
-    """Parts have at most ``max_tokens`` tokens or one sequence, and together they are the batch."""
+    """Parts have at most ``max_tokens`` tokens or one sequence, and add up to the batch."""
     stream = session.build_objective(StepDuration(1))._heldout_stream
     batch = stream.batch(0, 8)
     for max_tokens in (1, 40, 64, 97, len(batch.ids) - 1, len(batch.ids)):
@@ -91,11 +91,12 @@ def test_losses_of_micro_batches_add_up_to_the_batch_mean(session: Session) -> N
     (micro_batches,) = objective.iter_batches(0)
     session.model.eval()
     with torch.no_grad():
-        mean_losses: list[Any] = [
+        contributions: list[dict[str, Any]] = [
             objective.compute_losses(micro_batch, micro_batches, DropoutSeed(torch.tensor(0)))
             for micro_batch in micro_batches
         ]
-        num_predictions, loss_sum = 0, 0.0
+        num_predictions = 0
+        loss_sum = 0.0
         for micro_batch in micro_batches:
             losses = session.model(
                 micro_batch.packed,
@@ -105,5 +106,5 @@ def test_losses_of_micro_batches_add_up_to_the_batch_mean(session: Session) -> N
             )
             num_predictions += len(micro_batch.masked_labels)
             loss_sum += float(losses.mlm_loss)
-    total = sum(float(losses["mlm_loss"]) for losses in mean_losses)
-    assert total == pytest.approx(loss_sum / num_predictions)
+    mean_loss = sum(float(losses["mlm_loss"]) for losses in contributions)
+    assert mean_loss == pytest.approx(loss_sum / num_predictions)

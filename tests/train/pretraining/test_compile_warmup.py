@@ -21,17 +21,21 @@ from tests.train.conftest import make_assignments
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "length", "micro_batch_tokens"), [(2, 8, 10**6), (32, 128, 500), (6, 9, 64)]
+    ("batch_size", "max_seqlen", "micro_batch_tokens"), [(2, 8, 10**6), (32, 128, 500), (6, 9, 64)]
 )
 def test_all_sizes_of_a_warmup_batch_differ(
-    batch_size: int, length: int, micro_batch_tokens: int
+    batch_size: int, max_seqlen: int, micro_batch_tokens: int
 ) -> None:
-    """The first batch has different numbers of tokens, sequences, boundaries and predictions."""
-    settings = DataSettings(batch_size=batch_size, max_seqlen=length)
-    batch = build_warmup_batches(settings, length, micro_batch_tokens)[0]
-    num_predictions = len(batch.masked_labels)
-    num_boundaries = len(batch.cu_seqlens)
-    sizes = [len(batch), num_boundaries, batch.max_seqlen, len(batch.ids), num_predictions]
+    """All sizes of the first batch, such as the numbers of tokens and predictions, differ."""
+    settings = DataSettings(batch_size=batch_size, max_seqlen=max_seqlen)
+    batch = build_warmup_batches(settings, max_seqlen, micro_batch_tokens)[0]
+    sizes = [
+        len(batch),
+        len(batch.cu_seqlens),
+        batch.max_seqlen,
+        len(batch.ids),
+        len(batch.masked_labels),
+    ]
     assert len(set(sizes)) == len(sizes)
     assert len(batch) >= 2
 
@@ -40,13 +44,14 @@ def test_single_sequence_is_compiled_only_if_needed() -> None:
     """A batch of one sequence is compiled if a micro-batch of the run can have one sequence."""
 
     def count_sequences_per_batch(
-        batch_size: int, max_length: int, micro_batch_tokens: int
+        batch_size: int, max_seqlen: int, micro_batch_tokens: int
     ) -> list[int]:
+        # The first phase has sequences of 32 tokens, and ``max_seqlen`` is that of all phases.
         settings = DataSettings(batch_size=batch_size, max_seqlen=32)
-        # 2 stands for any larger number.
+        # A count of 2 stands for 2 or more sequences.
         return [
             min(len(batch), 2)
-            for batch in build_warmup_batches(settings, max_length, micro_batch_tokens)
+            for batch in build_warmup_batches(settings, max_seqlen, micro_batch_tokens)
         ]
 
     assert count_sequences_per_batch(1, 32, 10**6) == [1]

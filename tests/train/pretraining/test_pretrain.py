@@ -30,9 +30,11 @@ from bertsmith.train.pretraining.pretrain import estimate_run, pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import TrainFunction, make_assignments, make_store
+from tests.train.conftest import SMALL_SETTINGS, TrainFunction, make_assignments, make_store
 
 WEIGHTS = "model/model.safetensors"
+BATCH_SIZE = SMALL_SETTINGS["data.batch_size"]
+MAX_SEQLEN = SMALL_SETTINGS["data.max_seqlen"]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,7 @@ def finished_run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _read_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files in a folder, by relative path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -108,13 +111,11 @@ def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(
 
 def test_weights_depend_only_on_the_seed(train: TrainFunction, finished_run: Path) -> None:
     """Two runs with the same seed have the same weights; a run with another seed has others."""
-    train("same", steps=8, run__eval_every=4)
-    train("other", steps=8, run__eval_every=4, run__seed=1)
+    same = train("same", steps=8, run__eval_every=4)
+    other = train("other", steps=8, run__eval_every=4, run__seed=1)
     weights = (finished_run / WEIGHTS).read_bytes()
-    result = train("same", steps=8, run__eval_every=4)
-    assert result.model is not None
-    assert (result.run / WEIGHTS).read_bytes() == weights
-    assert (result.run.parent / "other" / WEIGHTS).read_bytes() != weights
+    assert (same.run / WEIGHTS).read_bytes() == weights
+    assert (other.run / WEIGHTS).read_bytes() != weights
 
 
 def test_diverged_run_keeps_its_last_checkpoint(train: TrainFunction, tmp_path: Path) -> None:
@@ -173,9 +174,10 @@ def test_estimate_writes_nothing(
     assert list(tmp_path.iterdir()) == []
     # The number of steps is rounded up.
     assert 2.0 <= estimate["epochs"] < 2.02
-    # Most sequences have the maximum length of 32 tokens.
-    assert 20 * 4 * estimate["steps"] < estimate["tokens"] <= 32 * 4 * estimate["steps"]
-    assert estimate["batch_size"] == 4
+    assert estimate["batch_size"] == BATCH_SIZE
+    # Most sequences have nearly the maximum length.
+    mean_seqlen = estimate["tokens"] / (BATCH_SIZE * estimate["steps"])
+    assert 0.6 * MAX_SEQLEN < mean_seqlen <= MAX_SEQLEN
     assert estimate["memory_bytes"] > 10_000_000
     assert estimate["minutes"] > 0 < estimate["tokens_per_second"]
     json.dumps(estimate)
@@ -184,7 +186,7 @@ def test_estimate_writes_nothing(
 def test_continued_pretraining_starts_with_all_weights(
     finished_run: Path, store: Path, tmp_path: Path
 ) -> None:
-    """With --from, encoder and heads start with the weights of the given model."""
+    """With --from, the encoder and the heads start with the weights of the start model."""
     opened_store = Store.open(store)
     overrides = Overrides(
         data=store, start_from=str(finished_run), assignments=["data.max_seqlen=32"]
@@ -255,6 +257,7 @@ def test_mismatched_start_model_is_rejected(
 
 def test_start_model_may_have_unused_embedding_rows(train: TrainFunction, store: Path) -> None:
     """A start model with more embedding rows than the store has tokens keeps them."""
+    # The vocabulary of the store has 66 tokens.
     result = train("first", steps=1, model__vocab_size=72)
     overrides = Overrides(
         data=store, start_from=str(result.model), assignments=["data.max_seqlen=32"]
@@ -284,6 +287,7 @@ def test_run_with_two_phases_can_be_resumed(train: TrainFunction, tmp_path: Path
         for micro_batches in objective.iter_batches(0)
     ]
     assert len(max_lengths) == 8
+    # The second phase is the last quarter of the run.
     assert max(max_lengths[:6]) <= 32 < min(max_lengths[6:]) <= 64
     shutil.copytree(uninterrupted, run)
     for last_step in (3, 6, 7):
@@ -331,8 +335,8 @@ def test_damaged_store_is_rejected(train: TrainFunction, store: Path, tmp_path: 
     assert not (tmp_path / "run" / "settings.toml").exists()
 
 
-def test_only_one_positive_length_is_allowed(train: TrainFunction) -> None:
-    """Setting both steps and minutes is an error, and so is a length of zero."""
+def test_only_one_of_steps_epochs_and_minutes_is_allowed(train: TrainFunction) -> None:
+    """Setting both steps and minutes is an error, and so is setting one of the three to zero."""
     with pytest.raises(RunError, match=r"only one of --steps, --minutes"):
         train(steps=2, minutes=1.0)
     for name, zero in (("steps", 0), ("epochs", 0.0), ("minutes", 0.0)):
@@ -345,8 +349,8 @@ def test_epochs_are_passes_over_the_examples(train: TrainFunction, store: Path) 
     settings = resolve_settings(
         Overrides(data=store, assignments=make_assignments()), Store.open(store)
     )
-    num_examples = Session(settings, Store.open(store)).count_epoch_examples(32)
-    assert train(epochs=0.02).steps == math.ceil(0.02 * num_examples / 4)
+    num_examples = Session(settings, Store.open(store)).count_epoch_examples(MAX_SEQLEN)
+    assert train(epochs=0.02).steps == math.ceil(0.02 * num_examples / BATCH_SIZE)
 
 
 def test_resumed_run_uses_the_stored_number_of_threads(train: TrainFunction) -> None:
@@ -435,9 +439,9 @@ def test_finished_run_cannot_be_extended(train: TrainFunction, tmp_path: Path) -
     settings_file.write_text(settings_file.read_text().replace("steps = 4", "steps = 6"))
     with pytest.raises(RunError) as caught:
         train(steps=6, checkpoint__every=2)
-    for text in (
+    for message in (
         "the run was finished (checkpoint.keep_optimizer=true keeps it)",
         "to train its model further, start a new run",
         "to train again from the first",
     ):
-        assert text in str(caught.value)
+        assert message in str(caught.value)

@@ -77,14 +77,14 @@ def test_sentence_order_is_named(train: TrainFunction) -> None:
 
 
 def test_each_initialization_can_be_switched_off(store: Path) -> None:
-    """Without hand-set values all weights are random; each initialization adds only its own."""
+    """The value "random" sets no weights by hand; each later value sets more than the previous."""
+    opened_store = Store.open(store)
 
     def initialize(name: str) -> dict[str, Tensor]:
         assignments = make_assignments(model__layers=2, model__width=32, run__initialization=name)
         settings = resolve_settings(Overrides(data=store, assignments=assignments), opened_store)
         return Session(settings, opened_store).model.state_dict()
 
-    opened_store = Store.open(store)
     random_weights = initialize("random")
     config = resolve_settings(
         Overrides(data=store, assignments=make_assignments(model__layers=2, model__width=32)),

@@ -33,7 +33,7 @@ from tests.train.conftest import RecordingProgress, TrainFunction, make_assignme
 
 @pytest.fixture(scope="session")
 def opened_store(store: Path) -> Store:
-    """The object ``Store`` of the store fixture."""
+    """The opened store of the fixture ``store``."""
     return Store.open(store)
 
 
@@ -68,7 +68,7 @@ def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
 
 
 def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
-    """Learning rate, initialization and feed-forward width depend on the user's model size."""
+    """Learning rate, initialization and feed-forward width depend on the sizes the user sets."""
     tiny = resolve(size="tiny")
     assert (tiny.run.initialization, tiny.optim.lr) == ("cross-segment-heads", 1e-3)
     assert tiny.model.feed_forward == 512
@@ -156,7 +156,7 @@ def test_larger_vocabulary_than_the_store_is_allowed(resolve: Any) -> None:
 
 
 def test_unreadable_settings_files_are_rejected(resolve: Any, tmp_path: Path) -> None:
-    """The error names a missing file, a folder, a file with invalid TOML, and an unknown size."""
+    """A missing file, a folder, invalid TOML and an unknown size are errors that name them."""
     with pytest.raises(SettingsError, match=r"none\.toml: no such settings file"):
         resolve(config=tmp_path / "none.toml")
     with pytest.raises(SettingsError, match="cannot be read"):
@@ -272,7 +272,7 @@ def test_new_values_that_do_not_affect_the_weights_are_used(
 
 
 def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path: Path) -> None:
-    """Setting an evaluation interval again has no effect, and a log message says so."""
+    """In a resumed run, a new evaluation interval has no effect, and a log message says so."""
     budget = ["schedule.minutes=3", "schedule.steps=40"]
     stored = resolve_steps(resolve(assignments=budget), 40)
     (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
@@ -405,7 +405,7 @@ def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
 
 
 def test_directories_with_other_files_are_rejected(store: Path, tmp_path: Path) -> None:
-    """A run directory cannot be a file or have other files; both are rejected and not changed."""
+    """A file, or a directory with other files, is rejected as a run directory and not changed."""
     folder = tmp_path / "home"
     folder.mkdir()
     letter = folder / "letter.txt"

@@ -23,7 +23,8 @@ import os, signal, sys
 from bertsmith.cli.main import main
 from bertsmith.train.engine.metrics_log import MetricsLog
 
-last_step, write = int(sys.argv.pop(1)), MetricsLog.write
+last_step = int(sys.argv.pop(1))
+write = MetricsLog.write
 
 def write_and_kill(self, line):
     write(self, line)
@@ -42,6 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build_pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
+    """Return a command that pre-trains for STEPS steps in two phases."""
     options = make_assignments(
         model__attention_dropout=0.1,
         checkpoint__every=3,
@@ -72,6 +74,7 @@ def _run_until_killed(command: list[str], run: Path, step: int, cache: Path | No
 
 
 def _build_process_environment(cache: Path | None) -> dict[str, str]:
+    """Return environment variables, with ``cache`` as the cache of torch.compile."""
     if cache is None:
         return build_environment(None)
     return {**build_environment(None), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
@@ -108,7 +111,7 @@ def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on the CPU")
 def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
-    """With torch.compile, too, a killed and resumed run ends with the same bytes."""
+    """With torch.compile, a killed and resumed run also ends with the bytes of an unkilled run."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     cache = tmp_path / "cache"
     _run_to_end(_build_pretrain_command(store, uninterrupted, run__compile="true"), cache)

@@ -18,12 +18,14 @@ from tests.train.conftest import make_assignments
 
 WEIGHTS = "model.safetensors"
 LEFT_TO_RIGHT: dict[str, Any] = {
-    "model__attention": "causal", "data__nsp": "false", "data__objective": "left-to-right",
-}  # fmt: skip
+    "model__attention": "causal",
+    "data__nsp": "false",
+    "data__objective": "left-to-right",
+}
 
 
 def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> None:
-    """A snapshot of the last step has the weights of the final model, an earlier one has others."""
+    """Only the snapshot of the last step has the weights of the final model."""
     run = tmp_path / "run"
     options = make_assignments(checkpoint__every=3, checkpoint__keep=9, run__eval_every=50)
     pretrain(store, run, steps=9, assignments=options)
@@ -40,7 +42,7 @@ def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> No
 
 
 def test_initial_model_is_the_start_of_a_run(store: Path, tmp_path: Path) -> None:
-    """With a tiny learning rate, a run ends near its initial model, which depends on the seed."""
+    """A run with a tiny learning rate ends near its initial model, which depends on the seed."""
     for name, seed in (("run", 1), ("other", 2)):
         options = make_assignments(optim__lr=1e-12, optim__weight_decay=0, run__seed=seed)
         pretrain(store, tmp_path / name, steps=1, assignments=options)
@@ -104,7 +106,8 @@ def test_batch_norm_statistics_are_in_the_checkpoint(store: Path, tmp_path: Path
     for path in ("checkpoints/step-6", "model"):
         (resumed / path).rename(tmp_path / path.replace("/", "-"))
     pretrain(store, resumed, steps=6, assignments=options)
-    expected, weights = (load_file(run / "model" / WEIGHTS) for run in (uninterrupted, resumed))
+    expected = load_file(uninterrupted / "model" / WEIGHTS)
+    weights = load_file(resumed / "model" / WEIGHTS)
     assert "bert.encoder.layer.0.output.LayerNorm.running_var" in expected
     assert expected.keys() == weights.keys()
     assert all(torch.equal(expected[name], weights[name]) for name in expected)

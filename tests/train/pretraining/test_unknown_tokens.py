@@ -27,7 +27,9 @@ UNK_ID, NUM_SPECIAL_TOKENS = 1, 5
 def make_korean_store(folder: Path, num_known_words: int) -> Path:
     """Prepare a store of sentences with two Korean words, which are [UNK], and known words."""
     rng = np.random.default_rng(5)
-    lines, period = [], "." if num_known_words else ""
+    # Without known words, the period is left out, so that all tokens are [UNK].
+    period = "." if num_known_words else ""
+    lines = []
     for _ in range(120):
         sentences = [
             " ".join(["겨울에는", *rng.choice(WORDS, num_known_words), "춥습니다"]) + period
@@ -42,7 +44,7 @@ def make_korean_store(folder: Path, num_known_words: int) -> Path:
 
 
 def test_run_reports_the_fraction_of_unknown_tokens(train: TrainFunction, tmp_path: Path) -> None:
-    """A run logs the fraction of [UNK], with a warning above 2 %, and has it in its metrics."""
+    """A run logs the fraction of [UNK] and has it in its metrics; above 2 %, it logs a warning."""
     progress = RecordingProgress()
     store = make_korean_store(tmp_path / "korean", num_known_words=2)
     result = train("run", store, steps=1, progress=progress)
