@@ -122,8 +122,13 @@ def _remove_checkpoint(directory: Path) -> None:
 
 def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of a run as (step, directory), sorted by step."""
-    paths = [path for path in (run / CHECKPOINTS_DIR).glob("step-*") if path.name[5:].isdigit()]
-    return sorted((int(path.name[5:]), path) for path in paths)
+    checkpoints = []
+    for path in (run / CHECKPOINTS_DIR).glob("step-*"):
+        step = path.name.removeprefix("step-")
+        # The name of a damaged checkpoint has a suffix.
+        if step.isdigit():
+            checkpoints.append((int(step), path))
+    return sorted(checkpoints)
 
 
 def remove_optimizer_state(run: Path, progress: Progress) -> None:
@@ -157,16 +162,16 @@ def resume(
 ) -> TrainingState:
     """Restore the newest intact checkpoint of ``run``.
 
-    Newer checkpoints that are damaged are logged and renamed to step-N.damaged, so that new
-    checkpoints can have their names.
+    Damaged checkpoints that are newer than it are logged and renamed to step-N.damaged, which makes
+    the name step-N free for a new checkpoint.
 
     Args:
         run: Run directory.
         model: Model to load the weights into.
         optimizer: Optimizer to load the moments into.
         progress: Where damaged checkpoints are logged.
-        is_finished: Returns whether a run with this state is finished and so needs no optimizer
-            state.
+        is_finished: Returns whether a run with the given state is finished, so that it needs no
+            optimizer state.
         average: Average of the weights to restore; None without averaging.
 
     Returns:
@@ -197,7 +202,7 @@ def resume(
 
 
 def _mark_damaged(directory: Path) -> None:
-    """Rename a damaged checkpoint to step-N.damaged, which replaces an older one of that name."""
+    """Rename a damaged checkpoint to step-N.damaged, and replace an older one of that name."""
     target = directory.with_name(directory.name + DAMAGED_SUFFIX)
     if target.exists():
         shutil.rmtree(target)

@@ -26,8 +26,8 @@ _MIN_CHECKPOINT_DIVISOR: Final = 6
 _MAX_CHECKPOINT_SECONDS: Final = 600.0
 #: Maximum fraction of a time budget for checkpoints.
 _CHECKPOINT_SHARE: Final = 0.05
-#: Time of writing the model, as a fraction of the time of a checkpoint, which is three times as
-#: large.
+#: Time of writing the model, as a fraction of the time of writing a checkpoint. A checkpoint is
+#: three times as large as the model.
 _MODEL_SHARE: Final = 0.5
 #: Time from the end of the command to the end of its process, as a fraction of the time of drawing
 #: the curve (measured on a busy machine).
@@ -44,7 +44,7 @@ class Duration(Protocol):
 
     @property
     def elapsed_seconds(self) -> float | None:
-        """Wall-clock time used by the run, with earlier processes; None if it has no effect."""
+        """Wall-clock time of all processes of the run; None if it has no effect."""
 
     @property
     def start_seconds(self) -> float | None:
@@ -168,7 +168,8 @@ class _Load:
             self._is_warm = True
             return
         if self.mac_seconds is None:
-            self.step_seconds, self.mac_seconds = seconds, seconds / num_macs
+            self.step_seconds = seconds
+            self.mac_seconds = seconds / num_macs
         self.step_seconds += _STEP_WEIGHT * (seconds - self.step_seconds)
         self.mac_seconds += _STEP_WEIGHT * (seconds / num_macs - self.mac_seconds)
 
@@ -186,7 +187,8 @@ class _Estimate:
 
     def record(self, seconds: float) -> None:
         """Record a measured duration."""
-        self._measured_seconds, self._mac_seconds = seconds, self._load.mac_seconds
+        self._measured_seconds = seconds
+        self._mac_seconds = self._load.mac_seconds
 
     @property
     def seconds(self) -> float:
@@ -230,7 +232,9 @@ class TimeDuration:
             min_steps: Minimum number of steps.
         """
         self.total_steps: int | None = None
-        self._seconds, self._clock, self._min_steps = seconds, clock, min_steps
+        self._seconds = seconds
+        self._clock = clock
+        self._min_steps = min_steps
         self._load = _Load(step_seconds)
         self._evaluation = _Estimate(self._load, evaluation_seconds)
         self._checkpoint = _Estimate(self._load, checkpoint_seconds)
@@ -241,7 +245,7 @@ class TimeDuration:
 
     @property
     def elapsed_seconds(self) -> float | None:
-        """Wall-clock time used by the run, with earlier processes."""
+        """Wall-clock time used by the run, including earlier processes."""
         return self._clock.elapsed_seconds
 
     @property

@@ -85,7 +85,7 @@ class LoopOptions:
             ``eval_every``; None: no early stopping.
         grad_norm_groups: Named parameter groups. The norms of their gradients before clipping are
             logged.
-        use_tensorboard: Whether to write the metrics as TensorBoard event files, too.
+        use_tensorboard: Whether to also write the metrics as TensorBoard event files.
         average_fraction: Fraction of the completed steps over which the weights are averaged for
             evaluations and at the end; 0: no averaging.
     """
@@ -132,7 +132,8 @@ class _Stopwatch:
     def lap(self) -> float:
         """Return the seconds since the last lap, after adding them to the total."""
         now = time.perf_counter()
-        seconds, self._lap_start = now - self._lap_start, now
+        seconds = now - self._lap_start
+        self._lap_start = now
         self.total_seconds += seconds
         return seconds
 
@@ -227,10 +228,15 @@ class _Loop:
         self.state = state
         self._has_ended = _is_finished(options, state)
         self._duration = options.duration
-        self._objective, self._model, self._optimizer = objective, model, optimizer
+        self._objective = objective
+        self._model = model
+        self._optimizer = optimizer
         self._average = average
-        self._machine, self._options, self._run = machine, options, run
-        self._metrics_log, self._progress = metrics_log, progress
+        self._machine = machine
+        self._options = options
+        self._run = run
+        self._metrics_log = metrics_log
+        self._progress = progress
         self._peak_macs_per_second = options.measure_peak_macs_per_second()
         self._saved_step = state.step
         self._displayed_seconds = options.duration.elapsed_seconds or 0.0
@@ -262,8 +268,10 @@ class _Loop:
             self._save_checkpoint()
 
     def _take_step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
-        """Take one optimizer step, and write its metrics to the log if a log line is due."""
-        options, objective, step = self._options, self._objective, self.state.step
+        """Take one optimizer step, log its metrics if a line is due, and update the progress."""
+        options = self._options
+        objective = self._objective
+        step = self.state.step
         duration = options.duration
         lr = options.lr_at_step(step)
         should_log = (
@@ -307,11 +315,16 @@ class _Loop:
             self._metrics_log.write(line)
         fields = {"loss": f"{result.loss:.3f}"} | self._progress_fields
         fields |= {"tokens/s": f"{tokens_per_second:,.0f}", "at": f"{mfu:.0%} of peak matmul speed"}
-        if duration.total_steps is not None:
+        self._update_progress(fields)
+
+    def _update_progress(self, fields: dict[str, str]) -> None:
+        """Advance the progress display by one step, or by the elapsed time with a time budget."""
+        if self._duration.total_steps is not None:
             self._progress.advance(1, **fields)
             return
-        now = duration.elapsed_seconds or 0.0
-        self._progress.advance(now - self._displayed_seconds, step=f"{step + 1:,}", **fields)
+        now = self._duration.elapsed_seconds or 0.0
+        step = f"{self.state.step:,}"
+        self._progress.advance(now - self._displayed_seconds, step=step, **fields)
         self._displayed_seconds = now
 
     def _format_elapsed(self) -> dict[str, float]:
@@ -321,13 +334,13 @@ class _Loop:
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if an evaluation is due; return whether it is the best evaluation so far."""
-        step, every = self.state.step, self._options.eval_every
-        return (
-            self._has_ended or self._duration.is_evaluation_due(step, every)
-        ) and self._evaluate()
+        is_due = self._has_ended or self._duration.is_evaluation_due(
+            self.state.step, self._options.eval_every
+        )
+        return self._evaluate() if is_due else False
 
     def _evaluate(self) -> bool:
-        """Evaluate; return whether it is the best evaluation so far."""
+        """Evaluate and log the metrics; return whether it is the best evaluation so far."""
         start_time = time.perf_counter()
         self._model.eval()
         with nullcontext() if self._average is None else self._average.applied():

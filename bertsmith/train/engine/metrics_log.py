@@ -25,7 +25,7 @@ class MetricsLog:
         Args:
             run: Run directory.
             step: Step of the checkpoint from which the run continues; 0 for a new run.
-            use_tensorboard: Whether to write the metrics as TensorBoard event files, too.
+            use_tensorboard: Whether to also write the metrics as TensorBoard event files.
 
         Raises:
             MissingExtraError: If ``use_tensorboard`` is set and tensorboard is not installed.

@@ -78,7 +78,8 @@ class Muon:
         """Update one parameter."""
         if parameter not in self.state:
             self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-        buffer, momentum = self.state[parameter]["momentum_buffer"], group["momentum"]
+        buffer = self.state[parameter]["momentum_buffer"]
+        momentum = group["momentum"]
         buffer.lerp_(gradient, 1 - momentum)
         direction = gradient.lerp(buffer, momentum)
         matrices = direction.view(group["num_matrices"], -1, direction.shape[-1])

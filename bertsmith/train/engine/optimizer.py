@@ -45,7 +45,8 @@ class MuonWithAdamW:
     def __init__(self, adamw: torch.optim.AdamW, muon_groups: list[dict[str, Any]]) -> None:
         """Combine ``adamw`` with a Muon for the parameters of ``muon_groups``."""
         self.state = adamw.state
-        self._adamw, self._muon = adamw, Muon(muon_groups, self.state)
+        self._adamw = adamw
+        self._muon = Muon(muon_groups, self.state)
         self.param_groups = [*adamw.param_groups, *self._muon.param_groups]
 
     def step(self) -> None:
@@ -127,9 +128,9 @@ def _build_muon_groups(
 
 
 def iter_moment_names(optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, tuple[str, ...]]]:
-    """Yield each parameter of an optimizer with the names of its state tensors of the same shape.
+    """Yield each parameter of an optimizer with the names of its moments.
 
-    Adam's step count is not among them.
+    The moments are the state tensors with the shape of the parameter, without Adam's step count.
     """
     for group in optimizer.param_groups:
         names = ("momentum_buffer",) if "momentum" in group else ("exp_avg", "exp_avg_sq")

@@ -33,7 +33,9 @@ class RunClock:
             start_time: Value of ``clock`` at the start of the command.
             clock: Returns the current time in seconds.
         """
-        self._path, self._start_time, self._clock = run / ELAPSED_FILE, start_time, clock
+        self._path = run / ELAPSED_FILE
+        self._start_time = start_time
+        self._clock = clock
         self._previous_seconds = _read_seconds(self._path)
         self._stopped = threading.Event()
         self._thread = threading.Thread(
@@ -42,7 +44,7 @@ class RunClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Wall-clock time used by the run, with earlier processes."""
+        """Wall-clock time used by the run, including earlier processes."""
         return self._previous_seconds + self._clock() - self._start_time
 
     def advance_to(self, previous_seconds: float) -> None:

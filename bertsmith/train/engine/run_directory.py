@@ -72,7 +72,7 @@ def load_run_settings(
     Values that the user has set and that do not affect the weights replace the stored values. If
     the stored device is not available, or the user has set another one, the device, precision,
     attention kernel and threads of the new command replace the stored ones. The changed settings
-    are also written to the file.
+    are written to the file, too.
 
     Args:
         run: Run directory.
@@ -90,7 +90,8 @@ def load_run_settings(
     if not path.exists():
         return None
     stored = type(settings).parse(read_stored_settings(path), str(path))
-    stored_values, new_values = stored.model_dump(), settings.model_dump()
+    stored_values = stored.model_dump()
+    new_values = settings.model_dump()
     message = _move_to_device(stored_values["run"], new_values["run"], is_device_available)
     if message is not None and progress is not None:
         progress.log(f"{run}: {message}")
@@ -185,7 +186,8 @@ def _find_differences(
     """
     differences: list[tuple[str, Any, Any]] = []
     for name, new_value in new.items():
-        old_value, key = stored.get(name), prefix + name
+        old_value = stored.get(name)
+        key = prefix + name
         if isinstance(new_value, dict):
             differences += _find_differences(old_value or {}, new_value, f"{key}.")
         elif new_value is None and old_value is not None and key.startswith(_USER_SET_PREFIXES):

@@ -12,8 +12,9 @@ from bertsmith.train.engine.duration import Duration, StepDuration
 
 
 class ScheduleSettings(SettingsTable):
-    """Length and phases of a run. The user sets at most one of steps, epochs and minutes.
+    """Duration, learning rate and phases of a run.
 
+    The user sets at most one of steps, epochs and minutes.
     A run converts epochs to ``steps``, which it stores. If ``steps`` is set, the other two have no
     effect. With minutes, the run has no fixed number of steps; a finished run stores the number of
     its steps.
@@ -44,7 +45,7 @@ class ScheduleSettings(SettingsTable):
     phase2_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
 
     @model_validator(mode="after")
-    def _check_single_length(self) -> Self:
+    def _check_epochs_or_minutes(self) -> Self:
         if self.epochs is not None and self.minutes is not None:
             raise ValueError("epochs and minutes exclude each other; set only one of them")
         return self

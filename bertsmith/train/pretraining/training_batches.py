@@ -36,10 +36,11 @@ def compute_batch_size(fraction: float, data: DataSettings, schedule: ScheduleSe
         data: Initial and final batch size.
         schedule: Fraction of the run in which the batch grows.
     """
-    start, end = data.initial_batch_size, data.batch_size
-    if start is None:
-        return end
-    return start + round((end - start) * min(fraction / schedule.batch_ramp_fraction, 1.0))
+    initial_size = data.initial_batch_size
+    if initial_size is None:
+        return data.batch_size
+    ramp_fraction = min(fraction / schedule.batch_ramp_fraction, 1.0)
+    return initial_size + round((data.batch_size - initial_size) * ramp_fraction)
 
 
 class TrainingBatches:
@@ -64,8 +65,12 @@ class TrainingBatches:
             duration: Length of the run.
             seed: Random seed.
         """
-        self._split, self._vocabulary, self._data, self._seed = split, vocabulary, data, seed
-        self._schedule, self._duration = schedule, duration
+        self._split = split
+        self._vocabulary = vocabulary
+        self._data = data
+        self._schedule = schedule
+        self._duration = duration
+        self._seed = seed
         self._streams: dict[tuple[int, int], EndlessStream] = {}
 
     def get_max_seqlen(self, phase: int) -> int:
@@ -79,10 +84,13 @@ class TrainingBatches:
 
     def compute_masking_rate(self, step: int) -> float | None:
         """Return the masking rate of a step; None if it is constant."""
-        start, end = self._data.masking_rate, self._data.final_masking_rate
-        if end is None:
+        initial_rate = self._data.masking_rate
+        final_rate = self._data.final_masking_rate
+        if final_rate is None:
             return None
-        return start + (end - start) * self._duration.compute_completed_fraction(step)
+        return initial_rate + (
+            final_rate - initial_rate
+        ) * self._duration.compute_completed_fraction(step)
 
     def find_position(self, step: int) -> DataPosition:
         """Return the position before ``step`` in a run with a fixed number of steps."""
@@ -115,7 +123,8 @@ class TrainingBatches:
         steps = itertools.count(first_step)
         for step in steps if total_steps is None else range(first_step, total_steps):
             position = self._enter_phase(step, position)
-            first, count = position.example, self.compute_batch_size(step)
+            first = position.example
+            count = self.compute_batch_size(step)
             masking_rate = self.compute_masking_rate(step)
             batch = self._get_stream(position).batch(first, count, masking_rate)
             position = replace(position, example=first + count)

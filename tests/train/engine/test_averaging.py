@@ -75,7 +75,10 @@ def test_frozen_parameters_have_no_average() -> None:
 
 
 def test_checkpoint_stores_weights_and_average(tmp_path: Path) -> None:
-    """Both are restored; ``load_weights`` loads the average; a damaged average is an error."""
+    """A checkpoint restores weights and average; a damaged average is an error.
+
+    ``load_weights`` loads the average.
+    """
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     average = WeightAverage(model, 0.5)

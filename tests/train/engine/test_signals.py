@@ -147,17 +147,18 @@ def test_run_is_finished_despite_a_signal_in_the_last_step(tmp_path: Path) -> No
 
 def test_memory_is_trimmed_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Freed memory is returned to the OS once, when a run is finished or interrupted."""
-    objective, logged_lines = _ToyObjective(), []
+    objective = _ToyObjective()
+    num_logged_lines = []
     model = objective.model
     monkeypatch.setattr(
         "bertsmith.train.engine.loop.trim_memory",
-        lambda: logged_lines.append(len(read_metrics(tmp_path))),
+        lambda: num_logged_lines.append(len(read_metrics(tmp_path))),
     )
     optimizer = build_optimizer(model, OptimSettings())
     train(objective, model, optimizer, MACHINE, OPTIONS, tmp_path, _InterruptingProgress(4))
-    assert logged_lines == [len(read_metrics(tmp_path))]
+    assert num_logged_lines == [len(read_metrics(tmp_path))]
     train(objective, model, optimizer, MACHINE, OPTIONS, tmp_path, NullProgress())
-    assert logged_lines[1:] == [len(read_metrics(tmp_path))]
+    assert num_logged_lines[1:] == [len(read_metrics(tmp_path))]
 
 
 def test_second_signal_has_its_usual_effect() -> None:

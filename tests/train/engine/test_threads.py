@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_load_without_proc_is_the_load_average(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _choose_one_thread(*_: Any) -> ThreadChoice:
+    """Replaces ``Session.choose_thread_count``."""
     torch.set_num_threads(1)
     return ThreadChoice(1, {2: 4.0, 1: 1.0})
 
@@ -159,8 +161,16 @@ def test_noisy_step_times_lead_to_fewer_threads(
 ) -> None:
     """If step times are noisy on a machine that seems idle, fewer threads are tried."""
     monkeypatch.setattr(device, "measure_cpu_load", lambda: IDLE)
-    noisy_cost = Cost(8.0, 0.0, 0, 1e9, 0.1, 100.0, is_noisy=True)
-    costs = iter([noisy_cost, Cost(2.0, 0.0, 0, 1e9, 0.1, 100.0)])
+    noisy_cost = Cost(
+        step_seconds=8.0,
+        evaluation_seconds=0.0,
+        peak_memory_bytes=0,
+        peak_macs_per_second=1e9,
+        mfu=0.1,
+        tokens_per_step=100.0,
+        is_noisy=True,
+    )
+    costs = iter([noisy_cost, replace(noisy_cost, step_seconds=2.0, is_noisy=False)])
     monkeypatch.setattr(Session, "measure_cost", lambda *_: next(costs))
     monkeypatch.setattr(Session, "choose_thread_count", _choose_one_thread)
     train(minutes=1e-6, run__threads=None)
