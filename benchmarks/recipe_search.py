@@ -158,7 +158,7 @@ def compute_heldout_loss(model_directory: Path, store: Store, num_sequences: int
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Return the results in a folder. A last line without a line end is incomplete and omitted."""
+    """Return the results in a folder, without a last line that has no line ending (incomplete)."""
     path = folder / RESULTS_FILE
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
     return [json.loads(line) for line in lines[:-1]]

@@ -15,7 +15,7 @@ from bertsmith.errors import SettingsError
 
 
 class Settings(BaseModel):
-    """Base class of all settings: frozen, keyword-only and strict; unknown keys are errors."""
+    """Base class of settings and stored metadata: frozen and strict; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -32,7 +32,7 @@ from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.finetuning.settings import FinetuneRunSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
 
-#: The classes of all tables of settings files.
+#: All subclasses of SettingsTable. The table [run] has two: of pre-training and of fine-tuning.
 SETTINGS_TABLES = (
     DataSettings, OptimSettings, ScheduleSettings, PretrainRunSettings, FinetuneRunSettings,
     TaskSettings, ServeSettings,

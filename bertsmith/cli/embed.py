@@ -176,7 +176,7 @@ def embed(
     uninterrupted command, except for the search graph of an .index, which several threads build.
     """
     if resume and out is None:
-        raise InputError("--resume without an output file; add --out with the file to continue")
+        raise InputError("--resume needs an output file, but --out is missing; pass --out FILE")
     settings = parse_vector_settings(
         layer,
         combine=combine,

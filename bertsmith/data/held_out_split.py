@@ -284,7 +284,7 @@ def _choose_part_tokens(requested: float, total: int) -> float:
     return max(
         # At most eight parts in the smaller split.
         smaller_split / 8,
-        # At most four parts, as long as they are not longer than useful.
+        # At most four parts, or more if four parts would exceed _MAX_USEFUL_TOKENS each.
         min(smaller_split / 4, _MAX_USEFUL_TOKENS),
         # Long enough for pairs, unless the corpus is tiny.
         min(_MIN_PART_TOKENS, total / 16),

@@ -52,7 +52,7 @@ _REBUILD_ADVICE = "remove the folder of the store and make it again with `bertsm
 
 
 class SplitCounts(Settings):
-    """The size of a split: its documents, sentences and tokens."""
+    """The numbers of documents, sentences and tokens of a split, as stored in the manifest."""
 
     documents: int
     sentences: int

@@ -285,8 +285,8 @@ class EndlessStream:
         while self._epoch_starts[-1] <= index:
             epoch = self._first_epoch + len(self._epoch_starts) - 1
             self._epoch_starts.append(self._epoch_starts[-1] + len(self._get_stream(epoch)))
-        number = int(np.searchsorted(self._epoch_starts, index, "right")) - 1
-        return self._first_epoch + number, index - self._epoch_starts[number]
+        epoch_offset = int(np.searchsorted(self._epoch_starts, index, "right")) - 1
+        return self._first_epoch + epoch_offset, index - self._epoch_starts[epoch_offset]
 
     def find_epoch_start(self, epoch: int) -> int:
         """Return the index of an epoch's first example in the endless sequence."""

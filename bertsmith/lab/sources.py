@@ -50,8 +50,8 @@ class Sources:
         option = "--text" if language == "en" else "--korean-text"
         if path is None:
             raise TaskError(
-                f"this experiment needs text: no {option}; pass {option} FILE_OR_FOLDER "
-                "(--scale smoke works without text)"
+                f"this experiment needs text, but {option} is missing; pass {option} "
+                "FILE_OR_FOLDER (--scale smoke works without text)"
             )
         if not path.exists():
             raise TaskError(f"{option} {path}: no such file or folder; check the path")
@@ -116,8 +116,9 @@ class Sources:
         folders = _TASK_FOLDERS[name]
         if self.tasks_dir is None:
             raise TaskError(
-                f"this experiment fine-tunes on {name}: no --tasks; pass --tasks FOLDER, where "
-                f"FOLDER/{folders[0]} has the public files of {name} with their original names"
+                f"this experiment fine-tunes on {name}, but --tasks is missing; pass --tasks "
+                f"FOLDER, where FOLDER/{folders[0]} has the public files of {name} with their "
+                "original names"
             )
         for folder in folders:
             if (self.tasks_dir / folder).is_dir():

@@ -174,8 +174,9 @@ class _LimitedProtocol(HttpToolsProtocol):
     """HTTP protocol with limits on the time and size of headers; a ``sending.Connection``.
 
     Attributes:
-        header_seconds: time limit to receive a header, after which the connection is closed.
-        max_header_bytes: maximum size of a header; a larger one gets the status 431.
+        header_seconds: time limit to receive a request's headers, after which the connection is
+            closed.
+        max_header_bytes: maximum size of the headers; larger headers get the status 431.
     """
 
     header_seconds = 10.0

@@ -25,10 +25,10 @@ class ServeSettings(SettingsTable):
     max_masks: Count = 1024
     #: Elements (float32 numbers) of all vectors in a response (422).
     max_vector_elements: Count = 4 * 2**20
-    #: Bytes of a request's header (431).
+    #: Bytes of a request's headers (431).
     max_header_bytes: Count = 65_536
-    #: Seconds to receive a request's header, and then its body (408). A slow header closes the
-    #: connection without a response.
+    #: Seconds to receive a request's headers, and then its body (408). If the headers take longer,
+    #: the connection is closed without a response.
     body_timeout_seconds: Seconds = 10.0
     #: Request bodies received concurrently. Beyond this number, the oldest unfinished body is
     #: rejected (408).

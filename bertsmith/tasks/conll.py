@@ -73,7 +73,7 @@ class RawSentence:
         line_numbers: The line of each token, in formats with one token per line.
         cells: Values of the row by column, in formats with one sentence per row.
         source_lines: The lines of the file from the end of the previous sentence to the end of
-            this sentence, without line ends.
+            this sentence, without line endings.
         first_line: The line number of ``source_lines[0]``, from 1.
     """
 

@@ -30,7 +30,7 @@ class Dialect:
     Attributes:
         delimiter: One character.
         has_quotes: Whether cells may be quoted; otherwise quotation marks are ordinary characters.
-        newline: Line end.
+        newline: Line ending.
     """
 
     delimiter: str
@@ -60,10 +60,10 @@ def detect_dialect(
     delimiter: str | None,
     has_header: bool,
 ) -> tuple[Dialect, int | None, Iterator[str]]:
-    """Detect the delimiter, line ends and number of columns of a table.
+    """Detect the delimiter, line endings and number of columns of a table.
 
     Args:
-        lines: Lines of the table with their ends.
+        lines: Lines of the table with their line endings.
         is_tsv: Whether cells are separated by tabs and not quoted, as in GLUE's files.
         delimiter: Delimiter of CSV, None to detect it. The comma is used unless only another
             character splits the records into the same number of cells.

@@ -77,7 +77,7 @@ class LineReader:
             if len(line) >= MAX_LINE_BYTES:
                 raise CorpusError(
                     f"{self.location()}: this line is longer than {MAX_LINE_BYTES >> 20} MiB; "
-                    "expected text with line ends"
+                    "expected text with line endings"
                 )
             yield line.removeprefix(BOM) if self.offset == 0 else line
 

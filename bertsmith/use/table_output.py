@@ -42,7 +42,7 @@ class TableLayout:
     Attributes:
         format: "csv", "tsv", "jsonl", "json" or "parquet".
         columns: Column names in order; ignored for JSON, which writes the keys of each row.
-        dialect: Delimiter, quoting and line ends of CSV and TSV.
+        dialect: Delimiter, quoting and line endings of CSV and TSV.
         header: Whether CSV and TSV have a header.
         types: Types of the added columns in Parquet; see ``get_arrow_type``.
         schema: Arrow schema of the input table, which determines the types of the other columns in
@@ -182,8 +182,8 @@ class _DelimitedWriter:
         for cell in cells:
             if any(separator in cell for separator in (self._dialect.delimiter, "\r", "\n")):
                 raise InputError(
-                    f"TSV cannot hold a tab or line end inside a cell, as in {cell[:60]!r}; write "
-                    ".csv, .jsonl or .parquet"
+                    f"TSV cannot hold a tab or line break inside a cell, as in {cell[:60]!r}; "
+                    "write .csv, .jsonl or .parquet"
                 )
         self._write(self._dialect.delimiter.join(cells) + self._dialect.newline)
 

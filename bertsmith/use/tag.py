@@ -46,7 +46,7 @@ class Span:
         end: Index after the span's last character in the text.
         label: The predicted label.
         probability: Mean probability of the predicted tags of the words (or characters) in the
-            span.
+            span that have tokens; 0 if none has.
     """
 
     text: str
@@ -241,7 +241,10 @@ def _predict_tags(
 def _to_spans(
     example: TaggedSentence, tags: Sequence[str], probabilities: Sequence[float], kind: str
 ) -> Iterator[Span]:
-    """Yield the entities if the model tags entities, else each unit with its tag."""
+    """Yield the entities if the model tags entities, else each unit with its tag.
+
+    Units without tokens, whose probability is NaN, do not count in the mean of a span.
+    """
     if kind == "entities":
         labeled_ranges = [
             (entity.start, entity.end, entity.label) for entity in extract_entities(tags)

@@ -272,7 +272,7 @@ def test_search_prints_the_most_similar_lines(
     [
         (["embed", "MODEL", "nowhere.txt", "--out", "OUT.npy"], "nowhere.txt: cannot be read"),
         (["embed", "MODEL", "--out", "OUT.csv"], "expected a name that ends in .npy"),
-        (["embed", "MODEL", "--resume"], "add --out"),
+        (["embed", "MODEL", "--resume"], "--out is missing; pass --out FILE"),
         (["embed", "MODEL", "--layer", "9"], "no layer 9"),
         (["embed", "MODEL", "--layer", "-1,2"], "twice"),
         (["embed", "MODEL", "--layer", "a"], "--layer a: expected comma-separated numbers"),

@@ -26,7 +26,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokeni
 def test_inspect_shows_a_vocabulary(
     run_cli: RunCli, tokenizer_folder: Path, tokenizer: Tokenizer
 ) -> None:
-    """A tokenizer folder, its files, and a vocab.txt of any name show the vocabulary."""
+    """The vocabulary of a tokenizer folder, its files, or a renamed vocab.txt is shown."""
     renamed = tokenizer_folder.parent / "mine.txt"
     renamed.write_bytes((tokenizer_folder / "vocab.txt").read_bytes())
     vocab_file, json_file = tokenizer_folder / "vocab.txt", tokenizer_folder / "tokenizer.json"

@@ -208,11 +208,11 @@ def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
         ExperimentRun("tables", out=tmp_path)
     with pytest.raises(SettingsError, match="unknown scale 'tiny'"):
         ExperimentRun("masking", scale="tiny", out=tmp_path)
-    with pytest.raises(TaskError, match="needs text: no --text; pass --text FILE_OR_FOLDER"):
+    with pytest.raises(TaskError, match="needs text, but --text is missing; pass --text FILE"):
         ExperimentRun("masking", out=tmp_path)
     with pytest.raises(TaskError, match="no such file or folder"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(tmp_path / "none.txt"))
-    with pytest.raises(TaskError, match="fine-tunes on sst-2: no --tasks; pass --tasks FOLDER"):
+    with pytest.raises(TaskError, match="on sst-2, but --tasks is missing; pass --tasks FOLDER"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(text))
     with pytest.raises(TaskError, match=r"--text .*empty.txt: this file is empty"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(empty))

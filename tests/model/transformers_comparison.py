@@ -86,7 +86,7 @@ class DropoutMasks:
             return mask
         lengths = self.batch.lengths
         rows = torch.cat([mask[index, :length] for index, length in enumerate(lengths)])
-        # The last layer computes only the masked tokens and then the [CLS] tokens.
+        # The last layer has outputs only for the masked tokens, followed by the [CLS] tokens.
         token_indices = torch.cat(
             [self.batch.masked_positions, self.batch.packed.first_token_indices]
         )

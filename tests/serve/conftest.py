@@ -23,7 +23,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> dict[str, Path]:
-    """Directories of a random pre-trained model, and of a fine-tuned model of each kind."""
+    """Directories of randomly initialized models: one for pre-training, one per kind of head."""
     root = tmp_path_factory.mktemp("served")
     paths: dict[str, Path] = {}
     torch.manual_seed(11)

@@ -52,7 +52,7 @@ INVALID_VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("model", BODY_MODELS)
 @pytest.mark.parametrize("name", INVALID_VALUES)
 def test_number_of_validation_errors_is_bounded(model: type[BaseModel], name: str) -> None:
-    """Validation stops at the first invalid item, even without a limit of the list's length."""
+    """A body has at most three errors, even if the length of the list is not limited."""
     field = "input" if model is schemas.OpenAiBody else "inputs"
     for context in (None, {"texts": 10 * NUM_ITEMS}):
         assert _count_errors(model, {field: INVALID_VALUES[name]}, context) <= 3

@@ -188,7 +188,7 @@ def test_parquet_column_is_read(tmp_path: Path) -> None:
 
 
 def test_byte_order_mark_and_windows_line_ends_are_removed(tmp_path: Path) -> None:
-    """A byte order mark and CRLF line ends are removed."""
+    """A byte order mark and CRLF line endings are removed."""
     windows_text = b"\xef\xbb\xbf" + SENTENCES.replace("\n", "\r\n").encode()
     path = write_file(tmp_path / "a.txt", windows_text)
     assert read_texts(path) == read_texts(write_file(tmp_path / "b.txt", SENTENCES))

@@ -367,11 +367,11 @@ def test_quantization_uses_the_preceding_norm(
 def test_row_counts_are_bucketed() -> None:
     """The row counts 1 to 2,048 are rounded up to fewer than 50 different row counts.
 
-    At most an eighth of the rows are added, or fewer than 16.
+    Fewer than 16 rows, or less than an eighth of the row count, are added.
     """
-    row_counts = [round_up_num_rows(num_tokens) for num_tokens in range(1, 2049)]
-    assert len(set(row_counts)) < 50
+    rounded_counts = [round_up_num_rows(num_rows) for num_rows in range(1, 2049)]
+    assert len(set(rounded_counts)) < 50
     assert all(
-        0 <= num_rows - num_tokens < max(16, num_tokens / 8)
-        for num_tokens, num_rows in enumerate(row_counts, 1)
+        0 <= rounded - num_rows < max(16, num_rows / 8)
+        for num_rows, rounded in enumerate(rounded_counts, 1)
     )

@@ -112,7 +112,7 @@ def test_added_columns_do_not_collide(bundle: FineTunedBundle, tmp_path: Path) -
 
 
 def test_output_keeps_the_format_details(bundle: FineTunedBundle, tmp_path: Path) -> None:
-    """CSV output has the delimiter, line ends, encoding and BOM of the input, Parquet its types."""
+    """CSV keeps the input's delimiter, line endings, encoding and BOM; Parquet keeps its types."""
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_bytes("글;review\r\n좋다;iron\r\n".encode("cp949"))
     predict_table(bundle, TableSource(source, encoding="cp949"), out)

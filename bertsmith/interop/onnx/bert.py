@@ -106,9 +106,9 @@ class BertGraph:
         indices = graph.add_node("Sub", "last positions", lengths, graph.add_int64_scalar(1))
         return graph.add_node("GatherND", "last", hidden, indices, batch_dims=1)
 
-    def add_pooler(self, tokens: str) -> str:
-        """Add the pooler; return its output: float32 [B, D] -> [B, D]."""
-        return self.graph.add_node("Tanh", "pooled", self.add_linear("pooler.dense", tokens))
+    def add_pooler(self, token_state: str) -> str:
+        """Pool one token's hidden state per sequence: float32 [B, D] -> [B, D]."""
+        return self.graph.add_node("Tanh", "pooled", self.add_linear("pooler.dense", token_state))
 
     def add_linear(self, name: str, x: str) -> str:
         """Add the linear layer ``name``; return its output: float32 [..., in] -> [..., out]."""

@@ -50,12 +50,14 @@ class PanelData:
         """
         if task.evaluation == "held-out":
             if self.text is None:
-                raise TaskError("held-out needs a text: no --text; pass --text FILE_OR_FOLDER")
+                raise TaskError(
+                    "held-out needs a text, but --text is missing; pass --text FILE_OR_FOLDER"
+                )
             return Sources(english=self.text).find_text_files("en")
         if task.evaluation == "minimal-pairs":
             if not self.minimal_pairs:
                 raise TaskError(
-                    "minimal-pairs needs pairs of sentences: no --minimal-pairs; pass "
+                    "minimal-pairs needs pairs of sentences, but --minimal-pairs is missing; pass "
                     "--minimal-pairs FILE_OR_FOLDER"
                 )
             files = sorted(find_pair_files(self.minimal_pairs), key=lambda file: file.name)
@@ -89,8 +91,8 @@ class PanelData:
         expected = f"{task.folders[0]}/{PUBLIC_TASKS[task.public_task].train_file}"
         if self.folder is None:
             raise TaskError(
-                f"{task.name} needs labeled data: no --data; pass --data FOLDER, where FOLDER "
-                f"contains {expected}"
+                f"{task.name} needs labeled data, but --data is missing; pass --data FOLDER, where "
+                f"FOLDER contains {expected}"
             )
         for name in task.folders:
             if (self.folder / name).is_dir():

@@ -202,11 +202,11 @@ class _Subspaces:
 
     @classmethod
     def separate_positions(cls, model: BertForPreTraining) -> "_Subspaces | None":
-        """Change the embeddings so that the last dimensions contain only positions.
+        """Change the model's embeddings in place: the last dimensions then contain only positions.
 
         Returns:
-            The changed embeddings; None if they are not changed, because they have too few
-            dimensions or fixed positions.
+            The subspaces of the changed embeddings; None if the embeddings are not changed, because
+            they have too few dimensions or fixed positions.
         """
         embeddings, config = model.bert.embeddings, model.config
         num_pairs = min(config.head_dim, config.width // 4) // 2

@@ -12,10 +12,11 @@ _ALPHA: Final = 0.7
 
 
 def smoothquant_scales(norm_weight: Tensor, linear_weight: Tensor) -> Tensor:
-    """Return the factor by which to divide each input column of a linear layer, float [in].
+    """Return the scale of each input channel of a linear layer, float [in].
 
-    The weight of the LayerNorm serves as an estimate of the magnitude of each input column, so that
-    no calibration data is needed.
+    Activations are divided by the scales, and the columns of the weight are multiplied by them. The
+    weight of the LayerNorm serves as an estimate of the magnitude of each input channel, so no
+    calibration data is needed.
 
     Args:
         norm_weight: [in], weight of the LayerNorm that computes the input.

@@ -216,7 +216,7 @@ def test_missing_data_is_an_error_that_names_the_files(
     expected = "no folder CoLA or glue/CoLA for cola; add CoLA/train.tsv and CoLA/dev.tsv"
     with pytest.raises(TaskError, match=expected):
         make_panel(model_dirs, data, tmp_path / "out", ("rte", "cola"))
-    with pytest.raises(TaskError, match="no --text; pass --text"):
+    with pytest.raises(TaskError, match="a text, but --text is missing; pass --text"):
         Panel(model_dirs, [TASKS["held-out"]], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
