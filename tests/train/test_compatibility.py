@@ -44,7 +44,8 @@ def old_files(tmp_path: Path) -> Path:
 
 def _assert_same_weights(run: Path, reference: Path) -> None:
     """Compare with a tolerance, because the fixtures were trained on another CPU."""
-    weights, expected = load_file(run / WEIGHTS), load_file(reference / WEIGHTS)
+    weights = load_file(run / WEIGHTS)
+    expected = load_file(reference / WEIGHTS)
     assert weights.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-4)
@@ -79,8 +80,8 @@ def test_finished_runs_are_recognized(old_files: Path) -> None:
     for name in ("pretrain-finished", "finetune-finished"):
         run = old_files / name
         weights = (run / WEIGHTS).read_bytes()
-        for model_is_missing in (False, True):
-            if model_is_missing:
+        for is_model_missing in (False, True):
+            if is_model_missing:
                 (run / "model").rename(old_files / f"{name}-model")
             if name == "pretrain-finished":
                 pretrain(old_files / "store", run, steps=12, assignments=PRETRAIN)

@@ -35,12 +35,14 @@ def _train_model(seed: int = 0) -> tuple[nn.Module, torch.optim.AdamW]:
 
 
 def _take_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Take a training step on a fixed input."""
     model(torch.tensor([[1.0, -2.0, 0.5]])).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
 def _read_files(run: Path) -> dict[str, bytes]:
+    """Return the content of all files of a run, by relative path."""
     return {
         str(path.relative_to(run)): path.read_bytes()
         for path in sorted(run.rglob("*"))
@@ -92,6 +94,7 @@ def test_failed_save_keeps_older_checkpoints(
     model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
     files = _read_files(tmp_path)
+    # The files are written in this order.
     writes_before_failure = ["weights", "moments", "state", "checksums"].index(failing_file)
 
     def fail_later(write: Callable[..., None]) -> Callable[..., None]:
@@ -217,14 +220,14 @@ def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> 
     files = _read_files(tmp_path)
     with pytest.raises(RunError) as caught:
         resume(tmp_path, model, optimizer, RecordingProgress())
-    for text in (
+    for message in (
         "step-1: this",
         "step-2: this",
         "moments.safetensors does not match",
         "backup",
         f"remove {tmp_path / CHECKPOINTS_DIR} to train again",
     ):
-        assert text in str(caught.value)
+        assert message in str(caught.value)
     assert _read_files(tmp_path) == files
 
 

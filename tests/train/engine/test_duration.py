@@ -34,8 +34,11 @@ class SimulatedRun:
         warmup_steps: int = 10_000,
         load: float = 1.0,
     ) -> None:
-        self.now, self.load, self.step = start, load, 0
-        self.seconds, self.step_seconds = seconds, step_seconds
+        self.now = start
+        self.load = load
+        self.step = 0
+        self.seconds = seconds
+        self.step_seconds = step_seconds
         self.evaluation_seconds = evaluation_seconds
         self.clock = RunClock(run, 0.0, clock=lambda: self.now)
         self.duration = TimeDuration(
@@ -54,6 +57,7 @@ class SimulatedRun:
         self.fractions: list[float] = []
 
     def _spend(self, seconds: float) -> float:
+        """Advance the clock by ``seconds`` without load, and return the time with load."""
         self.now += seconds * self.load
         return seconds * self.load
 
@@ -63,7 +67,13 @@ class SimulatedRun:
         stop: float = float("inf"),
         eval_every: int | None = None,
     ) -> None:
-        """Take steps until the run is finished or the time ``stop``; ``load`` is by time."""
+        """Take steps until the run is finished or the time is ``stop``.
+
+        Args:
+            load: Returns the load at a time.
+            stop: Time at which the process is killed.
+            eval_every: Steps between two evaluations; None: the default.
+        """
         while not self.duration.is_finished(self.step) and self.now < stop:
             self.load = load(self.now)
             self.fractions.append(self.duration.compute_completed_fraction(self.step))
@@ -89,7 +99,8 @@ class SimulatedRun:
 
 
 def _start(run: SimulatedRun) -> SimulatedRun:
-    run.duration.start(0, 0.0, 0.0, None)
+    """Start a new run, and return it."""
+    run.duration.start(step=0, seconds=0.0, elapsed=0.0, start=None)
     return run
 
 
@@ -211,7 +222,7 @@ def test_killed_run_ends_at_the_same_time(tmp_path: Path) -> None:
         start_seconds = first.duration.start_seconds
     second = SimulatedRun(tmp_path, 60.0, start=5.0)
     second.step = 300
-    second.duration.start(300, 15.0, 38.0, start_seconds)
+    second.duration.start(step=300, seconds=15.0, elapsed=38.0, start=start_seconds)
     assert second.duration.elapsed_seconds == pytest.approx(first.now + 5.0, abs=0.01)
     second.train()
     assert first.now + second.finish() == pytest.approx(60.0, rel=0.02)
@@ -221,7 +232,7 @@ def test_killed_run_ends_at_the_same_time(tmp_path: Path) -> None:
 def test_used_up_budget_is_finished_at_once(tmp_path: Path) -> None:
     """A process that starts after the end of the budget takes no step."""
     run = SimulatedRun(tmp_path, 60.0, start=5.0)
-    run.duration.start(300, 15.0, 58.0, 8.0)
+    run.duration.start(step=300, seconds=15.0, elapsed=58.0, start=8.0)
     assert run.duration.is_finished(300)
 
 
@@ -229,16 +240,16 @@ def test_lost_time_file_is_replaced_by_the_checkpoint(tmp_path: Path) -> None:
     """Without an intact elapsed.json, the time of the checkpoint counts."""
     (tmp_path / ELAPSED_FILE).write_bytes(b"\0\0\0")
     run = SimulatedRun(tmp_path, 60.0, start=5.0)
-    run.duration.start(300, 15.0, 38.0, 8.0)
-    assert run.duration.elapsed_seconds == 43.0
+    run.duration.start(step=300, seconds=15.0, elapsed=38.0, start=8.0)
+    assert run.duration.elapsed_seconds == 38.0 + 5.0
 
 
 def test_time_file_is_updated_until_the_end(tmp_path: Path) -> None:
     """RunClock writes the time on exit, and the next process continues from it."""
-    times = iter([1.0] * 50)
-    with RunClock(tmp_path, 0.5, clock=lambda: next(times, 1.0)):
+    with RunClock(tmp_path, start_time=0.5, clock=lambda: 1.0):
         pass
-    assert RunClock(tmp_path, 7.0, clock=lambda: 9.0).elapsed_seconds == 2.5
+    next_clock = RunClock(tmp_path, start_time=7.0, clock=lambda: 9.0)
+    assert next_clock.elapsed_seconds == (1.0 - 0.5) + (9.0 - 7.0)
 
 
 def test_slow_start_leaves_a_tenth_of_the_budget_for_training(tmp_path: Path) -> None:

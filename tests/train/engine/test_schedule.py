@@ -112,7 +112,7 @@ def test_epochs_become_steps(
 
 
 @pytest.mark.parametrize("name", ["steps", "epochs", "minutes"])
-def test_length_must_be_positive(name: str) -> None:
+def test_steps_epochs_and_minutes_must_be_positive(name: str) -> None:
     """Steps, epochs and minutes must be above 0."""
     for value in (0, -1):
         with pytest.raises(SettingsError, match=f"{name}: Input should be greater than 0"):
@@ -128,7 +128,7 @@ def test_epochs_and_minutes_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["epochs", "minutes"])
-def test_length_must_be_finite(name: str) -> None:
+def test_epochs_and_minutes_must_be_finite(name: str) -> None:
     """Infinite epochs and minutes are rejected."""
     with pytest.raises(ValueError, match="finite number"):
         ScheduleSettings.model_validate({name: float("inf")})

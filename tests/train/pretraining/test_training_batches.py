@@ -23,7 +23,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def opened_store(store: Any) -> Store:
-    """The opened store."""
+    """The opened store of the fixture ``store``."""
     return Store.open(store)
 
 
@@ -55,7 +55,7 @@ def _is_equal(first: ExampleBatch, second: ExampleBatch) -> bool:
 
 
 def test_masking_rate_moves_to_its_final_value(opened_store: Store) -> None:
-    """The rate of step n of 20 is 0.6 - 0.5 n / 20; short sequences are rounded."""
+    """The rate of step n of 20 is 0.6 - 0.5 n / 20, up to rounding in short sequences."""
     batches = _make_batches(opened_store, masking_rate=0.6, final_masking_rate=0.1)
     rates = [len(batch.masked_labels) / len(batch.ids) for batch in _read(batches)]
     assert rates == pytest.approx([0.6 - 0.025 * step for step in range(STEPS)], abs=0.025)
@@ -89,8 +89,8 @@ def test_batch_grows_and_uses_every_example_once(opened_store: Store) -> None:
     sizes = [2, 3, 3, 4, 4, 5, 6, 6, 7, 7, *[8] * 10]
     assert [len(batch) for batch in grown] == sizes
     assert batches.find_position(STEPS).example == sum(sizes)
-    constant = _read(_make_batches(opened_store, batch_size=1, schedule={}))
-    first_ids = np.concatenate([batch.ids for batch in constant])
+    single_examples = _read(_make_batches(opened_store, batch_size=1))
+    first_ids = np.concatenate([batch.ids for batch in single_examples])
     grown_ids = np.concatenate([batch.ids for batch in grown])
     assert np.array_equal(grown_ids[: len(first_ids)], first_ids)
 
@@ -107,8 +107,10 @@ def test_epochs_are_converted_with_the_mean_batch_size(
     schedule = ScheduleSettings(batch_ramp_fraction=0.15)
     settings = PretrainSettings(
         model=ModelConfig(vocab_size=opened_store.manifest.vocab_size, layers=1, width=8, heads=1),
-        data=data, schedule=schedule, run=RunSettings(device="cpu", precision="fp32"),
-    )  # fmt: skip
+        data=data,
+        schedule=schedule,
+        run=RunSettings(device="cpu", precision="fp32"),
+    )
     session = Session(settings, opened_store)
     ((share, num_examples),) = session.list_phase_shares()
     epochs = 100 * 8 / num_examples
@@ -122,7 +124,7 @@ def test_batch_can_only_grow() -> None:
 
 
 def test_constant_masking_rate_is_that_of_the_stream(opened_store: Store) -> None:
-    """Without a final rate, batches are those of a final rate equal to the first one."""
+    """Without a final masking rate, batches are those of a final rate equal to the initial one."""
     constant = _read(_make_batches(opened_store, masking_rate=0.3))
     changed = _read(_make_batches(opened_store, masking_rate=0.3, final_masking_rate=0.3))
     assert all(map(_is_equal, constant, changed))
