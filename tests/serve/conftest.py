@@ -1,8 +1,10 @@
 """Fixtures: small random models of every kind, and a server of all of them."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
@@ -12,7 +14,17 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
+from tests.serve.model_pause import TIMEOUT
 from tests.serve.model_server import HEADS, SENTENCES, RunningServer, model_config, run_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def long_timeouts() -> Iterator[None]:
+    """httpx.get and httpx.post wait for a busy server; their default timeout is 5 seconds."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in ("get", "post"):
+            monkeypatch.setattr(httpx, name, partial(getattr(httpx, name), timeout=TIMEOUT))
+        yield
 
 
 @pytest.fixture(scope="session")
