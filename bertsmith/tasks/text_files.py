@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -72,12 +72,25 @@ def open_text(
         TaskError: The file is missing, damaged, or not in this encoding.
     """
     check_encoding(encoding)
+    with ExitStack() as files:
+        with _explain_read_errors(path):
+            file = files.enter_context(path.open("rb")) if stream is None else stream
+            _, decompressed = decompress(file)
+        # The caller's block is outside: its errors, such as those of writing, are not read errors.
+        yield _read_chunks(decompressed, encoding, path)
+
+
+def _read_chunks(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str]:
+    """Yield a stream in decoded chunks; raise TaskError if it cannot be read or decoded."""
+    with _explain_read_errors(path):
+        yield from _decode_stream(stream, encoding, path)
+
+
+@contextmanager
+def _explain_read_errors(path: Path) -> Iterator[None]:
+    """Raise TaskError for an error of opening, reading or decompressing a file."""
     try:
-        if stream is not None:
-            yield _decode_stream(decompress(stream)[1], encoding, path)
-            return
-        with path.open("rb") as file:
-            yield _decode_stream(decompress(file)[1], encoding, path)
+        yield
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
     except DECOMPRESSION_ERRORS as error:

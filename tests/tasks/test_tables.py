@@ -282,3 +282,28 @@ def test_table_is_read_from_a_stream() -> None:
         open_table(source) as table,
     ):
         list(table.rows)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
+def test_errors_of_the_caller_are_not_read_errors(tmp_path: Path, suffix: str) -> None:
+    """An OSError that is raised while a table is open, such as EPIPE, is not changed."""
+    path = tmp_path / f"a.{suffix}"
+    path.write_text({"csv": "a\n1\n", "jsonl": '{"a": 1}\n', "json": '[{"a": 1}]'}[suffix])
+    with pytest.raises(BrokenPipeError), open_table(TableSource(path)):
+        raise BrokenPipeError
+
+
+def test_error_while_reading_names_the_file(tmp_path: Path) -> None:
+    """A read that fails after the file was opened is reported with the name of the file."""
+
+    class _FailingStream(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, _buffer: object) -> int:
+            raise OSError(5, "Input/output error")
+
+    source = TableSource(tmp_path / "a.csv", stream=io.BufferedReader(_FailingStream()))
+    message = r"a\.csv: cannot be read: Input/output error"
+    with pytest.raises(TaskError, match=message), open_table(source) as table:
+        list(table.rows)
