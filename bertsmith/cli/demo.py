@@ -10,6 +10,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log
 from bertsmith.cli.hints import quote_path
 from bertsmith.errors import InputError
+from bertsmith.settings import read_stored_settings
 
 #: Large enough for documentation text, small enough for quick training.
 VOCAB_SIZE = 8000
@@ -48,6 +49,7 @@ def demo(
     corpus, tokenizer, store = out / "corpus.jsonl", out / "tokenizer", out / "store"
     run = out / f"run-{seed}"
     _check_output(out, corpus)
+    _check_minutes(run, minutes)
     if not corpus.exists():
         _run_command("corpus", "docstrings", "--out", corpus)
     if not tokenizer.exists():
@@ -81,6 +83,19 @@ def _check_output(out: Path, corpus: Path) -> None:
         others = [path.name for path in out.iterdir() if not path.name.startswith(".")]
         if others:
             raise InputError(f"{out}: this folder has other files ({others[0]}); give a new --out")
+
+
+def _check_minutes(run: Path, minutes: float) -> None:
+    """Raise InputError if ``run`` was started with another time budget."""
+    path = run / "settings.toml"
+    if not path.exists():
+        return
+    previous = read_stored_settings(path).get("schedule", {}).get("minutes")
+    if previous is not None and previous != minutes:
+        raise InputError(
+            f"{run}: this demo was started with --minutes {previous:g}, got {minutes:g}; give "
+            "another folder, such as --out my-demo"
+        )
 
 
 def _run_command(*arguments: object) -> None:
