@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+from bertsmith.cli.signals import Interrupted
 from bertsmith.version import __version__
 
 SUMMARY = "Train your own BERT from text, fine-tune it, and use or serve it."
@@ -61,6 +62,13 @@ class GroupWithDefaultCommand(CommandGroup):
 class _SectionedGroup(CommandGroup):
     def get_help_sections(self) -> dict[str, tuple[str, ...]]:
         return HELP_SECTIONS
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; raise Interrupted after Ctrl-C, on which Typer would exit silently."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted(ctx.invoked_subcommand or "") from None
 
 
 app = typer.Typer(

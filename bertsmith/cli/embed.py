@@ -1,5 +1,6 @@
 """``bertsmith embed``: compute vectors for lines, table rows or tokens."""
 
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from bertsmith.cli.model_options import (
     open_input,
     resolve_device,
 )
-from bertsmith.cli.signals import Terminated
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Terminated
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.compatibility import OLD_SPECIAL_TOKENS_FLAGS
 from bertsmith.errors import InputError, SettingsError
@@ -405,9 +406,11 @@ def _write_vectors(
             resume=resume,
             progress=TerminalProgress(),
         )
-    except (KeyboardInterrupt, Terminated):
+    except (KeyboardInterrupt, Terminated) as error:
         log("stopped and saved; the same command with --resume continues")
-        raise
+        if isinstance(error, Terminated):
+            raise
+        raise typer.Exit(SIGNAL_EXIT_OFFSET + signal.SIGINT) from None
     if as_json:
         print_json(
             {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bertsmith.cli import error_messages, streams
 from bertsmith.cli.app import app
-from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Terminated, raise_terminated
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Interrupted, Terminated, raise_terminated
 from bertsmith.compatibility import upgrade_arguments
 from bertsmith.files import add_error_filename
 
@@ -42,7 +42,11 @@ def main() -> None:
                 sys.stdout.flush()
             raise
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        sys.stderr.write("stopped\n")
+        sys.exit(EXIT_INTERRUPTED)
+    except Interrupted as interrupted:
+        sys.stderr.write(f"{interrupted.explain()}\n")
+        _flush_stdout()
         sys.exit(EXIT_INTERRUPTED)
     except Terminated as terminated:
         # Flushing stdout would block if its reader has stopped reading.
@@ -58,8 +62,13 @@ def main() -> None:
             raise
         message, status = error_messages.explain_error(error)
         sys.stderr.write(f"{message}\n")
-        try:
-            sys.stdout.flush()
-        except OSError:
-            streams.discard_stdout()
+        _flush_stdout()
         sys.exit(status)
+
+
+def _flush_stdout() -> None:
+    """Flush stdout; discard the output that cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        streams.discard_stdout()

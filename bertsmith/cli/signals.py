@@ -9,6 +9,10 @@ from types import FrameType
 #: A program that is ended by signal N exits with status 128 + N, the convention of shells.
 SIGNAL_EXIT_OFFSET = 128
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+#: Commands that continue where they stopped if they are run again.
+_RESUMABLE_COMMANDS = ("demo", "prepare", "pretrain", "finetune", "lab")
+#: Commands that write their output atomically when it is complete.
+_ATOMIC_COMMANDS = ("corpus", "vocab", "import", "export")
 
 
 class Terminated(BaseException):
@@ -17,6 +21,22 @@ class Terminated(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+
+
+class Interrupted(BaseException):
+    """Ctrl-C stopped a command."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(command)
+        self.command = command
+
+    def explain(self) -> str:
+        """Return a message: whether the command wrote anything, and how to continue it."""
+        if self.command in _RESUMABLE_COMMANDS:
+            return "stopped; run the same command again to continue"
+        if self.command in _ATOMIC_COMMANDS:
+            return "stopped; nothing was written"
+        return "stopped"
 
 
 @contextmanager

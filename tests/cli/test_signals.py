@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command after its temporary files are removed."""
+"""Signals: SIGTERM and SIGHUP remove temporary files, and Ctrl-C prints a message."""
 
 import os
 import shutil
@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bertsmith.cli.signals import Terminated, raise_terminated
+from tests.cli.conftest import RunCli
 
 OLD_RUNS = Path(__file__).parent.parent / "train" / "fixtures" / "v0.1"
 
@@ -61,3 +63,47 @@ def test_second_signal_ends_the_process() -> None:
     with raise_terminated():
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def _interrupt(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "message"),
+    [
+        (
+            ["prepare", "text.txt", "--tokenizer", "tokenizer", "--out", "store"],
+            "bertsmith.text.wordpiece.Tokenizer.load",
+            "stopped; run the same command again to continue",
+        ),
+        (
+            ["vocab", "text.txt", "--size", "200", "--out", "vocab"],
+            "bertsmith.cli.corpus_options.find_sources",
+            "stopped; nothing was written",
+        ),
+        (
+            ["corpus", "stats", "text.txt"],
+            "bertsmith.cli.corpus_options.find_sources",
+            "stopped; nothing was written",
+        ),
+        (["fill", "model", "a [MASK]"], "bertsmith.bundle.load", "stopped"),
+    ],
+)
+def test_ctrl_c_prints_one_line(
+    run_cli: RunCli,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    function: str,
+    message: str,
+) -> None:
+    """The line says whether anything was written or how to continue; the exit status is 130."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("A text.\n")
+    for name in ("model", "tokenizer"):
+        (tmp_path / name).symlink_to(model)
+    monkeypatch.setattr(function, _interrupt)
+    result = run_cli(*arguments)
+    assert (result.status, result.err) == (130, f"{message}\n")

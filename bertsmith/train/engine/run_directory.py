@@ -202,9 +202,17 @@ def _find_differences(
 def lock_run(run: Path) -> Iterator[None]:
     """Hold the lock of a run while the block runs, so that no other process writes to the run.
 
+    If the block fails before it has written anything, the directory is removed.
+
     Raises:
         RunError: If another process holds the lock.
     """
     error = RunError(f"{run}: another process is training here; wait until it ends, or stop it")
     with hold_lock(run / LOCK_FILE, error=error):
-        yield
+        try:
+            yield
+        except BaseException:
+            if [path.name for path in run.iterdir()] == [LOCK_FILE]:
+                (run / LOCK_FILE).unlink()
+                run.rmdir()
+            raise
