@@ -12,3 +12,8 @@ def count_noun(count: float, singular: str, plural: str | None = None) -> str:
     if plural is None:
         plural = singular + "s"
     return f"{count:,.0f} {singular if count == 1 else plural}"
+
+
+def format_minutes(minutes: float) -> str:
+    """Return a duration as text, such as "1 minute" or "0.5 minutes"."""
+    return f"{minutes:g} {'minute' if minutes == 1 else 'minutes'}"

@@ -1,6 +1,6 @@
 """Counts and their nouns in messages."""
 
-from bertsmith.plurals import count_noun
+from bertsmith.plurals import count_noun, format_minutes
 
 
 def test_noun_agrees_with_its_count() -> None:
@@ -9,3 +9,10 @@ def test_noun_agrees_with_its_count() -> None:
     assert counts == ["0 documents", "1 document", "2 documents", "1,234 documents"]
     assert count_noun(1, "value is", "values are") == "1 value is"
     assert count_noun(2.0, "value is", "values are") == "2 values are"
+
+
+def test_one_minute_is_singular() -> None:
+    """Only a duration of 1 takes the singular."""
+    assert [format_minutes(value) for value in (1, 1.0, 0.5, 30)] == [
+        "1 minute", "1 minute", "0.5 minutes", "30 minutes",
+    ]  # fmt: skip

@@ -131,7 +131,7 @@ class TerminalProgress:
         now = time.monotonic()
         elapsed_seconds = now - self._start_time
         if self._bar is not None and self._task_id is not None:
-            rate = f"{self._completed / max(elapsed_seconds, 1e-9):,.0f}/s"
+            rate = _format_rate(self._completed, elapsed_seconds, self._unit)
             self._bar.update(self._task_id, completed=int(self._completed), details=details or rate)
         elif now - self._last_line_time >= PLAIN_LINE_INTERVAL:
             self._last_line_time = now
@@ -154,10 +154,24 @@ class TerminalProgress:
             total = f" of {self._total:,.0f}"
             remaining_seconds = elapsed_seconds * (self._total / max(self._completed, 1e-9) - 1)
             remaining = f", {remaining_seconds:,.0f} s left"
-        rate = f", {self._completed / max(elapsed_seconds, 1e-9):,.0f}/s"
-        if self._unit == "seconds":
-            rate = ""
+        rate = ""
+        if self._unit != "seconds":
+            rate = f", {_format_rate(self._completed, elapsed_seconds, self._unit)}"
         return (
             f"{self._description}: {self._completed:,.0f}{total} {self._unit}"
             f"{rate}{remaining}  {details}"
         )
+
+
+def _format_rate(count: float, seconds: float, unit: str) -> str:
+    """Return a rate, such as "1,234/s" or "2.5/s", or "12.3 s/step" below one unit per second.
+
+    Args:
+        count: Number of completed units.
+        seconds: Time that they took.
+        unit: The plural noun for the units.
+    """
+    rate = count / max(seconds, 1e-9)
+    if 0 < rate < 1:
+        return f"{1 / rate:,.1f} s/{unit.removesuffix('s')}"
+    return f"{rate:,.0f}/s" if rate >= 10 or not rate else f"{rate:.1f}/s"

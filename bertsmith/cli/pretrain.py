@@ -129,7 +129,7 @@ def pretrain(
         )
         raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
     _print_metrics(result.heldout, as_json=as_json)
-    log(f"wrote {result.model} (and {result.curve or 'no curve'})")
+    log(f"wrote {result.model}" + (f" and {result.curve}" if result.curve else ""))
     if result.is_masked_lm:
         log(f"next: {format_fill_command(result.model)}")
     else:

@@ -165,8 +165,7 @@ def train(
         average = WeightAverage(model, options.average_fraction)
     state = checkpoint.resume(run, model, optimizer, progress, is_finished, average)
     if state.step:
-        total = "" if duration.total_steps is None else f" of {duration.total_steps}"
-        progress.log(f"resuming from step {state.step}{total}")
+        _log_resumed_step(run, state.step, progress, options, is_finished=is_finished(state))
     metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
     duration.start(
         state.step,
@@ -195,6 +194,21 @@ def train(
     if average is not None:
         average.copy_to_model()
     return TrainingOutcome(loop.state, None, signals.received)
+
+
+def _log_resumed_step(
+    run: Path, step: int, progress: Progress, options: LoopOptions, *, is_finished: bool
+) -> None:
+    """Log from which step a run continues, or that it is already finished."""
+    total_steps = options.duration.total_steps
+    if is_finished and total_steps is not None:
+        progress.log(
+            f"{run}: this run is already finished (step {step} of {total_steps}); give --out "
+            "another directory to start a new one"
+        )
+        return
+    total = "" if total_steps is None else f" of {total_steps}"
+    progress.log(f"resuming from step {step}{total}")
 
 
 def _is_finished(options: LoopOptions, state: TrainingState) -> bool:
@@ -353,8 +367,9 @@ class _Loop:
         self._duration.record_evaluation(time.perf_counter() - start_time)
         metrics |= self._format_elapsed()
         self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
-        score = metrics[self._options.selection_metric]
-        self._progress_fields = {"held-out": f"{score:.3f}"}
+        metric = self._options.selection_metric
+        score = metrics[metric]
+        self._progress_fields = {f"held-out {metric.replace('_', ' ')}": f"{score:.3f}"}
         if math.isnan(score):  # For example the correlation with a constant is NaN.
             return False
         if self._options.higher_is_better:

@@ -407,7 +407,7 @@ def _train_and_save_model(
         outcome=outcome,
         steps=settings.schedule.steps,
         heldout=heldout,
-        curve=_draw_curve(run, settings, progress),
+        curve=_draw_curve(run, settings, progress, is_finished=model is not None),
         is_masked_lm=settings.data.objective != "left-to-right",
     )
 
@@ -444,13 +444,19 @@ def _train(session: Session, run: Path, progress: Progress, duration: Duration) 
     )
 
 
-def _draw_curve(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:
-    """Draw the loss curve of a run; without matplotlib, log how to install it and return None."""
+def _draw_curve(
+    run: Path, settings: PretrainSettings, progress: Progress, *, is_finished: bool
+) -> Path | None:
+    """Draw the loss curve of a run; return None without matplotlib.
+
+    When the run is finished, log how to install matplotlib.
+    """
     config = settings.model
     try:
         return curve.draw(
             run, f"{run.name}: {count_noun(config.layers, 'layer')}, width {config.width}"
         )
     except MissingExtraError as error:
-        progress.log(str(error))
+        if is_finished:
+            progress.log(str(error))
         return None

@@ -4,7 +4,7 @@ from time import perf_counter
 
 from bertsmith.errors import MissingExtraError
 from bertsmith.model.bert import count_parameters
-from bertsmith.plurals import count_noun
+from bertsmith.plurals import count_noun, format_minutes
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.duration import EVALUATION_SHARE, TimeDuration
 from bertsmith.train.engine.probe import Cost
@@ -81,7 +81,8 @@ def describe_budget(
         seconds: Time for steps and evaluations.
     """
     steps, num_evaluations = recipes.estimate_num_steps(resolved, cost, seconds)
-    text = f"about {count_noun(steps, 'step')} in {resolved.schedule.minutes:g} minutes"
+    assert resolved.schedule.minutes is not None
+    text = f"about {count_noun(steps, 'step')} in {format_minutes(resolved.schedule.minutes)}"
     num_sequences = min(resolved.run.max_eval_sequences, cost.num_eval_sequences)
     _, unlimited_evaluations = recipes.estimate_num_steps(
         settings, cost.without_evaluations(), seconds

@@ -1,11 +1,17 @@
 """The loss curve of a run."""
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bertsmith.errors import MissingExtraError
 from bertsmith.files import dump_json
+from bertsmith.train.engine import curve, loop
 from bertsmith.train.engine.curve import CURVE_FILE, draw
+from bertsmith.train.engine.step import take_step
+from tests.train.conftest import RecordingProgress, TrainFunction
 
 
 @pytest.mark.parametrize("title", ["run: 2 layers", "r$x^{$: 2 layers", "\\frac $", "n\udcff"])
@@ -19,3 +25,28 @@ def test_any_run_name_can_be_the_title(tmp_path: Path, title: str) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(dump_json(line) + "\n" for line in lines))
     draw(tmp_path, title)
     assert (tmp_path / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_missing_matplotlib_is_logged_when_the_run_is_finished(
+    train: TrainFunction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped run does not log how to install matplotlib; a finished run logs it once."""
+
+    def fail(*_: object) -> None:
+        raise MissingExtraError("matplotlib", "plot", "drawing the loss curve")
+
+    monkeypatch.setattr(curve, "draw", fail)
+    progress = RecordingProgress()
+
+    def take_step_and_interrupt(*arguments: Any, **options: Any) -> Any:
+        if options["step"] == 1:
+            signal.raise_signal(signal.SIGINT)
+        return take_step(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", take_step_and_interrupt)
+        assert train(steps=3, progress=progress).model is None
+    hint = "drawing the loss curve"
+    assert not any(hint in message for message in progress.messages)
+    assert train(steps=3, progress=progress).curve is None
+    assert sum(hint in message for message in progress.messages) == 1

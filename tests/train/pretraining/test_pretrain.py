@@ -30,7 +30,13 @@ from bertsmith.train.pretraining.pretrain import estimate_run, pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import SMALL_SETTINGS, TrainFunction, make_assignments, make_store
+from tests.train.conftest import (
+    SMALL_SETTINGS,
+    RecordingProgress,
+    TrainFunction,
+    make_assignments,
+    make_store,
+)
 
 WEIGHTS = "model/model.safetensors"
 BATCH_SIZE = SMALL_SETTINGS["data.batch_size"]
@@ -75,11 +81,29 @@ def test_run_directory_is_complete(finished_run: Path) -> None:
 def test_finished_run_is_not_changed(finished_run: Path, store: Path) -> None:
     """Repeating the command of a finished run takes no step and changes no file but the curve."""
     old_files = _read_files(finished_run)
-    result = pretrain(store, finished_run, steps=8, assignments=make_assignments(run__eval_every=4))
+    progress = RecordingProgress()
+    assignments = make_assignments(run__eval_every=4)
+    result = pretrain(store, finished_run, steps=8, assignments=assignments, progress=progress)
     new_files = _read_files(finished_run)
+    assert any("this run is already finished (step 8 of 8)" in line for line in progress.messages)
+    assert not any("resuming" in line for line in progress.messages)
     assert result.outcome.state.step == 8
     for name in old_files.keys() - {"curve.png"}:
         assert new_files[name] == old_files[name], name
+
+
+def test_interrupted_start_leaves_no_directory(
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is interrupted before its first file is written leaves no directory."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "check_heldout_split", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_settings_are_rejected(finished_run: Path, store: Path) -> None:
