@@ -210,7 +210,7 @@ def collect_run_contents(run: Path, steps: int) -> dict[str, str]:
     ]
     result["metrics log without times"] = "\n".join(json.dumps(record) for record in without_times)
     trained_steps = [record["step"] for record in records if record["kind"] == "train"]
-    result["every step logged once"] = str(trained_steps == list(range(1, steps + 1)))
+    result["trained steps"] = json.dumps(trained_steps)
     return result
 
 
@@ -241,9 +241,9 @@ def compare(mode: str, store: Path, work: Path, options: argparse.Namespace) -> 
     expected = collect_run_contents(uninterrupted, options.steps)
     actual = collect_run_contents(killed, options.steps)
     is_equal = {name: expected[name] == actual[name] for name in expected}
-    is_equal["every step logged once"] = (
-        expected["every step logged once"] == actual["every step logged once"] == "True"
-    )
+    # Each step must be logged exactly once.
+    all_steps = json.dumps(list(range(1, options.steps + 1)))
+    is_equal["trained steps"] = expected["trained steps"] == actual["trained steps"] == all_steps
     for name, equal in is_equal.items():
         digest = expected[name][:16] if len(expected[name]) == 64 else ""
         print(f"    {'equal    ' if equal else 'DIFFERENT'}  {name}  {digest}", flush=True)

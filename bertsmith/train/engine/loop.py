@@ -212,12 +212,12 @@ def _log_resumed_step(
 
 
 def _is_finished(options: LoopOptions, state: TrainingState) -> bool:
-    """Return whether the run has its full length or early stopping applies."""
+    """Return whether the run has its full length or early stopping ends it."""
     return options.duration.is_finished(state.step) or _is_out_of_patience(options, state)
 
 
 def _is_out_of_patience(options: LoopOptions, state: TrainingState) -> bool:
-    """Return whether early stopping applies."""
+    """Return whether early stopping ends the run now."""
     if options.patience is None or options.eval_every is None or state.best_step is None:
         return False
     return state.step - state.best_step >= options.patience * options.eval_every
@@ -257,7 +257,7 @@ class _Loop:
         self._progress_fields: dict[str, str] = {}
 
     def is_finished(self) -> bool:
-        """Return whether the run has its full length or early stopping applies."""
+        """Return whether the run has its full length or early stopping ends it."""
         return self._has_ended or _is_out_of_patience(self._options, self.state)
 
     def run_until(self, signals: DeferredSignals) -> None:

@@ -132,8 +132,9 @@ def read_overrides(
         )
     if config is not None and get_table(settings, "task").get("fingerprint"):
         settings = _drop_computed_values(settings, task, data, config)
-        command_line = merge_settings(values or {}, parse_assignments(assignments))
-        if get_table(command_line, "schedule").keys() & {"steps", "epochs"}:
+        overrides = merge_settings(values or {}, parse_assignments(assignments))
+        # Only one of steps and epochs may be set: a new value of either replaces the file's value.
+        if get_table(overrides, "schedule").keys() & {"steps", "epochs"}:
             schedule = get_table(settings, "schedule")
             for name in ("steps", "epochs"):
                 schedule.pop(name, None)

@@ -311,9 +311,11 @@ def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
 def resolve_on_machine(
     session: Session, progress: Progress, start_time: float
 ) -> tuple[PretrainSettings, Cost | None]:
-    """Resolve the settings that depend on the machine, such as device, threads and steps.
+    """Resolve the settings that depend on the machine, and the number of steps or evaluation size.
 
-    The settings of ``session`` are changed, too.
+    The device, precision, attention kernel and threads depend on the machine; they are also changed
+    in the settings of ``session``. Without a time budget, the number of steps and the intervals are
+    set; with one, the number of sequences per evaluation is limited.
 
     Args:
         session: The run.
@@ -331,13 +333,12 @@ def resolve_on_machine(
         cost = session.measure_cost(_get_probe_seconds(budget_seconds))
         if cost.is_noisy:
             cost = _retry_with_fewer_threads(session, cost, progress, budget_seconds)
-    settings = session.settings
-    session.settings = record_machine(settings, machine)
+    session.settings = record_machine(session.settings, machine)
     if budget_seconds is None or cost is None:
         return resolve_num_steps(session), None
     resolved = recipes.limit_evaluation(session.settings, cost, budget_seconds)
     remaining_seconds = max(budget_seconds - (perf_counter() - start_time), 0.0)
-    progress.log(describe_budget(settings, resolved, cost, remaining_seconds))
+    progress.log(describe_budget(session.settings, resolved, cost, remaining_seconds))
     return resolved, cost
 
 

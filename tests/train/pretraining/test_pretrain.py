@@ -134,7 +134,7 @@ def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(
 
 
 def test_weights_depend_only_on_the_seed(train: TrainFunction, finished_run: Path) -> None:
-    """Two runs with the same seed have the same weights; a run with another seed has others."""
+    """Runs with the same seed have equal weights; a run with another seed has different weights."""
     same = train("same", steps=8, run__eval_every=4)
     other = train("other", steps=8, run__eval_every=4, run__seed=1)
     weights = (finished_run / WEIGHTS).read_bytes()
