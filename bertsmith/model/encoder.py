@@ -37,7 +37,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.is_post_norm = config.norm != "pre"
         self.attention = SelfAttention(config, first_dropout_index)
-        self.attention_dropout = Dropout(config.dropout, first_dropout_index + 1)
+        self.attention_output_dropout = Dropout(config.dropout, first_dropout_index + 1)
         self.attention_norm = build_norm(config)
         self.up = Linear(config.width, config.feed_forward)
         self.activation = ACTIVATIONS[config.activation]
@@ -70,7 +70,7 @@ class EncoderLayer(nn.Module):
         attention_output = self.attention(attention_input, layout, dropout_seed, token_indices)
         if token_indices is not None:
             x = x.index_select(0, token_indices)
-        x = x + self.attention_dropout(attention_output, dropout_seed)
+        x = x + self.attention_output_dropout(attention_output, dropout_seed)
         if self.is_post_norm:
             x = self.attention_norm(x)
             output: Tensor = self.feed_forward_norm(x + self._feed_forward(x, dropout_seed))
@@ -86,7 +86,7 @@ class EncoderLayer(nn.Module):
         return self.attention.compute_probabilities(attention_input, layout)
 
     def _feed_forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
-        """Apply the feed-forward network and its dropout: [T, D] -> [T, D]."""
+        """Apply the feed-forward network and its dropout; the shape, [T, D] or [M, D], stays."""
         hidden = self.activation(self.up(x))
         output: Tensor = self.feed_forward_dropout(self.down(hidden), dropout_seed)
         return output

@@ -178,8 +178,8 @@ def _remove_dropout(model: BertForPreTraining) -> None:
 def _swap_dropouts(model: BertForPreTraining) -> None:
     """Swap two dropouts of a layer that have the same rate but different masks."""
     layer: Any = model.bert.encoder.layers[0]
-    first, second = layer.attention_dropout, layer.feed_forward_dropout
-    layer.attention_dropout, layer.feed_forward_dropout = second, first
+    first, second = layer.attention_output_dropout, layer.feed_forward_dropout
+    layer.attention_output_dropout, layer.feed_forward_dropout = second, first
 
 
 @pytest.mark.parametrize(
