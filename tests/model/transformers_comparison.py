@@ -25,7 +25,7 @@ from tests.model.examples import PreTrainingBatch, make_tokenizer
 BERTSMITH_LOCATIONS = {
     "bert.embeddings.dropout": "embeddings",
     "attention.dropout": "probabilities",
-    "attention_dropout": "attention output",
+    "attention_output_dropout": "attention output",
     "feed_forward_dropout": "feed-forward output",
 }
 TRANSFORMERS_LOCATIONS = {
