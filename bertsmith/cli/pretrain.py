@@ -99,7 +99,7 @@ def pretrain(
 
     if plan:
         log("measuring the speed of this machine …")
-        estimate = training.estimate_run(data, **overrides)
+        estimate = training.estimate_run(data, progress=TerminalProgress(), **overrides)
         if as_json:
             print_json(estimate)
         else:
@@ -155,8 +155,12 @@ def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
     unknown = (
         "" if unknown_share is None else f"; {unknown_share:.1%} of the tokens are [UNK], excluded"
     )
+    # Runs of version 0.2 have no num_sequences.
+    sequences = ""
+    if "num_sequences" in heldout:
+        sequences = f" ({count_noun(heldout['num_sequences'], 'sequence')})"
     print_line(
-        f"held out: masked-LM loss {heldout['mlm_loss']:.3f} "
+        f"held out{sequences}: masked-LM loss {heldout['mlm_loss']:.3f} "
         f"(unigram entropy {heldout['unigram_entropy']:.3f}), "
         f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['mlm_accuracy']:.1%}"
         f"{unknown}"
@@ -187,4 +191,7 @@ def _print_estimate(estimate: dict[str, Any]) -> None:
         f"{count_noun(estimate['num_eval_sequences'], 'sequence')}"
     )
     print_line(f"time         {estimate['minutes']:,.1f} minutes")
-    print_line(f"memory       {estimate['memory_bytes'] / 2**20:,.0f} MiB")
+    at_least = "at least " if estimate["is_extrapolated"] else ""
+    print_line(f"memory       {at_least}{estimate['memory_bytes'] / 2**20:,.0f} MiB")
+    if estimate["is_extrapolated"]:
+        print_line("measured     only a part of one step, because a step is slow")

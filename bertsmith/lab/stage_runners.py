@@ -188,7 +188,10 @@ def pretrain_model(job: Job) -> dict[str, Any]:
             shutil.rmtree(path)
     num_parameters = count_parameters(load(pretrained.model).model)
     return {
-        "heldout_metrics": pretrained.heldout,
+        # The scale determines the number of sequences, and earlier results do not have it.
+        "heldout_metrics": {
+            name: value for name, value in pretrained.heldout.items() if name != "num_sequences"
+        },
         "seconds": pretrained.outcome.state.seconds,
         "num_parameters": num_parameters,
         **_read_curves(run),

@@ -16,6 +16,8 @@ PROBE_SECONDS, _MAX_STEPS = 8.0, 30
 #: Maximum duration of the measurement before a run with a time budget, in seconds and as a
 #: fraction of the budget.
 MAX_BUDGET_SECONDS, MAX_BUDGET_SHARE = 2.0, 0.02
+#: Maximum number of tokens of the micro-batches with which slow steps are measured.
+SLOW_STEP_TOKENS = 1024
 #: Step times are noisy if a quarter of them exceed the shortest one by this factor.
 _NOISE_RATIO = 1.5
 
@@ -33,6 +35,7 @@ class Cost:
         tokens_per_step: Mean number of tokens of a step.
         num_eval_sequences: Number of sequences of one evaluation.
         is_noisy: Whether the step times vary so much that other processes must have slowed steps.
+        is_extrapolated: Whether steps are so slow that only a part of a step was measured.
     """
 
     step_seconds: float
@@ -43,6 +46,7 @@ class Cost:
     tokens_per_step: float
     num_eval_sequences: int = 1
     is_noisy: bool = False
+    is_extrapolated: bool = False
 
     def estimate_seconds(self, steps: int, eval_every: int, num_eval_sequences: int) -> float:
         """Return the expected duration of a run in seconds.
@@ -62,6 +66,37 @@ class Cost:
     def estimate_evaluation_seconds(self, num_eval_sequences: int) -> float:
         """Return the expected duration of an evaluation of at most ``num_eval_sequences``."""
         return self.evaluation_seconds * min(num_eval_sequences / self.num_eval_sequences, 1.0)
+
+
+def measure_slow_step(
+    micro_batches: list[Any], take_step: Callable[[int, list[Any]], None], seconds: float
+) -> float | None:
+    """Estimate the duration of a slow step from the first micro-batches.
+
+    The estimate is slightly too high, because it scales the optimizer update, too.
+
+    Args:
+        micro_batches: The micro-batches of the step.
+        take_step: Takes a step, given its number and micro-batches.
+        seconds: Maximum duration of the measurement, which has at least one micro-batch.
+
+    Returns:
+        The estimate in seconds; None if the whole step takes at most ``seconds``.
+    """
+    warmup_seconds = _time_step(micro_batches[:1], take_step)
+    num_micro_batches = len(micro_batches)
+    if warmup_seconds * num_micro_batches <= seconds:
+        return None
+    num_measured = max(1, min(num_micro_batches, int(seconds / warmup_seconds)))
+    step_seconds = _time_step(micro_batches[:num_measured], take_step)
+    return step_seconds * num_micro_batches / num_measured
+
+
+def _time_step(micro_batches: list[Any], take_step: Callable[[int, list[Any]], None]) -> float:
+    """Take step 0 on these micro-batches, and return its duration in seconds."""
+    start_time = time.perf_counter()
+    take_step(0, micro_batches)
+    return time.perf_counter() - start_time
 
 
 def measure_median_step_seconds(

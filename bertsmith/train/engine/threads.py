@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
 from typing import Final
 
 import torch
@@ -16,8 +17,13 @@ from bertsmith.runtime.device import CpuLoad
 _BUSY_CORES: Final = 0.3
 #: Fewer threads are chosen only if a step takes at most this fraction of its time with all threads.
 _MAX_TIME_RATIO: Final = 0.9
-#: Number of timings of each thread count. Their median is used, which one slow timing does not
-#: change.
+#: A candidate is not timed again if its steps take longer than the fastest one by this factor.
+_SLOW_RATIO: Final = 2.0
+#: Maximum duration of all timings in seconds, and as a fraction of a time budget.
+MAX_CHOICE_SECONDS: Final = 10.0
+MAX_CHOICE_SHARE: Final = 0.05
+#: Maximum number of timings of each thread count. Their median is used, which one slow timing does
+#: not change.
 _ROUNDS: Final = 3
 
 
@@ -72,18 +78,32 @@ def list_candidate_thread_counts(available: int, load: CpuLoad) -> list[int]:
 
 
 def choose_thread_count(
-    time_step: Callable[[int], float], candidates: Sequence[int]
+    time_step: Callable[[int], float],
+    candidates: Sequence[int],
+    max_seconds: float = MAX_CHOICE_SECONDS,
+    clock: Callable[[], float] = perf_counter,
 ) -> ThreadChoice:
     """Time steps with each candidate number of threads, and choose the fastest.
+
+    A candidate that is clearly slower than another one is not timed again.
 
     Args:
         time_step: Returns the seconds of a step with a given number of threads.
         candidates: Numbers of threads. The first one is chosen unless another is clearly faster.
+        max_seconds: No timing starts later, except the first one of each candidate.
+        clock: Returns the time in seconds.
     """
+    end_time = clock() + max_seconds
     times: dict[int, list[float]] = {number: [] for number in candidates}
-    for _ in range(_ROUNDS):
-        for number in candidates:
-            times[number].append(time_step(number))
+    remaining = list(candidates)
+    for timing_round in range(_ROUNDS):
+        for number in remaining:
+            if timing_round == 0 or clock() < end_time:
+                times[number].append(time_step(number))
+        shortest = min(min(seconds) for seconds in times.values())
+        remaining = [number for number in remaining if min(times[number]) <= _SLOW_RATIO * shortest]
+        if len(remaining) == 1:
+            break
     step_seconds = {number: median(seconds) for number, seconds in times.items()}
     fastest = min(candidates, key=lambda number: step_seconds[number])
     default = candidates[0]

@@ -53,6 +53,7 @@ class HeldoutResult:
     """Losses and counts, summed over the held-out sequences. Losses and entropy are in nats.
 
     Attributes:
+        total_sequences: Number of evaluated sequences.
         mlm_loss: Sum of the masked LM losses.
         mlm_correct: Number of correct masked LM predictions.
         num_predictions: Number of masked LM predictions.
@@ -66,6 +67,7 @@ class HeldoutResult:
             [SEP] and other special tokens.
     """
 
+    total_sequences: int
     mlm_loss: float
     mlm_correct: int
     num_predictions: int
@@ -86,6 +88,7 @@ class HeldoutResult:
         # Text whose tokens are all [UNK] has no predictions.
         mean_loss = self.mlm_loss / self.num_predictions if self.num_predictions else math.nan
         metrics = {
+            "num_sequences": self.total_sequences,
             "mlm_loss": mean_loss,
             # math.exp overflows a float64 above 709.
             "perplexity": math.exp(mean_loss) if mean_loss < 700 else math.inf,
@@ -146,6 +149,7 @@ def evaluate(
             num_sequences += len(batch)
             num_is_next += int((batch.nsp_labels == 0).sum())
     return HeldoutResult(
+        total_sequences=total_sequences,
         mlm_loss=mlm_loss,
         mlm_correct=mlm_correct,
         num_predictions=num_predictions,

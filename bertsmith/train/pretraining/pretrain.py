@@ -32,7 +32,12 @@ from bertsmith.train.engine.run_directory import (
     lock_run,
 )
 from bertsmith.train.engine.tensorboard_log import import_summary_writer
-from bertsmith.train.engine.threads import is_machine_busy, restore_num_threads
+from bertsmith.train.engine.threads import (
+    MAX_CHOICE_SECONDS,
+    MAX_CHOICE_SHARE,
+    is_machine_busy,
+    restore_num_threads,
+)
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
@@ -208,19 +213,21 @@ def estimate_run(
     steps: int | None = None,
     epochs: float | None = None,
     minutes: float | None = None,
+    progress: Progress | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
     """Estimate the steps, time and memory of a run with a short probe, without writing anything.
 
     The arguments are those of ``pretrain``. ``bertsmith pretrain --plan`` prints the result.
     """
+    progress = progress or NullProgress()
     store = Store.open(data)
-    store.verify()
+    store.verify(progress)
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
     settings = _resolve_arguments(store, Path(data), budget, {"size": size, **overrides})
     budget_seconds = get_budget_seconds(settings)
     with restore_num_threads(settings.run.threads):
-        session = Session(resolve_thread_count(settings, store, NullProgress()), store)
+        session = Session(resolve_thread_count(settings, store, progress), store)
         cost = session.measure_cost()
         machine = device.describe_machine(session.machine)
     if budget_seconds is None:
@@ -250,6 +257,7 @@ def estimate_run(
         "memory_bytes": cost.peak_memory_bytes,
         "mfu": cost.mfu,
         "peak_flops": 2 * cost.peak_macs_per_second,
+        "is_extrapolated": cost.is_extrapolated,
     }
 
 
@@ -287,19 +295,23 @@ def resolve_thread_count(
     load = device.measure_cpu_load()
     if not is_machine_busy(load):
         return settings
+    progress.log("choosing the number of threads …")
     # Time steps without torch.compile, whose graphs depend on the number of threads.
     eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
-    choice = Session(eager, store).choose_thread_count(load, _get_timing_seconds(settings))
+    choice = Session(eager, store).choose_thread_count(load, *_get_timing_seconds(settings))
     progress.log(choice.describe())
     return _set_threads(settings, choice.num_threads)
 
 
-def _get_timing_seconds(settings: PretrainSettings) -> float:
-    """Return the maximum duration of one timing of a thread count, in seconds."""
+def _get_timing_seconds(settings: PretrainSettings) -> tuple[float, float]:
+    """Return the maximum duration of one timing of a thread count and of all, in seconds."""
     budget_seconds = get_budget_seconds(settings)
     if budget_seconds is None:
-        return THREAD_TIMING_SECONDS
-    return min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget_seconds / 10)
+        return THREAD_TIMING_SECONDS, MAX_CHOICE_SECONDS
+    return (
+        min(THREAD_TIMING_SECONDS, probe.MAX_BUDGET_SHARE * budget_seconds / 10),
+        min(MAX_CHOICE_SECONDS, MAX_CHOICE_SHARE * budget_seconds),
+    )
 
 
 def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
@@ -358,7 +370,8 @@ def _retry_with_fewer_threads(
         return cost
     previous = torch.get_num_threads()
     unknown_load = CpuLoad(0.0, 0.0)
-    choice = session.choose_thread_count(unknown_load, _get_timing_seconds(settings))
+    progress.log("choosing the number of threads …")
+    choice = session.choose_thread_count(unknown_load, *_get_timing_seconds(settings))
     if choice.num_threads == previous:
         return cost
     progress.log(choice.describe())

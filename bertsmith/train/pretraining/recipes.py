@@ -72,6 +72,7 @@ class RunSettings(SettingsTable):
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Maximum held-out sequences per evaluation. All evaluations use the same sequences and masks.
+    #: A time budget can lower it, and results on different numbers of sequences differ by chance.
     max_eval_sequences: Annotated[int, Field(ge=1)] = 512
     #: Whether to also write the metrics as TensorBoard event files, to RUN/tensorboard.
     tensorboard: bool = False

@@ -3,6 +3,7 @@
 import json
 import platform
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -28,6 +29,7 @@ from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.threads import (
+    MAX_CHOICE_SECONDS,
     ThreadChoice,
     choose_thread_count,
     list_candidate_thread_counts,
@@ -44,6 +46,9 @@ from bertsmith.train.pretraining.training_batches import compute_batch_size
 _NOMINAL_STEPS = 1000
 #: Maximum number of held-out sequences for timing an evaluation.
 _TIMED_SEQUENCES = 128
+#: An evaluation of a few sequences is timed first. If one of _TIMED_SEQUENCES would exceed this
+#: duration in seconds, it is skipped.
+_FIRST_TIMED_SEQUENCES, _MAX_EVALUATION_SECONDS = 8, 4.0
 #: One timing of a thread count ends after this many seconds or steps, whichever comes first.
 THREAD_TIMING_SECONDS, _THREAD_TIMING_STEPS = 0.7, 8
 
@@ -126,7 +131,10 @@ class Session:
         self.optimizer = optimizer.build_optimizer(self.model, self.settings.optim)
 
     def build_objective(
-        self, duration: Duration, max_seqlen: int | None = None
+        self,
+        duration: Duration,
+        max_seqlen: int | None = None,
+        micro_batch_tokens: int | None = None,
     ) -> PretrainingObjective:
         """Return the objective of this run.
 
@@ -134,8 +142,12 @@ class Session:
             duration: Length of the run.
             max_seqlen: Maximum sequence length of a run with a single phase and a constant batch
                 size and masking rate; None: the schedule of the settings.
+            micro_batch_tokens: Maximum tokens of a micro-batch; None: that of the settings.
         """
         settings = self.settings
+        if micro_batch_tokens is not None:
+            run = settings.run.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+            settings = settings.model_copy(update={"run": run})
         if max_seqlen is not None:
             data = settings.data.model_copy(
                 update={
@@ -169,15 +181,13 @@ class Session:
         """
         settings = self.settings
         step_seconds = mfu = tokens_per_step = 0.0
-        is_noisy = False
+        is_noisy = is_extrapolated = False
         peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
         schedule_settings = settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
         for phase in schedule.build_phases(schedule_settings, settings.data.max_seqlen):
             objective = self.build_objective(StepDuration(_NOMINAL_STEPS), phase.max_seqlen)
-            self.model.train()
-            times, batches = probe.measure_steps(
-                objective.iter_batches(0), partial(self._take_step, objective), seconds
-            )
+            times, batches, is_partial = self._measure_steps(objective, phase.max_seqlen, seconds)
+            is_extrapolated = is_extrapolated or is_partial
             # Not the median, because the run will also have occasional slow steps.
             mean_seconds = sum(times) / len(times)
             fraction = (phase.end_step - phase.start_step) / _NOMINAL_STEPS
@@ -200,10 +210,48 @@ class Session:
             tokens_per_step=tokens_per_step,
             num_eval_sequences=num_eval_sequences,
             is_noisy=is_noisy,
+            is_extrapolated=is_extrapolated,
         )
 
+    def _measure_steps(
+        self, objective: PretrainingObjective, max_seqlen: int, seconds: float
+    ) -> tuple[list[float], list[list[Any]], bool]:
+        """Measure steps, or a part of a step if it takes longer than ``seconds``.
+
+        Returns:
+            Duration and batch of each measured step, and whether a part of a step was measured.
+        """
+        self.model.train()
+        if self.machine.device.type == "cpu":
+            step_seconds, batch = self._measure_slow_step(max_seqlen, seconds)
+            if step_seconds is not None:
+                return [step_seconds], [batch], True
+        take_step = partial(self._take_step, objective)
+        return (*probe.measure_steps(objective.iter_batches(0), take_step, seconds), False)
+
+    def _measure_slow_step(self, max_seqlen: int, seconds: float) -> tuple[float | None, list[Any]]:
+        """Estimate the duration of a slow step, split into small micro-batches.
+
+        Returns:
+            The duration in seconds, None if a step takes at most ``seconds``; and its batch.
+        """
+        objective = self._build_slow_step_objective(max_seqlen)
+        batch = next(objective.iter_batches(0))
+        take_step = partial(self._take_step, objective)
+        return probe.measure_slow_step(batch, take_step, seconds), batch
+
+    def _build_slow_step_objective(self, max_seqlen: int) -> PretrainingObjective:
+        """Return the objective with micro-batches so small that slow steps can be measured."""
+        num_tokens = min(
+            self.settings.run.micro_batch_tokens, max(probe.SLOW_STEP_TOKENS, max_seqlen)
+        )
+        return self.build_objective(StepDuration(_NOMINAL_STEPS), max_seqlen, num_tokens)
+
     def choose_thread_count(
-        self, load: CpuLoad, seconds: float = THREAD_TIMING_SECONDS
+        self,
+        load: CpuLoad,
+        seconds: float = THREAD_TIMING_SECONDS,
+        max_seconds: float = MAX_CHOICE_SECONDS,
     ) -> ThreadChoice:
         """Time steps with all threads and with fewer, choose the best number and use it.
 
@@ -212,11 +260,45 @@ class Session:
         Args:
             load: CPU load of other processes.
             seconds: Maximum duration of one timing of a thread count.
+            max_seconds: Maximum duration of all timings. Each thread count is timed at least once.
         """
+        self.model.train()
+        candidates = list_candidate_thread_counts(torch.get_num_threads(), load)
+        # The first step is the slowest; on a busy machine, few threads are the fastest.
+        torch.set_num_threads(min(candidates))
         max_seqlen = self.settings.data.max_seqlen
+        slow_seconds, _ = self._measure_slow_step(max_seqlen, max_seconds / 4)
+        is_slow = slow_seconds is not None
+        time_step = self._build_step_timer(max_seqlen, seconds, is_slow=is_slow)
+        choice = choose_thread_count(time_step, candidates, max_seconds)
+        torch.set_num_threads(choice.num_threads)
+        self.reset()
+        return choice
+
+    def _build_step_timer(
+        self, max_seqlen: int, seconds: float, *, is_slow: bool
+    ) -> Callable[[int], float]:
+        """Return a function that measures the seconds of a step with a given number of threads.
+
+        Args:
+            max_seqlen: Maximum sequence length.
+            seconds: Maximum duration of a timing.
+            is_slow: Whether to measure one small micro-batch of a step that takes longer.
+        """
+        if is_slow:
+            slow_objective = self._build_slow_step_objective(max_seqlen)
+            batch = next(slow_objective.iter_batches(0))
+
+            def time_slow_step(threads: int) -> float:
+                """Return the time of one micro-batch, times the number of micro-batches."""
+                torch.set_num_threads(threads)
+                start_time = time.perf_counter()
+                self._take_step(slow_objective, 0, batch[:1])
+                return (time.perf_counter() - start_time) * len(batch)
+
+            return time_slow_step
         objective = self.build_objective(StepDuration(_NOMINAL_STEPS), max_seqlen)
         batches = list(islice(objective.iter_batches(0), _THREAD_TIMING_STEPS))
-        self.model.train()
 
         def time_step(threads: int) -> float:
             """Return the mean time of a step in seconds, after one step that is not measured."""
@@ -230,22 +312,22 @@ class Session:
                     break
             return elapsed_seconds / (step + 1)
 
-        candidates = list_candidate_thread_counts(torch.get_num_threads(), load)
-        choice = choose_thread_count(time_step, candidates)
-        torch.set_num_threads(choice.num_threads)
-        self.reset()
-        return choice
+        return time_step
 
     def time_evaluation(self) -> tuple[float, int]:
         """Return the estimated seconds of an evaluation, and its number of held-out sequences."""
         stream = build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
         num_sequences = min(self.settings.run.max_eval_sequences, len(stream))
-        num_timed = min(num_sequences, _TIMED_SEQUENCES)
         self.model.eval()
-        start_time = time.perf_counter()
-        evaluate(self.model, stream, num_timed, self.machine)
-        seconds = (time.perf_counter() - start_time) * num_sequences / num_timed
-        return seconds, num_sequences
+        sequence_seconds = 0.0
+        for max_timed in (_FIRST_TIMED_SEQUENCES, _TIMED_SEQUENCES):
+            num_timed = min(num_sequences, max_timed)
+            if sequence_seconds * num_timed > _MAX_EVALUATION_SECONDS:
+                break
+            start_time = time.perf_counter()
+            evaluate(self.model, stream, num_timed, self.machine)
+            sequence_seconds = (time.perf_counter() - start_time) / num_timed
+        return sequence_seconds * num_sequences, num_sequences
 
     def _take_step(
         self, objective: PretrainingObjective, step: int, micro_batches: list[Any]

@@ -28,3 +28,27 @@ def test_slow_steps_have_a_short_probe(
     assert (len(steps), len(times)) == (num_steps, num_measured)
     assert len(batches) == len(times)
     assert times == pytest.approx([step_seconds] * num_measured)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_seconds", "expected", "sizes"),
+    [(1.0, 20.0, [1, 8]), (30.0, 600.0, [1, 1]), (0.4, None, [1])],
+)
+def test_slow_step_is_estimated_from_a_part(
+    monkeypatch: pytest.MonkeyPatch,
+    micro_batch_seconds: float,
+    expected: float | None,
+    sizes: list[int],
+) -> None:
+    """Of a step of 20 micro-batches, those that fit into 8 s are measured, but at least one."""
+    now = 0.0
+    measured_sizes: list[int] = []
+
+    def take_step(_step: int, micro_batches: list[int]) -> None:
+        nonlocal now
+        now += micro_batch_seconds * len(micro_batches)
+        measured_sizes.append(len(micro_batches))
+
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: now))
+    assert probe.measure_slow_step([0] * 20, take_step, 8.0) == pytest.approx(expected)
+    assert measured_sizes == sizes

@@ -41,19 +41,20 @@ def use_two_threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "num_threads"),
+    ("seconds", "num_threads", "expected_timed"),
     [
-        ({2: [1.0] * 3, 1: [1.9] * 3}, 2),
-        ({2: [4.0] * 3, 1: [1.0] * 3}, 1),
+        ({2: [1.0] * 3, 1: [1.9] * 3}, 2, [2, 1] * 3),
+        ({2: [1.9] * 3, 1: [1.0] * 3}, 1, [2, 1] * 3),
         # Neither a small difference nor a single slow timing changes the number.
-        ({2: [1.0] * 3, 1: [0.95] * 3}, 2),
-        ({2: [1.0, 9.0, 1.0], 1: [1.9] * 3}, 2),
-        ({2: [4.0] * 3, 1: [1.0, 30.0, 1.0]}, 1),
-        ({16: [4.0] * 3, 15: [1.1] * 3, 8: [1.5] * 3}, 15),
+        ({2: [1.0] * 3, 1: [0.95] * 3}, 2, [2, 1] * 3),
+        ({2: [1.0, 9.0, 1.0], 1: [1.9] * 3}, 2, [2, 1] * 3),
+        # A candidate that takes more than twice as long as another one is not timed again.
+        ({2: [4.0], 1: [1.0]}, 1, [2, 1]),
+        ({16: [4.0], 15: [1.1] * 3, 8: [1.5] * 3}, 15, [16, 15, 8, 15, 8, 15, 8]),
     ],
 )
 def test_fewer_threads_are_chosen_only_if_clearly_faster(
-    seconds: dict[int, list[float]], num_threads: int
+    seconds: dict[int, list[float]], num_threads: int, expected_timed: list[int]
 ) -> None:
     """The fewer threads are chosen if the median of their three timings is clearly lower."""
     timed: list[int] = []
@@ -64,8 +65,23 @@ def test_fewer_threads_are_chosen_only_if_clearly_faster(
 
     choice = choose_thread_count(time_step, list(seconds))
     assert choice.num_threads == num_threads
-    assert timed == [*seconds] * 3
+    assert timed == expected_timed
     assert "1 thread " in choice.describe() or 1 not in seconds
+
+
+def test_slow_steps_are_timed_once() -> None:
+    """After the maximum duration, no candidate is timed again."""
+    now = 0.0
+    timed: list[int] = []
+
+    def time_step(threads: int) -> float:
+        nonlocal now
+        timed.append(threads)
+        now += 6.0
+        return 6.0
+
+    choice = choose_thread_count(time_step, [4, 3, 2], 10.0, clock=lambda: now)
+    assert (choice.num_threads, timed) == (4, [4, 3, 2])
 
 
 def test_candidates_leave_busy_cores_free() -> None:

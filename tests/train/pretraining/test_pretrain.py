@@ -72,6 +72,7 @@ def test_run_directory_is_complete(finished_run: Path) -> None:
             assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"])
         else:
             assert line["perplexity"] == pytest.approx(math.exp(line["mlm_loss"]))
+            assert line["num_sequences"] == SMALL_SETTINGS["run.max_eval_sequences"]
             assert 0 <= line["nsp_accuracy_low"] <= line["nsp_accuracy"]
     settings = read_toml(finished_run / "settings.toml")
     assert (settings["schedule"]["steps"], settings["run"]["threads"]) == (8, 1)

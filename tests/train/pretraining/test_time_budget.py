@@ -18,13 +18,14 @@ from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.probe import Cost, is_noisy
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.latest_snapshot import write_latest_snapshot
+from bertsmith.train.pretraining.pretrain import estimate_run
 from bertsmith.train.pretraining.recipes import (
     PretrainSettings,
     estimate_num_steps,
     limit_evaluation,
 )
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import RecordingProgress, TrainFunction
+from tests.train.conftest import RecordingProgress, TrainFunction, make_assignments
 
 COST = Cost(
     step_seconds=0.1,
@@ -188,6 +189,19 @@ def test_probe_does_not_change_the_weights(
     with_steps = train("steps", steps=5, schedule__warmup_steps=0)
     name = "model/model.safetensors"
     assert (with_budget.run / name).read_bytes() == (with_steps.run / name).read_bytes()
+
+
+def test_plan_of_slow_steps_measures_a_part(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If steps are slow, the plan is extrapolated from a part of a step, and says so."""
+    monkeypatch.undo()
+    monkeypatch.setattr(probe, "_MAX_STEPS", 3)
+    arguments: dict[str, Any] = {"steps": 8, "assignments": make_assignments()}
+    fast = estimate_run(store, **arguments)
+    monkeypatch.setattr(probe, "measure_slow_step", lambda *_: 500.0)
+    slow = estimate_run(store, **arguments)
+    assert (fast["is_extrapolated"], slow["is_extrapolated"]) == (False, True)
+    assert slow["minutes"] == pytest.approx(8 * 500 / 60, rel=0.01)
+    assert slow["tokens"] == pytest.approx(fast["tokens"], rel=0.2)
 
 
 def _make_settings(**run: Any) -> PretrainSettings:
