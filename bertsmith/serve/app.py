@@ -72,7 +72,7 @@ def create_app(
     if hosts is not None:
         app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(SecurityHeaders)
-    _add_server_endpoints(app, service, metrics)
+    _add_server_endpoints(app, service, metrics, needs_key=key is not None)
     app.include_router(EmbeddingRoutes(executor).router)
     app.include_router(TaskRoutes(executor).router)
     if mount_page is not None:
@@ -101,7 +101,9 @@ def _create_refusal(accepted_methods: Sequence[str]) -> Callable[[Request], Awai
     return refuse
 
 
-def _add_server_endpoints(app: FastAPI, service: Service, metrics: Metrics) -> None:
+def _add_server_endpoints(
+    app: FastAPI, service: Service, metrics: Metrics, *, needs_key: bool
+) -> None:
     """Add health, readiness, metrics and documentation endpoints."""
 
     @app.head("/health", include_in_schema=False)
@@ -124,6 +126,8 @@ def _add_server_endpoints(app: FastAPI, service: Service, metrics: Metrics) -> N
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/docs", response_class=HTMLResponse)
-    async def docs() -> Response:
+    async def docs(request: Request) -> Response:
         """Document the endpoints (HTML)."""
-        return HTMLResponse(render_docs(app.openapi()))
+        models = list(service.models.values())
+        base_url = str(request.base_url)
+        return HTMLResponse(render_docs(app.openapi(), base_url, models, needs_key=needs_key))

@@ -4,9 +4,12 @@ FastAPI's documentation pages load scripts from a CDN. This page loads nothing.
 """
 
 import json
+import shlex
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
@@ -17,9 +20,9 @@ pre{background:#8881;padding:.7rem;overflow-x:auto;border-radius:.4rem}
 td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}
 :root{color-scheme:light dark}
 """
-#: Example request body of each endpoint that takes a body.
-EXAMPLE_BODIES: dict[str, Any] = {
-    "/v1/embeddings": {"model": "NAME", "input": ["a sentence", "another one"]},
+#: Example request body of each endpoint that takes a body, without the model.
+_EXAMPLE_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": ["a sentence", "another one"]},
     "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},
     "/embed_all": {"inputs": "a sentence"},
     "/similarity": {"inputs": {"source_sentence": "a cat sleeps", "sentences": ["a dog sleeps"]}},
@@ -33,8 +36,17 @@ EXAMPLE_BODIES: dict[str, Any] = {
 }
 
 
-def render_docs(schema: dict[str, Any]) -> str:
-    """Return an OpenAPI schema as an HTML page."""
+def render_docs(
+    schema: dict[str, Any], base_url: str, models: Sequence[ServedModel], *, needs_key: bool = False
+) -> str:
+    """Return an OpenAPI schema as an HTML page.
+
+    Args:
+        schema: the OpenAPI schema.
+        base_url: URL of the server as the reader's request has it, with a slash at its end.
+        models: the loaded models, which the examples name.
+        needs_key: whether requests need the API key.
+    """
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Bertsmith: endpoints</title>",
         "<meta name=viewport content='width=device-width'>",
@@ -49,12 +61,28 @@ def render_docs(schema: dict[str, Any]) -> str:
         for method, operation in methods.items():
             parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
             parts.append(f"<p>{escape(operation.get('description', ''))}</p>")
-            if path in EXAMPLE_BODIES:
-                body = json.dumps(EXAMPLE_BODIES[path], ensure_ascii=False)
-                command = f"curl -s localhost:8080{path} -H 'Content-Type: application/json' \\\n"
-                parts.append(f"<pre>{escape(command)}  -d '{escape(body)}'</pre>")
+            if path in _EXAMPLE_BODIES:
+                url = base_url.removesuffix("/") + path
+                parts.append(_render_example(path, url, models, needs_key=needs_key))
             parts.append(_render_fields(operation, schema))
     return "".join(parts)
+
+
+def _render_example(path: str, url: str, models: Sequence[ServedModel], *, needs_key: bool) -> str:
+    """Return a curl command for an endpoint that takes a body.
+
+    The command names a loaded model; if no loaded model supports the endpoint, a note says so.
+    """
+    task = path.removeprefix("/")
+    if task not in ("fill", "pair", "classify", "tag", "answer", "choose"):
+        task = "embed"  # Every model supports the other endpoints.
+    names = [model.name for model in models if task in model.tasks]
+    body = ({"model": names[0]} if names else {}) | _EXAMPLE_BODIES[path]
+    key = '-H "Authorization: Bearer $BERTSMITH_API_KEY" ' if needs_key else ""
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    command = f"curl -s {shlex.quote(url)} {key}-H 'Content-Type: application/json' \\\n  -d {data}"
+    note = "" if names else f"<p>No loaded model can {task}.</p>"
+    return f"{note}<pre>{escape(command)}</pre>"
 
 
 def _render_fields(operation: dict[str, Any], schema: dict[str, Any]) -> str:

@@ -71,13 +71,21 @@ class EmbeddingRoutes:
         return submitted[0], vectors
 
     async def create_openai_embeddings(self, request: Request, body: OpenAiBody) -> Response:
-        """Embed texts (OpenAI's API): vectors as lists of floats, or float32 bytes in base64."""
+        """Embed texts (OpenAI's API): vectors as lists of floats, or float32 bytes in base64.
+
+        Vectors have length 1, unless the model is a sentence-transformers model that does not
+        normalize.
+        """
         if body.dimensions is not None:
             raise InputError(
                 "dimensions: this model's vectors cannot be shortened; leave dimensions out"
             )
         texts = as_list(body.input)
-        pending, vectors = await self._compute_vectors(request, body.model, texts, VectorSettings())
+        embedder = self._service.find_model(body.model, "embed").embedder
+        # OpenAI's vectors have length 1, and its clients may use dot products as cosines. The
+        # files of a sentence-transformers model say whether its vectors are normalized.
+        settings = VectorSettings(normalize=True if embedder.pooling_config is None else None)
+        pending, vectors = await self._compute_vectors(request, body.model, texts, settings)
 
         def encode() -> bytes:
             items = (

@@ -1,7 +1,10 @@
 """Endpoints: results equal those of the Python API, and errors have a common format."""
 
 import base64
+import html
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +15,10 @@ import numpy as np
 import pytest
 
 from bertsmith import answer, choose, embed, fill, pair, predict
+from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.use.embed import Embedder
 from bertsmith.use.tag import tag
-from tests.serve.model_server import SENTENCES, RunningServer
+from tests.serve.model_server import SENTENCES, RunningServer, run_server
 
 openai = pytest.importorskip("openai")
 
@@ -27,9 +31,9 @@ def assert_close(actual: Any, expected: Any) -> None:
 def test_openai_client_gets_the_vectors_of_embed(
     server: RunningServer, model_dirs: dict[str, Path]
 ) -> None:
-    """OpenAI's client gets the vectors of ``embed`` in base64 (its default) and as floats."""
+    """OpenAI's client gets vectors of length 1 in base64 (its default) and as floats."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    expected = embed(model_dirs["plain"], SENTENCES)
+    expected = embed(model_dirs["plain"], SENTENCES, normalize=True)
     response = client.embeddings.create(input=SENTENCES, model="plain")
     assert_close([item.embedding for item in response.data], expected)
     assert [item.index for item in response.data] == list(range(len(SENTENCES)))
@@ -69,7 +73,32 @@ def test_base64_vectors_are_little_endian_float32(
     body = {"input": SENTENCES[0], "encoding_format": "base64"}
     response = server.post("/v1/embeddings", body)
     raw = base64.b64decode(response.json()["data"][0]["embedding"])
-    assert_close(np.frombuffer(raw, "<f4"), embed(model_dirs["plain"], SENTENCES[:1])[0])
+    assert_close(
+        np.frombuffer(raw, "<f4"), embed(model_dirs["plain"], SENTENCES[:1], normalize=True)[0]
+    )
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_openai_vectors_follow_the_sentence_transformers_config(
+    model_dirs: dict[str, Path], tmp_path: Path, *, normalize: bool
+) -> None:
+    """/v1/embeddings normalizes a sentence-transformers model only if its modules do."""
+    path = tmp_path / "model"
+    shutil.copytree(model_dirs["plain"], path)
+    modules = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    entries = [
+        {"type": f"sentence_transformers.models.{name}", "path": folder}
+        for name, folder in zip(modules, ("", "1_Pooling", "2_Normalize"), strict=False)
+    ]
+    (path / "modules.json").write_text(json.dumps(entries))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    with run_server([load_served_model("sentences", path)]) as server:
+        response = server.post("/v1/embeddings", {"input": SENTENCES})
+        vectors = [item["embedding"] for item in response.json()["data"]]
+        assert_close(vectors, embed(model_dirs["plain"], SENTENCES, normalize=normalize))
+        lengths = np.linalg.norm(server.post("/embed", {"inputs": SENTENCES}).json(), axis=-1)
+        assert_close(lengths, np.ones(len(SENTENCES)))
 
 
 def test_embed_accepts_settings(server: RunningServer, model_dirs: dict[str, Path]) -> None:
@@ -309,17 +338,31 @@ def test_information_endpoints_respond(server: RunningServer) -> None:
     for path in httpx.get(f"{server.url}/openapi.json").json()["paths"]:
         assert path in page
     # The page links to no other host.
-    assert "http://" not in page.replace("http://localhost", "")
+    assert "http://" not in page.replace(server.url, "")
     assert "https://" not in page
 
 
 def test_examples_of_the_docs_page_work(server: RunningServer) -> None:
-    """Each example body of /docs gets a 200 response."""
-    from bertsmith.serve.docs_page import EXAMPLE_BODIES
+    """The curl commands of /docs run as they are: they name this server and loaded models."""
+    page = httpx.get(f"{server.url}/docs").text
+    commands = [html.unescape(match) for match in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
+    assert len(commands) == 11
+    for command in commands:
+        shell_command = ["bash", "-c", f"{command} --fail"]
+        process = subprocess.run(shell_command, capture_output=True, check=False)
+        assert process.returncode == 0, command
+        assert '"model"' in command
 
-    for path, example in EXAMPLE_BODIES.items():
-        body = {**example, "model": "plain"} if "model" in example else example
-        assert server.post(path, body).status_code == 200, path
+
+def test_docs_page_uses_the_host_of_the_request(models: list[ServedModel]) -> None:
+    """The examples have the request's Host header, the key, and a note about missing models."""
+    with run_server(models[:1], key="secret") as server:
+        headers = {"Host": "bert.example.com:81", "Authorization": "Bearer secret"}
+        page = httpx.get(f"{server.url}/docs", headers=headers).text
+    assert "http://bert.example.com:81/fill" in page
+    assert "Authorization: Bearer $BERTSMITH_API_KEY" in page
+    assert "secret" not in page
+    assert page.count("No loaded model can ") == 4
 
 
 def test_responses_have_a_request_id(server: RunningServer) -> None:
