@@ -1,6 +1,6 @@
 """Counts and their nouns in messages."""
 
-from bertsmith.plurals import count_noun, format_minutes
+from bertsmith.plurals import count_noun, format_minutes, shorten_list
 
 
 def test_noun_agrees_with_its_count() -> None:
@@ -16,3 +16,11 @@ def test_one_minute_is_singular() -> None:
     assert [format_minutes(value) for value in (1, 1.0, 0.5, 30)] == [
         "1 minute", "1 minute", "0.5 minutes", "30 minutes",
     ]  # fmt: skip
+
+
+def test_long_list_is_shortened() -> None:
+    """A list with more items than the maximum ends with the number of omitted items."""
+    items = [str(number) for number in range(1600)]
+    assert shorten_list(items, 2) == ["0", "1", "… and 1,598 more"]
+    assert shorten_list(items[:10]) == items[:10]
+    assert shorten_list(items)[-2:] == ["9", "… and 1,590 more"]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bertsmith.bundle.directory import get_hub_id
 from bertsmith.model.config import ModelConfig
+from bertsmith.plurals import shorten_list
 from bertsmith.text.wordpiece import Tokenizer
 
 MODEL_CARD_FILE: Final = "README.md"
@@ -51,9 +52,7 @@ def build_model_card(
     pipeline_tag = _PIPELINE_TAGS[kind] if kind else "fill-mask"
     task = _to_line(info.get("task")) if kind else ""
     title = f"BERT fine-tuned on {task}" if task else "BERT"
-    label_lines = [f"- {_to_line(label)}" for label in labels[:_MAX_LABELS]]
-    if len(labels) > _MAX_LABELS:
-        label_lines.append(f"- and {len(labels) - _MAX_LABELS:,} more")
+    label_lines = [f"- {line}" for line in shorten_list([*map(_to_line, labels)], _MAX_LABELS)]
     lines = [
         *_front_matter(info, pipeline_tag),
         f"# {title}",
@@ -117,7 +116,7 @@ def _data_lines(info: Mapping[str, Any]) -> list[str]:
         sources = [_get_nested(provenance, "task", "train_file")]
     file_names = [Path(source).name for source in sources if isinstance(source, str) and source]
     counts = {unit: _get_nested(provenance, unit) for unit in ("documents", "tokens")}
-    lines = [f"- `{_to_line(name)}`" for name in file_names]
+    lines = [f"- {name}" for name in shorten_list([f"`{_to_line(name)}`" for name in file_names])]
     return lines + [
         f"- {count:,} {unit}" for unit, count in counts.items() if isinstance(count, int)
     ]

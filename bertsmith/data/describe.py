@@ -8,7 +8,7 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Store, format_unknown_shares
 from bertsmith.data.stream import ExampleStream
 from bertsmith.errors import StoreError
-from bertsmith.plurals import count_noun
+from bertsmith.plurals import count_noun, shorten_list
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -63,9 +63,11 @@ def _describe_manifest(store: Store) -> list[str]:
             f"{count_noun(counts.tokens, 'token')}"
         )
     lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})
-    for source in manifest.plan.sources:
-        size = "a stream" if source.size is None else count_noun(source.size, "byte")
-        lines.append(f"source: {source.name} ({size})")
+    sources = [
+        f"{source.name} ({'a stream' if source.size is None else count_noun(source.size, 'byte')})"
+        for source in manifest.plan.sources
+    ]
+    lines += [f"source: {source}" for source in shorten_list(sources)]
     omitted = dict(manifest.report.get("skipped", {}))
     for key in ("repeated_documents", "repeated_paragraphs", "empty_documents"):
         omitted[key.replace("_", " ")] = manifest.report.get(key, 0)

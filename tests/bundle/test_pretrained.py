@@ -102,6 +102,18 @@ def test_model_directory_has_the_expected_files(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
+def test_model_card_of_many_files_is_short(tmp_path: Path) -> None:
+    """The card names the first 10 of 600 training files."""
+    save_random_model(tmp_path / "model")
+    loaded = (tmp_path / "model")
+    sources = [f"{number}.txt" for number in range(600)]
+    info = {"provenance": {"sources": sources}}
+    bundle.save(tmp_path / "copy", loaded.model, loaded.tokenizer, info)
+    card = (tmp_path / "copy" / "README.md").read_text()
+    assert "- `9.txt`\n- … and 590 more\n" in card
+    assert "`10.txt`" not in card
+
+
 #: Script that loads model directories with transformers and prints the results as JSON. It runs in
 #: a new process, because Python shows most warnings only once per process.
 LOADING_SCRIPT = """

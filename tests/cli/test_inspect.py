@@ -1,6 +1,7 @@
 """The command ``inspect``, for every kind of artifact."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,32 @@ def test_inspect_shows_tensor_and_settings_files(
     assert json.loads(run_cli("inspect", settings, "--json").out)["settings"] == {
         "optim": {"lr": 2e-4}
     }
+
+
+def test_many_source_files_are_shortened(
+    run_cli: RunCli, tokenizer_folder: Path, model: Path, tmp_path: Path
+) -> None:
+    """A store and a model of 30 files show the first 10 of them; the JSON output has all."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number in range(30):
+        (corpus / f"{number:02}.txt").write_text(f"{DOCUMENT * 3} {number}.")
+    prepare = ("prepare", corpus, "--tokenizer", tokenizer_folder, "--out", tmp_path / "store")
+    assert run_cli(*prepare, "--workers", 1).status == 0
+    lines = run_cli("inspect", tmp_path / "store").out.splitlines()
+    assert sum(line.startswith("source: ") for line in lines) == 11
+    assert "source: … and 20 more" in lines
+    report = json.loads(run_cli("inspect", tmp_path / "store", "--json").out)
+    assert len(report["plan"]["sources"]) == 30
+
+    names = [source["name"] for source in report["plan"]["sources"]]
+    info_file = shutil.copytree(model, tmp_path / "model") / "bertsmith.json"
+    info = json.loads(info_file.read_text()) | {"provenance": {"sources": names}}
+    info_file.write_text(json.dumps(info))
+    output = run_cli("inspect", tmp_path / "model").out
+    assert "09.txt, … and 20 more" in output
+    report = json.loads(run_cli("inspect", tmp_path / "model", "--json").out)
+    assert report["metadata"]["provenance"]["sources"] == names
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt"])

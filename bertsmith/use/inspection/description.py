@@ -8,6 +8,7 @@ from typing import Any
 
 from bertsmith.errors import RunError
 from bertsmith.files import parse_json
+from bertsmith.plurals import shorten_list
 
 #: Maximum number of characters in a sparkline.
 _SPARKLINE_WIDTH = 60
@@ -42,14 +43,17 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def flatten_mapping(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of nested mappings as pairs (dotted name, value as text)."""
+    """Yield the values of nested mappings as pairs (dotted name, value as text).
+
+    Long lists are shortened.
+    """
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten_mapping(value, f"{prefix}{key}.")
         elif isinstance(value, float):
             yield prefix + key, f"{value:.6g}"
         elif isinstance(value, list | tuple):
-            yield prefix + key, ", ".join(map(str, value))
+            yield prefix + key, ", ".join(shorten_list([str(item) for item in value]))
         else:
             yield prefix + key, str(value)
 
