@@ -12,6 +12,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import format_fill_command, quote_path
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
+from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 
 
@@ -89,7 +90,7 @@ def pretrain(
         "assignments": assignments or [],
     }
     if out is None and not plan:
-        raise typer.BadParameter("no run directory: add --out RUN")
+        raise SettingsError("--out is missing; give the run directory: --out RUN")
     from bertsmith.train.pretraining.resolve import check_pretrain_arguments
 
     check_pretrain_arguments(data, out, budget, overrides)

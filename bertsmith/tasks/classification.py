@@ -79,11 +79,12 @@ def _parse_example(
     labeled: bool,
 ) -> TextExample:
     """Convert a row to an example; raise BadExampleError for an invalid text or label."""
-    columns = (task.text_column, task.pair_column) if task.pair_column else (task.text_column,)
-    texts = tuple(get_text(row, column) for column in columns)
+    texts: tuple[str, ...] = (get_text(row, task.text_column, "--text"),)
+    if task.pair_column:
+        texts = (*texts, get_text(row, task.pair_column, "--pair"))
     label = None
     if labeled:
-        label = _parse_label(get_cell(row, task.label_column), task.kind, labels)
+        label = _parse_label(get_cell(row, task.label_column, "--label"), task.kind, labels)
         _reject_unknown_labels(label, labels)
     return TextExample(texts, label, row.location)
 

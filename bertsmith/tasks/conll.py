@@ -374,9 +374,9 @@ def read_row_sentences(
         raw = RawSentence(document=document_number, location=row.location, cells=row.cells)
         try:
             read_unique_id(row, task.id_column, seen_ids)
-            units = _get_text_list(row, word_column)
+            units = _get_text_list(row, word_column, "--text")
             # Hugging Face datasets use numbers as tags.
-            tags = _get_text_list(row, tag_column, allow_numbers=True) if labeled else []
+            tags = _get_text_list(row, tag_column, "--label", allow_numbers=True) if labeled else []
         except BadExampleError as error:
             raw.error = error
             yield raw
@@ -395,9 +395,12 @@ def read_row_sentences(
         yield raw
 
 
-def _get_text_list(row: Row, name: str, *, allow_numbers: bool = False) -> list[str]:
-    """Return the list of words or tags in a column; raise BadExampleError for other values."""
-    value = get_cell(row, name)
+def _get_text_list(row: Row, name: str, option: str, *, allow_numbers: bool = False) -> list[str]:
+    """Return the list of words or tags in a column; raise BadExampleError for other values.
+
+    ``option`` is as in ``get_cell``.
+    """
+    value = get_cell(row, name, option)
     if not isinstance(value, list):
         raise BadExampleError("no list where words or tags are expected", f" in {name!r}")
     for item in value:

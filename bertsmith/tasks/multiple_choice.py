@@ -79,7 +79,7 @@ def read_examples(
             if answers is not None:
                 label = _get_answer(row_id, answers)
             elif labeled:
-                label = get_cell(row, task.label_column)
+                label = get_cell(row, task.label_column, "--label")
             examples.append(_parse_example(row, task, label, labeled=labeled))
     num_unmatched_answers = 0 if answers is None else len(answers.keys() - seen_ids)
     if num_unmatched_answers:
@@ -90,10 +90,10 @@ def read_examples(
 
 def read_prompt(row: Row, task: TaskSettings) -> tuple[str, tuple[str, ...]]:
     """Return the prompt and the endings of a row; raise BadExampleError for invalid texts."""
-    prompt = get_text(row, task.text_column)
+    prompt = get_text(row, task.text_column, "--text")
     endings = _get_endings(row, task.ending_columns)
     if task.pair_column:
-        ending_start = get_text(row, task.pair_column)
+        ending_start = get_text(row, task.pair_column, "--pair")
         endings = tuple(f"{ending_start} {ending}" for ending in endings)
     return prompt, endings
 
@@ -108,8 +108,8 @@ def _parse_example(row: Row, task: TaskSettings, label: Any, *, labeled: bool) -
 def _get_endings(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     """Return the endings of a row: one from each column, or the list in a single column."""
     if len(columns) > 1:
-        return tuple(get_text(row, column) for column in columns)
-    endings = get_cell(row, columns[0])
+        return tuple(get_text(row, column, "--endings") for column in columns)
+    endings = get_cell(row, columns[0], "--endings")
     if not isinstance(endings, list):
         raise TaskError(
             f"{row.location}: the column {columns[0]!r} holds one ending; give a column for each "

@@ -76,16 +76,23 @@ class Row:
             row is invalid.
         error: Why the row is invalid, "" for a valid row.
         has_variable_columns: Whether the row may have other columns than the first row.
+        header_location: File and line of the header, "" without one.
     """
 
     location: str
     cells: Mapping[str, Any]
     error: str = ""
     has_variable_columns: bool = False
+    header_location: str = ""
 
 
-def get_cell(row: Row, name: str) -> Any:
+def get_cell(row: Row, name: str, option: str = "") -> Any:
     """Return the value of a column.
+
+    Args:
+        row: The row.
+        name: Name of the column.
+        option: Command-line option that names the column, for the error if there is no such column.
 
     Raises:
         BadExampleError: The row is invalid, its cell is empty, or only this row lacks the column.
@@ -99,7 +106,9 @@ def get_cell(row: Row, name: str) -> Any:
         error = f"there is no column {name!r}"
         if row.has_variable_columns:
             raise BadExampleError(error, f"; the columns are {columns}")
-        raise TaskError(f"{row.location}: {error}; the columns are {columns}")
+        advice = f"; name the column with {option}" if option else ""
+        location = row.header_location or row.location
+        raise TaskError(f"{location}: {error}; the columns are {columns}{advice}")
     if value is None:
         raise BadExampleError("a missing value", f" in column {name!r}")
     return value
@@ -128,9 +137,12 @@ def has_column(row: Row, name: str) -> bool:
     return get_nested_value(row.cells, name) is not _MISSING_COLUMN
 
 
-def get_text(row: Row, name: str) -> str:
-    """Return the text of a column; raise BadExampleError if it is empty or not text."""
-    return require_text(get_cell(row, name), name)
+def get_text(row: Row, name: str, option: str = "") -> str:
+    """Return the text of a column; raise BadExampleError if it is empty or not text.
+
+    ``option`` is as in ``get_cell``.
+    """
+    return require_text(get_cell(row, name, option), name)
 
 
 def require_text(value: Any, name: str) -> str:
@@ -280,30 +292,38 @@ def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str
     )
     records = delimited.read_records(lines, dialect, path, has_header=source.has_header)
     if source.has_header:
-        columns = _read_header(records, path)
+        columns, header_location = _read_header(records, path)
     else:
-        columns = [str(number) for number in range(num_columns or 0)]
+        columns, header_location = [str(number) for number in range(num_columns or 0)], ""
     notes: list[str] = []
     if delimiter is None and table_format == "csv" and dialect.delimiter != ",":
         separator = "a tab" if dialect.delimiter == TAB else f"{dialect.delimiter!r}"
         notes.append(f"{path}: columns are separated by {separator}")
-    rows = _read_delimited_rows(records, columns, path)
+    rows = _read_delimited_rows(records, columns, path, header_location)
     return Table(rows, table_format, columns, dialect, notes=notes)
 
 
-def _read_header(records: Iterator[tuple[int, list[str] | None]], path: Path) -> list[str]:
-    """Return the cells of the first record that is not blank; raise TaskError for duplicates."""
+def _read_header(
+    records: Iterator[tuple[int, list[str] | None]], path: Path
+) -> tuple[list[str], str]:
+    """Return the cells and the location of the first record that is not blank.
+
+    Raises:
+        TaskError: A column name occurs twice.
+    """
     for line_number, cells in records:
         if cells:
-            _reject_duplicate_columns(cells, f"{path}, line {line_number:,}")
-            return cells
-    return []
+            location = f"{path}, line {line_number:,}"
+            _reject_duplicate_columns(cells, location)
+            return cells, location
+    return [], ""
 
 
 def _read_delimited_rows(
     records: Iterator[tuple[int, list[str] | None]],
     columns: list[str],
     path: Path,
+    header_location: str,
 ) -> Iterator[Row]:
     """Convert the records of CSV or TSV to rows; blank lines are skipped."""
     for line_number, cells in records:
@@ -311,7 +331,8 @@ def _read_delimited_rows(
         if cells is None:
             yield Row(location, {}, _UNBALANCED_QUOTES)
         elif len(cells) == len(columns):
-            yield Row(location, dict(zip(columns, cells, strict=True)))
+            row_cells = dict(zip(columns, cells, strict=True))
+            yield Row(location, row_cells, header_location=header_location)
         elif cells:
             yield Row(
                 location,

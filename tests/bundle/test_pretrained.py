@@ -105,7 +105,7 @@ def test_model_directory_has_the_expected_files(tmp_path: Path) -> None:
 def test_model_card_of_many_files_is_short(tmp_path: Path) -> None:
     """The card names the first 10 of 600 training files."""
     save_random_model(tmp_path / "model")
-    loaded = (tmp_path / "model")
+    loaded = bundle.load(tmp_path / "model")
     sources = [f"{number}.txt" for number in range(600)]
     info = {"provenance": {"sources": sources}}
     bundle.save(tmp_path / "copy", loaded.model, loaded.tokenizer, info)

@@ -56,6 +56,8 @@ INVALID_COMMANDS = [
     ("predict nowhere x", "nowhere: no such file or directory"),
     ("evaluate M --data no.tsv", "no.tsv: no such file"),
     ("evaluate nowhere --data T", "nowhere: no such file or directory"),
+    ("finetune classfy --model M --data T --out r", "'classfy'; did you mean 'classify'?"),
+    ("pretrain --data S", "error: --out is missing; give the run directory"),
     ("finetune sorting --model M --data T --out r", "unknown task 'sorting'"),
     ("finetune classify --model nowhere --data T --out r", "nowhere: no such file or directory"),
     ("finetune classify --model M --data no.tsv --out r", "no.tsv: no such file"),

@@ -362,7 +362,13 @@ def test_classifier_without_bertsmith_json_is_evaluated(
     completed = run_cli(*evaluate, "--text", "line", "--pair", "other", "--label", "mood")
     assert completed.status == 0, completed.err
     assert json.loads(completed.out)["counts"]["num_used"] == 1
-    assert "no column 'text'" in run_cli(*evaluate).err
+    error = (
+        "t.csv, line 1: there is no column 'text'; the columns are 'id', 'line', 'other', 'mood'"
+    )
+    assert f"{error}; name the column with --text" in run_cli(*evaluate).err
+    error = run_cli(*evaluate, "--text", "line").err
+    assert "there is no column 'label'" in error
+    assert "name the column with --label" in error
     table.write_text("the anvil,loud\n")
     completed = run_cli(*evaluate, "--text", "0", "--label", "1", "--set", "task.header=false")
     assert json.loads(completed.out)["counts"]["num_used"] == 1

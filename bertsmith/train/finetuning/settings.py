@@ -1,5 +1,6 @@
 """Settings of a fine-tuning run; does not import torch."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -208,8 +209,10 @@ def resolve_settings(
         SettingsError: If the task is unknown or a setting is invalid.
     """
     if task not in PUBLIC_TASKS and task not in FAMILY_KINDS:
-        names = ", ".join([*PUBLIC_TASKS, *FAMILY_KINDS])
-        raise SettingsError(f"unknown task {task!r}; choose one of {names}")
+        names = [*PUBLIC_TASKS, *FAMILY_KINDS]
+        nearest = difflib.get_close_matches(task, names, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise SettingsError(f"unknown task {task!r}{hint}; choose one of {', '.join(names)}")
     task_defaults: dict[str, Any] = {"name": task}
     if task in PUBLIC_TASKS:
         if data is None:
