@@ -5,10 +5,12 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +170,45 @@ def run_python(code: str, folder: Path) -> None:
     assert completed.returncode == 0, f"{code}\n{completed.stdout}\n{completed.stderr}"
 
 
+@contextmanager
+def run_documented_server(root: Path, folder: Path) -> Iterator[int]:
+    """Run the README's ``bertsmith serve`` in ``folder`` on a free port, and yield the port."""
+    block = next(block for block in read_code_blocks(root, "sh") if "bertsmith serve" in block)
+    command = next(line for line in block.splitlines() if line.startswith("bertsmith serve"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = shlex.split(command.replace("8080", str(port)))[1:]
+    program = str(Path(sys.executable).with_name("bertsmith"))
+    server = subprocess.Popen(
+        [program, *arguments, "--no-page"], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr is not None
+        assert any("serving at" in line for line in server.stderr), "the server did not start"
+        yield port
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def check_curl_commands(root: Path, folder: Path) -> None:
+    """Run the curl commands of the README and the serving guide against the README's server."""
+    serving = (root / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
+    text = (root / "README.md").read_text(encoding="utf-8") + serving
+    commands = re.findall(r"^curl (?:.*\\\n)*.*", text, re.MULTILINE)
+    assert len(commands) == 4
+    with run_documented_server(root, folder) as port:
+        for command in commands:
+            completed = subprocess.run(
+                ["bash", "-c", command.replace("8080", str(port)) + " --fail"],
+                capture_output=True,
+                check=False,
+            )
+            assert completed.returncode == 0, command
+            assert json.loads(completed.stdout), command
+
+
 @pytest.mark.slow
 def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     """The commands and Python blocks of the documents run one after another."""
@@ -215,6 +256,8 @@ def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     # The header, and two pairs in each of two files.
     assert len((tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
     assert json.loads(outputs[2].stdout)["num_pairs"] == 2
+
+    check_curl_commands(root, tmp_path)
 
     blocks = read_code_blocks(root, "python")
     assert len(blocks) == 5
