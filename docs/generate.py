@@ -105,9 +105,9 @@ def render_modules() -> str:
     return "\n\n".join(sections)
 
 
-def read_public_docstrings() -> dict[str, str]:
-    """Return the docstring of each public name, without importing its module."""
-    docstrings = {}
+def read_public_definitions() -> dict[str, ast.ClassDef | ast.FunctionDef]:
+    """Return the definition of each public name, without importing its module."""
+    public_definitions = {}
     for name, module in sorted(bertsmith._MODULE_OF_NAME.items()):  # noqa: SLF001
         source = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
         definitions = [
@@ -115,18 +115,32 @@ def read_public_docstrings() -> dict[str, str]:
             for node in ast.parse(source).body
             if isinstance(node, ast.ClassDef | ast.FunctionDef)
         ]
-        docstrings[name] = next(
-            ast.get_docstring(node) or "" for node in definitions if node.name == name
-        )
-    return docstrings
+        # The last definition of an overloaded function has the docstring.
+        public_definitions[name] = [node for node in definitions if node.name == name][-1]
+    return public_definitions
+
+
+def format_signature(definition: ast.ClassDef | ast.FunctionDef) -> str:
+    """Return a function with its arguments, their defaults and its return type, or a class name."""
+    if isinstance(definition, ast.ClassDef):
+        return definition.name
+    arguments = definition.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    for argument in (*named, arguments.vararg, arguments.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    result = f" -> {ast.unparse(definition.returns)}" if definition.returns else ""
+    return f"{definition.name}({ast.unparse(arguments)}){result}"
 
 
 def render_public_names() -> str:
-    """Return a table of the public names and their docstring summaries."""
+    """Return a table of the public names with their signatures and docstring summaries."""
     rows = ["| name | description |", "| --- | --- |"]
-    for name, docstring in read_public_docstrings().items():
+    for definition in read_public_definitions().values():
+        docstring = ast.get_docstring(definition) or ""
         summary = docstring.partition("\n")[0].replace("``", "`")
-        rows.append(f"| `bertsmith.{name}` | {summary} |")
+        signature = format_signature(definition).replace("|", "\\|")
+        rows.append(f"| `bertsmith.{signature}` | {summary} |")
     return "\n".join(rows)
 
 

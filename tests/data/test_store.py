@@ -1,6 +1,7 @@
 """The token store on disk: reading what was written, and detecting damage."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,22 @@ def test_splits_are_read_as_written(
         for field in ("ids", "sentence_offsets", "document_offsets"):
             assert (getattr(split, field) == getattr(splits[name], field)).all()
         assert split.counts == store.manifest.splits[name]
+
+
+def test_examples_of_the_formats_page_decode_a_sentence(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python blocks of docs/formats.md print the first sentence, as text and as tokens."""
+    page = Path(__file__).parents[2] / "docs" / "formats.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    split = store.load_split("train")
+    tokens = TOKENIZER.ids_to_tokens(split.ids[: split.sentence_offsets[1]].tolist())
+    store.path.rename(store.path.with_name("my-store"))
+    monkeypatch.chdir(store.path.parent)
+    for block in blocks:
+        exec(block, {})
+    assert capsys.readouterr().out == f"{' '.join(tokens)}\n{tokens}\n"
 
 
 def test_arrays_are_memory_mapped(store: Store) -> None:
