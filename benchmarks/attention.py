@@ -75,13 +75,13 @@ def bucket_into_one(lengths: list[int]) -> None:
     """Return None, which means one bucket for all sequences; replaces ``bucket_sequences``."""
 
 
-def time_bf16_attention(qkv: Tensor, length: int, *, use_math_attention: bool) -> float:
+def time_bf16_attention(qkv: Tensor, length: int, *, is_unfused: bool) -> float:
     """Return the seconds of a bf16 forward and backward pass for qkv [T, 3, N, H]."""
     num_sequences = qkv.shape[0] // length
     batch = pack_sequences([([0] * length, [0] * length)] * num_sequences)
     layout = build_attention_layout(batch, "padded", is_causal=False, dtype=torch.float32)
-    max_seqlen = padded_attention.MATH_ATTENTION_MAX_SEQLEN if use_math_attention else 0
-    with mock.patch.object(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max_seqlen):
+    max_seqlen = padded_attention.UNFUSED_ATTENTION_MAX_SEQLEN if is_unfused else 0
+    with mock.patch.object(padded_attention, "UNFUSED_ATTENTION_MAX_SEQLEN", max_seqlen):
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
             output = padded_attention.padded_attention(qkv, layout, None, 0.0)
@@ -96,15 +96,13 @@ def compare_bf16_kernels(ratios: dict[str, float], measurements: dict[str, float
         qkv = torch.randn(num_tokens, 3, num_heads, head_dim).bfloat16().requires_grad_()
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(NUM_RUNS):
-            for use_math_attention, times in seconds.items():
-                times.append(
-                    time_bf16_attention(qkv, length, use_math_attention=use_math_attention)
-                )
-        math_seconds, fused_seconds = median(seconds[True]), median(seconds[False])
+            for is_unfused, times in seconds.items():
+                times.append(time_bf16_attention(qkv, length, is_unfused=is_unfused))
+        unfused_seconds, fused_seconds = median(seconds[True]), median(seconds[False])
         key = f"bf16, heads of {head_dim}, {length} tokens"
-        ratios[f"{key}: PyTorch's attention / math attention"] = fused_seconds / math_seconds
-        measurements[f"{key}: ms of math attention"] = 1000 * math_seconds
-        print(f"{key}: {fused_seconds / math_seconds:.2f} x")
+        ratios[f"{key}: PyTorch's attention / math attention"] = fused_seconds / unfused_seconds
+        measurements[f"{key}: ms of math attention"] = 1000 * unfused_seconds
+        print(f"{key}: {fused_seconds / unfused_seconds:.2f} x")
 
 
 def main() -> None:

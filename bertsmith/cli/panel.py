@@ -113,7 +113,7 @@ def panel(
         ),
         with_untrained=untrained, progress=TerminalProgress(),
     )  # fmt: skip
-    planned_tasks = _measure_plan(comparison)
+    planned_tasks = _plan_tasks(comparison)
     if plan:
         _print_plan(planned_tasks, as_json=as_json)
         return
@@ -141,8 +141,8 @@ def _select_tasks(
     return select_tasks(names, has_text=text is not None, has_minimal_pairs=bool(minimal_pairs))
 
 
-def _measure_plan(comparison: "Panel") -> "list[PlannedTask]":
-    """Return the planned tasks; log that the speed is measured if there are any."""
+def _plan_tasks(comparison: "Panel") -> "list[PlannedTask]":
+    """Return the tasks that are still to run; if any, log that their durations are measured."""
     if comparison.has_missing_results():
         log("measuring the speed of this machine …")
     return comparison.plan()

@@ -38,13 +38,13 @@ class DocumentSizes(NamedTuple):
 
     Attributes:
         hashes: Hash of each document's text, uint64 [documents].
-        document_sizes: Sentences in each document, int64 [documents], at least 1.
-        sentence_sizes: Tokens in each sentence, int64 [sentences], at least 1.
+        sentences_per_document: Sentences in each document, int64 [documents], at least 1.
+        tokens_per_sentence: Tokens in each sentence, int64 [sentences], at least 1.
     """
 
     hashes: UInt64Array
-    document_sizes: IntArray
-    sentence_sizes: IntArray
+    sentences_per_document: IntArray
+    tokens_per_sentence: IntArray
 
 
 class SplitAssignment(NamedTuple):
@@ -136,15 +136,17 @@ class HeldOutRule:
 
     def _cut_documents(self, documents: DocumentSizes) -> _Parts:
         """Cut documents into parts of nearly equal numbers of tokens, between sentences."""
-        document_numbers = np.repeat(np.arange(len(documents.hashes)), documents.document_sizes)
-        token_ends = np.cumsum(documents.sentence_sizes)
-        document_ends = np.append(0, token_ends)[np.cumsum(documents.document_sizes)]
+        document_numbers = np.repeat(
+            np.arange(len(documents.hashes)), documents.sentences_per_document
+        )
+        token_ends = np.cumsum(documents.tokens_per_sentence)
+        document_ends = np.append(0, token_ends)[np.cumsum(documents.sentences_per_document)]
         document_tokens = np.diff(document_ends, prepend=0)
         num_parts = self._count_parts(documents.hashes)
         # A sentence belongs to the part that contains its midpoint. Midpoints are doubled so that
         # they are integers.
         document_starts = (document_ends - document_tokens)[document_numbers]
-        doubled_midpoints = 2 * (token_ends - document_starts) - documents.sentence_sizes
+        doubled_midpoints = 2 * (token_ends - document_starts) - documents.tokens_per_sentence
         part_numbers = (
             doubled_midpoints
             * num_parts[document_numbers]
@@ -264,7 +266,9 @@ def _count_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArra
     hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for sizes in groups:
         hashes.append(sizes.hashes)
-        ends = np.append(0, np.cumsum(sizes.sentence_sizes))[np.cumsum(sizes.document_sizes)]
+        ends = np.append(0, np.cumsum(sizes.tokens_per_sentence))[
+            np.cumsum(sizes.sentences_per_document)
+        ]
         tokens.append(np.diff(ends, prepend=0))
     return np.concatenate(hashes), np.concatenate(tokens)
 
@@ -317,8 +321,8 @@ def _select_documents(documents: DocumentSizes, hashes: UInt64Array) -> Document
     is_selected = np.isin(documents.hashes, hashes)
     return DocumentSizes(
         documents.hashes[is_selected],
-        documents.document_sizes[is_selected],
-        documents.sentence_sizes[np.repeat(is_selected, documents.document_sizes)],
+        documents.sentences_per_document[is_selected],
+        documents.tokens_per_sentence[np.repeat(is_selected, documents.sentences_per_document)],
     )
 
 

@@ -82,16 +82,16 @@ class _Units:
     With whole-word masking a unit is a word, else a single token.
 
     Attributes:
-        first: Index in the batch of each unit's first token, int64 [U].
+        first_token: Index in the batch of each unit's first token, int64 [U].
         size: Number of tokens in each unit, int64 [U].
         sequence: Index of the sequence that each unit is in, int64 [U].
-        starts: Index of each sequence's first unit, int64 [B + 1]; the last entry is U.
+        sequence_offsets: Index of each sequence's first unit, int64 [B + 1]; the last entry is U.
     """
 
-    first: IntArray
+    first_token: IntArray
     size: IntArray
     sequence: IntArray
-    starts: IntArray
+    sequence_offsets: IntArray
 
 
 def mask_tokens(
@@ -119,19 +119,19 @@ def mask_tokens(
     units = _find_units(
         ids, cu_seqlens, is_special, vocabulary if settings.whole_word_masking else None
     )
-    is_maskable = ~is_special[units.first]
+    is_maskable = ~is_special[units.first_token]
     keys = _shuffle_units(units, cu_seqlens, states, is_maskable)
     num_predictions = _count_predictions(cu_seqlens, is_special, settings)
     if settings.whole_word_masking:
         selected = _select_words(keys, units, cu_seqlens, is_maskable, num_predictions)
     else:
         # The first units of each sequence.
-        selected = concat_ranges(units.starts[:-1], num_predictions)
+        selected = concat_ranges(units.sequence_offsets[:-1], num_predictions)
     sequence, position = _unpack_keys(keys[selected], cu_seqlens)
     masked_positions = cu_seqlens[sequence] + position
     if settings.whole_word_masking:
         # So far these are only the first tokens of the chosen words.
-        word_sizes = units.size[np.searchsorted(units.first, masked_positions)]
+        word_sizes = units.size[np.searchsorted(units.first_token, masked_positions)]
         masked_positions = concat_ranges(masked_positions, word_sizes)
     masked_positions = np.sort(masked_positions)
     return _replace_tokens(ids, masked_positions, cu_seqlens, states, vocabulary, settings)
@@ -160,15 +160,17 @@ def _find_units(
     sizes = np.diff(cu_seqlens).astype(np.int64)
     sequence = np.repeat(np.arange(len(sizes)), sizes)
     if vocabulary is None:
-        first, size = np.arange(len(ids)), np.ones(len(ids), np.int64)
-        return _Units(first, size, sequence, cu_seqlens.astype(np.int64))
+        first_token, size = np.arange(len(ids)), np.ones(len(ids), np.int64)
+        return _Units(first_token, size, sequence, cu_seqlens.astype(np.int64))
     starts_word = ~vocabulary.is_continuation[ids] | is_special
     # A segment truncated at its front may start inside a word. The rest of that word is a unit.
     starts_word[1:] |= is_special[:-1]
     starts_word[cu_seqlens[:-1]] = True
-    first = np.flatnonzero(starts_word)
-    size = np.diff(first, append=len(ids))
-    return _Units(first, size, sequence[first], np.searchsorted(first, cu_seqlens))
+    first_token = np.flatnonzero(starts_word)
+    size = np.diff(first_token, append=len(ids))
+    return _Units(
+        first_token, size, sequence[first_token], np.searchsorted(first_token, cu_seqlens)
+    )
 
 
 def _count_key_bits(cu_seqlens: CuSeqlens) -> tuple[np.uint64, np.uint64]:
@@ -189,7 +191,7 @@ def _shuffle_units(
         that must not be masked are the last units of their sequence.
     """
     position_bits, num_random_bits = _count_key_bits(cu_seqlens)
-    position = (units.first - cu_seqlens[units.sequence]).astype(np.uint64)
+    position = (units.first_token - cu_seqlens[units.sequence]).astype(np.uint64)
     index = position * np.uint64(3) + np.uint64(_FIRST_RNG_INDEX + _RNG_ORDER)
     # The highest of the random bits is 1 for units that must not be masked, else 0. The shift
     # leaves the other random bits.
@@ -223,8 +225,8 @@ def _select_words(
     word of every sequence.
     """
     sequence, position = _unpack_keys(keys, cu_seqlens)
-    word_sizes = units.size[np.searchsorted(units.first, cu_seqlens[sequence] + position)]
-    starts = units.starts[:-1]
+    word_sizes = units.size[np.searchsorted(units.first_token, cu_seqlens[sequence] + position)]
+    starts = units.sequence_offsets[:-1]
     # For each sequence: the next word to try, the end of its words, and its remaining predictions.
     next_word = starts.copy()
     end = starts + np.add.reduceat(is_maskable, starts, dtype=np.int64)

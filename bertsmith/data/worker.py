@@ -141,14 +141,14 @@ def hash_texts(texts: list[str]) -> str:
     return digest.hexdigest()
 
 
-def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, bits: int) -> Shard:
+def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, id_bits: int) -> Shard:
     """Split the documents of a task into sentences and tokenize them.
 
     Args:
         task: The documents.
         tokenizer: Tokenizer of the store.
         language: ISO 639-1 code, used for sentence splitting.
-        bits: Bits per token id, 16 or 32.
+        id_bits: Bits per token id, 16 or 32.
     """
     documents = [
         split_sentences(text, language, presplit)
@@ -163,7 +163,7 @@ def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, bits
     hashes = np.array([hash_document(text) for text in task.texts], np.uint64)
     has_tokens = document_sizes > 0
     return Shard(
-        ids=ids.astype(np.uint16 if bits == 16 else np.uint32),
+        ids=ids.astype(np.uint16 if id_bits == 16 else np.uint32),
         sentence_sizes=sizes[sizes > 0],
         document_sizes=document_sizes[has_tokens],
         hashes=hashes[has_tokens],
@@ -171,13 +171,13 @@ def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, bits
     )
 
 
-def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, bits: int) -> None:
+def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, id_bits: int) -> None:
     """Build a shard for every task received, and reply with None or a WorkerFailure."""
     try:
         tokenizer = CachedTokenizer(Tokenizer.load(tokenizer_path))
         while True:
             task: ShardTask = connection.recv()
-            build_shard(task, tokenizer, language, bits).save(task.path)
+            build_shard(task, tokenizer, language, id_bits).save(task.path)
             connection.send(None)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         # The parent process ended or closed the connection.
@@ -189,11 +189,15 @@ def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, bit
 
 
 def main() -> None:
-    """Serve tasks on the connection whose file descriptor is the first argument."""
+    """Serve tasks on an inherited connection.
+
+    The arguments of the process are the connection's file descriptor, the tokenizer's path, the
+    language and the number of bits per token id.
+    """
     # Ctrl-C reaches every process of the terminal; a worker finishes its shard first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, tokenizer_path, language, bits = sys.argv[1:]
-    serve_tasks(Connection(int(descriptor)), Path(tokenizer_path), language, int(bits))
+    descriptor, tokenizer_path, language, id_bits = sys.argv[1:]
+    serve_tasks(Connection(int(descriptor)), Path(tokenizer_path), language, int(id_bits))
 
 
 def _encode(text: str) -> bytes:

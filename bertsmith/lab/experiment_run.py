@@ -224,7 +224,7 @@ class ExperimentRun:
     def _remove_unmeasured(self, results: Results) -> Results:
         """Return the results with None for measurements of models whose training diverged.
 
-        Diverged training runs themselves are reported.
+        The results of the diverged training runs themselves are kept, so that they are reported.
         """
         remaining: dict[Any, dict[str, Any] | None] = {}
         for key, result in results.items():

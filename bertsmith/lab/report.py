@@ -94,7 +94,7 @@ def format_mean_std(
 ) -> str:
     """Return a table cell with the mean and standard deviation over seeds.
 
-    If some seeds have no finite value, the cell also has the number of seeds with one, such as
+    If some seeds have no finite value, the cell also says how many seeds have one, such as
     "0.700 ± 0.010 (2 of 3; 1 diverged)".
 
     Args:

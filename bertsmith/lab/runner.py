@@ -359,7 +359,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def _output_path(folder: Path) -> Path:
-    """Return the output in a stage's directory, under its name in version 0.1 if that exists."""
+    """Return the path of a stage's output: the version 0.1 path if it exists, else the new one."""
     old_path = folder / OLD_STAGE_OUTPUT
     return old_path if old_path.exists() else folder / OUTPUT
 

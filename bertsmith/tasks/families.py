@@ -95,9 +95,9 @@ def resolve_metrics(task: TaskSettings) -> list[str]:
         supported = (*supported, *(f"{score}:LABEL" for score in PER_LABEL_SCORES))
     for name in task.metrics:
         if name not in supported and not _is_label_metric(name, task):
-            num_labels = f" with {count_noun(len(task.labels), 'label')}" if task.labels else ""
+            with_labels = f" with {count_noun(len(task.labels), 'label')}" if task.labels else ""
             raise SettingsError(
-                f"task.metrics: {name!r} is not a metric of the kind {task.kind!r}{num_labels}; "
+                f"task.metrics: {name!r} is not a metric of the kind {task.kind!r}{with_labels}; "
                 f"supported are {', '.join(supported)}",
             )
     return task.metrics or list(defaults)

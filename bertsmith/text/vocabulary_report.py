@@ -24,21 +24,21 @@ class VocabularyReport:
     """How well a vocabulary fits a text.
 
     Attributes:
-        characters: Number of characters in the text.
-        words: Number of words and punctuation marks in the text.
-        pieces: Number of pieces that the words are split into.
-        unknown: Number of words that are replaced by [UNK].
-        single_piece: Number of words that are a single known piece.
+        num_characters: Number of characters in the text.
+        num_words: Number of words and punctuation marks in the text.
+        num_pieces: Number of pieces that the words are split into.
+        num_unknown: Number of words that are replaced by [UNK].
+        num_single_piece: Number of words that are a single known piece.
         longest: The longest words that are a single piece.
         most_pieces: The words with the most pieces, with spaces between the pieces.
         unknown_words: The most frequent words that are replaced by [UNK].
     """
 
-    characters: int
-    words: int
-    pieces: int
-    unknown: int
-    single_piece: int
+    num_characters: int
+    num_words: int
+    num_pieces: int
+    num_unknown: int
+    num_single_piece: int
     longest: list[str]
     most_pieces: list[str]
     unknown_words: list[str]
@@ -46,26 +46,26 @@ class VocabularyReport:
     @property
     def unknown_share(self) -> float:
         """The share of words that are replaced by [UNK]."""
-        return self.unknown / max(self.words, 1)
+        return self.num_unknown / max(self.num_words, 1)
 
     @property
     def pieces_per_word(self) -> float:
         """The mean number of pieces per word."""
-        return self.pieces / max(self.words, 1)
+        return self.num_pieces / max(self.num_words, 1)
 
     @property
     def single_piece_share(self) -> float:
         """The share of words that are a single known piece."""
-        return self.single_piece / max(self.words, 1)
+        return self.num_single_piece / max(self.num_words, 1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {
-            "characters": self.characters,
-            "words": self.words,
-            "pieces": self.pieces,
-            "unknown": self.unknown,
-            "single_piece": self.single_piece,
+            "characters": self.num_characters,
+            "words": self.num_words,
+            "pieces": self.num_pieces,
+            "unknown": self.num_unknown,
+            "single_piece": self.num_single_piece,
             "longest": self.longest,
             "most_pieces": self.most_pieces,
             "unknown_words": self.unknown_words,
@@ -77,7 +77,8 @@ class VocabularyReport:
     def lines(self) -> list[str]:
         """Return the report as human-readable lines."""
         totals = (
-            f"{count_noun(self.words, 'word')} of text became {count_noun(self.pieces, 'piece')}"
+            f"{count_noun(self.num_words, 'word')} of text became "
+            f"{count_noun(self.num_pieces, 'piece')}"
         )
         lines = [
             f"{totals}: {self.pieces_per_word:.3f} pieces per word",
@@ -114,11 +115,11 @@ def measure_fit_from_counts(tokenizer: Tokenizer, word_counts: WordCounts) -> Vo
         " ".join(tokenizer.ids_to_tokens(ids)) for _, ids in tokenize_words(tokenizer, most_split)
     ]
     return VocabularyReport(
-        characters=word_counts.num_characters,
-        words=counts.total() + word_counts.num_too_long,
-        pieces=total_pieces + word_counts.num_too_long,
-        unknown=unknown.total() + word_counts.num_too_long,
-        single_piece=sum(counts[word] for word in single_piece),
+        num_characters=word_counts.num_characters,
+        num_words=counts.total() + word_counts.num_too_long,
+        num_pieces=total_pieces + word_counts.num_too_long,
+        num_unknown=unknown.total() + word_counts.num_too_long,
+        num_single_piece=sum(counts[word] for word in single_piece),
         longest=longest,
         most_pieces=most_pieces,
         unknown_words=[word for word, _ in unknown.most_common(MAX_LISTED_WORDS)],

@@ -136,7 +136,7 @@ def quantize_model(bundle: Bundle) -> Bundle:
 
 
 def quantize(encoder: BertModel) -> BertModel:
-    """Return a copy of an encoder in 16 or 8 bits; its outputs for heads are float32.
+    """Return a copy of an encoder in 16 or 8 bits; task heads get its outputs in float32.
 
     Its vectors have a cosine similarity of at least 0.995 to those of the original. GPUs use
     bfloat16, or float16 before compute capability 8.0. CPUs with bfloat16 instructions use

@@ -37,8 +37,8 @@ def choose_rule(sizes: DocumentSizes, share: float | None) -> HeldOutRule:
 def compute_held_out_share(sizes: DocumentSizes, share: float | None) -> float:
     """Return the actual share of held-out tokens for a requested share."""
     assignment = choose_rule(sizes, share).assign(sizes)
-    held_out_tokens = sizes.sentence_sizes[assignment.is_held_out].sum()
-    return float(held_out_tokens / sizes.sentence_sizes.sum())
+    held_out_tokens = sizes.tokens_per_sentence[assignment.is_held_out].sum()
+    return float(held_out_tokens / sizes.tokens_per_sentence.sum())
 
 
 def draw_sentence_sizes(tokens: int, max_tokens: int = 40, seed: int = 0) -> list[int]:
@@ -53,7 +53,7 @@ def test_short_documents_are_held_out_whole() -> None:
     sizes = make_sizes([draw_sentence_sizes(int(size)) for size in rng.integers(20, 2000, 2000)])
     rule = choose_rule(sizes, 0.05)
     assert not len(rule.cut_hashes)
-    expected = np.repeat(sizes.hashes < np.uint64(rule.hash_limit), sizes.document_sizes)
+    expected = np.repeat(sizes.hashes < np.uint64(rule.hash_limit), sizes.sentences_per_document)
     assert (rule.assign(sizes).is_held_out == expected).all()
     assert compute_held_out_share(sizes, 0.05) == pytest.approx(0.05, rel=0.01)
 
@@ -64,7 +64,7 @@ def test_default_share_depends_on_the_size_of_the_corpus() -> None:
     for num_documents, tokens in ((10_000, 2000), (4000, 2000), (300, 500)):
         sentence_sizes = rng.integers(1, tokens // 10, num_documents)
         sizes = make_sizes([[int(size)] * 20 for size in sentence_sizes])
-        total = int(sizes.sentence_sizes.sum())
+        total = int(sizes.tokens_per_sentence.sum())
         expected = max(0.01, min(0.05, (1 << 17) / total))
         assert compute_held_out_share(sizes, None) == pytest.approx(expected, rel=0.03)
     assert compute_held_out_share(sizes, 0.0) == 0.0
@@ -85,7 +85,7 @@ def test_default_share_depends_on_the_size_of_the_corpus() -> None:
 def test_few_long_documents_are_cut(documents: list[list[int]], share: float | None) -> None:
     """Long documents are cut to meet the request, with at least two documents in each split."""
     sizes = make_sizes(documents)
-    total = int(sizes.sentence_sizes.sum())
+    total = int(sizes.tokens_per_sentence.sum())
     assignment = choose_rule(sizes, share).assign(sizes)
     requested = share or max(0.01, min(0.05, (1 << 17) / total))
     # If a few hundred tokens are requested, the minimum of two parts can be more than the request.
@@ -119,9 +119,9 @@ def test_held_out_share_is_near_the_request(
         sentence_sizes += [draw_sentence_sizes(tokens, max_sentence_tokens, seed)] * copies
         hashes += [int(rng.integers(0, 1 << 64, dtype=np.uint64))] * copies
     sizes = make_sizes(sentence_sizes, hashes)
-    total = int(sizes.sentence_sizes.sum())
+    total = int(sizes.tokens_per_sentence.sum())
     assignment = choose_rule(sizes, share).assign(sizes)
-    num_held_out = int(sizes.sentence_sizes[assignment.is_held_out].sum())
+    num_held_out = int(sizes.tokens_per_sentence[assignment.is_held_out].sum())
     train_sizes = assignment.train_document_sizes
     held_out_sizes = assignment.held_out_document_sizes
     if share * total >= 256:
@@ -137,20 +137,24 @@ def test_held_out_share_is_near_the_request(
     assert (train_sizes > 0).all()
     assert (held_out_sizes > 0).all()
     # Corresponding sentences of copies are in the same split.
-    ends = np.cumsum(sizes.document_sizes)
+    ends = np.cumsum(sizes.sentences_per_document)
     splits: dict[int, list[bool]] = {}
-    for value, end, size in zip(sizes.hashes, ends, sizes.document_sizes, strict=True):
+    for value, end, size in zip(sizes.hashes, ends, sizes.sentences_per_document, strict=True):
         is_held_out = assignment.is_held_out[end - size : end].tolist()
         assert splits.setdefault(int(value), is_held_out) == is_held_out
 
 
 def divide_into_two_shards(sizes: DocumentSizes, number: int) -> list[DocumentSizes]:
     """Return the first ``number`` documents and the remaining documents, as two shards."""
-    sentence = int(sizes.document_sizes[:number].sum())
-    hashes, document_sizes, sentence_sizes = sizes
+    sentence = int(sizes.sentences_per_document[:number].sum())
+    hashes, sentences_per_document, tokens_per_sentence = sizes
     return [
-        DocumentSizes(hashes[:number], document_sizes[:number], sentence_sizes[:sentence]),
-        DocumentSizes(hashes[number:], document_sizes[number:], sentence_sizes[sentence:]),
+        DocumentSizes(
+            hashes[:number], sentences_per_document[:number], tokens_per_sentence[:sentence]
+        ),
+        DocumentSizes(
+            hashes[number:], sentences_per_document[number:], tokens_per_sentence[sentence:]
+        ),
     ]
 
 

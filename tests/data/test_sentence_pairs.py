@@ -55,6 +55,7 @@ class ExampleRng:
 
     def coin_flip(self, first_index: int, number: int) -> bool:
         """Return coin flip ``number`` of the series that starts at index ``first_index``."""
+        # A value has 64 flips. Every second index is used, as in draw_fair_binomial.
         return bool(self.bits(first_index + 2 * (number // 64)) >> (number % 64) & 1)
 
 

@@ -59,7 +59,7 @@ def new_checkpoints(tmp_path_factory: pytest.TempPathFactory, run_tensorflow: Ru
 
 @pytest.fixture(scope="session", params=["stored", "new"])
 def checkpoint_dir(request: pytest.FixtureRequest) -> Path:
-    """Return the folder of the stored or of the newly written checkpoints, one per format."""
+    """Return a folder with a checkpoint in each format: stored ones or newly written ones."""
     is_stored = request.param == "stored"
     folder: Path = DATA if is_stored else request.getfixturevalue("new_checkpoints")
     return folder

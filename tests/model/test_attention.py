@@ -256,10 +256,10 @@ def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @DIRECTIONS
 @MODES
-def test_bf16_training_uses_math_attention(
+def test_bf16_attention_with_gradients_is_unfused(
     lengths: tuple[int, ...], causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bf16 training on the CPU does not use the fused kernel, and equals float32 up to rounding."""
+    """With gradients, bf16 attention on the CPU is unfused and equals float32 up to rounding."""
     expected, expected_grads = run_attention_layer(lengths, "reference", causal, train)
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
@@ -271,7 +271,7 @@ def test_bf16_training_uses_math_attention(
 
 def test_long_sequences_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's fused kernel is used for bf16 inference and for long sequences."""
-    monkeypatch.setattr(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL_LENGTHS))
+    monkeypatch.setattr(padded_attention, "UNFUSED_ATTENTION_MAX_SEQLEN", max(EQUAL_LENGTHS))
     # Without the fused kernel, calling it raises a TypeError.
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):

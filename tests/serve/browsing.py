@@ -188,7 +188,7 @@ def submit_form(panel: Any, button: str, texts: dict[str, str], model: str | Non
     # Removes the previous result.
     result.evaluate("element => element.innerHTML = ''")
     panel.get_by_role("button", name=button, exact=True).click()
-    result.locator(".bs-result, .bs-fault").first.wait_for()
+    result.locator(".bs-result, .bs-error").first.wait_for()
     return result
 
 

@@ -65,7 +65,7 @@ def test_html_in_texts_is_escaped(desktop_page: Any) -> None:
     for tab, (button, fields) in forms.items():
         result = submit_form(open_tab(desktop_page, tab), button, fields)
         assert result.locator("script, img").count() == 0, tab
-        assert result.locator(".bs-fault").count() == 0, tab
+        assert result.locator(".bs-error").count() == 0, tab
         if tab != "Attention":
             assert "window.hacked" in result.inner_text().replace("PER 100 %", ""), tab
     assert desktop_page.evaluate("window.hacked") is None
@@ -111,7 +111,7 @@ def test_page_fits_a_phone(browser: Any, page_url: str) -> None:
         panel = open_tab(phone, tab)
         panel.locator(".bs-examples button").first.click()
         panel.locator("button.primary").click()
-        panel.locator(".bs-result, .bs-fault").first.wait_for()
+        panel.locator(".bs-result, .bs-error").first.wait_for()
         assert phone.evaluate("document.documentElement.scrollWidth") <= 375, tab
         # Wider elements are inside scrollable containers.
         wide = phone.evaluate(
@@ -208,7 +208,7 @@ def test_page_requests_no_other_hosts(browser: Any, page_url: str) -> None:
         panel = open_tab(page, tab)
         panel.locator(".bs-examples button").first.click()
         panel.locator("button.primary").click()
-        panel.locator(".bs-result, .bs-fault").first.wait_for()
+        panel.locator(".bs-result, .bs-error").first.wait_for()
     page.wait_for_timeout(500)
     assert len(requested) > 20
     external = [url for url in requested if not url.startswith((f"{page_url}/", "data:", "blob:"))]

@@ -67,7 +67,7 @@ def test_every_task_kind_has_a_summary() -> None:
 def test_unusual_class_counts_cause_a_warning(
     labels: list[str], settings: dict[str, str], message: str
 ) -> None:
-    """A class with over 80% of the examples, or a class for every two examples, is unusual."""
+    """Over 80% of examples in one class, or more classes than half the examples, is unusual."""
     task = TaskSettings.parse(settings, "the test")
     warnings = get_label_warnings(make_examples(*labels), task)
     assert bool(warnings) == bool(message)

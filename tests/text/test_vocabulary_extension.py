@@ -120,7 +120,7 @@ def test_existing_ids_do_not_change() -> None:
 
 
 def test_new_words_have_the_pieces_of_the_old_vocabulary() -> None:
-    """New words and "##" pieces have pieces of the old vocabulary, or [UNK] if it has none."""
+    """New words and "##" pieces are split with the old vocabulary; [UNK] if that is impossible."""
     old = make_tokenizer()
     words = ["immunoglobulin", "한국어", "zz", "antibodyo"]
     piece_ids = extend_vocabulary(old, [*words, "##globu", "##zz", "##imim"]).piece_ids
@@ -155,6 +155,6 @@ def test_fit_is_compared_before_and_after_the_extension() -> None:
     extension = extend_vocabulary(tokenizer, words)
     comparison = compare_fit(tokenizer, extension.tokenizer, word_counts)
     # 4 한국어 of 3 pieces, 3 immunoglobulin of 6 and 2 antibody of 2 are now one piece each.
-    assert comparison.before.words == comparison.after.words == word_counts.counts.total()
-    assert comparison.before.pieces - comparison.after.pieces == 4 * 2 + 3 * 5 + 2
+    assert comparison.before.num_words == comparison.after.num_words == word_counts.counts.total()
+    assert comparison.before.num_pieces - comparison.after.num_pieces == 4 * 2 + 3 * 5 + 2
     assert comparison.to_json()["num_dropped"] == 0

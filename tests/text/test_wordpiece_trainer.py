@@ -94,7 +94,7 @@ def test_iterators_and_lists_give_the_same_vocabulary() -> None:
 def test_full_coverage_leaves_no_unknown_words() -> None:
     """With a coverage of 1 no word is unknown; Chinese characters have no "##" entry."""
     tokenizer = train_wordpiece(make_texts(), 600, coverage=1.0)
-    assert measure_fit(tokenizer, make_texts()).unknown == 0
+    assert measure_fit(tokenizer, make_texts()).num_unknown == 0
     assert tokenizer.token_to_id("天") is not None
     assert tokenizer.token_to_id("##天") is None
     unsplit = train_wordpiece(make_texts(), 600, split_chinese=False)
@@ -255,7 +255,12 @@ def test_fit_counts_words_and_pieces() -> None:
     report = measure_fit(tokenizer, ["The cats sat.", "The dog. The ca"])
     # The words are: the cats sat . the dog . the ca. The tokenizer splits cats into cat ##s and ca
     # into c ##a, and replaces dog by [UNK].
-    assert (report.words, report.pieces, report.unknown, report.single_piece) == (9, 11, 1, 6)
+    assert (report.num_words, report.num_pieces, report.num_unknown, report.num_single_piece) == (
+        9,
+        11,
+        1,
+        6,
+    )
     assert report.unknown_share == 1 / 9
     assert report.pieces_per_word == 11 / 9
     assert report.longest[0] == "sat"
@@ -285,9 +290,9 @@ def test_vocabulary_is_measured_on_held_out_documents(tmp_path: Path) -> None:
     learned = learn_vocabulary(sources, CorpusOptions(), options, NullProgress())
     assert learned.has_held_out_sample
     assert learned.corpus.documents == len(texts)
-    assert 0 < learned.quality.characters < 0.1 * learned.corpus.characters
+    assert 0 < learned.quality.num_characters < 0.1 * learned.corpus.characters
     (tmp_path / "a.jsonl").write_text("\n".join(lines[:3]))
     options = VocabularyOptions(size=200)
     learned = learn_vocabulary(sources, CorpusOptions(), options, NullProgress())
     assert not learned.has_held_out_sample
-    assert learned.quality.characters == learned.corpus.characters
+    assert learned.quality.num_characters == learned.corpus.characters

@@ -23,7 +23,12 @@ def test_too_long_words_are_only_counted() -> None:
     word_counts = WordCounts.from_texts(TOKENIZER, texts)
     assert (word_counts.counts, word_counts.num_too_long) == ({"the": 1, "x" * 7: 1}, 1)
     report = measure_fit(TOKENIZER, texts)
-    assert (report.words, report.pieces, report.unknown, report.single_piece) == (3, 3, 2, 1)
+    assert (report.num_words, report.num_pieces, report.num_unknown, report.num_single_piece) == (
+        3,
+        3,
+        2,
+        1,
+    )
 
 
 def test_rare_words_are_dropped() -> None:

@@ -367,7 +367,7 @@ def test_quantization_uses_the_preceding_norm(
 def test_row_counts_are_bucketed() -> None:
     """The row counts 1 to 2,048 are rounded up to fewer than 50 different row counts.
 
-    Fewer than 16 rows, or less than an eighth of the row count, are added.
+    The number of added rows is less than 16 or an eighth of the row count, whichever is larger.
     """
     rounded_counts = [round_up_num_rows(num_rows) for num_rows in range(1, 2049)]
     assert len(set(rounded_counts)) < 50

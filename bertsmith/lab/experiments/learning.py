@@ -119,9 +119,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
 
 
 def _make_loss_plot(
-    curves: dict[str, Any], reference_lines: dict[str, float], steps: list[int]
+    curves: dict[str, Any], reference_lines: dict[str, float], snapshot_steps: list[int]
 ) -> DrawFunction:
-    """Return a function that draws training and held-out loss with a vertical line at each step."""
+    """Return a function that plots training and held-out loss and marks the steps of snapshots."""
     heldout_curve = {"held out": curves.get("held out", ())}
     draw_heldout = make_line_plot(heldout_curve, "steps", "MLM loss, nats", **reference_lines)
 
@@ -134,10 +134,10 @@ def _make_loss_plot(
                 label="training, per batch",
             )
         draw_heldout(axes)
-        for step in steps:
+        for step in snapshot_steps:
             axes.axvline(step, color=_SNAPSHOT_COLOR, linewidth=1, alpha=0.6)
         top = axes.get_ylim()[1]
-        for step in steps:
+        for step in snapshot_steps:
             axes.annotate(
                 f"{step:,}",
                 (step, top),

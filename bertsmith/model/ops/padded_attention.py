@@ -17,7 +17,7 @@ DrawMask = Callable[[Tensor], Tensor]
 #: each new shape, which takes up to half a second.
 CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 #: Maximum sequence length at which bf16 training on a CPU materializes the probabilities.
-MATH_ATTENTION_MAX_SEQLEN = 512
+UNFUSED_ATTENTION_MAX_SEQLEN = 512
 
 
 def padded_attention(
@@ -100,10 +100,10 @@ def _attend_within_bucket(
 ) -> Tensor:
     """Compute attention within the sequences of a bucket: [B, S, 3, N, H] -> [B * S, N, H]."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    if dropout_mask is None and not _prefers_math_attention(qkv):
+    if dropout_mask is None and not _prefers_unfused_attention(qkv):
         output = _fused_attention(q, k, v, bucket.mask, dropout_rate)
     else:
-        output = _math_attention(q, k, v, bucket.mask, dropout_mask)
+        output = _unfused_attention(q, k, v, bucket.mask, dropout_mask)
     return output.transpose(1, 2).reshape(-1, *qkv.shape[3:])
 
 
@@ -117,7 +117,7 @@ def _fused_attention(
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout_rate)
 
 
-def _prefers_math_attention(qkv: Tensor) -> bool:
+def _prefers_unfused_attention(qkv: Tensor) -> bool:
     """Return whether two matrix products and a softmax are faster than PyTorch's fused attention.
 
     This is the case in bf16 training on a CPU, where the fused backward pass is slow
@@ -125,10 +125,10 @@ def _prefers_math_attention(qkv: Tensor) -> bool:
     with each new batch shape.
     """
     is_eager_bf16 = qkv.is_cpu and qkv.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
-    return is_eager_bf16 and qkv.requires_grad and qkv.shape[1] <= MATH_ATTENTION_MAX_SEQLEN
+    return is_eager_bf16 and qkv.requires_grad and qkv.shape[1] <= UNFUSED_ATTENTION_MAX_SEQLEN
 
 
-def _math_attention(
+def _unfused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_mask: Tensor | None
 ) -> Tensor:
     """Compute attention as two matrix products and a softmax, in the dtype of the inputs.

@@ -17,7 +17,7 @@ from bertsmith.serve.page.gateway import Gateway
 from bertsmith.serve.page.inspection import ModelInspector
 from bertsmith.serve.page.jobs import JobQueue
 from bertsmith.serve.page.library import gr
-from bertsmith.serve.page.markup import notice, safe
+from bertsmith.serve.page.markup import escape_html, notice
 from bertsmith.serve.page.tabs import attention_tab, form_tab, word_tab
 from bertsmith.serve.service import Service
 
@@ -26,7 +26,7 @@ def page(service: Service) -> Any:
     """Return a ``gradio.Blocks`` with a tab for each ability of the loaded models."""
     inspector = ModelInspector(service)
     with gr.Blocks(analytics_enabled=False, title="Bertsmith") as blocks:
-        names = safe(", ".join(service.models) or "none")
+        names = escape_html(", ".join(service.models) or "none")
         gr.HTML(f'<h1>Bertsmith</h1><p class="bs-says">Loaded: {names}</p>')
         if not service.models:
             gr.HTML(notice("No model is loaded; start `bertsmith serve` with a model."))

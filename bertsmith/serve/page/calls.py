@@ -119,7 +119,7 @@ class CallRoutes:
         return _json({"event_id": session})
 
     def _submit(self, function: Any, body: dict[str, Any], session: str | None) -> Job:
-        call = partial(_outputs, function, _arguments(function, body))
+        call = partial(_call_function, function, _check_arguments(function, body))
         try:
             return self._jobs.submit(call, session)
         except BusyError as error:
@@ -187,7 +187,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _arguments(function: Any, body: dict[str, Any]) -> list[Any]:
+def _check_arguments(function: Any, body: dict[str, Any]) -> list[Any]:
     """Return the arguments of a call, checked against the inputs of its function.
 
     Raises:
@@ -227,7 +227,8 @@ def _describe_expected(component: Any, value: Any) -> str:
     return "" if is_plain else "a text, a number, true, false, null or a list of these"
 
 
-def _outputs(function: Any, arguments: list[Any]) -> list[Any]:
+def _call_function(function: Any, arguments: list[Any]) -> list[Any]:
+    """Return the list of outputs of a function."""
     value = function.fn(*arguments)
     return [value] if len(function.outputs) == 1 else list(value)
 

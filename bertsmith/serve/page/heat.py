@@ -6,7 +6,7 @@ from base64 import b64encode
 
 import numpy as np
 
-from bertsmith.serve.page.markup import safe
+from bertsmith.serve.page.markup import escape_html
 from bertsmith.use.embed import Floats
 from bertsmith.use.explain import AttentionMaps
 
@@ -88,7 +88,7 @@ def large(maps: AttentionMaps, layer: int, head: int) -> str:
     labels = []
     for index, token in enumerate(maps.tokens):
         center = _LABEL_SIZE + (index + 0.5) * cell
-        text = safe(token if len(token) <= 14 else f"{token[:13]}…")
+        text = escape_html(token if len(token) <= 14 else f"{token[:13]}…")
         labels.append(
             f'<text x="{_LABEL_SIZE - 4}" y="{center:.1f}" dy="0.35em" text-anchor="end">{text}'
             f'</text><text transform="translate({center:.1f} {_LABEL_SIZE - 4}) rotate(-90)" '

@@ -6,7 +6,7 @@ from unicodedata import east_asian_width
 
 import numpy as np
 
-from bertsmith.serve.page.markup import percent, safe
+from bertsmith.serve.page.markup import escape_html, percent
 from bertsmith.use.explain import AttentionMaps
 
 #: Row heights in pixels, with few and with many tokens.
@@ -37,7 +37,7 @@ def picture(maps: AttentionMaps, layer: int, head: int) -> str:
     row_height, max_lines = (_SMALL_ROW_HEIGHT, 3) if is_large else (_ROW_HEIGHT, 6)
     columns = _layout_columns(maps.tokens, row_height)
     strongest = np.argsort(-probabilities, axis=1, kind="stable")[:, :max_lines]
-    tokens = [safe(_shorten(token)) for token in maps.tokens]
+    tokens = [escape_html(_shorten(token)) for token in maps.tokens]
     groups = []
     for query, token in enumerate(tokens):
         keys = [

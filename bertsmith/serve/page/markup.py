@@ -1,15 +1,15 @@
 """Render text and probabilities as HTML: bars, highlighted spans, notices."""
 
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
 
 #: Number of label colors in style.css; labels cycle through them.
 NUM_HUES = 8
 
 
-def safe(text: str) -> str:
+def escape_html(text: str) -> str:
     """Escape text for HTML and attribute values."""
-    return escape(text, quote=True)
+    return html.escape(text, quote=True)
 
 
 def percent(probability: float) -> str:
@@ -17,10 +17,10 @@ def percent(probability: float) -> str:
     return "< 0.1 %" if 0 < probability < 0.0005 else f"{100 * probability:.1f} %"
 
 
-def notice(message: str, kind: str = "fault") -> str:
-    """Return a message of a kind: "fault" (read out by screen readers at once) or "note"."""
-    role = "alert" if kind == "fault" else "note"
-    return f'<p class="bs-{kind}" role="{role}">{safe(message)}</p>'
+def notice(message: str, kind: str = "error") -> str:
+    """Return a message of a kind: "error" (read out by screen readers at once) or "note"."""
+    role = "alert" if kind == "error" else "note"
+    return f'<p class="bs-{kind}" role="{role}">{escape_html(message)}</p>'
 
 
 def truncation_note(is_truncated: bool) -> str:
@@ -44,7 +44,7 @@ def bars(
         width = min(probability / maximum, 1.0) if maximum > 0 else 0.0
         mark = ' class="bs-best"' if index == best else ""
         rows.append(
-            f'<li{mark}><span class="bs-word">{safe(text)}</span>'
+            f'<li{mark}><span class="bs-word">{escape_html(text)}</span>'
             f'<span class="bs-bar"><span style="width:{100 * width:.2f}%"></span></span>'
             f'<span class="bs-share">{percent(probability)}</span></li>'
         )
@@ -58,14 +58,16 @@ def highlight(text: str, spans: Iterable[tuple[int, int, str, int]]) -> str:
     """
     parts, position = [], 0
     for start, end, label, hue in spans:
-        small = f"<small>{safe(label)}</small>" if label else ""
-        parts.append(safe(text[position:start]))
-        parts.append(f'<mark class="bs-hue-{hue % NUM_HUES}">{safe(text[start:end])}{small}</mark>')
+        small = f"<small>{escape_html(label)}</small>" if label else ""
+        parts.append(escape_html(text[position:start]))
+        parts.append(
+            f'<mark class="bs-hue-{hue % NUM_HUES}">{escape_html(text[start:end])}{small}</mark>'
+        )
         position = end
-    return f'<p class="bs-marked">{"".join(parts)}{safe(text[position:])}</p>'
+    return f'<p class="bs-marked">{"".join(parts)}{escape_html(text[position:])}</p>'
 
 
 def section(title: str, content: str) -> str:
     """Return content below a heading; without a heading if the title is empty."""
-    heading = f"<h3>{safe(title)}</h3>" if title else ""
+    heading = f"<h3>{escape_html(title)}</h3>" if title else ""
     return f'<section class="bs-result">{heading}{content}</section>'

@@ -12,7 +12,7 @@ from bertsmith.serve.page.answers import split_lines
 from bertsmith.serve.page.forms import ATTENTION_EXAMPLES, WORD_EXAMPLES, Field, Form
 from bertsmith.serve.page.inspection import MAX_TOKENS, ModelInspector
 from bertsmith.serve.page.library import gr
-from bertsmith.serve.page.markup import notice, safe, section
+from bertsmith.serve.page.markup import escape_html, notice, section
 from bertsmith.serve.service import Service
 from bertsmith.use.explain import AttentionMaps
 
@@ -164,7 +164,7 @@ def _head_selector(inspector: ModelInspector) -> Callable[..., Any]:
 
 
 def _description(text: str) -> None:
-    gr.HTML(f'<p class="bs-says">{safe(text)}</p>')
+    gr.HTML(f'<p class="bs-says">{escape_html(text)}</p>')
 
 
 def _model_dropdown(service: Service, ability: str) -> Any:

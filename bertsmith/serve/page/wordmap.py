@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bertsmith.errors import InputError
-from bertsmith.serve.page.markup import NUM_HUES, highlight, safe, section
+from bertsmith.serve.page.markup import NUM_HUES, escape_html, highlight, section
 from bertsmith.use.embed import Floats, WordVector
 from bertsmith.use.similar import cosine_distances
 
@@ -104,13 +104,13 @@ def _map(maps: WordMaps, layer: int) -> str:
     dots = []
     for number, (x, y) in enumerate(points / scale * (1, -1) + center, 1):
         occurrence = maps.occurrences[number - 1]
-        tooltip = safe(f"{number}: {maps.texts[occurrence.text_index]}")
+        tooltip = escape_html(f"{number}: {maps.texts[occurrence.text_index]}")
         dots.append(
             f'<g class="bs-hue-{occurrence.text_index % NUM_HUES}"><title>{tooltip}</title>'
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11"/>'
             f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle">{number}</text></g>'
         )
-    label = safe(
+    label = escape_html(
         f"Map of {len(points)} occurrences of {maps.word}; the table below has their distances"
     )
     return (

@@ -47,7 +47,7 @@ class ScheduleSettings(SettingsTable):
     @model_validator(mode="after")
     def _check_epochs_or_minutes(self) -> Self:
         if self.epochs is not None and self.minutes is not None:
-            raise ValueError("epochs and minutes exclude each other; set only one of them")
+            raise ValueError("epochs and minutes are mutually exclusive; set only one of them")
         return self
 
     def total_steps(self) -> int:

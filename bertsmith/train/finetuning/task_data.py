@@ -183,8 +183,9 @@ def _hold_out_examples(examples: list[Any], task: TaskSettings) -> tuple[list[An
     end = min(round((fold + 1) * fraction * len(groups)), len(groups))
     if fold and start == len(groups):
         raise SettingsError(
-            f"task.validation_fold is {fold}, but no examples are left for it, because each fold "
-            f"has a fraction of {fraction} of the data; set a lower number, counted from 0"
+            f"task.validation_fold is {fold}, but there are too few folds: folds are counted "
+            f"from 0, and each has {fraction:.4g} of the examples (task.validation_fraction); set "
+            "a lower number"
         )
     held_out_groups = order[start : max(end, start + 1)]
     held_out_indices = {index for group in held_out_groups for index in groups[group]}

@@ -75,7 +75,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         overrides, file_values = _adopt_run_settings(overrides, file_values, store)
     user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
     if overrides.start_from and overrides.size:
-        raise SettingsError("--size and --from exclude each other: the model has its own size")
+        raise SettingsError("--size and --from are mutually exclusive: the model has its own size")
     if overrides.start_from:
         model = _load_start_config(overrides.start_from, store)
     else:

@@ -224,7 +224,7 @@ def test_count_head_reports_the_number_of_shared_words(changes: dict[str, Any]) 
 
 
 def test_next_sentence_logits_start_at_zero() -> None:
-    """The NSP logits are 0 at first, so that random logits do not disturb the new heads."""
+    """The NSP logits start at 0: random logits would disturb the initialized attention heads."""
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"layers": 2, "nsp": True}))
     init_cross_segment_heads(model, CLS)
     batch = pack_sequences([([CLS, *range(101, 120)], [0] * 10 + [1] * 10)])

@@ -75,19 +75,18 @@ class _TwoParameters(nn.Module):
         yield "layer.bias", self.bias
 
 
-def _make_loss_fn(gradients: Any) -> Any:
-    """Return a loss function with these gradients of weight and bias.
+def _make_loss_fn(model: _TwoParameters, gradients: Any) -> Any:
+    """Return a loss function with these gradients of the model's weight and bias.
 
-    A micro-batch is the model, and a factor of the gradient of the weight.
+    A micro-batch is the factor by which the weight's gradient is multiplied.
     """
 
     def loss_fn(
         micro_batch: Any, micro_batches: Any, dropout_seed: DropoutSeed
     ) -> dict[str, Tensor]:
-        model, factor = micro_batch
         weight_gradient, bias_gradient = gradients
         return {
-            "a": (model.weight * weight_gradient).sum() * factor,
+            "a": (model.weight * weight_gradient).sum() * micro_batch,
             "b": (model.bias * bias_gradient).sum(),
         }
 
@@ -114,8 +113,8 @@ def test_steps_equal_adamw_in_numpy(max_grad_norm: float) -> None:
         lr = 0.1 * (step + 1)
         tensors = [torch.tensor(gradient, dtype=torch.float32) for gradient in gradients]
         result = take_step(
-            _make_loss_fn(tensors),
-            [(model, 1.0)],
+            _make_loss_fn(model, tensors),
+            [1.0],
             model,
             optimizer,
             CPU,
@@ -144,10 +143,10 @@ def test_non_finite_loss_changes_nothing(factor: float) -> None:
     optimizer = build_optimizer(model, OptimSettings())
     gradients = [torch.ones(2, 2), torch.ones(2)]
 
-    def take_one_step(factor: float, step: int) -> None:
-        micro_batches = [(model, 1.0), (model, factor)]
+    def take_one_step(second_factor: float, step: int) -> None:
+        micro_batches = [1.0, second_factor]
         take_step(
-            _make_loss_fn(gradients),
+            _make_loss_fn(model, gradients),
             micro_batches,
             model,
             optimizer,

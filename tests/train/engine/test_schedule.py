@@ -119,9 +119,9 @@ def test_steps_epochs_and_minutes_must_be_positive(name: str) -> None:
             ScheduleSettings.parse({name: value}, "here")
 
 
-def test_epochs_and_minutes_exclude_each_other() -> None:
-    """Setting both epochs and minutes is an error; ``total_steps`` needs a number of steps."""
-    with pytest.raises(SettingsError, match="exclude each other"):
+def test_epochs_and_minutes_are_mutually_exclusive() -> None:
+    """Setting both epochs and minutes is an error, as is ``total_steps()`` before steps is set."""
+    with pytest.raises(SettingsError, match="are mutually exclusive"):
         ScheduleSettings.parse({"epochs": 1.0, "minutes": 1.0}, "here")
     with pytest.raises(RunError, match="not resolved yet"):
         ScheduleSettings(epochs=1.0).total_steps()

@@ -305,7 +305,7 @@ def test_folds_partition_the_training_file(start_model: Path, tmp_path: Path) ->
     folds = [read_task_data(task.model_copy(update={"validation_fold": fold})) for fold in range(5)]
     locations = [example.location for fold in folds for example in fold.heldout["heldout"]]
     assert len(locations) == len(set(locations)) == 41
-    with pytest.raises(SettingsError, match=r"validation_fold is 5, but no examples are left"):
+    with pytest.raises(SettingsError, match=r"validation_fold is 5, but there are too few folds"):
         read_task_data(task.model_copy(update={"validation_fold": 5}))
 
 

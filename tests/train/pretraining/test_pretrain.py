@@ -273,7 +273,7 @@ def test_mismatched_start_model_is_rejected(
     start: dict[str, Any] = {"start_from": str(finished_run), "steps": 1}
     with pytest.raises(StoreError, match="tokenizer"):
         pretrain(other_store, tmp_path / "run", assignments=["data.max_seqlen=32"], **start)
-    with pytest.raises(SettingsError, match="exclude each other"):
+    with pytest.raises(SettingsError, match="are mutually exclusive"):
         pretrain(store, tmp_path / "run", size="tiny", **start)
     with pytest.raises(SettingsError, match=r"model\.width is 32, but the model at .* has 16"):
         pretrain(store, tmp_path / "run", assignments=["model.width=32"], **start)
