@@ -45,7 +45,7 @@ def test_panel_is_planned_run_and_reused(run_cli: RunCli, tmp_path: Path) -> Non
     [
         ((), "nothing to compare the models on: add --data FOLDER, --text FILE or"),
         (("--tasks", "sst2"), "--tasks: unknown task 'sst2'; expected: english"),
-        (("--tasks", "rte"), "rte needs labeled data: no --data; pass --data FOLDER"),
+        (("--tasks", "rte"), "rte needs labeled data, but --data is missing; pass --data FOLDER"),
         (("--tasks", "rte", "--lr", "0"), "--lr is 0; give a number above 0"),
         (("--data", "."), "add SST-2/train.tsv and SST-2/dev.tsv, or leave sst-2-1k out with"),
     ],
