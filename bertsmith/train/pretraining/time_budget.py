@@ -89,7 +89,9 @@ def describe_budget(
     )
     if (num_evaluations, num_sequences) == (unlimited_evaluations, cost.num_eval_sequences):
         return text
+    evaluations = count_noun(num_evaluations, "evaluation")
+    sequences = count_noun(num_sequences, "sequence")
     return (
         f"{text}; evaluations are limited to {EVALUATION_SHARE:.0%} of the time: about "
-        f"{num_evaluations} of {count_noun(num_sequences, 'sequence')}"
+        f"{evaluations} with {sequences} each"
     )

@@ -103,8 +103,8 @@ def test_pll_work_counts_the_tokens_of_all_masked_copies(model_dirs: list[Path])
     assert num_continuations == len(ids) - 2 > 0
     work = count_pll_work(tokenizer, ["the cats"], ["within-word"])
     assert work.forward_tokens == len(ids) * (len(ids) + 2)
-    both = count_pll_work(tokenizer, ["the cats"], ["original", "within-word"])
-    assert both.forward_tokens == (len(ids) + num_continuations) * (len(ids) + 2)
+    work = count_pll_work(tokenizer, ["the cats"], ["original", "within-word"])
+    assert work.forward_tokens == (len(ids) + num_continuations) * (len(ids) + 2)
 
 
 def test_max_pairs_uses_the_first_pairs_of_each_file(model_dirs: list[Path], data: Path) -> None:
