@@ -28,6 +28,7 @@ from bertsmith import bundle
 from bertsmith.data.store import Store
 from bertsmith.train.engine import schedule
 from bertsmith.train.engine.duration import StepDuration
+from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
@@ -78,10 +79,10 @@ class Trainer:
 
     def _iter_batches(self) -> Iterator[list[PretrainingMicroBatch]]:
         """Return an iterator over training batches that starts at the first one."""
-        max_seqlen = self._session.settings.data.max_seqlen
         # More steps than any run takes: the number of steps is not known yet.
-        duration = StepDuration(10**9)
-        return self._session.build_objective(duration, max_seqlen).iter_batches(0)
+        steps = 10**9
+        phase = Phase(0, steps, self._session.settings.data.max_seqlen)
+        return self._session.build_objective(StepDuration(steps), phase).iter_batches(0)
 
     def choose_total_steps(self, minutes: float) -> None:
         """Set ``total_steps`` to the number of steps that fit into ``minutes``.

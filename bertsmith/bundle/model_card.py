@@ -130,7 +130,9 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
         settings = provenance
     values = {
         "recipe": info.get("recipe"),
-        "pre-training tasks": _describe_tasks(_get_nested(settings, "data")),
+        "pre-training tasks": _describe_tasks(
+            _get_nested(settings, "data"), _get_nested(settings, "schedule", "causal_fraction")
+        ),
         "steps": _get_nested(settings, "schedule", "steps"),
         "learning rate": _get_nested(settings, "optim", "lr"),
         "batch size": (
@@ -148,16 +150,19 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _describe_tasks(data: Any) -> str | None:
+def _describe_tasks(data: Any, causal_fraction: Any) -> str | None:
     """Return the pre-training tasks; None for models that Bertsmith has not pre-trained.
 
     Args:
         data: The settings of the training examples in bertsmith.json.
+        causal_fraction: Fraction of the run that is left to right, in bertsmith.json.
     """
     if not isinstance(data, Mapping):
         return None
     is_causal = data.get("objective") == "left-to-right"
     tasks = "left-to-right language model" if is_causal else "masked LM"
+    if isinstance(causal_fraction, float) and causal_fraction > 0:
+        tasks = f"left-to-right language model ({causal_fraction:.0%} of the run), then {tasks}"
     if not data.get("nsp", True):
         return tasks
     if data.get("pair_objective") == "sop":

@@ -23,10 +23,12 @@ class ExampleBatch:
         max_seqlen: Number of tokens in the longest sequence.
         masked_positions: Indices in the batch at which a token is predicted, int64 [P], ascending.
         masked_labels: Token ids to predict, int64 [P]: the original ids for masked LM, the ids of
-            the next tokens for the left-to-right objective.
+            the next tokens for a left-to-right language model.
         nsp_labels: int64 [B], 0 where segment B follows segment A in the document, 1 where it is
             from another document or, for sentence-order prediction, precedes A; None without
             next-sentence prediction.
+        is_causal: Whether the model's attention must be causal for this batch, because a
+            bidirectional model is trained left to right at the start of a run.
     """
 
     ids: IntArray
@@ -37,6 +39,7 @@ class ExampleBatch:
     masked_positions: IntArray
     masked_labels: IntArray
     nsp_labels: IntArray | None
+    is_causal: bool = False
 
     def __len__(self) -> int:
         """Return B, the number of sequences."""
@@ -62,6 +65,7 @@ class ExampleBatch:
             masked_positions=self.masked_positions[low:high] - start,
             masked_labels=self.masked_labels[low:high].copy(),
             nsp_labels=None if self.nsp_labels is None else self.nsp_labels[first:last].copy(),
+            is_causal=self.is_causal,
         )
 
 
@@ -71,7 +75,7 @@ def compute_max_seqlen(cu_seqlens: CuSeqlens) -> int:
 
 
 def concat_batches(batches: Sequence[ExampleBatch]) -> ExampleBatch:
-    """Concatenate batches into one, in order."""
+    """Concatenate batches of the same objective into one, in order."""
     if len(batches) == 1:
         return batches[0]
     offsets = np.cumsum([0] + [len(batch.ids) for batch in batches])
@@ -92,6 +96,7 @@ def concat_batches(batches: Sequence[ExampleBatch]) -> ExampleBatch:
         masked_positions=np.concatenate(masked_positions),
         masked_labels=np.concatenate([batch.masked_labels for batch in batches]),
         nsp_labels=np.concatenate(nsp_labels) if nsp_labels else None,
+        is_causal=batches[0].is_causal,
     )
 
 

@@ -103,7 +103,14 @@ class ExampleStream:
         """Whether the objective is masked LM, so that the labels hold the original tokens."""
         return self._settings.objective == "masked"
 
-    def batch(self, first: int, count: int, masking_rate: float | None = None) -> ExampleBatch:
+    def batch(
+        self,
+        first: int,
+        count: int,
+        masking_rate: float | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> ExampleBatch:
         """Return the examples [first, first + count) of the epoch.
 
         Consecutive batches are read fastest, because blocks are cached.
@@ -113,6 +120,8 @@ class ExampleStream:
             count: Number of examples.
             masking_rate: Share of tokens to predict; None: that of the settings. The tokens that
                 are masked at a lower rate are masked at a higher rate, too.
+            is_causal: Whether each token predicts the next one, without masks and NSP labels;
+                requires the objective "masked".
 
         Raises:
             IndexError: The epoch does not have these examples.
@@ -129,7 +138,9 @@ class ExampleStream:
             slice_end = min(last - block_start, block_size)
             block = self._get_block(number)
             part = block.examples.slice(slice_start, slice_end)
-            if masking_rate is not None:
+            if is_causal:
+                part = self._label_next_tokens(part)
+            elif masking_rate is not None:
                 states = block.rng_states[slice_start:slice_end]
                 part = self._change_masks(part, states, masking_rate)
             parts.append(part)
@@ -146,12 +157,23 @@ class ExampleStream:
             masking_rate: Share of tokens to predict.
         """
         settings = self._settings.model_copy(update={"masking_rate": masking_rate})
-        ids = batch.ids.copy()
-        ids[batch.masked_positions] = batch.masked_labels
         ids, masked_positions, labels = mask_tokens(
-            ids, batch.cu_seqlens, states, self.vocabulary, settings
+            _unmask(batch), batch.cu_seqlens, states, self.vocabulary, settings
         )
         return replace(batch, ids=ids, masked_positions=masked_positions, masked_labels=labels)
+
+    def _label_next_tokens(self, batch: ExampleBatch) -> ExampleBatch:
+        """Return a masked batch with the original ids, each labeled with the next token."""
+        ids = _unmask(batch)
+        positions, labels = build_causal_lm_labels(ids, batch.cu_seqlens, self.vocabulary)
+        return replace(
+            batch,
+            ids=ids,
+            masked_positions=positions,
+            masked_labels=labels,
+            nsp_labels=None,
+            is_causal=True,
+        )
 
     def _get_block(self, number: int) -> _Block:
         """Return a block from the cache, or compute it."""
@@ -197,6 +219,13 @@ class ExampleStream:
             nsp_labels=pairs.nsp_labels if self._settings.nsp else None,
         )
         return _Block(examples, pairs.rng_states)
+
+
+def _unmask(batch: ExampleBatch) -> IntArray:
+    """Return the original ids of a masked batch, int64 [T]."""
+    ids = batch.ids.copy()
+    ids[batch.masked_positions] = batch.masked_labels
+    return ids
 
 
 def pack_pairs(
@@ -266,17 +295,24 @@ class EndlessStream:
         # Count the first epoch now, so that a split that is too small raises StoreError here.
         self.locate(0)
 
-    def batch(self, first: int, count: int, masking_rate: float | None = None) -> ExampleBatch:
+    def batch(
+        self,
+        first: int,
+        count: int,
+        masking_rate: float | None = None,
+        *,
+        is_causal: bool = False,
+    ) -> ExampleBatch:
         """Return the examples [first, first + count) of the endless sequence.
 
-        ``masking_rate`` is that of ``ExampleStream.batch``.
+        ``masking_rate`` and ``is_causal`` are those of ``ExampleStream.batch``.
         """
         parts = []
         while count > 0:
             epoch, index = self.locate(first)
             stream = self._get_stream(epoch)
             size = min(count, len(stream) - index)
-            parts.append(stream.batch(index, size, masking_rate))
+            parts.append(stream.batch(index, size, masking_rate, is_causal=is_causal))
             first, count = first + size, count - size
         return concat_batches(parts)
 

@@ -43,6 +43,8 @@ class BertModel(nn.Module):
         dropout_seed: DropoutSeed | None = None,
         token_indices: Tensor | None = None,
         num_layers: int | None = None,
+        *,
+        is_causal: bool = False,
     ) -> Iterator[Tensor]:
         """Yield the output of the embeddings and of each layer, [T, D], computed lazily.
 
@@ -52,9 +54,11 @@ class BertModel(nn.Module):
             token_indices: int64 [M], tokens to compute the last yielded output for; its shape is
                 then [M, D]. None for all T.
             num_layers: Number of layers to compute; None for all.
+            is_causal: Whether tokens attend only to themselves and earlier tokens, even if the
+                config says that attention is bidirectional.
         """
         x = self.embeddings(batch, dropout_seed)
-        is_causal = self.config.attention == "causal"
+        is_causal = is_causal or self.config.attention == "causal"
         layout = build_attention_layout(batch, self.kernel, is_causal=is_causal, dtype=x.dtype)
         yield x
         yield from self.encoder.iter_layer_outputs(
@@ -66,6 +70,8 @@ class BertModel(nn.Module):
         batch: PackedBatch,
         dropout_seed: DropoutSeed | None = None,
         token_indices: Tensor | None = None,
+        *,
+        is_causal: bool = False,
     ) -> Tensor:
         """Return the last layer's output.
 
@@ -73,11 +79,12 @@ class BertModel(nn.Module):
             batch: Packed sequences.
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens to return the hidden states of; None for all T.
+            is_causal: See ``iter_hidden_states``.
 
         Returns:
             [T, D] or [M, D].
         """
-        states = self.iter_hidden_states(batch, dropout_seed, token_indices)
+        states = self.iter_hidden_states(batch, dropout_seed, token_indices, is_causal=is_causal)
         hidden = next(states)
         # A loop, because a list would keep the outputs of all layers in memory.
         for hidden in states:  # noqa: B007 - used after the loop
@@ -150,19 +157,24 @@ class BertForPreTraining(nn.Module):
         masked_labels: Tensor,
         nsp_labels: Tensor | None,
         dropout_seed: DropoutSeed | None = None,
+        *,
+        is_causal: bool = False,
     ) -> Losses:
         """Compute the pre-training losses.
 
         Args:
             batch: Packed sequences.
-            masked_positions: int64 [P], indices in 0..T-1 of the tokens to predict.
-            masked_labels: int64 [P], original ids of the tokens to predict.
+            masked_positions: int64 [P], indices in 0..T-1 of the tokens that predict a token.
+            masked_labels: int64 [P], ids to predict: the original ids of masked tokens, or the
+                ids of the next tokens.
             nsp_labels: int64 [B], 0 if segment B follows segment A, else 1; None skips the
                 next-sentence loss.
             dropout_seed: Seed of this forward pass; None for no dropout.
+            is_causal: Whether attention is causal in this forward pass, even if the config says
+                that it is bidirectional.
         """
         masked_states, cls_states = self._compute_loss_inputs(
-            batch, masked_positions, nsp_labels, dropout_seed
+            batch, masked_positions, nsp_labels, dropout_seed, is_causal=is_causal
         )
         decoder = self.mlm.decoder
         mlm_loss = linear_cross_entropy(
@@ -179,6 +191,8 @@ class BertForPreTraining(nn.Module):
         masked_positions: Tensor,
         nsp_labels: Tensor | None,
         dropout_seed: DropoutSeed | None = None,
+        *,
+        is_causal: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Compute the last hidden states of only the tokens that the losses need.
 
@@ -190,7 +204,7 @@ class BertForPreTraining(nn.Module):
         token_indices = masked_positions
         if nsp_labels is not None:
             token_indices = torch.cat([masked_positions, batch.first_token_indices])
-        hidden = self.bert(batch, dropout_seed, token_indices)
+        hidden = self.bert(batch, dropout_seed, token_indices, is_causal=is_causal)
         return hidden[:num_predictions], hidden[num_predictions:]
 
     def _apply_nsp_head(self, cls_states: Tensor) -> Tensor:

@@ -80,6 +80,25 @@ def test_prediction_does_not_depend_on_later_tokens(
     assert not torch.allclose(before[1], after[1], atol=1e-4)
 
 
+def test_masked_stream_has_left_to_right_batches(split: Split, vocabulary: VocabularyInfo) -> None:
+    """A stream for masked LM returns the same examples as left-to-right batches on demand."""
+    masked = ExampleStream(split, vocabulary, DataSettings(nsp=False), 48, seed=0, epoch=0)
+    expected = ExampleStream(split, vocabulary, SETTINGS, 48, seed=0, epoch=0).batch(3, 40)
+    batch = masked.batch(3, 40, is_causal=True)
+    for name in ("ids", "cu_seqlens", "masked_positions", "masked_labels"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name))
+    assert batch.is_causal
+    assert batch.slice(0, 2).is_causal
+    assert not masked.batch(3, 40).is_causal
+    pairs = ExampleStream(split, vocabulary, DataSettings(), 48, seed=0, epoch=0)
+    pair_batch = pairs.batch(3, 40, 0.4, is_causal=True)
+    assert pair_batch.nsp_labels is None
+    positions, labels = build_causal_lm_labels(pair_batch.ids, pair_batch.cu_seqlens, vocabulary)
+    np.testing.assert_array_equal(pair_batch.masked_positions, positions)
+    np.testing.assert_array_equal(pair_batch.masked_labels, labels)
+    assert not (pair_batch.ids == vocabulary.mask_id).any()
+
+
 def test_left_to_right_with_nsp_is_rejected() -> None:
     """The left-to-right objective with NSP is an error that says which setting to change."""
     with pytest.raises(SettingsError, match=r"set data\.nsp to false"):

@@ -3,8 +3,9 @@
 RUN/checkpoints/step-N/weights.safetensors    parameters and buffers under the model's own names
 RUN/checkpoints/step-N/average.safetensors    averaged weights, with optim.average_fraction
 RUN/checkpoints/step-N/moments.safetensors    Adam's moments as NAME.exp_avg and NAME.exp_avg_sq,
-                                              and Muon's as NAME.momentum_buffer; removed when the
-                                              run is finished
+                                              and Muon's as NAME.momentum_buffer; NAME.step, only
+                                              if a parameter was not trained in all steps; removed
+                                              when the run is finished
 RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
 RUN/checkpoints/step-N/checksums.json         SHA-256 of each file above; absent in version 0.1
 RUN/checkpoints/step-N.damaged/               a checkpoint that failed its checksums
@@ -33,6 +34,8 @@ CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
 AVERAGE_FILE = "average.safetensors"
 CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
+#: Names of Adam's step count and first moment in the state of a parameter.
+_STEP, _FIRST_MOMENT = "step", "exp_avg"
 #: Fields of ``TrainingState`` that are only stored in runs with a time budget.
 _TIME_BUDGET_FIELDS = ("elapsed_seconds", "start_seconds", "data_state")
 #: Exceptions raised by reading a checkpoint that is damaged or belongs to another model.
@@ -78,7 +81,7 @@ def save(
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
     with atomic_directory(directory) as new:
         save_tensors(_copy_to_cpu(_named_tensors(model)), new / WEIGHTS_FILE)
-        save_tensors(_collect_moments(model, optimizer), new / MOMENTS_FILE)
+        save_tensors(_collect_moments(model, optimizer, state.step), new / MOMENTS_FILE)
         if average is not None:
             save_tensors(_copy_to_cpu(average.weights.items()), new / AVERAGE_FILE)
         write_json(new / STATE_FILE, _to_fields(state))
@@ -240,7 +243,7 @@ def restore(
 
 
 def _restore_optimizer(directory: Path, model: nn.Module, optimizer: Optimizer, step: int) -> None:
-    """Load the moments, and set Adam's step count to ``step``."""
+    """Load the moments, and set Adam's step count to the stored one or to ``step``."""
     if not (directory / MOMENTS_FILE).exists():
         raise ValueError(
             f"{MOMENTS_FILE} is missing, because the run was finished "
@@ -250,12 +253,17 @@ def _restore_optimizer(directory: Path, model: nn.Module, optimizer: Optimizer, 
     moments = load_file(directory / MOMENTS_FILE)
     names = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, moment_names in iter_moment_names(optimizer):
+        name = names[parameter]
+        step_count = float(moments.get(f"{name}.{_STEP}", step))
+        if step_count == 0:
+            optimizer.state.pop(parameter, None)
+            continue
         entry: dict[str, Tensor] = {
-            moment: moments[f"{names[parameter]}.{moment}"].to(parameter.device)
-            for moment in moment_names
+            moment: moments[f"{name}.{moment}"].to(parameter.device) for moment in moment_names
         }
-        # Fused Adam expects its step count as float32 on the parameter's device.
-        entry["step"] = torch.tensor(float(step), device=parameter.device)
+        if _FIRST_MOMENT in entry:
+            # Fused Adam expects its step count as float32 on the parameter's device.
+            entry[_STEP] = torch.tensor(step_count, device=parameter.device)
         optimizer.state[parameter] = entry
 
 
@@ -324,11 +332,20 @@ def _copy_to_cpu(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
 
 
-def _collect_moments(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the moments by name, such as NAME.exp_avg, on the CPU."""
+def _collect_moments(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Tensor]:
+    """Return the moments by name, such as NAME.exp_avg, on the CPU.
+
+    A parameter that was not trained in all of the ``step`` steps, such as the next-sentence head
+    after left-to-right training, also has its step count; if that is 0, it has no moments.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[parameter]}.{moment}": optimizer.state[parameter][moment].cpu().contiguous()
-        for parameter, moment_names in iter_moment_names(optimizer)
-        for moment in moment_names
-    }
+    tensors: dict[str, Tensor] = {}
+    for parameter, moment_names in iter_moment_names(optimizer):
+        name = names[parameter]
+        entry = optimizer.state.get(parameter, {})
+        step_count = float(entry.get(_STEP, step)) if entry else 0.0  # Muon has no step count.
+        if step_count != step:
+            tensors[f"{name}.{_STEP}"] = torch.tensor(step_count)
+        for moment in moment_names if entry else ():
+            tensors[f"{name}.{moment}"] = entry[moment].cpu().contiguous()
+    return tensors

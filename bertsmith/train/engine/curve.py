@@ -11,6 +11,8 @@ from bertsmith.train.engine import metrics_log
 CURVE_FILE = "curve.png"
 #: Number of lines of the metrics log over which the running mean of the loss is computed.
 _WINDOW = 20
+#: Name of the loss in the left-to-right part of a run.
+_CAUSAL_LOSS = "causal_lm_loss"
 
 
 def draw(run: Path, title: str) -> Path:
@@ -44,13 +46,14 @@ def render(lines: list[dict[str, Any]], title: str) -> bytes:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    steps = [line["step"] for line in training]
-    losses = [line["mlm_loss"] for line in training]
-    axes.plot(steps, losses, color="#b8c4d6", linewidth=0.8, label="training batches")
-    axes.plot(steps, _running_mean(losses), color="#3b6ea8", linewidth=1.4, label="running mean")
+    causal = [line for line in training if _CAUSAL_LOSS in line]
+    masked = [line for line in training if _CAUSAL_LOSS not in line]
+    if causal:
+        _draw_training(axes, causal, _CAUSAL_LOSS, ("#bcd9c0", "#3f8f4f"), ", left to right")
+    _draw_training(axes, masked, "mlm_loss", ("#b8c4d6", "#3b6ea8"), "")
     _draw_heldout(axes, heldout)
     axes.set_xlabel("steps")
-    axes.set_ylabel("masked LM loss (nats per token)")
+    axes.set_ylabel("loss (nats per token)" if causal else "masked LM loss (nats per token)")
     # With parse_math=True, a dollar sign in the name of the run would start a formula.
     axes.set_title(
         title.encode("utf-8", "replace").decode(), loc="left", fontsize=11, parse_math=False
@@ -64,8 +67,27 @@ def render(lines: list[dict[str, Any]], title: str) -> bytes:
     return image.getvalue()
 
 
+def _draw_training(
+    axes: Any, lines: list[dict[str, Any]], name: str, colors: tuple[str, str], suffix: str
+) -> None:
+    """Draw a loss of training batches and its running mean.
+
+    Args:
+        axes: Axes of matplotlib.
+        lines: Lines of the metrics log.
+        name: Name of the loss in the lines.
+        colors: Colors of the loss and of the running mean.
+        suffix: Text after the labels in the legend.
+    """
+    steps = [line["step"] for line in lines]
+    losses = [line[name] for line in lines]
+    axes.plot(steps, losses, color=colors[0], linewidth=0.8, label=f"training batches{suffix}")
+    means = _running_mean(losses)
+    axes.plot(steps, means, color=colors[1], linewidth=1.4, label=f"running mean{suffix}")
+
+
 def _draw_heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
-    """Draw the held-out losses, and the unigram entropy as a dashed line."""
+    """Draw the held-out masked-LM losses, and the unigram entropy as a dashed line."""
     if not heldout:
         return
     axes.plot(

@@ -67,6 +67,9 @@ class Duration(Protocol):
     def compute_completed_fraction(self, step: int) -> float:
         """Return the fraction of the run that is completed before ``step``, from 0 to 1."""
 
+    def is_in_first(self, step: int, fraction: float) -> bool:
+        """Return whether ``step`` is in the first ``fraction`` of the run."""
+
     def is_in_last(self, step: int, fraction: float) -> bool:
         """Return whether ``step`` is in the last ``fraction`` of the run."""
 
@@ -122,6 +125,10 @@ class StepDuration:
     def compute_completed_fraction(self, step: int) -> float:
         """Return the fraction of the steps before ``step``."""
         return step / self._steps
+
+    def is_in_first(self, step: int, fraction: float) -> bool:
+        """Return whether ``step`` is in the first ``fraction`` of the steps."""
+        return step < round(self._steps * fraction)
 
     def is_in_last(self, step: int, fraction: float) -> bool:
         """Return whether ``step`` is in the last ``fraction`` of the steps."""
@@ -286,6 +293,10 @@ class TimeDuration:
         used = self._clock.elapsed_seconds - self._start_seconds
         fraction = used / (self._end_seconds - self._start_seconds)
         return max(0.0, min(fraction, step / self._min_steps, 1.0))
+
+    def is_in_first(self, step: int, fraction: float) -> bool:
+        """Return whether less than ``fraction`` of the time is used."""
+        return self.compute_completed_fraction(step) < fraction
 
     def is_in_last(self, step: int, fraction: float) -> bool:
         """Return whether less than ``fraction`` of the time is left."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -43,6 +44,11 @@ class ScheduleSettings(SettingsTable):
     phase2_max_seqlen: Annotated[int, Field(ge=8)] | None = None
     #: Fraction of the run in the second phase.
     phase2_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    #: Fraction of the run, from its start, in which the encoder is a left-to-right language model:
+    #: attention is causal, each token predicts the next one, and there is no next-sentence
+    #: prediction. The rest of the run is masked LM (Gisserot-Boukhlef et al. 2025,
+    #: arXiv:2507.00994; see also GPT-BERT, Charpentier and Samuel 2024, arXiv:2410.24159).
+    causal_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
 
     @model_validator(mode="after")
     def _check_epochs_or_minutes(self) -> Self:
@@ -63,27 +69,43 @@ class ScheduleSettings(SettingsTable):
 
 @dataclass(frozen=True)
 class Phase:
-    """The steps [start_step, end_step), which have the same maximum sequence length."""
+    """The steps [start_step, end_step), which have the same sequence length and attention.
+
+    Attributes:
+        start_step: First step.
+        end_step: Step after the last one.
+        max_seqlen: Maximum sequence length.
+        is_causal: Whether the encoder is trained left to right.
+    """
 
     start_step: int
     end_step: int
     max_seqlen: int
+    is_causal: bool = False
 
 
 def build_phases(settings: ScheduleSettings, max_seqlen: int) -> list[Phase]:
-    """Split a run into a phase with ``max_seqlen`` and one with the longer ``phase2_max_seqlen``.
+    """Split a run into phases, in order.
 
-    In the paper, the phases have 90 % and 10 % of the steps (appendix A.2).
+    The run starts with sequences of ``max_seqlen`` tokens and ends with the longer
+    ``phase2_max_seqlen``; in the paper, these are 90 % and 10 % of the steps (appendix A.2). The
+    first ``causal_fraction`` of the steps is left to right.
     """
     total_steps = settings.total_steps()
-    if settings.phase2_max_seqlen is None:
-        return [Phase(0, total_steps, max_seqlen)]
-    phase2_start = total_steps - round(total_steps * settings.phase2_fraction)
-    phases = [
-        Phase(0, phase2_start, max_seqlen),
-        Phase(phase2_start, total_steps, settings.phase2_max_seqlen),
+    phase2_start = total_steps
+    if settings.phase2_max_seqlen is not None:
+        phase2_start -= round(total_steps * settings.phase2_fraction)
+    causal_end = round(total_steps * settings.causal_fraction)
+    edges = sorted({0, causal_end, phase2_start, total_steps})
+    return [
+        Phase(
+            start_step,
+            end_step,
+            (settings.phase2_max_seqlen if start_step >= phase2_start else None) or max_seqlen,
+            is_causal=start_step < causal_end,
+        )
+        for start_step, end_step in pairwise(edges)
     ]
-    return [phase for phase in phases if phase.start_step < phase.end_step]
 
 
 def count_epochs(steps: int, batch_size: int, phase_shares: list[tuple[float, int]]) -> float:

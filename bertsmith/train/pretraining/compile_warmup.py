@@ -5,10 +5,12 @@ their order. A resumed run starts with another batch than an uninterrupted one. 
 the two runs could therefore end with different bytes.
 """
 
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
+from bertsmith.data.counter_rng import IntArray
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 
@@ -18,26 +20,30 @@ _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
 def build_warmup_batches(
-    data: DataSettings, max_seqlen: int, micro_batch_tokens: int
+    data: DataSettings, max_seqlen: int, micro_batch_tokens: int, *, has_causal_phase: bool = False
 ) -> list[ExampleBatch]:
     """Return one batch for each graph that torch.compile needs in a run.
 
     These are a graph for several sequences, and one for a single sequence if a micro-batch can have
-    only one: torch.compile specializes sizes of 1.
+    only one: torch.compile specializes sizes of 1. Left-to-right training needs its own graphs.
 
     Args:
         data: Data settings of the run.
         max_seqlen: Maximum sequence length of all phases.
         micro_batch_tokens: Maximum tokens of a micro-batch.
+        has_causal_phase: Whether the run starts with left-to-right training.
     """
-    batches = []
+    length_lists = []
     if data.batch_size > 1:
         num_sequences = max(2, min(data.batch_size, micro_batch_tokens // data.max_seqlen))
         lengths = [data.max_seqlen - i % 5 for i in range(num_sequences)]
-        batches.append(_build_batch(lengths, nsp=data.nsp))
+        length_lists.append(lengths)
     has_single_sequence = 1 in (data.batch_size, data.initial_batch_size)
     if has_single_sequence or data.batch_size * max_seqlen > micro_batch_tokens:
-        batches.append(_build_batch([data.max_seqlen], nsp=data.nsp))
+        length_lists.append([data.max_seqlen])
+    batches = [_build_batch(lengths, nsp=data.nsp) for lengths in length_lists]
+    if has_causal_phase:
+        batches += [_build_causal_batch(lengths) for lengths in length_lists]
     return batches
 
 
@@ -54,6 +60,25 @@ def _build_batch(lengths: list[int], *, nsp: bool) -> ExampleBatch:
     masked_positions = next(
         (positions for positions in candidates if len(positions) not in sizes), candidates[0]
     )
+    nsp_labels = np.zeros(num_sequences, np.int64) if nsp else None
+    return _build_zeros(lengths, masked_positions, nsp_labels)
+
+
+def _build_causal_batch(lengths: list[int]) -> ExampleBatch:
+    """Return a batch of zeros for left-to-right training.
+
+    In each sequence, all tokens except the last two predict the next token, so all sizes differ.
+    """
+    ends = np.cumsum(lengths)
+    positions = np.delete(np.arange(sum(lengths)), np.concatenate([ends - 1, ends - 2]))
+    return replace(_build_zeros(lengths, positions, None), is_causal=True)
+
+
+def _build_zeros(
+    lengths: list[int], masked_positions: IntArray, nsp_labels: IntArray | None
+) -> ExampleBatch:
+    """Return a batch of sequences of token 0, which predict token 0 at ``masked_positions``."""
+    num_tokens = sum(lengths)
     return ExampleBatch(
         ids=np.zeros(num_tokens, np.int64),
         segments=np.zeros(num_tokens, np.int64),
@@ -62,5 +87,5 @@ def _build_batch(lengths: list[int], *, nsp: bool) -> ExampleBatch:
         max_seqlen=max(lengths),
         masked_positions=masked_positions,
         masked_labels=np.zeros(len(masked_positions), np.int64),
-        nsp_labels=np.zeros(num_sequences, np.int64) if nsp else None,
+        nsp_labels=nsp_labels,
     )

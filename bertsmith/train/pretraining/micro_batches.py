@@ -13,12 +13,16 @@ from bertsmith.model.packed import PackedBatch
 
 @dataclass(frozen=True)
 class PretrainingMicroBatch:
-    """Part of an ``ExampleBatch`` as tensors on the device, for one forward and backward pass."""
+    """Part of an ``ExampleBatch`` as tensors on the device, for one forward and backward pass.
+
+    Its fields are those of ``ExampleBatch``.
+    """
 
     packed: PackedBatch
     masked_positions: Tensor
     masked_labels: Tensor
     nsp_labels: Tensor | None
+    is_causal: bool = False
 
     @property
     def num_sequences(self) -> int:
@@ -46,6 +50,7 @@ def to_device(batch: ExampleBatch, device: torch.device) -> PretrainingMicroBatc
         to_tensor(batch.masked_positions),
         to_tensor(batch.masked_labels),
         None if batch.nsp_labels is None else to_tensor(batch.nsp_labels),
+        batch.is_causal,
     )
 
 

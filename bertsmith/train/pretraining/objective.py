@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,7 +24,10 @@ def compute_mean_losses(
     micro_batches: list[PretrainingMicroBatch],
     dropout_seed: DropoutSeed,
 ) -> dict[str, Tensor]:
-    """Return the contribution of a micro-batch to the mean losses of masked LM and NSP.
+    """Return the contribution of a micro-batch to the mean losses of its batch, by name.
+
+    The losses are ``mlm_loss`` or, in the left-to-right part of a run, ``causal_lm_loss``; and
+    ``nsp_loss`` if the batch has NSP labels.
 
     Args:
         model: A ``BertForPreTraining``, compiled or not.
@@ -37,9 +41,11 @@ def compute_mean_losses(
         micro_batch.masked_labels,
         micro_batch.nsp_labels,
         dropout_seed,
+        is_causal=micro_batch.is_causal,
     )
     num_predictions = sum(len(batch.masked_labels) for batch in micro_batches)
-    mean_losses = {"mlm_loss": losses.mlm_loss / num_predictions}
+    name = "causal_lm_loss" if micro_batch.is_causal else "mlm_loss"
+    mean_losses = {name: losses.mlm_loss / num_predictions}
     if losses.nsp_loss is not None:
         num_sequences = sum(batch.num_sequences for batch in micro_batches)
         mean_losses["nsp_loss"] = losses.nsp_loss / num_sequences
@@ -88,7 +94,8 @@ class PretrainingObjective:
         if data_state is None:
             self._position = self._batches.find_position(first_step)
         else:
-            self._position = DataPosition(**data_state)
+            fields: Mapping[str, Any] = data_state
+            self._position = DataPosition(**fields)
         for batch, position in self._batches.iter_batches(first_step, self._position):
             parts = split_batch(batch, self._settings.run.micro_batch_tokens)
             self._position, self._batch_size = position, len(batch)
@@ -100,7 +107,7 @@ class PretrainingObjective:
         micro_batches: list[PretrainingMicroBatch],
         dropout_seed: DropoutSeed,
     ) -> dict[str, Tensor]:
-        """Return the contribution of a micro-batch to the mean losses of masked LM and NSP."""
+        """Return the contribution of a micro-batch to the mean losses of its batch, by name."""
         return compute_mean_losses(self._compiled_model, micro_batch, micro_batches, dropout_seed)
 
     def describe_batch(self, step: int) -> str:

@@ -301,6 +301,12 @@ def _check_consistency(settings: PretrainSettings, store: Store, source: str) ->
             f"{model.attention!r}, so the model would see the token that it predicts; set "
             "model.attention=causal"
         )
+    causal_fraction = settings.schedule.causal_fraction
+    if causal_fraction and settings.data.objective == "left-to-right":
+        raise SettingsError(
+            f"{source}: schedule.causal_fraction is {causal_fraction:g}, but data.objective is "
+            "'left-to-right', so the entire run is left to right; leave out one of them"
+        )
     if model.nsp != settings.data.nsp:
         raise SettingsError(
             f"{source}: model.nsp is {model.nsp}, but data.nsp is {settings.data.nsp}; set only "

@@ -97,7 +97,10 @@ class Session:
         settings = self.settings
         self.model.train()
         for batch in build_warmup_batches(
-            settings.data, _get_max_seqlen(settings), settings.run.micro_batch_tokens
+            settings.data,
+            _get_max_seqlen(settings),
+            settings.run.micro_batch_tokens,
+            has_causal_phase=settings.schedule.causal_fraction > 0,
         ):
             micro_batch = to_device(batch, self.machine.device)
             with self.machine.autocast():
@@ -133,30 +136,33 @@ class Session:
     def build_objective(
         self,
         duration: Duration,
-        max_seqlen: int | None = None,
+        phase: Phase | None = None,
         micro_batch_tokens: int | None = None,
     ) -> PretrainingObjective:
         """Return the objective of this run.
 
         Args:
             duration: Length of the run.
-            max_seqlen: Maximum sequence length of a run with a single phase and a constant batch
-                size and masking rate; None: the schedule of the settings.
+            phase: Phase of a run that has only this phase, with a constant batch size and masking
+                rate; None: the schedule of the settings.
             micro_batch_tokens: Maximum tokens of a micro-batch; None: that of the settings.
         """
         settings = self.settings
         if micro_batch_tokens is not None:
             run = settings.run.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
             settings = settings.model_copy(update={"run": run})
-        if max_seqlen is not None:
+        if phase is not None:
             data = settings.data.model_copy(
                 update={
-                    "max_seqlen": max_seqlen,
+                    "max_seqlen": phase.max_seqlen,
                     "final_masking_rate": None,
                     "initial_batch_size": None,
                 }
             )
-            single_phase = settings.schedule.model_copy(update={"phase2_max_seqlen": None})
+            causal_fraction = 1.0 if phase.is_causal else 0.0
+            single_phase = settings.schedule.model_copy(
+                update={"phase2_max_seqlen": None, "causal_fraction": causal_fraction}
+            )
             settings = settings.model_copy(update={"data": data, "schedule": single_phase})
         return PretrainingObjective(
             self.model,
@@ -179,14 +185,12 @@ class Session:
         Args:
             seconds: Maximum duration of the steps of a phase.
         """
-        settings = self.settings
         step_seconds = mfu = tokens_per_step = 0.0
         is_noisy = is_extrapolated = False
         peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
-        schedule_settings = settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
-        for phase in schedule.build_phases(schedule_settings, settings.data.max_seqlen):
-            objective = self.build_objective(StepDuration(_NOMINAL_STEPS), phase.max_seqlen)
-            times, batches, is_partial = self._measure_steps(objective, phase.max_seqlen, seconds)
+        for phase in self._list_phases():
+            objective = self.build_objective(StepDuration(_NOMINAL_STEPS), phase)
+            times, batches, is_partial = self._measure_steps(objective, phase, seconds)
             is_extrapolated = is_extrapolated or is_partial
             # Not the median, because the run will also have occasional slow steps.
             mean_seconds = sum(times) / len(times)
@@ -214,7 +218,7 @@ class Session:
         )
 
     def _measure_steps(
-        self, objective: PretrainingObjective, max_seqlen: int, seconds: float
+        self, objective: PretrainingObjective, phase: Phase, seconds: float
     ) -> tuple[list[float], list[list[Any]], bool]:
         """Measure steps, or a part of a step if it takes longer than ``seconds``.
 
@@ -223,29 +227,29 @@ class Session:
         """
         self.model.train()
         if self.machine.device.type == "cpu":
-            step_seconds, batch = self._measure_slow_step(max_seqlen, seconds)
+            step_seconds, batch = self._measure_slow_step(phase, seconds)
             if step_seconds is not None:
                 return [step_seconds], [batch], True
         take_step = partial(self._take_step, objective)
         return (*probe.measure_steps(objective.iter_batches(0), take_step, seconds), False)
 
-    def _measure_slow_step(self, max_seqlen: int, seconds: float) -> tuple[float | None, list[Any]]:
+    def _measure_slow_step(self, phase: Phase, seconds: float) -> tuple[float | None, list[Any]]:
         """Estimate the duration of a slow step, split into small micro-batches.
 
         Returns:
             The duration in seconds, None if a step takes at most ``seconds``; and its batch.
         """
-        objective = self._build_slow_step_objective(max_seqlen)
+        objective = self._build_slow_step_objective(phase)
         batch = next(objective.iter_batches(0))
         take_step = partial(self._take_step, objective)
         return probe.measure_slow_step(batch, take_step, seconds), batch
 
-    def _build_slow_step_objective(self, max_seqlen: int) -> PretrainingObjective:
+    def _build_slow_step_objective(self, phase: Phase) -> PretrainingObjective:
         """Return the objective with micro-batches so small that slow steps can be measured."""
         num_tokens = min(
-            self.settings.run.micro_batch_tokens, max(probe.SLOW_STEP_TOKENS, max_seqlen)
+            self.settings.run.micro_batch_tokens, max(probe.SLOW_STEP_TOKENS, phase.max_seqlen)
         )
-        return self.build_objective(StepDuration(_NOMINAL_STEPS), max_seqlen, num_tokens)
+        return self.build_objective(StepDuration(_NOMINAL_STEPS), phase, num_tokens)
 
     def choose_thread_count(
         self,
@@ -266,27 +270,27 @@ class Session:
         candidates = list_candidate_thread_counts(torch.get_num_threads(), load)
         # The first step is the slowest; on a busy machine, few threads are the fastest.
         torch.set_num_threads(min(candidates))
-        max_seqlen = self.settings.data.max_seqlen
-        slow_seconds, _ = self._measure_slow_step(max_seqlen, max_seconds / 4)
+        phase = self._list_phases()[0]
+        slow_seconds, _ = self._measure_slow_step(phase, max_seconds / 4)
         is_slow = slow_seconds is not None
-        time_step = self._build_step_timer(max_seqlen, seconds, is_slow=is_slow)
+        time_step = self._build_step_timer(phase, seconds, is_slow=is_slow)
         choice = choose_thread_count(time_step, candidates, max_seconds)
         torch.set_num_threads(choice.num_threads)
         self.reset()
         return choice
 
     def _build_step_timer(
-        self, max_seqlen: int, seconds: float, *, is_slow: bool
+        self, phase: Phase, seconds: float, *, is_slow: bool
     ) -> Callable[[int], float]:
         """Return a function that measures the seconds of a step with a given number of threads.
 
         Args:
-            max_seqlen: Maximum sequence length.
+            phase: The phase of the step.
             seconds: Maximum duration of a timing.
             is_slow: Whether to measure one small micro-batch of a step that takes longer.
         """
         if is_slow:
-            slow_objective = self._build_slow_step_objective(max_seqlen)
+            slow_objective = self._build_slow_step_objective(phase)
             batch = next(slow_objective.iter_batches(0))
 
             def time_slow_step(threads: int) -> float:
@@ -297,7 +301,7 @@ class Session:
                 return (time.perf_counter() - start_time) * len(batch)
 
             return time_slow_step
-        objective = self.build_objective(StepDuration(_NOMINAL_STEPS), max_seqlen)
+        objective = self.build_objective(StepDuration(_NOMINAL_STEPS), phase)
         batches = list(islice(objective.iter_batches(0), _THREAD_TIMING_STEPS))
 
         def time_step(threads: int) -> float:
@@ -358,11 +362,17 @@ class Session:
 
         A step with a smaller batch counts as a fraction of a step.
         """
-        schedule_settings = self.settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
+        phases = self._list_phases()
+        max_seqlens = {phase.max_seqlen for phase in phases}
+        num_examples = {length: self.count_epoch_examples(length) for length in max_seqlens}
         return [
-            (self._compute_batch_share(phase), self.count_epoch_examples(phase.max_seqlen))
-            for phase in schedule.build_phases(schedule_settings, self.settings.data.max_seqlen)
+            (self._compute_batch_share(phase), num_examples[phase.max_seqlen]) for phase in phases
         ]
+
+    def _list_phases(self) -> list[Phase]:
+        """Return the phases of a run of _NOMINAL_STEPS steps."""
+        schedule_settings = self.settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
+        return schedule.build_phases(schedule_settings, self.settings.data.max_seqlen)
 
     def _compute_batch_share(self, phase: Phase) -> float:
         """Return the sequences of a phase as a fraction of those of a run with full batches."""

@@ -1,4 +1,4 @@
-"""The batches of a pre-training run: their size, length and masking rate depend on its progress."""
+"""The batches of a pre-training run: size, length, objective and masks depend on its progress."""
 
 import itertools
 from collections.abc import Iterator
@@ -21,11 +21,14 @@ class DataPosition:
         phase: 0, or 1 in the second phase.
         first_epoch: First epoch of the phase. Each phase starts with a new epoch.
         example: Number of examples of the phase before this position.
+        is_causal_over: Whether the left-to-right part of the run is over, which never starts again,
+            even if a new estimate of the end of the run moves it. The examples continue.
     """
 
     phase: int = 0
     first_epoch: int = 0
     example: int = 0
+    is_causal_over: bool = False
 
 
 def compute_batch_size(fraction: float, data: DataSettings, schedule: ScheduleSettings) -> int:
@@ -106,8 +109,8 @@ class TrainingBatches:
     ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
         """Yield the batch of each step and the position after it; a thread computes batches ahead.
 
-        In a run with a time budget, the phase, size and masking rate of a batch are those of the
-        time at which it is computed, about three steps earlier.
+        In a run with a time budget, the phase, objective, size and masking rate of a batch are
+        those of the time at which it is computed, about three steps earlier.
 
         Args:
             first_step: Step of the first batch.
@@ -126,12 +129,17 @@ class TrainingBatches:
             first = position.example
             count = self.compute_batch_size(step)
             masking_rate = self.compute_masking_rate(step)
-            batch = self._get_stream(position).batch(first, count, masking_rate)
+            batch = self._get_stream(position).batch(
+                first, count, masking_rate, is_causal=not position.is_causal_over
+            )
             position = replace(position, example=first + count)
             yield batch, position
 
     def _enter_phase(self, step: int, position: DataPosition) -> DataPosition:
         """Return the position at which the batch of ``step`` starts."""
+        if not position.is_causal_over:
+            is_causal = self._duration.is_in_first(step, self._schedule.causal_fraction)
+            position = replace(position, is_causal_over=not is_causal)
         if position.phase or self._schedule.phase2_max_seqlen is None:
             return position
         if not self._duration.is_in_last(step, self._schedule.phase2_fraction):
@@ -139,7 +147,7 @@ class TrainingBatches:
         if position.example == 0:
             return replace(position, phase=1)
         last_epoch, _ = self._get_stream(position).locate(position.example - 1)
-        return DataPosition(phase=1, first_epoch=last_epoch + 1)
+        return replace(position, phase=1, first_epoch=last_epoch + 1, example=0)
 
     def _get_stream(self, position: DataPosition) -> EndlessStream:
         """Return the examples of a phase."""

@@ -67,6 +67,41 @@ def test_restored_run_takes_the_same_step(tmp_path: Path) -> None:
             )
 
 
+def test_partly_trained_parameters_are_restored(tmp_path: Path) -> None:
+    """Adam's step count of a parameter is stored if it was not trained in all steps.
+
+    A parameter that has never been trained has no moments after restoring, as before.
+    """
+
+    def build() -> tuple[nn.Module, torch.optim.AdamW]:
+        torch.manual_seed(0)
+        model = nn.ParameterList(torch.randn(3) for _ in range(3))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+    def take_step(model: nn.Module, optimizer: torch.optim.AdamW, trained: list[int]) -> None:
+        parameters = list(model.parameters())
+        for index in trained:
+            loss = (parameters[index] * torch.tensor([1.0, -2.0, 0.5])).sum().square()
+            loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, optimizer = build()
+    take_step(model, optimizer, [0])
+    take_step(model, optimizer, [0, 1])
+    directory = save(tmp_path, TrainingState(step=2), model, optimizer, keep=1)
+    restored_model, restored_optimizer = build()
+    restore(directory, restored_model, restored_optimizer)
+    assert list(restored_model.parameters())[2] not in restored_optimizer.state
+    for models in ((model, optimizer), (restored_model, restored_optimizer)):
+        take_step(*models, [0, 1, 2])
+    for parameter, restored in zip(model.parameters(), restored_model.parameters(), strict=True):
+        assert torch.equal(parameter, restored)
+        step_count = optimizer.state[parameter]["step"]
+        assert torch.equal(step_count, restored_optimizer.state[restored]["step"])
+    assert [float(optimizer.state[p]["step"]) for p in model.parameters()] == [3, 2, 1]
+
+
 def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
     """Saving a checkpoint removes all others but the last two and the best one."""
     model, optimizer = _train_model()

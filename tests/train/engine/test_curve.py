@@ -27,6 +27,30 @@ def test_any_run_name_can_be_the_title(tmp_path: Path, title: str) -> None:
     assert (tmp_path / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
 
 
+def test_left_to_right_losses_are_drawn_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses of the left-to-right part have their own curve; the axis names no objective."""
+    axes_module = pytest.importorskip("matplotlib.axes")
+    curves: dict[str, tuple[list[int], list[float]]] = {}
+    labels: list[str] = []
+    plot = axes_module.Axes.plot
+
+    def record_plot(axes: Any, x: Any, y: Any, **options: Any) -> Any:
+        curves[options["label"]] = (x, y)
+        return plot(axes, x, y, **options)
+
+    monkeypatch.setattr(axes_module.Axes, "plot", record_plot)
+    monkeypatch.setattr(axes_module.Axes, "set_ylabel", lambda _, label: labels.append(label))
+    lines = [
+        {"step": 1, "kind": "train", "causal_lm_loss": 5.0},
+        {"step": 2, "kind": "train", "mlm_loss": 2.0},
+    ]
+    curve.render(lines, "run")
+    curve.render(lines[1:], "run")
+    assert curves["training batches, left to right"] == ([1], [5.0])
+    assert curves["training batches"] == ([2], [2.0])
+    assert labels == ["loss (nats per token)", "masked LM loss (nats per token)"]
+
+
 def test_missing_matplotlib_is_logged_when_the_run_is_finished(
     train: TrainFunction, monkeypatch: pytest.MonkeyPatch
 ) -> None:

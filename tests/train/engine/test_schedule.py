@@ -86,6 +86,45 @@ def test_run_has_two_phases(steps: int, phase2_fraction: float, expected: list[P
     assert build_phases(settings, 128) == expected
 
 
+@pytest.mark.parametrize(
+    ("causal_fraction", "phase2_fraction", "expected"),
+    [
+        (0.25, 0.0, [Phase(0, 5, 128, is_causal=True), Phase(5, 20, 128)]),
+        (0.5, 0.1, [Phase(0, 10, 128, is_causal=True), Phase(10, 18, 128), Phase(18, 20, 512)]),
+        (0.5, 0.5, [Phase(0, 10, 128, is_causal=True), Phase(10, 20, 512)]),
+        (
+            0.95,
+            0.1,
+            [
+                Phase(0, 18, 128, is_causal=True),
+                Phase(18, 19, 512, is_causal=True),
+                Phase(19, 20, 512),
+            ],
+        ),
+        (0.01, 0.0, [Phase(0, 20, 128)]),
+    ],
+)
+def test_run_starts_left_to_right(
+    causal_fraction: float, phase2_fraction: float, expected: list[Phase]
+) -> None:
+    """The first fraction of the steps is left to right, whatever its sequence length.
+
+    These are the steps that are in the first fraction of a ``StepDuration``.
+    """
+    settings = ScheduleSettings(
+        steps=20,
+        causal_fraction=causal_fraction,
+        phase2_max_seqlen=512 if phase2_fraction else None,
+        phase2_fraction=phase2_fraction,
+    )
+    phases = build_phases(settings, 128)
+    assert phases == expected
+    duration = StepDuration(20)
+    for phase in phases:
+        for step in range(phase.start_step, phase.end_step):
+            assert duration.is_in_first(step, causal_fraction) == phase.is_causal
+
+
 def test_run_without_phase2_has_one_phase() -> None:
     """If phase2_max_seqlen is not set, phase2_fraction has no effect."""
     assert build_phases(ScheduleSettings(steps=7, phase2_fraction=0.5), 64) == [Phase(0, 7, 64)]

@@ -28,16 +28,18 @@ def test_all_sizes_of_a_warmup_batch_differ(
 ) -> None:
     """All sizes of the first batch, such as the numbers of tokens and predictions, differ."""
     settings = DataSettings(batch_size=batch_size, max_seqlen=max_seqlen)
-    batch = build_warmup_batches(settings, max_seqlen, micro_batch_tokens)[0]
-    sizes = [
-        len(batch),
-        len(batch.cu_seqlens),
-        batch.max_seqlen,
-        len(batch.ids),
-        len(batch.masked_labels),
-    ]
-    assert len(set(sizes)) == len(sizes)
-    assert len(batch) >= 2
+    batches = build_warmup_batches(settings, max_seqlen, micro_batch_tokens, has_causal_phase=True)
+    masked, causal = (batch for batch in batches if len(batch) >= 2)
+    assert (masked.is_causal, causal.is_causal) == (False, True)
+    for batch in (masked, causal):
+        sizes = [
+            len(batch),
+            len(batch.cu_seqlens),
+            batch.max_seqlen,
+            len(batch.ids),
+            len(batch.masked_labels),
+        ]
+        assert len(set(sizes)) == len(sizes)
 
 
 def test_single_sequence_is_compiled_only_if_needed() -> None:
@@ -60,8 +62,14 @@ def test_single_sequence_is_compiled_only_if_needed() -> None:
     assert count_sequences_per_batch(8, 64, 256) == [2, 1]
 
 
-def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the warm-up, no batch compiles a graph, whatever its number and length of sequences."""
+@pytest.mark.parametrize("causal_fraction", [0.0, 0.5])
+def test_later_batches_compile_no_graph(
+    store: Path, monkeypatch: pytest.MonkeyPatch, causal_fraction: float
+) -> None:
+    """After the warm-up, no batch compiles a graph, whatever its number and length of sequences.
+
+    This includes left-to-right batches, if the run has them.
+    """
     graphs: list[int] = []
 
     def record_graph(graph: Any, example_inputs: Any) -> Any:
@@ -70,11 +78,16 @@ def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyP
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
-    options = make_assignments(run__compile="true", data__batch_size=8, run__micro_batch_tokens=128)
+    options = make_assignments(
+        run__compile="true",
+        data__batch_size=8,
+        run__micro_batch_tokens=128,
+        schedule__causal_fraction=causal_fraction,
+    )
     settings = resolve_settings(Overrides(data=store, assignments=options), Store.open(store))
     session = Session(settings, Store.open(store))
     num_graphs = len(graphs)
-    assert num_graphs == 2
+    assert num_graphs == (4 if causal_fraction else 2)
     session.model.train()
 
     def compute_losses(batch: ExampleBatch) -> None:
@@ -86,6 +99,8 @@ def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyP
     for batch_size in (1, 2, 3, 5, 11):
         for first in (0, 4):
             compute_losses(stream.batch(first, batch_size))
+            if causal_fraction:
+                compute_losses(stream.batch(first, batch_size, is_causal=True))
     single = stream.batch(0, 1)
     compute_losses(concat_batches([single, single]))
     compute_losses(concat_batches([single, single, single, single]))

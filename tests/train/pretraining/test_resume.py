@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build_pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
-    """Return a command that pre-trains for STEPS steps in two phases."""
+    """Return a command that pre-trains for STEPS steps, the last 4 with longer sequences."""
     options = make_assignments(
         model__attention_dropout=0.1,
         checkpoint__every=3,
@@ -99,10 +99,14 @@ def _assert_same_content(run: Path, other: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
-    """A run that is killed in both phases and resumed ends with the bytes of an unkilled run."""
+    """A run that is killed in all phases and resumed ends with the bytes of an unkilled run.
+
+    The first 5 steps are left to right.
+    """
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    _run_to_end(_build_pretrain_command(store, uninterrupted), None)
-    command = _build_pretrain_command(store, killed)
+    changes = {"schedule__causal_fraction": 0.35}
+    _run_to_end(_build_pretrain_command(store, uninterrupted, **changes), None)
+    command = _build_pretrain_command(store, killed, **changes)
     for step in (2, 7, 12):
         _run_until_killed(command, killed, step, None)
     _run_to_end(command, None)

@@ -74,9 +74,11 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     recorded_batches: list[tuple[int, int, int]] = []
     compute_batch: Callable[..., Any] = EndlessStream.batch
 
-    def record(self: EndlessStream, first: int, count: int, *rate: float | None) -> Any:
+    def record(
+        self: EndlessStream, first: int, count: int, *rate: float | None, **options: bool
+    ) -> Any:
         recorded_batches.append((self._first_epoch, first, count))
-        return compute_batch(self, first, count, *rate)
+        return compute_batch(self, first, count, *rate, **options)
 
     monkeypatch.setattr(EndlessStream, "batch", record)
     return recorded_batches
@@ -123,7 +125,9 @@ def test_resumed_run_continues_data_and_time(
     assert "steps" not in read_toml(run / "settings.toml")["schedule"]
     assert batches[:5] == [(0, 0, 4), (0, 4, 4), (0, 8, 4), (1, 0, 4), (1, 4, 4)]
     state = json.loads((run / "checkpoints" / "step-4" / "state.json").read_text())
-    assert state["data_state"] == {"phase": 1, "first_epoch": 1, "example": 4}
+    assert state["data_state"] == {
+        "phase": 1, "first_epoch": 1, "example": 4, "is_causal_over": True,
+    }  # fmt: skip
     assert 0 < state["start_seconds"] < state["elapsed_seconds"]
     (run / "elapsed.json").write_text('{"elapsed_seconds": 1000.0}')
     batches.clear()
