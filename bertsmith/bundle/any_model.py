@@ -30,18 +30,27 @@ def load_model(
     return load(directory, device=device)
 
 
-def save_model(directory: Path, bundle: PretrainedBundle | FineTunedBundle) -> None:
+def save_model(
+    directory: Path,
+    bundle: PretrainedBundle | FineTunedBundle,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Write a model directory atomically, replacing an existing one.
+
+    Args:
+        directory: The directory to write.
+        bundle: The model.
+        dtype: The dtype of the stored weights.
 
     Raises:
         ModelError: The masked-LM head of a pre-trained model is newly initialized.
     """
     if isinstance(bundle, FineTunedBundle):
-        save_fine_tuned(directory, bundle.model, bundle.tokenizer, bundle.head, bundle.info)
+        save_fine_tuned(directory, bundle.model, bundle.tokenizer, bundle.head, bundle.info, dtype)
     else:
         # A model directory cannot record that a head is not trained.
         bundle.require_head("mlm.")
-        save(directory, bundle.model, bundle.tokenizer, bundle.info)
+        save(directory, bundle.model, bundle.tokenizer, bundle.info, dtype)
 
 
 def is_bare_encoder(directory: Path) -> bool:

@@ -145,6 +145,7 @@ def save_fine_tuned(
     tokenizer: Tokenizer,
     head: HeadConfig,
     info: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write the directory of a fine-tuned model atomically, replacing an existing one.
 
@@ -154,6 +155,7 @@ def save_fine_tuned(
         tokenizer: The model's tokenizer.
         head: The model's task kind and labels.
         info: Content of bertsmith.json, such as provenance.
+        dtype: The dtype of the stored weights.
     """
     hf_config = to_hf_config(model.config)
     if isinstance(model, BertWithBiLSTM):
@@ -171,7 +173,7 @@ def save_fine_tuned(
     if head.kind in _PROBLEM_TYPES:
         hf_config["problem_type"] = _PROBLEM_TYPES[head.kind]
     with atomic_directory(directory) as new:
-        state = to_hf_state_dict(model.state_dict())
+        state = to_hf_state_dict(model.state_dict(), dtype)
         save_tensors(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
         write_json(new / CONFIG_FILE, hf_config)
         write_json(

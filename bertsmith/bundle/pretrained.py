@@ -82,6 +82,7 @@ def save(
     model: BertForPreTraining,
     tokenizer: Tokenizer,
     info: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write a model directory atomically, replacing an existing one.
 
@@ -90,10 +91,12 @@ def save(
         model: The model.
         tokenizer: The model's tokenizer.
         info: Content of bertsmith.json, such as recipe and provenance.
+        dtype: The dtype of the stored weights. config.json says float32 in any case, the dtype in
+            which Bertsmith and transformers compute after loading.
     """
     config = model.config
     with atomic_directory(directory) as new:
-        state = to_hf_state_dict(model.state_dict())
+        state = to_hf_state_dict(model.state_dict(), dtype)
         save_tensors(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
         write_json(new / CONFIG_FILE, to_hf_config(config) | {"pad_token_id": tokenizer.pad_id})
         write_json(new / INFO_FILE, {**info, "positions": config.positions, "nsp": config.nsp})

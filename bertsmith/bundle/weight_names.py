@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import torch
 from torch import Tensor
 
 #: Name of a parameter or module outside the encoder layers -> its Hugging Face name.
@@ -75,11 +76,13 @@ def _get_hf_names(name: str) -> tuple[str, ...]:
     return tuple(f"bert.encoder.layer.{layer}.{hf_module}.{parameter}" for hf_module in hf_modules)
 
 
-def to_hf_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict with Hugging Face's names, as float32 tensors on the CPU."""
+def to_hf_state_dict(
+    state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Return a state dict with Hugging Face's names, as tensors of a dtype on the CPU."""
     hf_state = {}
     for name, hf_names in map_to_hf_names(state).items():
-        chunks = state[name].detach().float().cpu().chunk(len(hf_names))
+        chunks = state[name].detach().to("cpu", dtype).chunk(len(hf_names))
         for hf_name, chunk in zip(hf_names, chunks, strict=True):
             hf_state[hf_name] = chunk.contiguous()
     return hf_state

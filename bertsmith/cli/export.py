@@ -14,7 +14,7 @@ from bertsmith.cli.model_options import Model, find_model
 #: For each format, the import path of the function that writes it, and the names of its options.
 #: The function takes the model, the output folder and the options, and returns notes for the user.
 _WRITERS = {
-    "hf": ("bertsmith.interop.huggingface.write_huggingface", ()),
+    "hf": ("bertsmith.interop.huggingface.write_huggingface", ("dtype",)),
     "sentence-transformers": (
         "bertsmith.interop.sentence_transformers.write_sentence_transformers",
         ("pooling", "normalize"),
@@ -49,6 +49,13 @@ def export(
             help="onnx: quantize the weights to 8 bits; the files are a third of the size.",
         ),
     ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="hf: dtype of the stored weights: fp32, bf16 or fp16. Files of 16-bit weights "
+            "have half the size. Default: fp32."
+        ),
+    ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +93,9 @@ def export(
     if to not in _WRITERS:
         raise SettingsError(f"--to {to}: expected one of {', '.join(_WRITERS)}")
     writer_path, valid_options = _WRITERS[to]
-    all_options = {"int8": int8 or None, "pooling": pooling, "normalize": normalize}
+    all_options = {
+        "int8": int8 or None, "dtype": dtype, "pooling": pooling, "normalize": normalize,
+    }  # fmt: skip
     options = {name: value for name, value in all_options.items() if value is not None}
     for name in sorted(set(options) - set(valid_options)):
         raise SettingsError(f"--{name}: not an option of the format {to}; remove it")

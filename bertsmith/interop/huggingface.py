@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from bertsmith.bundle import CONFIG_FILE, load_model, locate_model, open_weights, save_model
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.metadata import read_metadata
-from bertsmith.errors import ModelError
+from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import check_new_directory
 
 #: Patterns of the files in a model directory that are uploaded.
@@ -20,6 +22,9 @@ _UPLOAD_PATTERNS: Final = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "*/config.json", "*/model.safetensors",
 )  # fmt: skip
+
+#: Values of ``dtype``.
+_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -45,23 +50,28 @@ def is_model_directory(source: str) -> bool:
     return path.is_dir() and (path / CONFIG_FILE).is_file()
 
 
-def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
+def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32") -> list[str]:
     """Write a model directory with one safetensors file.
 
     Args:
         model: A model directory, run directory or hub id.
         out: A directory that is empty or does not exist.
+        dtype: The dtype of the stored weights: "fp32", "bf16" or "fp16". Files of 16-bit weights
+            have half the size. Loaded weights are converted to fp32, in transformers as well.
 
     Returns:
         Notes for the user.
 
     Raises:
         ModelError: The model cannot be read, or ``out`` is not empty.
+        SettingsError: ``dtype`` has another value.
     """
+    if dtype not in _DTYPES:
+        raise SettingsError(f"--dtype {dtype}: expected one of {', '.join(_DTYPES)}")
     out = Path(out)
     check_new_directory(out)
     bundle = load_model(model)
-    save_model(out, bundle)
+    save_model(out, bundle, _DTYPES[dtype])
     if read_json(out / CONFIG_FILE)["model_type"] == "bert":
         return []
     note = (
