@@ -46,6 +46,13 @@ def test_old_keys_are_read_and_warned_about() -> None:
     assert settings.max_grad_norm == 0.25
 
 
+@pytest.mark.parametrize("key", ["pages", "max_page_streams"])
+def test_removed_limit_of_the_page_is_ignored(key: str) -> None:
+    """A command with the limit of event streams, which the page no longer has, still works."""
+    with pytest.warns(FutureWarning, match=rf"serve\.{key} has been removed"):
+        assert ServeSettings.parse({key: 5}, "a file") == ServeSettings()
+
+
 def test_old_values_are_read_and_warned_about() -> None:
     """An old value of a renamed setting becomes its current value."""
     with pytest.warns(FutureWarning, match="'beside' is now 'neighbor-heads'"):

@@ -41,8 +41,8 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="Key that clients must send as Authorization: Bearer KEY; browsers ask for the "
-            f"key as a password. Default: ${API_KEY_VARIABLE}.",
+            help="Key that clients must send as Authorization: Bearer KEY; the web page asks for "
+            f"it. Default: ${API_KEY_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
@@ -67,7 +67,9 @@ def serve(
             "--fast", help="Use weights of 8 or 16 bits: faster, with nearly equal results."
         ),
     ] = False,
-    page: Annotated[bool, typer.Option(help="Serve a web page at /.")] = True,
+    page: Annotated[
+        bool, typer.Option(help="Serve a web page at / that uses the JSON endpoints.")
+    ] = True,
     threads: Annotated[
         int | None, typer.Option(help="Number of CPU threads. Default: all cores.", min=1)
     ] = None,
@@ -81,8 +83,9 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with a web page.
 
-    /docs describes all endpoints. /v1/embeddings is compatible with OpenAI clients, and /metrics
-    with Prometheus. Ctrl-C, SIGTERM and SIGHUP finish the current requests and stop the server.
+    Open the address in a browser to try the models. /docs describes all endpoints. /v1/embeddings
+    is compatible with OpenAI clients, and /metrics with Prometheus. Ctrl-C, SIGTERM and SIGHUP
+    finish the current requests and stop the server.
     """
     # Set before PyTorch is imported. With the default policy, idle OpenMP threads busy-wait and use
     # the cores that the threads that read requests need.
@@ -121,16 +124,8 @@ def serve(
         served_models.append(served_model)
         log(f"{name}: {model}: {', '.join(sorted(served_model.tasks))}")
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
-    mount_page = None
-    if page:
-        # Disable Gradio's update check and analytics. Gradio is imported only if needed, because
-        # the import takes seconds.
-        os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-        from bertsmith.serve.page import mount
-
-        mount_page = mount
     http_app = create_app(
-        served_models, settings, key=key, origins=cors or (), hosts=hosts, mount_page=mount_page
+        served_models, settings, key=key, origins=cors or (), hosts=hosts, has_page=page
     )
     start_listening(server_socket)
     url_host = f"[{host}]" if ":" in host else host

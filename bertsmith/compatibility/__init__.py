@@ -52,7 +52,6 @@ RENAMED_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "seconds": "request_timeout_seconds",
             "queue_tokens": "max_queue_tokens",
             "requests": "max_concurrent_requests",
-            "pages": "max_page_streams",
             "batch_tokens": "max_batch_tokens",
             "wait_ms": "max_wait_ms",
             "stop_seconds": "shutdown_timeout_seconds",
@@ -87,6 +86,8 @@ REMOVED_SETTINGS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         # A run with a time budget had a number of steps, which it revised at most once.
         "schedule": frozenset({"replanned_at", "planned_steps"}),
+        # The web page had event streams.
+        "serve": frozenset({"max_page_streams", "pages"}),
     }
 )
 #: (Table, new key) -> old value -> new value.

@@ -1,29 +1,27 @@
 """Build the ASGI app of a server: endpoints, error handlers, middleware and web page."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from bertsmith.serve.auth import ApiKey
-from bertsmith.serve.docs_page import render_docs
+from bertsmith.serve.docs_page import DOCS_HEADERS, render_docs
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.errors import add_error_handlers, create_error_response
 from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.hosts import HostCheck
+from bertsmith.serve.inspection import InspectionRoutes
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware, SecurityHeaders
 from bertsmith.serve.models import ServedModel
+from bertsmith.serve.page import Page
 from bertsmith.serve.routes import TaskRoutes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.version import __version__
-
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def create_app(
@@ -33,17 +31,17 @@ def create_app(
     key: str | None = None,
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
-    mount_page: Callable[[FastAPI, Service], FastAPI] | None = None,
+    has_page: bool = False,
 ) -> RequestMiddleware:
     """Return the ASGI app of a server with these models.
 
     Args:
         models: the loaded models.
         settings: the limits of the server.
-        key: API key that clients must send (browsers as a password); None for no authentication.
+        key: API key that clients must send; None for no authentication.
         origins: origins of other sites whose scripts may send requests (CORS).
         hosts: host names that ``HostCheck`` allows, see ``get_allowed_hosts``; None for all.
-        mount_page: adds a web page at "/" to the app.
+        has_page: whether the app has a web page at "/".
     """
     settings = settings or ServeSettings()
     metrics = Metrics()
@@ -66,39 +64,19 @@ def create_app(
     )
     app.state.service = service
     add_error_handlers(app)
-    # RequestMiddleware adds the CORS headers for ``origins``. The app needs a CORSMiddleware of its
-    # own, which allows no origin: without one, Gradio would allow every origin.
-    app.add_middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"])
     if hosts is not None:
         app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(SecurityHeaders)
     _add_server_endpoints(app, service, metrics, needs_key=key is not None)
     app.include_router(EmbeddingRoutes(executor).router)
     app.include_router(TaskRoutes(executor).router)
-    if mount_page is not None:
-        # The page must be mounted last, because it handles every path and method that no earlier
-        # route accepts.
-        _refuse_other_methods(app)
-        app = mount_page(app, service)
-    api_key = None if key is None else ApiKey(key, has_page=mount_page is not None)
-    return RequestMiddleware(app, settings=settings, metrics=metrics, key=api_key, origins=origins)
-
-
-def _refuse_other_methods(app: FastAPI) -> None:
-    """Answer 405 to methods that an endpoint does not accept, before the page handles them."""
-    for path, operations in app.openapi()["paths"].items():
-        accepted = sorted(map(str.upper, operations))
-        refused = [method for method in _METHODS if method not in accepted]
-        app.router.add_route(path, _create_refusal(accepted), refused, include_in_schema=False)
-
-
-def _create_refusal(accepted_methods: Sequence[str]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers 405 and names the accepted methods."""
-
-    async def refuse(_: Request) -> Response:
-        raise HTTPException(405, headers={"Allow": ", ".join(accepted_methods)})
-
-    return refuse
+    app.include_router(InspectionRoutes(executor).router)
+    if has_page:
+        app.router.routes.extend(Page().routes())
+    api_key = None if key is None else ApiKey(key, has_page=has_page)
+    return RequestMiddleware(
+        app, settings=settings, metrics=metrics, key=api_key, origins=origins, has_page=has_page
+    )
 
 
 def _add_server_endpoints(
@@ -130,4 +108,5 @@ def _add_server_endpoints(
         """Document the endpoints (HTML)."""
         models = list(service.models.values())
         base_url = str(request.base_url)
-        return HTMLResponse(render_docs(app.openapi(), base_url, models, needs_key=needs_key))
+        page = render_docs(app.openapi(), base_url, models, needs_key=needs_key)
+        return HTMLResponse(page, headers=DOCS_HEADERS)

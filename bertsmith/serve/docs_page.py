@@ -3,11 +3,13 @@
 FastAPI's documentation pages load scripts from a CDN. This page loads nothing.
 """
 
+import base64
+import hashlib
 import json
 import shlex
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Any, Final
 
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
@@ -20,12 +22,22 @@ pre{background:#8881;padding:.7rem;overflow-x:auto;border-radius:.4rem}
 td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}
 :root{color-scheme:light dark}
 """
+_CSS_SHA256 = base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode()
+#: Headers of the page. The policy allows exactly this style sheet.
+DOCS_HEADERS: Final = {
+    "Content-Security-Policy": (
+        f"default-src 'none'; style-src 'sha256-{_CSS_SHA256}'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
+}
 #: Example request body of each endpoint that takes a body, without the model.
 _EXAMPLE_BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": ["a sentence", "another one"]},
     "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},
     "/embed_all": {"inputs": "a sentence"},
     "/similarity": {"inputs": {"source_sentence": "a cat sleeps", "sentences": ["a dog sleeps"]}},
+    "/word_distances": {"inputs": ["the bank of the river", "money in the bank"], "word": "bank"},
+    "/attention": {"inputs": "a sentence", "layer": 1, "head": 1},
     "/tokenize": {"inputs": "a sentence"},
     "/fill": {"inputs": "my dog is [MASK]", "top": 3},
     "/pair": {"inputs": ["Open the file.", "Then read its first line."]},
@@ -59,7 +71,8 @@ def render_docs(
     ]
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
-            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
+            heading = f"<code>{method.upper()} {escape(path)}</code>"
+            parts.append(f'<h2 id="{escape(path)}">{heading}</h2>')
             parts.append(f"<p>{escape(operation.get('description', ''))}</p>")
             if path in _EXAMPLE_BODIES:
                 url = base_url.removesuffix("/") + path

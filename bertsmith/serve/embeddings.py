@@ -18,6 +18,7 @@ from bertsmith.serve.execution import (
     serialize_array,
     to_json_response,
 )
+from bertsmith.serve.limits import check_limit
 from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
 from bertsmith.serve.service import PendingEmbeddings
@@ -132,12 +133,22 @@ class EmbeddingRoutes:
         return await self._create_vectors_response([result.vectors for result in results])
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:
-        """Compute the cosine similarity of one sentence to each of several others."""
-        texts = [body.inputs.source_sentence, *body.inputs.sentences]
+        """Compute cosine similarities: of one sentence to others, or of all pairs of texts."""
+        if isinstance(body.inputs, list):
+            texts = body.inputs
+            limit = self._service.settings.max_vector_elements
+            check_limit("similarities", len(texts) ** 2, limit)
+        else:
+            texts = [body.inputs.source_sentence, *body.inputs.sentences]
         _, vectors = await self._compute_vectors(
             request, body.model, texts, VectorSettings(normalize=True)
         )
-        return to_json_response(np.stack(vectors[1:]) @ vectors[0])
+        matrix = np.stack(vectors)
+        if not isinstance(body.inputs, list):
+            return to_json_response(matrix[1:] @ matrix[0])
+        return await self._executor.encode_response(
+            lambda: serialize_array(matrix @ matrix.T), len(texts) ** 2
+        )
 
     async def _create_vectors_response(self, vectors: Sequence[Floats]) -> Response:
         """Return a JSON list of vectors, or of matrices."""

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.exception_handlers import http_exception_handler
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -29,8 +28,9 @@ _STATUS_BY_ERROR: Final[dict[type[BertsmithError], int]] = {
 #: Maximum length of a message, which can quote names that the client chose.
 _MAX_MESSAGE_CHARACTERS: Final = 2000
 _ERROR_TYPE_BY_STATUS: Final = {
-    400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "method_not_allowed",
-    408: "timeout", 413: "too_large", 422: "invalid_request", 429: "busy", 431: "too_large",
+    400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found",
+    405: "method_not_allowed", 408: "timeout", 413: "too_large", 422: "invalid_request",
+    429: "busy", 431: "too_large",
     499: "client_gone", 500: "internal", 503: "stopping", 504: "timeout",
 }  # fmt: skip
 
@@ -60,11 +60,6 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _handle_unexpected_error)
 
 
-def add_page_error_handlers(app: FastAPI) -> None:
-    """Make Gradio's app send HTTP errors with ``create_error_response``, except for its own API."""
-    app.add_exception_handler(HTTPException, _handle_page_exception)
-
-
 async def _handle_bertsmith_error(_: Request, error: Exception) -> Response:
     # Errors of other classes, such as InputError, are about the content of the request.
     status = 422
@@ -88,14 +83,6 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
     elif error.status_code == 405:
         message = f"{request.url.path} does not accept {request.method}; see /docs"
     return create_error_response(error.status_code, str(message), dict(error.headers or {}))
-
-
-async def _handle_page_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if request.url.path.startswith("/gradio_api"):
-        # Gradio's client scripts expect Gradio's error format.
-        return await http_exception_handler(request, error)
-    return await _handle_http_exception(request, error)
 
 
 async def _handle_unexpected_error(_: Request, error: Exception) -> Response:

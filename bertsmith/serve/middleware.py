@@ -3,7 +3,6 @@
 The log never contains request texts.
 """
 
-import asyncio
 import json
 import logging
 import time
@@ -19,6 +18,7 @@ from starlette.responses import Response
 from bertsmith.serve.auth import ApiKey
 from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.page import is_page_path
 from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
 from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody, Message, Receive
 from bertsmith.serve.sending import ResponseMonitor
@@ -27,8 +27,6 @@ from bertsmith.serve.settings import ServeSettings
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-#: Event streams of the web page; each is open until the last pending call of its session ends.
-_EVENT_STREAM_PATHS = ("/gradio_api/queue/data",)
 #: Health endpoints bypass authentication and the limit of concurrent requests.
 _HEALTH_PATHS = ("/health", "/ready")
 #: Key of the ``_Request`` in an ASGI scope.
@@ -42,22 +40,20 @@ _SECURITY_HEADERS: Final = {
     "Referrer-Policy": "same-origin",
     # For old browsers, which do not support frame-ancestors.
     "X-Frame-Options": "DENY",
-    # The web page sets its own policy. /docs has inline styles.
+    # Other sites cannot load responses as images or scripts. CORS requests are not affected.
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # The web page and /docs set their own policies.
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
+    # The web page sets its own value.
+    "Cache-Control": "no-store",
 }
 _LOG = logging.getLogger("bertsmith.serve")
 
 
 class RequestMiddleware:
-    """ASGI middleware that admits, rejects, logs and counts every request of an app.
-
-    Attributes:
-        shutdown_started: set when the server shuts down. It ends the event streams of open pages,
-            which would otherwise delay the shutdown.
-    """
+    """ASGI middleware that admits, rejects, logs and counts every request of an app."""
 
     def __init__(
         self,
@@ -67,6 +63,7 @@ class RequestMiddleware:
         metrics: Metrics,
         key: ApiKey | None = None,
         origins: Sequence[str] = (),
+        has_page: bool = False,
     ) -> None:
         """Wrap an app.
 
@@ -76,11 +73,14 @@ class RequestMiddleware:
             metrics: counts the requests.
             key: key that clients must send; None for no authentication.
             origins: origins of other sites whose scripts may send requests (CORS).
+            has_page: whether the app has a web page. Its files need no key, because the page asks
+                for the key.
         """
         self._app = app
         self._settings = settings
         self._metrics = metrics
         self._key = key
+        self._has_page = has_page
         self._handle: App = self._handle_request
         self._cors: CORSMiddleware | None = None
         if origins:
@@ -93,11 +93,10 @@ class RequestMiddleware:
                 expose_headers=[UNKNOWN_SHARE_HEADER],
             )
             self._handle = self._cors
-        #: Number of running requests, and of open event streams of pages, which may last for hours.
-        self._num_active = {"requests": 0, "pages": 0}
+        #: Number of running requests.
+        self._num_active = 0
         self._receiver = BodyReceiver(settings)
         self._response_monitor = ResponseMonitor(settings)
-        self.shutdown_started = asyncio.Event()
 
     def get_cors_headers(self, origin: str) -> dict[str, str]:
         """Return the CORS headers of a response that is sent without this middleware."""
@@ -145,7 +144,7 @@ class RequestMiddleware:
                 # Now only ``receive`` refers to the body, which is freed once the app has read it.
                 del content
                 # Other requests may have started while the body was received.
-                overload_response = self._check_concurrency(scope, request)
+                overload_response = self._check_concurrency(scope)
                 if overload_response is not None:
                     await overload_response(scope, receive, send)
                     return
@@ -154,33 +153,11 @@ class RequestMiddleware:
             rejection.headers["Connection"] = "close"
             await rejection(scope, receive, send)
             return
-        self._num_active[request.limit_name] += 1
+        self._num_active += 1
         try:
-            if scope["method"] == "GET":
-                await self._run_until_shutdown(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
         finally:
-            self._num_active[request.limit_name] -= 1
-
-    async def _run_until_shutdown(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
-        """Run the app; on shutdown, cancel it if its response is an event stream."""
-        request: _Request = scope[_REQUEST_KEY]
-        app_task = asyncio.ensure_future(self._app(scope, receive, send))
-        shutdown_task = asyncio.ensure_future(self.shutdown_started.wait())
-        try:
-            await asyncio.wait({app_task, shutdown_task}, return_when=asyncio.FIRST_COMPLETED)
-            if not app_task.done() and request.is_event_stream:
-                app_task.cancel()
-            await app_task
-        except asyncio.CancelledError:
-            if not self.shutdown_started.is_set():
-                raise
-        finally:
-            shutdown_task.cancel()
-            app_task.cancel()
+            self._num_active -= 1
 
     def _check_header(
         self, scope: MutableMapping[str, Any], request: "_Request"
@@ -189,6 +166,12 @@ class RequestMiddleware:
         headers = request.headers
         if self._key is not None and not self._is_authorized(self._key, scope, headers):
             return self._key.create_unauthorized_response(headers)
+        if scope["method"] == "POST" and self._is_foreign(headers):
+            return create_error_response(
+                403,
+                "the request comes from the page of another site; start the server with --cors "
+                "ORIGIN to allow it",
+            )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             return create_error_response(400, "the header Content-Length is not a number")
@@ -197,31 +180,37 @@ class RequestMiddleware:
             return create_error_response(
                 413, f"the body is larger than {limit:,} bytes; send fewer texts per request"
             )
-        return self._check_concurrency(scope, request)
+        return self._check_concurrency(scope)
 
-    def _check_concurrency(
-        self, scope: MutableMapping[str, Any], request: "_Request"
-    ) -> Response | None:
-        """Return a 429 response if too many requests or pages are active, else None."""
-        limits = {
-            "requests": self._settings.max_concurrent_requests,
-            "pages": self._settings.max_page_streams,
-        }
-        limit = limits[request.limit_name]
-        if self._num_active[request.limit_name] < limit or _is_health_check(scope):
+    def _check_concurrency(self, scope: MutableMapping[str, Any]) -> Response | None:
+        """Return a 429 response if too many requests are running, else None."""
+        limit = self._settings.max_concurrent_requests
+        if self._num_active < limit or _is_health_check(scope):
             return None
-        active = "pages are open" if request.limit_name == "pages" else "requests are running"
         return create_error_response(
             429,
-            f"the server is busy: {limit:,} {active}; retry in a second",
+            f"the server is busy: {limit:,} requests are running; retry in a second",
             _create_retry_headers(429),
         )
+
+    def _is_foreign(self, headers: dict[bytes, bytes]) -> bool:
+        """Return whether a browser sent a request for another site that has no permission (CORS).
+
+        That site could not read the response, but the server would compute it.
+        """
+        if headers.get(b"sec-fetch-site") not in (b"cross-site", b"same-site"):
+            return False
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        return self._cors is None or not self._cors.is_allowed_origin(origin)
 
     def _is_authorized(
         self, key: ApiKey, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
     ) -> bool:
         """Return whether a request has the API key or does not need it."""
-        return _is_health_check(scope) or key.matches(scope["method"], headers)
+        is_page = self._has_page and is_page_path(scope["path"])
+        if _is_health_check(scope) or (is_page and scope["method"] in ("GET", "HEAD")):
+            return True
+        return key.matches(scope["method"], headers)
 
 
 class SecurityHeaders:
@@ -251,9 +240,6 @@ class _Request:
         status: HTTP status of the response; 0 until it starts.
         body: the body being received.
         body_size: bytes of the body, set when the request ends.
-        limit_name: which concurrency limit applies to the request: "pages" for an event stream of
-            the web page, else "requests".
-        is_event_stream: whether the response is an event stream.
     """
 
     def __init__(
@@ -274,9 +260,6 @@ class _Request:
         self.status = 0
         self.body_size = 0
         self.body = IncomingBody()
-        is_page_stream = scope["method"] == "GET" and scope["path"].startswith(_EVENT_STREAM_PATHS)
-        self.limit_name = "pages" if is_page_stream else "requests"
-        self.is_event_stream = False
         #: Whether the connection was aborted because the client did not read the response.
         self._is_aborted = False
 
@@ -288,7 +271,6 @@ class _Request:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
-            self.is_event_stream = any(b"text/event-stream" in value for _, value in headers)
             headers.append((b"x-request-id", self._id.encode()))
             message = {**message, "headers": headers}
         await self._send(message)

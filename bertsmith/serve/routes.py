@@ -26,6 +26,7 @@ from bertsmith.serve.schemas import (
     TagBody,
     TokenizeBody,
 )
+from bertsmith.tasks.label_names import get_label_names, get_training_file
 from bertsmith.use.answer import Answer
 from bertsmith.use.choose import Choice
 from bertsmith.use.predict import Prediction
@@ -152,12 +153,16 @@ def _describe_model(model: ServedModel) -> dict[str, Any]:
         "name": model.name,
         "tasks": sorted(model.tasks),
         "num_layers": config.layers,
+        "num_heads": config.heads,
         "hidden_size": config.width,
         "vocab_size": model.bundle.tokenizer.vocab_size,
         "max_seqlen": model.embedder.max_seqlen,
     }
     if isinstance(model.bundle, FineTunedBundle):
-        fields |= {"kind": model.bundle.head.kind, "labels": list(model.bundle.head.labels)}
+        head = model.bundle.head
+        training_file = get_training_file(model.bundle.info)
+        label_names = get_label_names(head.kind, head.labels, training_file)
+        fields |= {"kind": head.kind, "labels": list(head.labels), "label_names": label_names}
     return fields
 
 

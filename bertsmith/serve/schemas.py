@@ -184,9 +184,44 @@ class SimilarityInputs(StrictModel):
 
 
 class SimilarityBody(BaseBody):
-    """Body of POST /similarity."""
+    """Body of POST /similarity: a sentence and others, or a list of texts."""
 
-    inputs: SimilarityInputs
+    inputs: Annotated[
+        Annotated[SimilarityInputs, Tag("<one>")] | Annotated[Texts, Tag("<list>")],
+        Discriminator(_select_branch),
+    ]
+
+
+class WordDistancesBody(BaseBody):
+    """Body of POST /word_distances."""
+
+    inputs: Texts
+    word: Annotated[str, Field(description="A word that every text contains.")]
+    layer: Annotated[
+        int | None, Field(description="0: the embeddings; -1: the last layer; null: all layers.")
+    ] = None
+
+
+class AttentionBody(BaseBody):
+    """Body of POST /attention: a text, or a pair [A, B]."""
+
+    inputs: Annotated[
+        Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
+        Discriminator(_select_branch),
+    ]
+    layer: Annotated[
+        int | None, Field(ge=1, description="Layer, counted from 1; null: all layers.")
+    ] = None
+    head: Annotated[
+        int | None, Field(ge=1, description="Head, counted from 1; null: all heads.")
+    ] = None
+    max_cells: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Maximum rows and columns of each matrix; larger ones are max-pooled.",
+        ),
+    ] = None
 
 
 class TokenizeBody(BaseBody):

@@ -113,7 +113,7 @@ def _reduce_latency() -> Iterator[None]:
 def create_server(app: RequestMiddleware, config: uvicorn.Config) -> uvicorn.Server:
     """Return a uvicorn server of an app."""
     config.app = app
-    return _Server(app, config)
+    return _Server(config)
 
 
 def create_config(settings: ServeSettings) -> uvicorn.Config:
@@ -141,11 +141,7 @@ def create_config(settings: ServeSettings) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that handles SIGHUP and ends event streams before it shuts down."""
-
-    def __init__(self, app: RequestMiddleware, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._app = app
+    """Server that handles SIGHUP and exits with status 0 after a signal."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -163,8 +159,7 @@ class _Server(uvicorn.Server):
                 signal.signal(signal.SIGHUP, previous_handler)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Stop listening, end event streams and finish running requests."""
-        self._app.shutdown_started.set()
+        """Stop listening and finish running requests."""
         await super().shutdown(sockets)
         # uvicorn would raise the captured signals again, and the exit status would be a failure.
         self._captured_signals.clear()

@@ -47,8 +47,6 @@ class ServeSettings(SettingsTable):
     max_queue_tokens: Count = 262_144
     #: Concurrent requests (429).
     max_concurrent_requests: Count = 1024
-    #: Concurrent event streams of open web pages, counted separately from requests (429).
-    max_page_streams: Count = 256
     #: Tokens per batch, including padding: each sequence counts as many tokens as the longest one.
     #: Smaller batches let short requests overtake long ones sooner. A CPU computes up to four
     #: batches at once.

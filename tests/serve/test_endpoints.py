@@ -346,7 +346,7 @@ def test_examples_of_the_docs_page_work(server: RunningServer) -> None:
     """The curl commands of /docs run as they are: they name this server and loaded models."""
     page = httpx.get(f"{server.url}/docs").text
     commands = [html.unescape(match) for match in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
-    assert len(commands) == 11
+    assert len(commands) == 13
     for command in commands:
         shell_command = ["bash", "-c", f"{command} --fail"]
         process = subprocess.run(shell_command, capture_output=True, check=False)

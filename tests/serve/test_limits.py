@@ -16,7 +16,6 @@ import torch
 from bertsmith.serve.batching import Batcher
 from bertsmith.serve.deadline import Deadline, NotFiniteError
 from bertsmith.serve.models import ServedModel, load_served_model, require_finite
-from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from tests.serve.model_server import SENTENCES, RunningServer, run_server
@@ -263,99 +262,17 @@ def test_only_get_and_head_of_health_need_no_key(models: list[ServedModel]) -> N
         assert httpx.post(f"{server.url}/health", content=b"a").status_code == 401
 
 
-def test_event_streams_of_pages_have_their_own_limit(models: list[ServedModel]) -> None:
-    """Three open pages do not count as requests; the fourth gets 429."""
-    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
-    from bertsmith.serve.page import mount
-
-    resume = threading.Event()
-    with contextlib.ExitStack() as stack:
-        settings = ServeSettings(max_concurrent_requests=2, max_page_streams=3)
-        server = stack.enter_context(run_server(models[:1], settings, mount_page=mount))
-        client = stack.enter_context(httpx.Client(timeout=60))
-        stack.callback(resume.set)
-        service = server.server.config.app._app.state.service  # type: ignore[union-attr]
-        service.fill = lambda *_: [[]] if resume.wait() else None
-        functions = client.get(f"{server.url}/config").json()["dependencies"]
-        fill = next(function["id"] for function in functions if function["api_name"] == "fill")
-        stream_url = f"{server.url}/gradio_api/queue/data?session_hash="
-        for number in range(3):
-            call = {"data": ["[MASK]", 5, ""], "fn_index": fill, "session_hash": f"s{number}"}
-            assert server.post("/gradio_api/queue/join", call).status_code == 200
-            stream = stack.enter_context(client.stream("GET", f"{stream_url}s{number}"))
-            assert stream.status_code == 200
-        response = client.get(f"{stream_url}s3")
-        assert response.status_code == 429
-        assert "3 pages are open" in response.text
-        assert server.post("/embed", {"inputs": "a"}).status_code == 200
-        assert client.get(f"{server.url}/health").status_code == 200
-
-
 def test_web_page_keeps_the_error_format(models: list[ServedModel]) -> None:
-    """Errors have the common format although the page handles all remaining paths."""
-    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
-    from bertsmith.serve.page import mount
-
-    with run_server(models[:1], mount_page=mount) as server:
+    """With the page, wrong methods and paths have the common error format."""
+    with run_server(models[:1], has_page=True) as server:
         response = httpx.get(f"{server.url}/embed")
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
         assert "/embed does not accept GET; see /docs" in response.json()["error"]["message"]
         assert httpx.post(f"{server.url}/health").status_code == 405
         assert httpx.head(f"{server.url}/health").status_code == 200
         response = httpx.post(f"{server.url}/nothing", json={})
-        assert response.status_code in (404, 405)
+        assert response.status_code == 404
         assert "/nothing" in response.json()["error"]["message"]
-
-
-@pytest.fixture
-def call_page(models: list[ServedModel]) -> Iterator[Any]:
-    """The ``predict`` function of a Gradio client of the web page."""
-    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
-    from gradio_client import Client
-
-    from bertsmith.serve.page import mount
-
-    with run_server(models, mount_page=mount) as server:
-        yield Client(server.url, verbose=False, analytics_enabled=False).predict
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"api_name": "/word", "word": "a", "texts": ["a " * 60] * 2},
-            "occurrences of 'a', got 120",
-        ),
-        ({"api_name": "/word", "word": "a", "texts": "a text"}, "texts: Input should be a valid l"),
-        ({"api_name": "/fill", "text": "[MASK]", "top": "5"}, "top: Input should be a valid int"),
-        ({"api_name": "/fill", "text": "[MASK]", "top": 10**9}, "expected 1 to 1,000"),
-        ({"api_name": "/fill", "text": None}, "text: Input should be a valid string"),
-    ],
-)
-def test_page_functions_report_invalid_arguments(
-    call_page: Any, arguments: Any, message: str
-) -> None:
-    """Wrong types, numbers out of range and too frequent words are errors with a message."""
-    with pytest.raises(Exception, match=message):
-        call_page(**arguments)
-
-
-def test_frequent_word_is_rejected_before_vectors_are_computed(
-    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Occurrences are counted first; occurrences within other words do not count."""
-    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
-    from bertsmith.errors import InputError
-    from bertsmith.serve.page.inspection import ModelInspector
-
-    service = Service(models[:1])
-    monkeypatch.setattr(service, "embed_tokens", lambda *_: pytest.fail("computed"))
-    with pytest.raises(InputError, match="got 15,000"):
-        ModelInspector(service).word(None, "a", ("a " * 300,) * 50)
-    monkeypatch.undo()
-    maps = ModelInspector(service).word(None, "he", ("he " + "then " * 20,) * 9)
-    assert len(maps.occurrences) == 9
-    service.close()
 
 
 def test_failures_are_logged_without_the_input(

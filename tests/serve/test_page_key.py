@@ -1,27 +1,21 @@
-"""The web page of a server with an API key, which browsers send as a password."""
+"""The web page of a server with an API key, for which the page asks."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import httpx
 import pytest
 
 from bertsmith.serve.models import ServedModel
-from tests.serve.model_server import SENTENCES, RunningServer, run_server
-
-pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
-
-from bertsmith.serve.page import mount
 from tests.serve.browsing import (
     browser,
     needs_browser,
-    open_page,
     open_tab,
     read_bars,
     submit_form,
-    sync_api,
+    wait_for_result,
 )
+from tests.serve.model_server import SENTENCES, RunningServer, run_server
 
 __all__ = ["browser"]
 
@@ -31,35 +25,63 @@ KEY = "offen, Sésam: öffne"
 @pytest.fixture(scope="module")
 def protected_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server with an API key and a page."""
-    with run_server(models[:1], key=KEY, mount_page=mount) as server:
+    with run_server(models[:1], key=KEY, has_page=True) as server:
         yield server
 
 
 @needs_browser
-def test_page_works_with_the_password(browser: Any, protected_server: RunningServer) -> None:
-    """With the key as password, scripts, calls and event streams of the page work."""
-    credentials = {"username": "me", "password": KEY}
-    page = open_page(browser, protected_server.url, http_credentials=credentials)
+def test_page_asks_for_the_key(browser: Any, protected_server: RunningServer) -> None:
+    """A wrong key is an error; with the key the page works, also after it is reloaded."""
+    page = browser.new_context().new_page()
+    page.goto(protected_server.url)
+    field = page.get_by_label("This server needs an API key")
+    assert page.get_by_role("tab").count() == 0
+    field.fill("wrong")
+    field.press("Enter")
+    page.get_by_role("alert").filter(has_text="The API key is wrong.").wait_for()
+    page.get_by_label("This server needs an API key").fill(KEY)
+    page.get_by_role("button", name="Continue").click()
+    wait_for_result(page.get_by_role("tabpanel"))
+    page.reload()
     text = SENTENCES[0].replace("smith", "[MASK]")
     result = submit_form(open_tab(page, "Fill in"), "Fill in", {"Text with [MASK]": text})
     assert len(read_bars(result)) > 3
+    page.context.close()
 
 
 @needs_browser
-@pytest.mark.parametrize(
-    "options", [{}, {"http_credentials": {"username": "me", "password": "no"}}]
-)
-def test_page_is_hidden_without_the_password(
-    browser: Any, protected_server: RunningServer, options: dict[str, Any]
+def test_key_is_kept_for_one_browser_tab_only(
+    browser: Any, protected_server: RunningServer
 ) -> None:
-    """Without a password, or with a wrong one, every response is 401."""
-    page = browser.new_context(**options).new_page()
-    statuses: list[int] = []
-    page.on("response", lambda response: statuses.append(response.status))
-    # Without credentials, Chromium raises an error instead of showing the response.
-    with nullcontext() if options else pytest.raises(sync_api.Error, match="INVALID_AUTH"):
-        page.goto(protected_server.url)
-    assert set(statuses) == {401}
+    """The key is neither in the address nor in copied commands, and another tab asks again."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(protected_server.url)
+    page.get_by_label("This server needs an API key").fill(KEY)
+    page.get_by_role("button", name="Continue").click()
+    result = wait_for_result(page.get_by_role("tabpanel"))
+    assert "Sésam" not in page.evaluate("decodeURIComponent(location.href)")
+    for index in (0, 1):
+        result.locator(".answered button").nth(index).click()
+        result.locator(".answered button").nth(index).filter(has_text="Copied").wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert "BERTSMITH_API_KEY" in copied
+        assert "Sésam" not in copied
+    other = context.new_page()
+    other.goto(protected_server.url)
+    other.get_by_label("This server needs an API key").wait_for()
+    context.close()
+
+
+def test_only_the_files_of_the_page_need_no_key(protected_server: RunningServer) -> None:
+    """The page itself can be loaded without the key; everything else is 401."""
+    index = httpx.get(protected_server.url)
+    assert index.status_code == 200
+    script = index.text.partition('src="')[2].partition('"')[0]
+    assert httpx.get(f"{protected_server.url}/{script}").status_code == 200
+    assert httpx.post(protected_server.url).status_code == 401
+    for path in ("/models", "/docs", "/metrics", "/openapi.json", "/v1/models", "/page", "//"):
+        assert httpx.get(protected_server.url + path).status_code == 401, path
 
 
 def test_only_browsers_are_asked_for_a_password(protected_server: RunningServer) -> None:
@@ -68,7 +90,7 @@ def test_only_browsers_are_asked_for_a_password(protected_server: RunningServer)
         ("text/html,*/*;q=0.8", "Basic realm="),
         ("application/json", "Bearer"),
     ):
-        response = httpx.get(protected_server.url, headers={"Accept": accept})
+        response = httpx.get(f"{protected_server.url}/docs", headers={"Accept": accept})
         assert response.status_code == 401
         assert response.headers["www-authenticate"].startswith(challenge)
     assert httpx.get(f"{protected_server.url}/health").status_code == 200
@@ -119,19 +141,18 @@ def test_password_does_not_work_for_other_sites(protected_server: RunningServer)
 
 
 @needs_browser
-def test_links_from_other_sites_open_the_page(
+def test_links_from_other_sites_open_the_documentation(
     browser: Any, protected_server: RunningServer
 ) -> None:
     """Navigation from another site is allowed, because that site cannot read the page."""
     context = browser.new_context(http_credentials={"username": "me", "password": KEY})
     page = context.new_page()
     # Another host name of this machine is another site.
+    link = f"<a href={protected_server.url}/docs>link</a>"
     page.route(
-        "http://localhost:1/",
-        lambda route: route.fulfill(
-            content_type="text/html", body=f"<a href={protected_server.url}>link</a>"
-        ),
+        "http://localhost:1/", lambda route: route.fulfill(content_type="text/html", body=link)
     )
     page.goto("http://localhost:1/")
     page.get_by_text("link").click()
-    page.get_by_role("tab").first.wait_for()
+    page.get_by_role("heading", name="Endpoints").wait_for()
+    context.close()

@@ -53,5 +53,5 @@ def test_openapi_schema_lists_every_endpoint(models: list[ServedModel]) -> None:
     assert paths == {
         "/v1/embeddings", "/v1/models", "/embed", "/embed_all", "/similarity", "/tokenize",
         "/fill", "/pair", "/classify", "/tag", "/answer", "/choose", "/models", "/health",
-        "/ready", "/metrics", "/docs",
+        "/ready", "/metrics", "/docs", "/word_distances", "/attention",
     }  # fmt: skip

@@ -1,0 +1,193 @@
+"""Endpoints that look into a model: a word's vectors in several texts, and attention."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from bertsmith.errors import InputError
+from bertsmith.serve.deadline import Deadline
+from bertsmith.serve.execution import (
+    RequestExecutor,
+    create_json_response,
+    join_json_items,
+    serialize_array,
+)
+from bertsmith.serve.limits import check_limit, check_no_surrogates
+from bertsmith.serve.schemas import AttentionBody, WordDistancesBody
+from bertsmith.serve.service import Service
+from bertsmith.use.embed import Floats, WordVector
+from bertsmith.use.explain import AttentionMaps
+from bertsmith.use.similar import cosine_distances
+from bertsmith.use.vector_settings import build_vector_settings
+
+#: Tokens of a text or pair whose attention is computed; longer ones are truncated.
+MAX_ATTENTION_TOKENS: Final = 256
+#: Occurrences of a word per request; every two occurrences are compared in every layer.
+MAX_OCCURRENCES: Final = 100
+#: Elements of the vectors of all tokens in all layers: 256 MB, about 6,700 tokens of a base model.
+_MAX_VECTOR_ELEMENTS: Final = 64 * 2**20
+
+
+class InspectionRoutes:
+    """Endpoints that look into a model; each endpoint is a method.
+
+    Attributes:
+        router: the router of the endpoints.
+    """
+
+    def __init__(self, executor: RequestExecutor) -> None:
+        self._executor = executor
+        self._service = executor.service
+        self.router = executor.create_router()
+        for path in ("word_distances", "attention"):
+            self.router.post(f"/{path}")(getattr(self, path))
+
+    async def word_distances(self, request: Request, body: WordDistancesBody) -> Response:
+        """Compare one word's vectors in several texts: cosine distances in each layer."""
+
+        def respond(deadline: Deadline) -> Response:
+            layers = self._select_layers(body)
+            occurrences = compute_occurrences(
+                self._service, body.model, body.inputs, body.word, layers, deadline
+            )
+            vectors = np.stack([occurrence.vector for occurrence in occurrences])
+            # [number of occurrences, number of layers, D]
+            by_layer = vectors.reshape(len(occurrences), len(layers), -1)
+            items = (
+                _join_fields(
+                    layer=orjson.dumps(layer),
+                    distances=serialize_array(cosine_distances(by_layer[:, index])),
+                )
+                for index, layer in enumerate(layers)
+            )
+            return create_json_response(
+                _join_fields(
+                    word=orjson.dumps(body.word),
+                    occurrences=orjson.dumps(list(map(_format_occurrence, occurrences))),
+                    layers=join_json_items(items),
+                )
+            )
+
+        return await self._executor.run_in_thread(request, respond)
+
+    async def attention(self, request: Request, body: AttentionBody) -> Response:
+        """Return attention probabilities: one row per query token, for each layer and head.
+
+        Texts with more than 256 tokens are truncated.
+        """
+        text, pair = (body.inputs, None) if isinstance(body.inputs, str) else body.inputs
+
+        def respond(deadline: Deadline) -> Response:
+            config = self._service.find_model(body.model, "embed").bundle.config
+            layers = _select_numbers("layer", body.layer, config.layers)
+            heads = _select_numbers("head", body.head, config.heads)
+            maps = self._service.attention(
+                body.model, text, pair, max_seqlen=MAX_ATTENTION_TOKENS, deadline=deadline
+            )
+            size = min(len(maps.tokens), body.max_cells or len(maps.tokens))
+            limit = self._service.settings.max_vector_elements
+            check_limit("probabilities", len(layers) * len(heads) * size * size, limit)
+            return create_json_response(
+                _join_fields(
+                    tokens=orjson.dumps(maps.tokens),
+                    segments=orjson.dumps(maps.segments),
+                    num_removed_tokens=orjson.dumps(maps.num_removed_tokens),
+                    maps=join_json_items(_iter_maps(maps, layers, heads, size)),
+                )
+            )
+
+        return await self._executor.run_in_thread(request, respond)
+
+    def _select_layers(self, body: WordDistancesBody) -> list[int]:
+        """Return the layers of a request, counted from 0, the embeddings.
+
+        Raises:
+            InputError: there is no such layer.
+        """
+        num_layers = self._service.find_model(body.model, "embed").bundle.config.layers
+        if body.layer is None:
+            return list(range(num_layers + 1))
+        layer = body.layer if body.layer >= 0 else num_layers + 1 + body.layer
+        if not 0 <= layer <= num_layers:
+            raise InputError(
+                f"layer is {body.layer}; expected 0 (the embeddings) to {num_layers}, or -1 (the "
+                "last layer)"
+            )
+        return [layer]
+
+
+def compute_occurrences(
+    service: Service,
+    model_name: str | None,
+    texts: Sequence[str],
+    word: str,
+    layers: Sequence[int],
+    deadline: Deadline | None = None,
+) -> list[WordVector]:
+    """Return the occurrences of a word, with the vectors of the layers concatenated.
+
+    Raises:
+        InputError: a text does not contain the word.
+        RequestTooLargeError: there are too many texts or occurrences.
+    """
+    check_no_surrogates([word])
+    model = service.check_request(model_name, "embed", texts, deadline)
+    check_limit("occurrences of the word", model.embedder.count_word(texts, word), MAX_OCCURRENCES)
+    settings = build_vector_settings(layers, pooling="none")
+    vectors = service.embed_tokens(
+        model_name, texts, settings, deadline, max_vector_elements=_MAX_VECTOR_ELEMENTS
+    )
+    return model.embedder.compute_word_vectors(texts, word, vectors)
+
+
+def max_pool(probabilities: Floats, size: int) -> Floats:
+    """Max-pool a square matrix to ``size`` rows and columns, at most as many as it has."""
+    starts = np.arange(size) * len(probabilities) // size
+    rows: Floats = np.maximum.reduceat(probabilities, starts, axis=0)
+    pooled: Floats = np.maximum.reduceat(rows, starts, axis=1)
+    return pooled
+
+
+def _iter_maps(
+    maps: AttentionMaps, layers: Sequence[int], heads: Sequence[int], size: int
+) -> Iterator[bytes]:
+    """Yield the attention of each layer and head as a JSON object."""
+    for layer in layers:
+        for head in heads:
+            probabilities = max_pool(maps.probabilities[layer - 1, head - 1], size)
+            yield _join_fields(
+                layer=orjson.dumps(layer),
+                head=orjson.dumps(head),
+                probabilities=serialize_array(probabilities),
+            )
+
+
+def _select_numbers(name: str, number: int | None, count: int) -> list[int]:
+    """Return the number, or all numbers from 1 to ``count`` for None.
+
+    Raises:
+        InputError: the number is greater than ``count``.
+    """
+    if number is None:
+        return list(range(1, count + 1))
+    if number > count:
+        raise InputError(f"{name} is {number}; expected 1 to {count}")
+    return [number]
+
+
+def _format_occurrence(occurrence: WordVector) -> dict[str, Any]:
+    """Return the fields of an occurrence in /word_distances."""
+    return {
+        "text_index": occurrence.text_index,
+        "start": occurrence.start,
+        "end": occurrence.end,
+    }
+
+
+def _join_fields(**fields: bytes) -> bytes:
+    """Return a JSON object of serialized fields."""
+    return b"{" + b",".join(b'"%s":%s' % (name.encode(), fields[name]) for name in fields) + b"}"
