@@ -47,6 +47,10 @@ class DivergedError(RunError):
     """A loss or gradient is not finite."""
 
 
+class PeerError(BertsmithError):
+    """Another process of the same run has failed and reports the error, so this one does not."""
+
+
 class MissingExtraError(BertsmithError):
     """An optional package is not installed; the message contains the install command."""
 

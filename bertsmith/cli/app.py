@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+from bertsmith.cli.launcher import check_command
 from bertsmith.cli.signals import Interrupted
 from bertsmith.version import __version__
 
@@ -105,6 +106,7 @@ def _print_version(is_requested: bool) -> None:
     ),
 )
 def main_options(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option(help="Show the traceback if a command fails.", show_default=False)
     ] = False,
@@ -118,3 +120,4 @@ def main_options(
     """Set the global options."""
     if debug:
         os.environ["BERTSMITH_DEBUG"] = "1"
+    check_command(context.invoked_subcommand)

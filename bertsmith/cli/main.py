@@ -12,7 +12,9 @@ from bertsmith.cli import error_messages, streams
 from bertsmith.cli.app import app
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Interrupted, Terminated, raise_terminated
 from bertsmith.compatibility import upgrade_arguments
+from bertsmith.errors import PeerError
 from bertsmith.files import add_error_filename
+from bertsmith.runtime.process_rank import read_process_rank
 
 #: Exit status after Ctrl-C (SIGINT).
 EXIT_INTERRUPTED = SIGNAL_EXIT_OFFSET + signal.SIGINT
@@ -24,9 +26,20 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def main() -> None:
-    """Run the program; print one message if it fails, and a traceback only with --debug."""
+    """Run the program; print one message if it fails, and a traceback only with --debug.
+
+    Of several processes that torchrun has started, only process 0 prints. Another process prints
+    only the error with which it ends all processes.
+    """
     warnings.showwarning = _print_warning
     streams.configure_streams()
+    error_stream = sys.stderr
+    position = read_process_rank()
+    if position.world_size > 1:
+        # PyTorch would warn in each process that find_unused_parameters may be unnecessary.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if position.rank > 0:
+        streams.discard_output()
     # Without this, the collection at exit visits all objects of torch, which takes up to seconds.
     atexit.register(gc.freeze)
     try:
@@ -59,9 +72,11 @@ def main() -> None:
         sys.exit(1)
     except Exception as error:
         if os.environ.get("BERTSMITH_DEBUG"):
+            sys.stderr = error_stream
             raise
         message, status = error_messages.explain_error(error)
-        sys.stderr.write(f"{message}\n")
+        if not isinstance(error, PeerError):
+            error_stream.write(f"{message}\n")
         _flush_stdout()
         sys.exit(status)
 

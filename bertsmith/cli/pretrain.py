@@ -11,6 +11,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import format_fill_command, quote_path
+from bertsmith.cli.launcher import report_once
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
@@ -79,6 +80,8 @@ def pretrain(
 
     Writes checkpoints, metrics, a loss curve and the final model to the run directory. Ctrl-C and
     SIGTERM save a checkpoint; the same command then continues the run.
+
+    torchrun --nproc-per-node 2 -m bertsmith pretrain ... trains in 2 processes.
     """
     command_start = time.perf_counter()
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
@@ -93,20 +96,16 @@ def pretrain(
         raise SettingsError("--out is missing; give the run directory: --out RUN")
     from bertsmith.train.pretraining.resolve import check_pretrain_arguments
 
-    check_pretrain_arguments(data, out, budget, overrides)
+    with report_once():
+        check_pretrain_arguments(data, out, budget, overrides)
     overrides |= budget
+    if plan:
+        _estimate(data, overrides, as_json=as_json)
+        return
+    assert out is not None
     from bertsmith.runtime.process_start import find_process_start
     from bertsmith.train.pretraining import pretrain as training
 
-    if plan:
-        log("measuring the speed of this machine …")
-        estimate = training.estimate_run(data, progress=TerminalProgress(), **overrides)
-        if as_json:
-            print_json(estimate)
-        else:
-            _print_estimate(estimate)
-        return
-    assert out is not None
     result = training.pretrain(
         data, out, progress=TerminalProgress(), start_time=find_process_start(command_start),
         **overrides,
@@ -172,6 +171,18 @@ def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
             f"interval {heldout['nsp_accuracy_low']:.1%} to {heldout['nsp_accuracy_high']:.1%} "
             f"(majority class {heldout['nsp_majority_accuracy']:.1%})"
         )
+
+
+def _estimate(data: Path, overrides: dict[str, Any], *, as_json: bool) -> None:
+    """Measure the speed of this machine, and print the estimated cost of a run."""
+    from bertsmith.train.pretraining.estimate import estimate_run
+
+    log("measuring the speed of this machine …")
+    estimate = estimate_run(data, progress=TerminalProgress(), **overrides)
+    if as_json:
+        print_json(estimate)
+    else:
+        _print_estimate(estimate)
 
 
 def _print_estimate(estimate: dict[str, Any]) -> None:

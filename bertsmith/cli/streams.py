@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 #: Environment variable with which users choose the encoding of the standard streams.
 _ENCODING_VARIABLE = "PYTHONIOENCODING"
@@ -42,6 +43,12 @@ def _open_closed_streams() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def discard_output() -> None:
+    """Discard everything that this process prints through ``sys.stdout`` and ``sys.stderr``."""
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the exit
+    sys.stderr = sys.stdout
 
 
 def discard_stdout() -> None:

@@ -29,6 +29,7 @@ from bertsmith.model.ops.linear import onednn_linear, uses_onednn
 from bertsmith.plurals import count_noun
 from bertsmith.runtime.device_name import check_device_name
 from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate_training_bytes
+from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup, check_process_device
 
 Precision = Literal["fp32", "bf16"]
 
@@ -41,11 +42,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @dataclass(frozen=True)
 class Machine:
-    """The device, the precision and the attention kernel that a run uses."""
+    """The device, the precision, the attention kernel and the processes that a run uses."""
 
     device: torch.device
     precision: Precision
     kernel: Kernel
+    processes: ProcessGroup = SINGLE_PROCESS
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,6 +99,7 @@ def resolve_machine(
     attention_dropout: float,
     head_dim: int,
     threads: int | None,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Machine:
     """Resolve "auto" settings, and configure PyTorch's threads, determinism and allocation.
 
@@ -107,12 +110,14 @@ def resolve_machine(
         attention_dropout: Dropout rate of the attention probabilities; `varlen` supports only 0.
         head_dim: H; `varlen` supports multiples of 8 up to 256.
         threads: Number of threads; None for PyTorch's default.
+        processes: The processes of the run.
 
     Raises:
         SettingsError: If the device is invalid or not available.
         RunError: If the kernel is not available.
     """
     torch_device = resolve_device(device, "run.device")
+    check_process_device(torch_device, processes)
     is_cuda = torch_device.type == "cuda"
     if precision == "auto":
         precision = _resolve_precision(torch_device)
@@ -134,7 +139,7 @@ def resolve_machine(
     configure_determinism(is_cuda=is_cuda)
     if not is_cuda:
         keep_freed_memory()
-    return Machine(torch_device, precision, kernel)  # type: ignore[arg-type]
+    return Machine(torch_device, precision, kernel, processes)  # type: ignore[arg-type]
 
 
 def configure_determinism(*, is_cuda: bool) -> None:
@@ -169,16 +174,17 @@ def check_memory(
     Args:
         machine: Device, precision and kernel of the run.
         config: Sizes of the model.
-        batch_tokens: Number of tokens per step.
+        batch_tokens: Number of tokens per step of all processes.
         micro_batch_tokens: Maximum number of tokens per micro-batch.
 
     Raises:
         RunError: If the lower bound exceeds the available memory.
     """
-    available = get_total_memory_bytes()
+    processes = machine.processes
+    available = get_total_memory_bytes() // processes.local_world_size
     if machine.device.type == "cuda":
         available = torch.cuda.get_device_properties(machine.device).total_memory
-    tokens_at_once = min(batch_tokens, micro_batch_tokens)
+    tokens_at_once = min(-(-batch_tokens // processes.world_size), micro_batch_tokens)
     weight_bytes = estimate_training_bytes(config, 0)
     # Token ids, segment ids and positions of the whole batch take 8 bytes each.
     needed = estimate_training_bytes(config, tokens_at_once) + 24 * batch_tokens
@@ -349,4 +355,6 @@ def describe_machine(machine: Machine) -> str:
         name = torch.cuda.get_device_name(machine.device)
     else:
         name = f"{torch.get_num_threads()} of {count_noun(os.cpu_count() or 1, 'CPU core')}"
+    if machine.processes.world_size > 1:
+        name = f"{machine.processes.world_size} processes with {name} each"
     return f"{name}, {machine.precision}, {machine.kernel} attention"

@@ -18,6 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 #: Options of scripts in benchmarks/ that no Bertsmith command has.
 BENCHMARK_OPTIONS = {"--precision", "--store", "--sample", "--texts", "--kills", "--mode"}
+#: Options of torchrun and of sbatch.
+LAUNCHER_OPTIONS = {
+    "--standalone", "--max-restarts", "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-id",
+    "--rdzv-endpoint", "--signal",
+}  # fmt: skip
+#: Lines with options of other programs only.
+OTHER_PROGRAMS = ("pip install", "#SBATCH")
 #: Contents of cells in docs/paper.md that name no file.
 NO_FILE = {"not yet", "none"}
 
@@ -93,8 +100,10 @@ def test_every_option_in_the_guides_exists(root: Path) -> None:
     existing = set(OPTION.findall(help_text))
     for document in documents:
         lines = document.read_text(encoding="utf-8").splitlines()
-        text = "\n".join(line for line in lines if "pip install" not in line)
-        missing = set(OPTION.findall(text)) - existing - BENCHMARK_OPTIONS
+        text = "\n".join(
+            line for line in lines if not any(program in line for program in OTHER_PROGRAMS)
+        )
+        missing = set(OPTION.findall(text)) - existing - BENCHMARK_OPTIONS - LAUNCHER_OPTIONS
         assert not missing, f"{document} names options that do not exist: {sorted(missing)}"
 
 

@@ -13,6 +13,7 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.runtime import device
 from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate_training_bytes
+from bertsmith.runtime.process_group import ProcessGroup
 
 
 def make_config(**changes: int) -> ModelConfig:
@@ -42,6 +43,22 @@ def test_training_that_needs_too_much_memory_is_rejected(monkeypatch: pytest.Mon
     ):  # fmt: skip
         with pytest.raises(RunError, match="use a smaller model"):
             device.check_memory(machine, make_config(**changes), batch_tokens, micro_batch_tokens)
+
+
+def test_processes_divide_the_batch_and_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes have half of a batch each; on one machine, also half of its memory each."""
+    config = make_config()
+    weight_bytes = estimate_training_bytes(config, 0)
+    activation_bytes = estimate_training_bytes(config, 5000) - weight_bytes
+    limit = weight_bytes + activation_bytes + 24 * 10_000
+    for local_world_size, available in ((1, limit), (2, 2 * limit)):
+        processes = ProcessGroup(0, 2, local_world_size)
+        machine = device.Machine(torch.device("cpu"), "fp32", "padded", processes)
+        monkeypatch.setattr(device, "get_total_memory_bytes", lambda value=available: value)
+        device.check_memory(machine, config, batch_tokens=10_000, micro_batch_tokens=10_000)
+        monkeypatch.setattr(device, "get_total_memory_bytes", lambda value=available: value - 2)
+        with pytest.raises(RunError, match="not enough memory"):
+            device.check_memory(machine, config, batch_tokens=10_000, micro_batch_tokens=10_000)
 
 
 def test_model_larger_than_the_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import atomic_directory, compute_file_sha256, write_json
 from bertsmith.progress import Progress
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.train.engine.averaging import WeightAverage
 from bertsmith.train.engine.optimizer import Optimizer, iter_moment_names
 
@@ -265,6 +266,39 @@ def _restore_optimizer(directory: Path, model: nn.Module, optimizer: Optimizer, 
             # Fused Adam expects its step count as float32 on the parameter's device.
             entry[_STEP] = torch.tensor(step_count, device=parameter.device)
         optimizer.state[parameter] = entry
+
+
+def broadcast(
+    state: TrainingState,
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: WeightAverage | None,
+    processes: ProcessGroup,
+) -> TrainingState:
+    """Copy the main process's weights, moments and averages to all processes; return its state.
+
+    The other processes need no access to the run directory.
+    """
+    if processes.world_size == 1:
+        return state
+    tensors = [tensor for _, tensor in _named_tensors(model)]
+    if average is not None:
+        tensors += average.weights.values()
+    parameters = [parameter for parameter, _ in iter_moment_names(optimizer)]
+    all_names = [list(optimizer.state.get(parameter, ())) for parameter in parameters]
+    state, all_names = processes.broadcast((state, all_names))
+    for parameter, names in zip(parameters, all_names, strict=True):
+        if names and not processes.is_main:
+            optimizer.state[parameter] = {
+                name: torch.zeros((), device=parameter.device)
+                if name == _STEP
+                else torch.zeros_like(parameter.detach())
+                for name in names
+            }
+        tensors += [optimizer.state[parameter][name] for name in names]
+    with torch.no_grad():
+        processes.broadcast_tensors(tensors)
+    return state
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:

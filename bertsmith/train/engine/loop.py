@@ -156,17 +156,25 @@ def train(
     On SIGTERM or Ctrl-C, the function finishes the current step, saves a checkpoint and returns.
     When training is finished, the model has the averaged weights if ``options.average_fraction`` is
     set.
+
+    With several processes, only the main process uses the directory ``run``. A signal to any of
+    them stops all.
     """
-    checkpoint.remove_partial_checkpoints(run)
+    processes = machine.processes
     duration = options.duration
     is_finished = partial(_is_finished, options)
     average = None
     if options.average_fraction:
         average = WeightAverage(model, options.average_fraction)
-    state = checkpoint.resume(run, model, optimizer, progress, is_finished, average)
+    state = TrainingState()
+    metrics_log = None
+    if processes.is_main:
+        checkpoint.remove_partial_checkpoints(run)
+        state = checkpoint.resume(run, model, optimizer, progress, is_finished, average)
+        metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
+    state = checkpoint.broadcast(state, model, optimizer, average, processes)
     if state.step:
         _log_resumed_step(run, state.step, progress, options, is_finished=is_finished(state))
-    metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
     duration.start(
         state.step,
         state.seconds,
@@ -183,14 +191,15 @@ def train(
         objective, model, optimizer, average, machine, options, run, state, metrics_log, progress
     )
     try:
-        with DeferredSignals() as signals:
+        with DeferredSignals(ignore_repeated=processes.world_size > 1) as signals:
             loop.run_until(signals)
     finally:
         progress.finish()
-        metrics_log.close()
+        if metrics_log is not None:
+            metrics_log.close()
         trim_memory()
     if not loop.is_finished():
-        return TrainingOutcome(loop.state, signals.received)
+        return TrainingOutcome(loop.state, loop.signal)
     if average is not None:
         average.copy_to_model()
     return TrainingOutcome(loop.state, None, signals.received)
@@ -236,13 +245,15 @@ class _Loop:
         options: LoopOptions,
         run: Path,
         state: TrainingState,
-        metrics_log: MetricsLog,
+        metrics_log: MetricsLog | None,
         progress: Progress,
     ) -> None:
         self.state = state
+        self.signal: int | None = None
         self._has_ended = _is_finished(options, state)
         self._duration = options.duration
         self._objective = objective
+        self._loss_fn = machine.processes.synchronize_gradients(objective.compute_losses, model)
         self._model = model
         self._optimizer = optimizer
         self._average = average
@@ -251,7 +262,7 @@ class _Loop:
         self._run = run
         self._metrics_log = metrics_log
         self._progress = progress
-        self._peak_macs_per_second = options.measure_peak_macs_per_second()
+        self._peak_macs_per_second = self._measure_peak_macs_per_second()
         self._saved_step = state.step
         self._displayed_seconds = options.duration.elapsed_seconds or 0.0
         self._progress_fields: dict[str, str] = {}
@@ -260,12 +271,22 @@ class _Loop:
         """Return whether the run has its full length or early stopping ends it."""
         return self._has_ended or _is_out_of_patience(self._options, self.state)
 
+    def _measure_peak_macs_per_second(self) -> float:
+        """Return the peak of all processes, if each has the peak of this one."""
+        return self._machine.processes.world_size * self._options.measure_peak_macs_per_second()
+
+    def _has_signal(self, signals: DeferredSignals) -> bool:
+        """Return whether any process has received a signal, and record its number."""
+        (number,) = self._machine.processes.max([signals.received or 0], self._machine.device)
+        self.signal = number or None
+        return self.signal is not None
+
     def run_until(self, signals: DeferredSignals) -> None:
         """Train until training is finished or a signal arrives, and save the last step."""
         stopwatch = _Stopwatch(self.state.seconds)
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
-        while not (signals.received or self.is_finished()):
+        while not (self._has_signal(signals) or self.is_finished()):
             self._take_step(next(batches), stopwatch)
             is_best = self._evaluate_if_due()
             if self._has_ended or self._duration.is_checkpoint_due(
@@ -273,13 +294,17 @@ class _Loop:
             ):
                 self._save_checkpoint()
             stopwatch.skip()
-        is_evaluated = self._metrics_log.last_heldout_step >= self.state.step
-        if self._duration.total_steps is None and self._has_ended and not is_evaluated:
+        if self._duration.total_steps is None and self._has_ended and not self._is_evaluated():
             # The time budget was used up before the first step of this process.
             self._evaluate()
         # A signal can end the loop at any step, which may not have been saved.
         if self._saved_step < self.state.step:
             self._save_checkpoint()
+
+    def _is_evaluated(self) -> bool:
+        """Return whether the metrics log has an evaluation of the last step."""
+        assert self._metrics_log is not None
+        return self._metrics_log.last_heldout_step >= self.state.step
 
     def _take_step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
         """Take one optimizer step, log its metrics if a line is due, and update the progress."""
@@ -292,7 +317,7 @@ class _Loop:
             step == 0 or (step + 1) % options.log_every == 0 or step + 1 == duration.total_steps
         )
         result = take_step(
-            objective.compute_losses,
+            self._loss_fn,
             micro_batches,
             self._model,
             self._optimizer,
@@ -318,7 +343,7 @@ class _Loop:
         self._has_ended = duration.is_finished(step + 1)
         tokens_per_second = objective.count_tokens(micro_batches) / seconds
         mfu = num_macs / seconds / self._peak_macs_per_second
-        if should_log or self._has_ended:
+        if self._metrics_log is not None and (should_log or self._has_ended):
             line: dict[str, Any] = {"step": step + 1, "kind": "train", "loss": result.loss}
             line |= result.losses
             line |= {"lr": lr, "grad_norm": result.grad_norm}
@@ -362,11 +387,12 @@ class _Loop:
         self._model.train()
         # The maximum of several measurements, because other processes can slow down some of them.
         self._peak_macs_per_second = max(
-            self._peak_macs_per_second, self._options.measure_peak_macs_per_second()
+            self._peak_macs_per_second, self._measure_peak_macs_per_second()
         )
         self._duration.record_evaluation(time.perf_counter() - start_time)
         metrics |= self._format_elapsed()
-        self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
+        if self._metrics_log is not None:
+            self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
         metric = self._options.selection_metric
         score = metrics[metric]
         self._progress_fields = {f"held-out {metric.replace('_', ' ')}": f"{score:.3f}"}
@@ -380,17 +406,18 @@ class _Loop:
         return True
 
     def _save_checkpoint(self) -> None:
-        """Write a checkpoint, after the metrics log up to its step."""
+        """Write a checkpoint, after the metrics log up to its step; only in the main process."""
         start_time = time.perf_counter()
-        self._metrics_log.sync()
         self.state = replace(self.state, elapsed_seconds=self._duration.elapsed_seconds)
-        checkpoint.save(
-            self._run,
-            self.state,
-            self._model,
-            self._optimizer,
-            self._options.keep_checkpoints,
-            self._average,
-        )
+        if self._metrics_log is not None:
+            self._metrics_log.sync()
+            checkpoint.save(
+                self._run,
+                self.state,
+                self._model,
+                self._optimizer,
+                self._options.keep_checkpoints,
+                self._average,
+            )
         self._saved_step = self.state.step
         self._duration.record_checkpoint(time.perf_counter() - start_time)

@@ -1,19 +1,26 @@
-"""Records the device, precision, attention kernel and threads of a run in its settings."""
+"""Records the device, precision, attention kernel and threads of a run in its settings.
+
+Also checks that all processes of a run have the same settings.
+"""
 
 from typing import Any, TypeVar
 
 import torch
 
+from bertsmith.errors import SettingsError
 from bertsmith.runtime.device import Machine
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.settings import Settings
+from bertsmith.train.engine.run_directory import STORE_KEY, find_differences
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 def needs_machine(settings: Settings) -> bool:
-    """Return whether device, precision or attention kernel of a run are not selected yet."""
+    """Return whether device, precision, kernel or threads of a run are not selected yet."""
     run: Any = settings.model_dump()["run"]
-    return "auto" in (run["device"], run["precision"], run["attention_kernel"])
+    is_auto = "auto" in (run["device"], run["precision"], run["attention_kernel"])
+    return is_auto or run["threads"] is None
 
 
 def record_machine(settings: SettingsType, machine: Machine) -> SettingsType:
@@ -26,3 +33,21 @@ def record_machine(settings: SettingsType, machine: Machine) -> SettingsType:
         "threads": torch.get_num_threads(),
     }
     return type(settings).parse(values, "the settings")
+
+
+def check_same_settings(settings: Settings, processes: ProcessGroup) -> None:
+    """Raise SettingsError if this process has other settings than the main process.
+
+    The path of the store may differ, because its hash identifies it.
+    """
+    main_settings = processes.broadcast(settings)
+    differences = [
+        f"  {key}: {old!r} in process 0, {new!r} in process {processes.rank}"
+        for key, old, new in find_differences(main_settings.model_dump(), settings.model_dump())
+        if key != STORE_KEY
+    ]
+    if differences:
+        raise SettingsError(
+            "the processes have different settings:\n" + "\n".join(differences) + "\n"
+            "start all of them with the same command and the same files"
+        )

@@ -18,7 +18,7 @@ _MUTABLE_KEYS = (
     "run.log_every", "run.log_grad_norms", "run.tensorboard",
 )  # fmt: skip
 #: The path of the store may change, because ``run.store_id`` identifies the store.
-_STORE_KEY = "run.store_path"
+STORE_KEY = "run.store_path"
 #: Settings that a run with a time budget (schedule.minutes) determines before the first step.
 _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
 #: Settings that depend on the machine. They are selected again when a run moves to another device.
@@ -92,16 +92,20 @@ def load_run_settings(
     stored = type(settings).parse(read_stored_settings(path), str(path))
     stored_values = stored.model_dump()
     new_values = settings.model_dump()
-    message = _move_to_device(stored_values["run"], new_values["run"], is_device_available)
-    if message is not None and progress is not None:
-        progress.log(f"{run}: {message}")
+    messages = [
+        _move_to_device(stored_values["run"], new_values["run"], is_device_available),
+        _change_world_size(stored_values["run"], new_values["run"]),
+    ]
+    for message in filter(None, messages):
+        if progress is not None:
+            progress.log(f"{run}: {message}")
     budget_keys = _BUDGET_KEYS if stored_values["schedule"]["minutes"] is not None else ()
     differences, changes = [], {}
-    for key, old, new in _find_differences(stored_values, new_values):
+    for key, old, new in find_differences(stored_values, new_values):
         table, _, name = key.partition(".")
         is_set_by_user = name in get_table(user_values or {}, table)
         change = f"{key}: {_describe_change(old, new)}"
-        if key == _STORE_KEY or (key in _MUTABLE_KEYS and is_set_by_user):
+        if key == STORE_KEY or (key in _MUTABLE_KEYS and is_set_by_user):
             changes[key] = new
             if progress is not None:
                 progress.log(f"{run}: {change}; using the new value")
@@ -120,7 +124,7 @@ def load_run_settings(
             "new run; to train a finished model further, start a new run from it: "
             "--from RUN --out NEW (pretrain), --model RUN --out NEW (finetune)"
         )
-    if not changes and message is None:
+    if not changes and not any(messages):
         return stored
     for key, value in changes.items():
         table, _, name = key.partition(".")
@@ -158,6 +162,27 @@ def _move_to_device(
     )
 
 
+def _change_world_size(stored: dict[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Replace the stored number of processes and of threads, if another number continues the run.
+
+    Args:
+        stored: The stored table "run", which is changed in place.
+        new: The table "run" of the current command.
+
+    Returns:
+        A message; None if the number of processes is the stored one.
+    """
+    old_size, new_size = stored.get("world_size"), new.get("world_size")
+    if old_size == new_size:
+        return None
+    stored.update(world_size=new_size, threads=new["threads"])
+    return (
+        f"{old_size or 1} processes in the run, {new_size or 1} now; the number of threads is "
+        "selected again, and the result will differ by rounding, or by the dropout masks if the "
+        "micro-batches differ"
+    )
+
+
 def _describe_change(old: Any, new: Any) -> str:
     """Return a text with the stored and the new value, or with the differences of long lists."""
     if not (isinstance(old, list) and isinstance(new, list)):
@@ -177,7 +202,7 @@ def _describe_change(old: Any, new: Any) -> str:
     return "; ".join(parts)
 
 
-def _find_differences(
+def find_differences(
     stored: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> list[tuple[str, Any, Any]]:
     """Return (key, stored value, new value) of each setting with a new value.
@@ -189,7 +214,7 @@ def _find_differences(
         old_value = stored.get(name)
         key = prefix + name
         if isinstance(new_value, dict):
-            differences += _find_differences(old_value or {}, new_value, f"{key}.")
+            differences += find_differences(old_value or {}, new_value, f"{key}.")
         elif new_value is None and old_value is not None and key.startswith(_USER_SET_PREFIXES):
             # A run does not set these settings itself, so the user has set the stored value.
             differences.append((key, old_value, new_value))

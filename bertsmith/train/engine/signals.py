@@ -12,12 +12,19 @@ class DeferredSignals:
     """Context manager that records the first SIGINT or SIGTERM instead of stopping the process.
 
     ``received`` is the number of the recorded signal, or None. A second signal stops the process as
-    usual.
+    usual, unless repeated signals are ignored.
     """
 
-    def __init__(self) -> None:
-        """Create the context manager; handlers are installed on entry."""
+    def __init__(self, *, ignore_repeated: bool = False) -> None:
+        """Create the context manager; handlers are installed on entry.
+
+        Args:
+            ignore_repeated: Whether to ignore further signals. A process of torchrun can receive
+                the same signal from the system and from torchrun, which sends SIGKILL if the
+                process does not end.
+        """
         self.received: int | None = None
+        self._ignore_repeated = ignore_repeated
         self._previous_handlers: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -44,6 +51,8 @@ class DeferredSignals:
         self._previous_handlers = {}
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal, and restore the handlers so that the next signal stops the process."""
-        self.received = number
-        self._restore_handlers()
+        """Record the first signal; the next one stops the process if handlers are restored."""
+        if self.received is None:
+            self.received = number
+        if not self._ignore_repeated:
+            self._restore_handlers()

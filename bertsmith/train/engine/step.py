@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bertsmith.errors import DivergedError
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine, seed_dropout
+from bertsmith.runtime.process_group import defer_gradient_sum
 from bertsmith.train.engine.optimizer import Optimizer
 
 #: Odd multipliers that give every step and micro-batch a different dropout seed.
@@ -19,7 +20,7 @@ _STEP_MULTIPLIER, _MICRO_BATCH_MULTIPLIER = 0x9E3779B1, 0x85EBCA6B
 
 @dataclass(frozen=True)
 class StepResult:
-    """Losses and gradient norms of one optimizer step.
+    """Losses and gradient norms of one optimizer step of all processes.
 
     Attributes:
         losses: Named losses, averaged over the batch.
@@ -70,11 +71,12 @@ def take_step(
     """Accumulate the gradient of a batch and update the weights once.
 
     Args:
-        loss_fn: Returns the named losses of a micro-batch, see ``Objective.compute_losses``.
+        loss_fn: Returns the named losses of a micro-batch, see ``Objective.compute_losses``. With
+            several processes, its backward pass must sum the gradients over them.
         micro_batches: All micro-batches of the batch.
         model: Model to train.
         optimizer: Optimizer over the parameters of ``model``.
-        machine: Device and precision.
+        machine: Device, precision and processes.
         step: Step number, from 0.
         seed: Seed of the run, for dropout.
         lr: Learning rate of this step.
@@ -86,12 +88,16 @@ def take_step(
         DivergedError: If the loss or the gradient is not finite. The weights stay unchanged.
     """
     totals: dict[str, Tensor] = {}
-    for index, micro_batch in enumerate(micro_batches):
+    indices = machine.processes.assign_indices(len(micro_batches))
+    for index in indices:
         dropout_seed = derive_dropout_seed(seed, step, index)
         seed_dropout(machine.device, dropout_seed)
-        with machine.autocast():
-            losses = loss_fn(micro_batch, micro_batches, DropoutSeed(torch.tensor(dropout_seed)))
-        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        with defer_gradient_sum(loss_fn, is_last=index == indices[-1]):
+            with machine.autocast():
+                losses = loss_fn(
+                    micro_batches[index], micro_batches, DropoutSeed(torch.tensor(dropout_seed))
+                )
+            torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         for name, value in losses.items():
             totals[name] = totals[name] + value.detach() if name in totals else value.detach()
     grad_norms = {
@@ -99,7 +105,8 @@ def take_step(
         for name, parameters in (grad_norm_groups or {}).items()
     }
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-    mean_losses = {name: float(value) for name, value in totals.items()}
+    loss_values = machine.processes.sum([float(v) for v in totals.values()], machine.device)
+    mean_losses = dict(zip(totals, loss_values, strict=True))
     result = StepResult(mean_losses, float(grad_norm), grad_norms)
     if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
         raise DivergedError(

@@ -20,7 +20,12 @@ _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
 def build_warmup_batches(
-    data: DataSettings, max_seqlen: int, micro_batch_tokens: int, *, has_causal_phase: bool = False
+    data: DataSettings,
+    max_seqlen: int,
+    micro_batch_tokens: int,
+    *,
+    has_causal_phase: bool = False,
+    num_processes: int = 1,
 ) -> list[ExampleBatch]:
     """Return one batch for each graph that torch.compile needs in a run.
 
@@ -32,13 +37,15 @@ def build_warmup_batches(
         max_seqlen: Maximum sequence length of all phases.
         micro_batch_tokens: Maximum tokens of a micro-batch.
         has_causal_phase: Whether the run starts with left-to-right training.
+        num_processes: Number of processes of the run.
     """
     length_lists = []
     if data.batch_size > 1:
         num_sequences = max(2, min(data.batch_size, micro_batch_tokens // data.max_seqlen))
         lengths = [data.max_seqlen - i % 5 for i in range(num_sequences)]
         length_lists.append(lengths)
-    has_single_sequence = 1 in (data.batch_size, data.initial_batch_size)
+    min_batch_size = min(data.batch_size, data.initial_batch_size or data.batch_size)
+    has_single_sequence = min_batch_size < 2 * num_processes
     if has_single_sequence or data.batch_size * max_seqlen > micro_batch_tokens:
         length_lists.append([data.max_seqlen])
     batches = [_build_batch(lengths, nsp=data.nsp) for lengths in length_lists]

@@ -112,20 +112,23 @@ def evaluate(
     machine: Machine,
     batch_size: int = 64,
 ) -> HeldoutResult:
-    """Evaluate a model on the first examples of a held-out stream.
+    """Evaluate a model on the first examples of a held-out stream, divided among all processes.
 
     Args:
         model: Model in eval mode.
         stream: Held-out examples.
         max_sequences: Maximum number of sequences.
-        machine: Device and precision.
-        batch_size: Sequences per batch.
+        machine: Device, precision and processes.
+        batch_size: Maximum number of sequences per batch.
     """
     total_sequences = min(max_sequences, len(stream))
+    processes = machine.processes
+    batch_size = min(batch_size, -(-total_sequences // processes.world_size))
     mlm_loss = nsp_loss = 0.0
     mlm_correct = num_predictions = nsp_correct = num_sequences = num_is_next = num_unknown = 0
     token_counts = np.zeros(model.config.vocab_size, np.int64)
-    for first in range(0, total_sequences, batch_size):
+    starts = range(0, total_sequences, batch_size)
+    for first in starts[processes.rank :: processes.world_size]:
         batch = stream.batch(first, min(batch_size, total_sequences - first))
         micro_batch = to_device(batch, machine.device)
         with machine.autocast():
@@ -148,6 +151,14 @@ def evaluate(
             nsp_correct += int(losses.nsp_correct)
             num_sequences += len(batch)
             num_is_next += int((batch.nsp_labels == 0).sum())
+    mlm_loss, nsp_loss = processes.sum([mlm_loss, nsp_loss], machine.device)
+    mlm_correct, num_predictions, nsp_correct, num_sequences, num_is_next, num_unknown = (
+        processes.sum(
+            [mlm_correct, num_predictions, nsp_correct, num_sequences, num_is_next, num_unknown],
+            machine.device,
+        )
+    )
+    token_counts = np.array(processes.sum(token_counts.tolist(), machine.device))
     return HeldoutResult(
         total_sequences=total_sequences,
         mlm_loss=mlm_loss,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bertsmith.data.masking import VocabularyInfo
@@ -16,6 +17,8 @@ from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluat
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.training_batches import DataPosition, TrainingBatches
+
+_CPU = torch.device("cpu")
 
 
 def compute_mean_losses(
@@ -97,9 +100,16 @@ class PretrainingObjective:
             fields: Mapping[str, Any] = data_state
             self._position = DataPosition(**fields)
         for batch, position in self._batches.iter_batches(first_step, self._position):
-            parts = split_batch(batch, self._settings.run.micro_batch_tokens)
+            processes = self._machine.processes
+            max_tokens = self._settings.run.micro_batch_tokens
+            parts = split_batch(batch, max_tokens, processes.world_size)
             self._position, self._batch_size = position, len(batch)
-            yield [to_device(part, self._machine.device) for part in parts]
+            # Only the sizes of the micro-batches of other processes are needed.
+            assigned = processes.assign_indices(len(parts))
+            yield [
+                to_device(part, self._machine.device if index in assigned else _CPU)
+                for index, part in enumerate(parts)
+            ]
 
     def compute_losses(
         self,

@@ -1,7 +1,7 @@
-"""Pre-trains a BERT on a store in one process and writes a model directory."""
+"""Pre-trains a BERT on a store and writes a model directory."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -13,18 +13,18 @@ from bertsmith import bundle
 from bertsmith.data.store import SPLITS, Store, format_unknown_shares
 from bertsmith.errors import MissingExtraError, StoreError
 from bertsmith.files import write_atomic
-from bertsmith.model.bert import count_parameters
 from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
+from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup, join_process_group
 from bertsmith.settings import load_user_settings
 from bertsmith.train.engine import checkpoint, curve, loop, metrics_log, probe, schedule
 from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.run_clock import RunClock
-from bertsmith.train.engine.run_device import needs_machine, record_machine
+from bertsmith.train.engine.run_device import check_same_settings, needs_machine, record_machine
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
@@ -51,6 +51,7 @@ from bertsmith.train.pretraining.session import (
 )
 from bertsmith.train.pretraining.time_budget import (
     build_time_duration,
+    check_time_budget,
     describe_budget,
     get_budget_seconds,
 )
@@ -97,6 +98,9 @@ def pretrain(
 
     If the run was interrupted, a call with the same arguments resumes it.
 
+    In processes started by torchrun, the function trains in all of them. Only process 0 writes
+    ``out`` and reports progress; all return the same result.
+
     At most one of steps, epochs and minutes can be set. The default is one million steps for the
     recipe "paper", and one epoch for the recipe "fast".
 
@@ -114,37 +118,57 @@ def pretrain(
     Raises:
         BertsmithError: If the arguments or the store are invalid, or training diverges.
     """
-    run = Path(out)
-    progress = progress or NullProgress()
     start_time = perf_counter() if start_time is None else start_time
-    check_run_directory(run)
-    store = Store.open(data)
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
-    settings = _resolve_arguments(store, Path(data), budget, {"size": size, **overrides})
+    with join_process_group() as processes:
+        if progress is None or not processes.is_main:
+            progress = NullProgress()
+        return _pretrain(
+            Path(data), Path(out), budget, {"size": size, **overrides}, processes, progress,
+            start_time,
+        )  # fmt: skip
+
+
+def _pretrain(
+    data: Path,
+    run: Path,
+    budget: Mapping[str, float | None],
+    overrides: Mapping[str, Any],
+    processes: ProcessGroup,
+    progress: Progress,
+    start_time: float,
+) -> PretrainResult:
+    """Do the work of ``pretrain`` in each process."""
+    if processes.is_main:
+        check_run_directory(run)
+    store = Store.open(data)
+    settings = resolve_arguments(store, data, budget, overrides, processes)
     if settings.run.tensorboard:
         # If the package is missing, fail before the run directory is created.
         import_summary_writer()
-    run.mkdir(parents=True, exist_ok=True)
-    with lock_run(run), restore_num_threads(settings.run.threads):
+    with _hold_run(run, processes), restore_num_threads(settings.run.threads):
         user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
         )
-        stored_settings = load_run_settings(
-            run,
-            settings,
-            user_values,
-            progress,
-            is_device_available=device.is_device_available,
-            machine_defaults=recipes.get_machine_defaults(settings),
+        stored_settings = processes.run_on_main(
+            lambda: load_run_settings(
+                run,
+                settings,
+                user_values,
+                progress,
+                is_device_available=device.is_device_available,
+                machine_defaults=recipes.get_machine_defaults(settings),
+            )
         )
-        if stored_settings is None:
+        if stored_settings is None and processes.is_main:
             # Only a new run verifies the checksums, which requires reading the whole store.
             store.verify(progress)
         if stored_settings is None or needs_machine(stored_settings):
             settings = resolve_thread_count(stored_settings or settings, store, progress)
         else:
             settings = stored_settings
-        session = Session(settings, store)
+        check_time_budget(settings, processes)
+        session = Session(settings, store, processes)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
             progress.log(note)
@@ -155,7 +179,8 @@ def pretrain(
             session.settings, cost = resolve_on_machine(session, progress, start_time)
         elif needs_machine(stored_settings):
             session.settings = record_machine(session.settings, session.machine)
-        if session.settings != stored_settings:
+        session.settings = processes.broadcast(session.settings)
+        if session.settings != stored_settings and processes.is_main:
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
         if get_budget_seconds(session.settings) is None:
             duration: Duration = StepDuration(session.settings.schedule.total_steps())
@@ -164,9 +189,21 @@ def pretrain(
             with RunClock(run, start_time) as clock:
                 duration = build_time_duration(session, clock, cost)
                 result = _train_and_save_model(session, run, progress, duration)
-        if result.model is not None and not session.settings.checkpoint.keep_optimizer:
+        is_finished = result.model is not None
+        if is_finished and processes.is_main and not session.settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
+
+
+@contextmanager
+def _hold_run(run: Path, processes: ProcessGroup) -> Iterator[None]:
+    """Create the run directory and hold its lock, in the main process."""
+    if not processes.is_main:
+        yield
+        return
+    run.mkdir(parents=True, exist_ok=True)
+    with lock_run(run):
+        yield
 
 
 def _log_unknown_tokens(session: Session, progress: Progress) -> None:
@@ -200,69 +237,18 @@ def write_initial_model(data: Path | str, out: Path | str, **overrides: Any) -> 
     """
     store = Store.open(data)
     # The number of steps does not affect the initial model.
-    settings = _resolve_arguments(store, Path(data), {"steps": 1}, overrides)
+    settings = resolve_arguments(store, Path(data), {"steps": 1}, overrides)
     session = Session(settings, store)
     info = build_checkpoint_provenance(settings, 0)
     bundle.save(Path(out), session.model.cpu(), session.tokenizer, info)
 
 
-def estimate_run(
-    data: Path | str,
-    *,
-    size: str | None = None,
-    steps: int | None = None,
-    epochs: float | None = None,
-    minutes: float | None = None,
-    progress: Progress | None = None,
-    **overrides: Any,
-) -> dict[str, Any]:
-    """Estimate the steps, time and memory of a run with a short probe, without writing anything.
-
-    The arguments are those of ``pretrain``. ``bertsmith pretrain --plan`` prints the result.
-    """
-    progress = progress or NullProgress()
-    store = Store.open(data)
-    store.verify(progress)
-    budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
-    settings = _resolve_arguments(store, Path(data), budget, {"size": size, **overrides})
-    budget_seconds = get_budget_seconds(settings)
-    with restore_num_threads(settings.run.threads):
-        session = Session(resolve_thread_count(settings, store, progress), store)
-        cost = session.measure_cost()
-        machine = device.describe_machine(session.machine)
-    if budget_seconds is None:
-        resolved = resolve_num_steps(session)
-        total_steps = resolved.schedule.total_steps()
-        eval_every = resolved.run.eval_every
-        assert eval_every is not None
-        num_evaluations = math.ceil(total_steps / eval_every)
-        seconds = cost.estimate_seconds(total_steps, eval_every, resolved.run.max_eval_sequences)
-    else:
-        resolved = recipes.limit_evaluation(settings, cost, budget_seconds)
-        seconds = budget_seconds
-        total_steps, num_evaluations = recipes.estimate_num_steps(resolved, cost, seconds)
-    return {
-        "machine": machine,
-        "parameters": count_parameters(session.model),
-        "steps": total_steps,
-        "batch_size": settings.data.batch_size,
-        "tokens": round(total_steps * cost.tokens_per_step),
-        "epochs": schedule.count_epochs(
-            total_steps, settings.data.batch_size, session.list_phase_shares()
-        ),
-        "minutes": seconds / 60,
-        "evaluations": num_evaluations,
-        "num_eval_sequences": min(resolved.run.max_eval_sequences, cost.num_eval_sequences),
-        "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
-        "memory_bytes": cost.peak_memory_bytes,
-        "mfu": cost.mfu,
-        "peak_flops": 2 * cost.peak_macs_per_second,
-        "is_extrapolated": cost.is_extrapolated,
-    }
-
-
-def _resolve_arguments(
-    store: Store, data: Path, budget: Mapping[str, float | None], overrides: Mapping[str, Any]
+def resolve_arguments(
+    store: Store,
+    data: Path,
+    budget: Mapping[str, float | None],
+    overrides: Mapping[str, Any],
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> PretrainSettings:
     """Return the settings of a run from the arguments of ``pretrain``.
 
@@ -271,9 +257,18 @@ def _resolve_arguments(
         data: Path of the store.
         budget: The values of steps, epochs and minutes.
         overrides: Other fields of ``Overrides``.
+        processes: The processes of the run.
+
+    Raises:
+        SettingsError: If the processes have different settings.
     """
     arguments = Overrides(data=data, cuda=torch.cuda.is_available(), **overrides)
-    return resolve_run_settings(arguments, store, budget)
+    settings = resolve_run_settings(arguments, store, budget)
+    world_size = processes.world_size if processes.world_size > 1 else None
+    run = settings.run.model_copy(update={"world_size": world_size})
+    settings = settings.model_copy(update={"run": run})
+    check_same_settings(settings, processes)
+    return settings
 
 
 def resolve_thread_count(
@@ -281,14 +276,16 @@ def resolve_thread_count(
 ) -> PretrainSettings:
     """Return the settings with run.threads chosen by timing steps on a busy CPU.
 
-    The settings are returned unchanged if the user has set run.threads, on a GPU, and on a machine
-    that is not busy. Fewer threads can be faster: threads synchronize after each matrix
-    multiplication, so all of them wait for a thread that shares its core with another process.
+    The settings are returned unchanged if the user has set run.threads, with several processes, on
+    a GPU, and on a machine that is not busy. Fewer threads can be faster: threads synchronize after
+    each matrix multiplication, so all of them wait for a thread that shares its core with another
+    process.
     """
     run = settings.run
     if (
         run.threads is not None
         or torch.get_num_threads() == 1
+        or run.world_size is not None
         or not device.resolves_to_cpu(run.device)
     ):
         return settings
@@ -406,6 +403,15 @@ def _train_and_save_model(
         # From now on, the run has a fixed number of steps, all of which are completed.
         session.settings = recipes.resolve_steps(session.settings, outcome.state.step)
         write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
+    return session.machine.processes.run_on_main(
+        lambda: _save_model(session, run, progress, outcome)
+    )
+
+
+def _save_model(
+    session: Session, run: Path, progress: Progress, outcome: TrainingOutcome
+) -> PretrainResult:
+    """Write the model directory unless a signal stopped training, and draw the curve."""
     settings = session.settings
     lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
     heldout: dict[str, float] = {}

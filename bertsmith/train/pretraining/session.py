@@ -4,6 +4,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -16,6 +17,7 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Store
 from bertsmith.data.stream import ExampleStream
 from bertsmith.data.unigram import count_token_ids
+from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, count_parameters
 from bertsmith.model.init.structured import init_cross_segment_heads, init_neighbor_heads
 from bertsmith.model.init.unigram import init_from_unigrams
@@ -23,6 +25,7 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.plurals import count_noun
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
+from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
 from bertsmith.train.engine import optimizer, probe, schedule
 from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.probe import Cost
@@ -56,13 +59,24 @@ THREAD_TIMING_SECONDS, _THREAD_TIMING_STEPS = 0.7, 8
 class Session:
     """Model, optimizer, data and device of a pre-training run, without its directory."""
 
-    def __init__(self, settings: PretrainSettings, store: Store) -> None:
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        store: Store,
+        processes: ProcessGroup = SINGLE_PROCESS,
+    ) -> None:
         """Build the model with new weights, or with those of ``run.start_from``.
 
         Raises:
             RunError: If the model does not fit into memory.
+            SettingsError: If several processes cannot train this model.
         """
         run = settings.run
+        if processes.world_size > 1 and settings.model.norm == "batch":
+            raise SettingsError(
+                "model.norm is 'batch', whose statistics would differ between the "
+                f"{processes.world_size} processes; train in one process, or use another norm"
+            )
         self.machine = device.resolve_machine(
             run.device,
             run.precision,
@@ -70,9 +84,12 @@ class Session:
             attention_dropout=settings.model.attention_dropout,
             head_dim=settings.model.head_dim,
             threads=run.threads,
+            processes=processes,
         )
         batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
+        #: The machine without the other processes, for measurements.
+        self._local_machine = replace(self.machine, processes=SINGLE_PROCESS)
         self.settings = settings
         self.store = store
         #: Messages for the user about the files of the start model.
@@ -101,6 +118,7 @@ class Session:
             _get_max_seqlen(settings),
             settings.run.micro_batch_tokens,
             has_causal_phase=settings.schedule.causal_fraction > 0,
+            num_processes=self.machine.processes.world_size,
         ):
             micro_batch = to_device(batch, self.machine.device)
             with self.machine.autocast():
@@ -182,9 +200,14 @@ class Session:
     def measure_cost(self, seconds: float = probe.PROBE_SECONDS) -> Cost:
         """Measure the cost of steps and of an evaluation, then reset weights and optimizer.
 
+        With several processes, each of them must call this method at the same time. It measures its
+        share of the steps, and the time of summing the gradients is added.
+
         Args:
             seconds: Maximum duration of the steps of a phase.
         """
+        processes = self.machine.processes
+        sum_seconds = processes.time_gradient_sum(count_parameters(self.model), self.machine.device)
         step_seconds = mfu = tokens_per_step = 0.0
         is_noisy = is_extrapolated = False
         peak_macs_per_second = device.measure_peak_macs_per_second(self.machine)
@@ -193,14 +216,14 @@ class Session:
             times, batches, is_partial = self._measure_steps(objective, phase, seconds)
             is_extrapolated = is_extrapolated or is_partial
             # Not the median, because the run will also have occasional slow steps.
-            mean_seconds = sum(times) / len(times)
+            mean_seconds = sum(times) / len(times) + sum_seconds
             fraction = (phase.end_step - phase.start_step) / _NOMINAL_STEPS
             batch_share = self._compute_batch_share(phase)
             step_seconds += batch_share * mean_seconds
             macs = sum(map(objective.count_macs, batches))
             mfu += fraction * macs / len(batches) / mean_seconds / peak_macs_per_second
             num_tokens = sum(map(objective.count_tokens, batches)) / len(batches)
-            tokens_per_step += batch_share * num_tokens
+            tokens_per_step += batch_share * num_tokens * processes.world_size
             is_noisy = is_noisy or probe.is_noisy(times)
         evaluation_seconds, num_eval_sequences = self.time_evaluation()
         peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
@@ -223,7 +246,8 @@ class Session:
         """Measure steps, or a part of a step if it takes longer than ``seconds``.
 
         Returns:
-            Duration and batch of each measured step, and whether a part of a step was measured.
+            Duration of each measured step and its micro-batches in this process, and whether only a
+            part of a step was measured.
         """
         self.model.train()
         if self.machine.device.type == "cpu":
@@ -231,18 +255,25 @@ class Session:
             if step_seconds is not None:
                 return [step_seconds], [batch], True
         take_step = partial(self._take_step, objective)
-        return (*probe.measure_steps(objective.iter_batches(0), take_step, seconds), False)
+        batches = map(self._select_assigned, objective.iter_batches(0))
+        return (*probe.measure_steps(batches, take_step, seconds), False)
 
     def _measure_slow_step(self, phase: Phase, seconds: float) -> tuple[float | None, list[Any]]:
         """Estimate the duration of a slow step, split into small micro-batches.
 
         Returns:
-            The duration in seconds, None if a step takes at most ``seconds``; and its batch.
+            The duration in seconds, None if a step takes at most ``seconds``; and its micro-batches
+            in this process.
         """
         objective = self._build_slow_step_objective(phase)
-        batch = next(objective.iter_batches(0))
+        batch = self._select_assigned(next(objective.iter_batches(0)))
         take_step = partial(self._take_step, objective)
         return probe.measure_slow_step(batch, take_step, seconds), batch
+
+    def _select_assigned(self, micro_batches: list[Any]) -> list[Any]:
+        """Return the micro-batches that this process computes."""
+        indices = self.machine.processes.assign_indices(len(micro_batches))
+        return [micro_batches[index] for index in indices]
 
     def _build_slow_step_objective(self, phase: Phase) -> PretrainingObjective:
         """Return the objective with micro-batches so small that slow steps can be measured."""
@@ -329,20 +360,24 @@ class Session:
             if sequence_seconds * num_timed > _MAX_EVALUATION_SECONDS:
                 break
             start_time = time.perf_counter()
-            evaluate(self.model, stream, num_timed, self.machine)
+            evaluate(self.model, stream, num_timed, self._local_machine)
             sequence_seconds = (time.perf_counter() - start_time) / num_timed
-        return sequence_seconds * num_sequences, num_sequences
+        world_size = self.machine.processes.world_size
+        return sequence_seconds * num_sequences / world_size, num_sequences
 
     def _take_step(
         self, objective: PretrainingObjective, step: int, micro_batches: list[Any]
     ) -> None:
-        """Take a step with a learning rate of 0 and wait for the device, for a measurement."""
+        """Take a step with a learning rate of 0 and wait for the device, for a measurement.
+
+        The step has the given micro-batches, and is taken in this process only.
+        """
         take_step(
             objective.compute_losses,
             micro_batches,
             self.model,
             self.optimizer,
-            self.machine,
+            self._local_machine,
             step=step,
             seed=self.settings.run.seed,
             lr=0.0,

@@ -2,9 +2,10 @@
 
 from time import perf_counter
 
-from bertsmith.errors import MissingExtraError
+from bertsmith.errors import MissingExtraError, SettingsError
 from bertsmith.model.bert import count_parameters
 from bertsmith.plurals import count_noun, format_minutes
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.duration import EVALUATION_SHARE, TimeDuration
 from bertsmith.train.engine.probe import Cost
@@ -27,6 +28,19 @@ def get_budget_seconds(settings: PretrainSettings) -> float | None:
     if schedule.steps or schedule.minutes is None:
         return None
     return schedule.minutes * 60
+
+
+def check_time_budget(settings: PretrainSettings, processes: ProcessGroup) -> None:
+    """Raise SettingsError if several processes would train with a time budget.
+
+    The batches of such a run depend on the time at which they are computed, which would differ
+    between the processes.
+    """
+    if processes.world_size > 1 and get_budget_seconds(settings) is not None:
+        raise SettingsError(
+            f"a run with a time budget (--minutes) needs one process, but there are "
+            f"{processes.world_size}; set --steps or --epochs (--plan estimates the time)"
+        )
 
 
 def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) -> TimeDuration:

@@ -172,6 +172,16 @@ def test_second_signal_has_its_usual_effect() -> None:
     assert signal.getsignal(signal.SIGINT) is previous_handler
 
 
+def test_repeated_signals_can_be_ignored() -> None:
+    """A process of torchrun can receive a signal twice, and must still save its checkpoint."""
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    with DeferredSignals(ignore_repeated=True) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is previous_handler
+
+
 def test_metrics_log_is_synced_before_each_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,6 +84,35 @@ def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
         sizes = [len(part.ids) for part in parts]
         for size, next_part in zip(sizes, parts[1:], strict=False):
             assert size + int(next_part.cu_seqlens[1]) > max_tokens
+
+
+def test_split_for_processes_is_balanced_and_complete(session: Session) -> None:
+    """Every process has a part, and their numbers of tokens differ by at most a few sequences."""
+    stream = session.build_objective(StepDuration(1))._heldout_stream
+    batch = stream.batch(0, 16)
+    longest = int(np.diff(batch.cu_seqlens).max())
+    for num_processes in (1, 2, 3, 5, 16, 20):
+        for max_tokens in (40, 97, 200, 10**6):
+            parts = split_batch(batch, max_tokens, num_processes)
+            token_ids = [token_id for part in parts for token_id in part.ids.tolist()]
+            assert token_ids == batch.ids.tolist()
+            assert all(len(part.ids) <= max_tokens or len(part) == 1 for part in parts)
+            assert len(parts) >= min(num_processes, len(batch))
+            shares = [
+                sum(len(part.ids) for part in parts[rank::num_processes])
+                for rank in range(num_processes)
+            ]
+            assert max(shares) <= 1.2 * len(batch.ids) / num_processes + 2 * longest
+
+
+def test_balanced_micro_batches_do_not_depend_on_the_number_of_processes(session: Session) -> None:
+    """Parts that divide evenly among the processes are those of a single process."""
+    stream = session.build_objective(StepDuration(1))._heldout_stream
+    batch = stream.batch(0, 16)
+    single = split_batch(batch, 40)
+    assert len(single) >= 12
+    parallel = split_batch(batch, 40, 2)
+    assert [part.ids.tolist() for part in parallel] == [part.ids.tolist() for part in single]
 
 
 def test_losses_of_micro_batches_add_up_to_the_batch_mean(session: Session) -> None:

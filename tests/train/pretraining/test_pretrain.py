@@ -25,8 +25,9 @@ from bertsmith.train.engine.checkpoint import (
 )
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.pretraining.estimate import estimate_run
 from bertsmith.train.pretraining.objective import PretrainingObjective
-from bertsmith.train.pretraining.pretrain import estimate_run, pretrain
+from bertsmith.train.pretraining.pretrain import pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session

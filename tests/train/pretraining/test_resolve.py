@@ -11,7 +11,9 @@ import pytest
 
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError
+from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
 from bertsmith.settings import parse_assignments, read_toml
+from bertsmith.train.engine.run_device import check_same_settings, needs_machine
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
@@ -28,6 +30,8 @@ from bertsmith.train.pretraining.resolve import (
     resolve_run_settings,
     resolve_settings,
 )
+from bertsmith.train.pretraining.session import Session
+from bertsmith.train.pretraining.time_budget import check_time_budget
 from tests.train.conftest import RecordingProgress, TrainFunction, make_assignments
 
 
@@ -330,6 +334,53 @@ def test_run_stays_on_its_device_while_it_is_available(resolve: Any, tmp_path: P
     defaults = get_machine_defaults(stored)
     assert load_run_settings(tmp_path, resolve(), {}, progress, machine_defaults=defaults) == stored
     assert progress.messages == []
+
+
+@pytest.mark.parametrize(("old", "new"), [(None, 3), (2, 3), (2, None)])
+def test_run_continues_in_another_number_of_processes(
+    resolve: Any, tmp_path: Path, old: int | None, new: int | None
+) -> None:
+    """The number of processes is replaced and the threads are selected again, with a message."""
+
+    def change_run(settings: PretrainSettings, **changes: Any) -> PretrainSettings:
+        return settings.model_copy(update={"run": settings.run.model_copy(update=changes)})
+
+    machine = {"device": "cpu", "precision": "fp32", "attention_kernel": "padded", "threads": 2}
+    stored = change_run(resolve_steps(resolve(), 40), **machine, world_size=old)
+    (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
+    progress = RecordingProgress()
+    continued = load_run_settings(tmp_path, change_run(resolve(), world_size=new), {}, progress)
+    assert continued == change_run(stored, world_size=new, threads=None)
+    assert needs_machine(continued)
+    assert len(progress.messages) == 1
+    assert f"{old or 1} processes in the run, {new or 1} now" in progress.messages[0]
+    assert load_run_settings(tmp_path, change_run(resolve(), world_size=new)) == continued
+
+
+def test_processes_with_different_settings_are_rejected(resolve: Any) -> None:
+    """A process with other settings than process 0 fails; the path of the store may differ."""
+
+    class Processes(ProcessGroup):
+        def broadcast(self, _: Any) -> Any:
+            values = resolve().model_dump()
+            values["run"]["store_path"] = "/elsewhere"
+            return PretrainSettings.parse(values, "process 0")
+
+    check_same_settings(resolve(), Processes(1, 2))
+    with pytest.raises(SettingsError, match=r"optim.lr: 0.001 in process 0, 0.5 in process 1"):
+        check_same_settings(resolve(assignments=["optim.lr=0.5"]), Processes(1, 2))
+
+
+def test_several_processes_reject_what_they_cannot_train(resolve: Any, store: Path) -> None:
+    """A time budget and batch norm need a single process."""
+    processes = ProcessGroup(0, 2)
+    settings = resolve(assignments=["schedule.minutes=5"])
+    check_time_budget(settings, SINGLE_PROCESS)
+    with pytest.raises(SettingsError, match="needs one process, but there are 2"):
+        check_time_budget(settings, processes)
+    batch_norm = resolve(assignments=["model.norm=batch"])
+    with pytest.raises(SettingsError, match="would differ between the 2 processes"):
+        Session(batch_norm, Store.open(store), processes)
 
 
 def test_user_may_move_a_run_to_another_device(resolve: Any, tmp_path: Path) -> None:

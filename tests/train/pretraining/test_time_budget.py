@@ -18,7 +18,7 @@ from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.probe import Cost, is_noisy
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.latest_snapshot import write_latest_snapshot
-from bertsmith.train.pretraining.pretrain import estimate_run
+from bertsmith.train.pretraining.estimate import estimate_run
 from bertsmith.train.pretraining.recipes import (
     PretrainSettings,
     estimate_num_steps,
