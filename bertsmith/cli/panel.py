@@ -41,7 +41,8 @@ def panel(
         Path | None,
         typer.Option(
             help="A folder with the data of the tasks under their public names: SST-2, CoLA, MRPC, "
-            "RTE, STS-B, conll2003, nsmc, KorSTS, klue-ner; or glue/SST-2 and so on.",
+            "RTE, STS-B, QNLI, QQP, MNLI, conll2003, nsmc, KorSTS, klue-ner; or glue/SST-2 and so "
+            "on.",
             show_default=False,
         ),
     ] = None,
@@ -62,9 +63,10 @@ def panel(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated tasks, or a language for all its tasks: held-out, minimal-pairs, "
-            "english (sst-2-1k, sst-2-10k, cola, mrpc, rte, sts-b, conll2003, probe), korean "
-            "(nsmc, korsts, klue-ner). Default: all English tasks for which there is data.",
+            help="Comma-separated tasks or groups of tasks: held-out, minimal-pairs, english "
+            "(sst-2-1k, sst-2-10k, cola, mrpc, rte, sts-b, conll2003, probe), glue (cola, mrpc, "
+            "rte, sts-b, sst-2, qnli, qqp, mnli), korean (nsmc, korsts, klue-ner). Default: "
+            "english, if there is --data.",
             show_default=False,
         ),
     ] = None,

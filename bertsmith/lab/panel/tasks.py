@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from bertsmith.errors import SettingsError
 
 #: How a task is evaluated: on unlabeled text, on minimal pairs, by fine-tuning, or by logistic
 #: regression on frozen features.
 Evaluation = Literal["held-out", "minimal-pairs", "finetune", "probe"]
+#: Names that select several tasks: the fast tasks of a language, or the eight tasks of GLUE that
+#: Devlin et al. report (without WNLI).
+Group = Literal["english", "korean", "glue"]
 
 #: Default peak learning rate, suited to models of width 256 to 512. Larger models need a lower
 #: one; the paper's range for width 768 and more is 2e-5 to 5e-5.
@@ -42,7 +45,7 @@ class PanelTask:
         name: The name on the command line.
         evaluation: How the task is evaluated.
         measures: The rows of the table.
-        language: The language of the examples, None for texts of the user.
+        groups: The groups that the task belongs to, none for texts of the user.
         public_task: The name in ``PUBLIC_TASKS``, "" for texts of the user.
         folders: Possible subfolders of the data folder, in order of preference.
         max_train_examples: Maximum training examples, drawn at random for each seed; None for all.
@@ -52,7 +55,7 @@ class PanelTask:
     name: str
     evaluation: Evaluation
     measures: tuple[Measure, ...]
-    language: Literal["english", "korean"] | None = None
+    groups: tuple[Group, ...] = ()
     public_task: str = ""
     folders: tuple[str, ...] = ()
     max_train_examples: int | None = None
@@ -83,40 +86,58 @@ _TASKS = (
         ),
     ),
     PanelTask(
-        name="sst-2-1k", evaluation="finetune", language="english", public_task="sst-2",
+        name="sst-2-1k", evaluation="finetune", groups=("english",), public_task="sst-2",
         folders=_SST2_FOLDERS, max_train_examples=1000, epochs=8,
         measures=(Measure("accuracy", "SST-2, 1,000 examples, accuracy"),),
     ),
     PanelTask(
-        name="sst-2-10k", evaluation="finetune", language="english", public_task="sst-2",
+        name="sst-2-10k", evaluation="finetune", groups=("english",), public_task="sst-2",
         folders=_SST2_FOLDERS, max_train_examples=10_000, epochs=3,
         measures=(Measure("accuracy", "SST-2, 10,000 examples, accuracy"),),
     ),
     PanelTask(
-        name="cola", evaluation="finetune", language="english", public_task="cola",
+        name="cola", evaluation="finetune", groups=("english", "glue"), public_task="cola",
         folders=("CoLA", "glue/CoLA"), epochs=5, measures=(Measure("matthews", "CoLA, Matthews"),),
     ),
     PanelTask(
-        name="mrpc", evaluation="finetune", language="english", public_task="mrpc",
+        name="mrpc", evaluation="finetune", groups=("english", "glue"), public_task="mrpc",
         folders=("MRPC", "glue/MRPC"), epochs=4,
         measures=(Measure("f1", "MRPC, F1"), Measure("accuracy", "MRPC, accuracy")),
     ),
     PanelTask(
-        name="rte", evaluation="finetune", language="english", public_task="rte",
+        name="rte", evaluation="finetune", groups=("english", "glue"), public_task="rte",
         folders=("RTE", "glue/RTE"), epochs=4, measures=(Measure("accuracy", "RTE, accuracy"),),
     ),
     PanelTask(
-        name="sts-b", evaluation="finetune", language="english", public_task="sts-b",
+        name="sts-b", evaluation="finetune", groups=("english", "glue"), public_task="sts-b",
         folders=("STS-B", "glue/STS-B"), epochs=4,
         measures=(Measure("spearman", "STS-B, Spearman"),),
     ),
     PanelTask(
-        name="conll2003", evaluation="finetune", language="english", public_task="conll2003",
+        name="sst-2", evaluation="finetune", groups=("glue",), public_task="sst-2",
+        folders=_SST2_FOLDERS, epochs=3, measures=(Measure("accuracy", "SST-2, accuracy"),),
+    ),
+    PanelTask(
+        name="qnli", evaluation="finetune", groups=("glue",), public_task="qnli",
+        folders=("QNLI", "glue/QNLI"), epochs=3, measures=(Measure("accuracy", "QNLI, accuracy"),),
+    ),
+    PanelTask(
+        name="qqp", evaluation="finetune", groups=("glue",), public_task="qqp",
+        folders=("QQP", "glue/QQP"), epochs=3,
+        measures=(Measure("f1", "QQP, F1"), Measure("accuracy", "QQP, accuracy")),
+    ),
+    PanelTask(
+        name="mnli", evaluation="finetune", groups=("glue",), public_task="mnli",
+        folders=("MNLI", "glue/MNLI"), epochs=3,
+        measures=(Measure("accuracy", "MNLI matched, accuracy"),),
+    ),
+    PanelTask(
+        name="conll2003", evaluation="finetune", groups=("english",), public_task="conll2003",
         folders=("conll2003", "CoNLL-2003"), epochs=3,
         measures=(Measure("f1", "CoNLL-2003, entity F1"),),
     ),
     PanelTask(
-        name="probe", evaluation="probe", language="english", public_task="sst-2",
+        name="probe", evaluation="probe", groups=("english",), public_task="sst-2",
         folders=_SST2_FOLDERS, max_train_examples=NUM_PROBE_EXAMPLES,
         measures=(
             Measure("cls", "frozen [CLS], SST-2, accuracy"),
@@ -124,25 +145,24 @@ _TASKS = (
         ),
     ),
     PanelTask(
-        name="nsmc", evaluation="finetune", language="korean", public_task="nsmc",
+        name="nsmc", evaluation="finetune", groups=("korean",), public_task="nsmc",
         folders=("nsmc", "NSMC", "korean/nsmc"), max_train_examples=10_000, epochs=3,
         measures=(Measure("accuracy", "NSMC, accuracy"),),
     ),
     PanelTask(
-        name="korsts", evaluation="finetune", language="korean", public_task="korsts",
+        name="korsts", evaluation="finetune", groups=("korean",), public_task="korsts",
         folders=("KorSTS", "korean/KorSTS"), epochs=4,
         measures=(Measure("spearman", "KorSTS, Spearman"),),
     ),
     PanelTask(
-        name="klue-ner", evaluation="finetune", language="korean", public_task="klue-ner",
+        name="klue-ner", evaluation="finetune", groups=("korean",), public_task="klue-ner",
         folders=("klue-ner", "klue-ner-v1.1", "korean/klue-ner"), max_train_examples=10_000,
         epochs=3, measures=(Measure("f1", "KLUE-NER, entity F1"),),
     ),
 )  # fmt: skip
 #: The tasks by name, in the order of the table.
 TASKS: dict[str, PanelTask] = {task.name: task for task in _TASKS}
-#: Names that stand for all tasks of a language.
-LANGUAGES = ("english", "korean")
+GROUPS: tuple[Group, ...] = get_args(Group)
 
 
 def select_tasks(
@@ -151,8 +171,8 @@ def select_tasks(
     """Return the selected tasks in the order of the table.
 
     Args:
-        names: Names of tasks or languages. A language stands for its labeled tasks, and for the
-            tasks on held-out text and minimal pairs if the user has specified them.
+        names: Names of tasks or groups. A group also stands for the tasks on held-out text and
+            minimal pairs if the user has specified them.
         has_text: Whether the user has specified a held-out text.
         has_minimal_pairs: Whether the user has specified minimal pairs.
 
@@ -161,15 +181,15 @@ def select_tasks(
     """
     selected = set()
     for name in names:
-        if name in LANGUAGES:
-            selected |= {task.name for task in _TASKS if task.language == name}
+        if name in GROUPS:
+            selected |= {task.name for task in _TASKS if name in task.groups}
             selected |= {"held-out"} if has_text else set()
             selected |= {"minimal-pairs"} if has_minimal_pairs else set()
         elif name in TASKS:
             selected.add(name)
         else:
             raise SettingsError(
-                f"--tasks: unknown task {name!r}; expected: {', '.join((*LANGUAGES, *TASKS))}"
+                f"--tasks: unknown task {name!r}; expected: {', '.join((*GROUPS, *TASKS))}"
             )
     if not selected:
         raise SettingsError("--tasks: no task; name at least one, such as sst-2-1k")

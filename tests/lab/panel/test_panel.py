@@ -201,11 +201,16 @@ def test_failed_cell_does_not_stop_the_others(
     assert outcome.data["results"]["first"]["held-out"]["mlm_loss"]["mean"] > 0
 
 
-def test_languages_stand_for_their_tasks() -> None:
-    """A language selects its labeled tasks, and the user's text and pairs; names are checked."""
+def test_groups_stand_for_their_tasks() -> None:
+    """A group selects its labeled tasks, and the user's text and pairs; names are checked."""
+    glue = select_tasks(["glue"], has_text=False, has_minimal_pairs=False)
+    assert {task.public_task for task in glue} == {
+        "cola", "mrpc", "rte", "sts-b", "sst-2", "qnli", "qqp", "mnli",
+    }  # fmt: skip
+    assert all(task.max_train_examples is None for task in glue)
     korean = select_tasks(["korean"], has_text=True, has_minimal_pairs=False)
     assert [task.name for task in korean] == ["held-out", "nsmc", "korsts", "klue-ner"]
-    with pytest.raises(SettingsError, match="unknown task 'sst2'; expected: english, korean, held"):
+    with pytest.raises(SettingsError, match="unknown task 'sst2'; expected: english, korean, glue"):
         select_tasks(["sst2"], has_text=False, has_minimal_pairs=False)
 
 

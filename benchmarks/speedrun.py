@@ -1,0 +1,394 @@
+r"""Pre-train a BERT within minutes, fine-tune it on GLUE, and write a record that others can beat.
+
+    python benchmarks/speedrun.py --minutes 25 --size base --store store --data glue --out speedrun
+    python benchmarks/speedrun.py --minutes 1 --size tiny --text corpus.txt --data glue --tasks rte
+
+The data is a token store, or text from which a vocabulary and a store are made first. Each
+pre-training seed is a process of `bertsmith pretrain` with a wall-clock budget. `bertsmith lab
+panel` then fine-tunes each model on GLUE with several seeds and evaluates it on the validation
+sets; test sets are not read. The network is not used. A speedrun that was killed continues when the
+same command is started again, with the minutes that are left.
+
+OUT/record has the record (record.json and record.md), and the settings, the metrics log and the
+output of each pre-training run. The score of a model is the mean of its tasks in percent; a task
+with several measures counts as their mean.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from recipe_search import compute_heldout_loss, sum_training_time
+from reporting import describe_machine
+
+from bertsmith.bundle.metadata import read_metadata
+from bertsmith.cli.console import TerminalProgress, log
+from bertsmith.data.store import MANIFEST_FILE, Store
+from bertsmith.errors import BertsmithError
+from bertsmith.files import write_atomic, write_json
+from bertsmith.lab.panel.cells import PanelOptions
+from bertsmith.lab.panel.data import PanelData
+from bertsmith.lab.panel.panel import Panel
+from bertsmith.lab.panel.tasks import LEARNING_RATE, TASKS, PanelTask, select_tasks
+from bertsmith.lab.stage_runners import StoppedError
+from bertsmith.plurals import count_noun
+from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.engine.run_clock import ELAPSED_FILE
+from bertsmith.train.pretraining.resolve import compute_store_id
+from bertsmith.version import __version__
+
+#: Default size of the vocabulary that is learned from text.
+VOCAB_SIZE = 32_768
+#: Models up to this width are fine-tuned with the default learning rate of the panel, and wider
+#: models with that of the paper for base.
+MAX_NARROW_WIDTH, WIDE_LEARNING_RATE = 512, 5e-5
+#: Names of the tasks that belong to GLUE.
+GLUE_TASKS = [name for name, task in TASKS.items() if "glue" in task.groups]
+ROOT = Path(__file__).parent.parent
+
+
+def run_command(arguments: Sequence[str], log_file: Path) -> None:
+    """Run a command of Bertsmith in a process and append its output to a file; exit if it fails."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log(f"$ {format_command(arguments)}")
+    with log_file.open("ab") as file:
+        file.write(f"$ {format_command(arguments)}\n".encode())
+        file.flush()
+        command = [sys.executable, "-m", "bertsmith", *arguments]
+        code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+    if code:
+        last_line = log_file.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+        sys.exit(f"{arguments[0]}: exit status {code}; see the end of {log_file}:\n{last_line}")
+
+
+def format_command(arguments: Sequence[str]) -> str:
+    """Return a command of Bertsmith as a line for a shell."""
+    return shlex.join(["bertsmith", *arguments])
+
+
+def prepare_store(text: Sequence[str], vocab_size: int, out: Path) -> Path:
+    """Learn a vocabulary from text and write a token store, unless they exist; return its path."""
+    digest = hashlib.sha256(json.dumps([*text, vocab_size]).encode()).hexdigest()[:8]
+    vocabulary, store = out / f"vocabulary-{digest}", out / f"store-{digest}"
+    log_file = out / "prepare.log"
+    if not (vocabulary / "vocab.txt").exists():
+        options = ["--size", str(vocab_size), "--out", str(vocabulary)]
+        run_command(["vocab", *text, *options], log_file)
+    if not (store / MANIFEST_FILE).exists():
+        options = ["--tokenizer", str(vocabulary), "--out", str(store)]
+        run_command(["prepare", *text, *options], log_file)
+    return store
+
+
+def build_pretrain_arguments(store: Path, seed: int, options: argparse.Namespace) -> list[str]:
+    """Return the arguments of `bertsmith` that pre-train a model with a seed."""
+    budget = ["--minutes", f"{options.minutes:g}"]
+    if options.steps is not None:
+        budget = ["--steps", str(options.steps)]
+    run = options.out / "runs" / f"seed-{seed}"
+    arguments = ["pretrain", "--data", str(store), "--size", options.size, *budget]
+    arguments += ["--out", str(run)]
+    # The number of tokens is computed from a log of all steps.
+    for setting in (*options.set, f"run.seed={seed}", "run.log_every=1"):
+        arguments += ["--set", setting]
+    return arguments
+
+
+def find_tasks(options: argparse.Namespace) -> tuple[list[PanelTask], list[str]]:
+    """Return the tasks to evaluate, and the names of those without data.
+
+    Raises:
+        BertsmithError: If a task of --tasks has no data or is unknown.
+    """
+    if options.tasks is not None:
+        return select_tasks(options.tasks.split(","), has_text=False, has_minimal_pairs=False), []
+    data = PanelData(options.data, None, (), options.out / "splits")
+    tasks, missing = [], []
+    for name in GLUE_TASKS:
+        try:
+            data.find_files(TASKS[name])
+        except BertsmithError:
+            missing.append(name)
+        else:
+            tasks.append(TASKS[name])
+    if not tasks:
+        sys.exit(f"--data {options.data}: no task of GLUE in this folder, such as RTE/train.tsv")
+    return tasks, missing
+
+
+def run_panel(
+    models: Sequence[Path], tasks: Sequence[PanelTask], options: argparse.Namespace
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Fine-tune and evaluate the models.
+
+    Returns:
+        The results of each model, by task and measure; and the messages of failed evaluations.
+    """
+    learning_rate = options.lr
+    if learning_rate is None:
+        width = max(read_metadata(model)[1].width for model in models)
+        learning_rate = LEARNING_RATE if width <= MAX_NARROW_WIDTH else WIDE_LEARNING_RATE
+    panel = Panel(
+        models, tasks, data=options.data, out=options.out / "panel",
+        options=PanelOptions(num_seeds=options.finetune_seeds, learning_rate=learning_rate),
+        with_untrained=False, progress=TerminalProgress(),
+    )  # fmt: skip
+    try:
+        outcome = panel.run()
+    except StoppedError as stopped:
+        log(f"{stopped}; run the same command to continue")
+        sys.exit(128 + stopped.signal)
+    results = [outcome.data["results"][model.label] for model in panel.models]
+    return results, outcome.failures
+
+
+def compute_score(results: Mapping[str, Any]) -> float | None:
+    """Return the mean of the tasks in percent, None if a measure is missing or not a number."""
+    scores = []
+    for measures in results.values():
+        means = [summary["mean"] for summary in measures.values()]
+        if None in means:
+            return None
+        scores.append(100 * fmean(means))
+    return fmean(scores)
+
+
+def summarize(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Return mean and standard deviation; None if a value is missing or there is only one."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    is_complete = len(numbers) == len(values)
+    return {
+        "mean": fmean(numbers) if is_complete else None,
+        "std": stdev(numbers) if is_complete and len(numbers) > 1 else None,
+    }
+
+
+def describe_run(
+    run: Path, command: str, store: Store, results: Mapping[str, Any], num_sequences: int
+) -> dict[str, Any]:
+    """Return the part of the record about a pre-training run and its model."""
+    lines = read_metrics(run)
+    training_seconds, num_tokens = sum_training_time(lines)
+    clock = run / ELAPSED_FILE
+    seconds = json.loads(clock.read_text())["elapsed_seconds"] if clock.exists() else None
+    heldout = [line for line in lines if line["kind"] == "heldout"]
+    return {
+        "command": command,
+        "steps": heldout[-1]["step"],
+        "tokens": round(num_tokens),
+        "training_seconds": round(training_seconds, 1),
+        "wall_clock_seconds": None if seconds is None else round(seconds, 1),
+        "heldout_loss": compute_heldout_loss(run / "model", store, num_sequences),
+        "heldout_curve": [[line["step"], line["mlm_loss"]] for line in heldout],
+        "score": compute_score(results),
+        "panel": results,
+    }
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return the machine, the versions and the commit."""
+    has_cuda = torch.cuda.is_available()
+    return {
+        "machine": {
+            **describe_machine(),
+            "accelerator": torch.cuda.get_device_name() if has_cuda else None,
+            "cuda": torch.version.cuda if has_cuda else None,
+        },
+        "versions": {"bertsmith": __version__, "torch": torch.__version__},
+        "commit": run_git("rev-parse", "HEAD") or None,
+        "has_uncommitted_changes": bool(run_git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def run_git(*arguments: str) -> str:
+    """Return the output of git in this repository; "" outside a repository or without git."""
+    if shutil.which("git") is None:
+        return ""
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def build_record(
+    runs: Mapping[int, dict[str, Any]],
+    store: Store,
+    missing: Sequence[str],
+    failures: Mapping[str, str],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the record of a speedrun, from the parts about each run by seed."""
+    budget = f"{options.minutes:g} minutes" if options.steps is None else f"{options.steps} steps"
+    panels = [run["panel"] for run in runs.values()]
+    return {
+        "name": "speedrun",
+        "size": options.size,
+        "budget": budget,
+        "command": shlex.join([Path(sys.executable).name, "benchmarks/speedrun.py", *options.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **describe_environment(),
+        "settings": options.set,
+        "store": {
+            "id": compute_store_id(store),
+            "vocab_size": store.manifest.vocab_size,
+            "training_tokens": store.load_split("train").counts.tokens,
+        },
+        "score": summarize([run["score"] for run in runs.values()]),
+        "heldout_loss": summarize([run["heldout_loss"] for run in runs.values()]),
+        "tokens": summarize([run["tokens"] for run in runs.values()]),
+        "panel": {
+            task: {
+                measure: summarize([panel[task][measure]["mean"] for panel in panels])
+                for measure in panels[0][task]
+            }
+            for task in panels[0]
+        },
+        "finetune_seeds": options.finetune_seeds,
+        "tasks_without_data": list(missing),
+        "failures": dict(failures),
+        "runs": {str(seed): run for seed, run in runs.items()},
+    }
+
+
+def format_summary(summary: Mapping[str, float | None], digits: int, scale: float = 1.0) -> str:
+    """Return "mean ± SD", the mean alone without a standard deviation, or "-" without a mean."""
+    if summary["mean"] is None:
+        return "-"
+    text = f"{scale * summary['mean']:,.{digits}f}"
+    return text if summary["std"] is None else f"{text} ± {scale * summary['std']:,.{digits}f}"
+
+
+def list_facts(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a record was computed with, by name."""
+    machine, versions, store = record["machine"], record["versions"], record["store"]
+    changes = " with uncommitted changes" if record["has_uncommitted_changes"] else ""
+    accelerator = machine["accelerator"] or "no GPU"
+    processor = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    return {
+        "date": record["date"],
+        "hardware": f"{accelerator}; {processor}",
+        "commit": f"{record['commit'] or 'unknown'}{changes}",
+        "versions": f"Bertsmith {versions['bertsmith']}, PyTorch {versions['torch']}",
+        "settings": ", ".join(record["settings"]) or "the recipe `fast`",
+        "text": f"{count_noun(store['training_tokens'], 'token')}, vocabulary of "
+        f"{store['vocab_size']:,} (store {store['id']})",
+        "seeds": f"{len(record['runs'])} of pre-training, {record['finetune_seeds']} of "
+        "fine-tuning for each; the table has means and standard deviations over pre-training seeds",
+    }
+
+
+def format_record(record: Mapping[str, Any]) -> str:
+    """Return a record as Markdown."""
+    rows = [
+        ("score, mean of the tasks in percent", format_summary(record["score"], 1)),
+        ("held-out masked-LM loss, nats", format_summary(record["heldout_loss"], 4)),
+        ("training tokens, millions", format_summary(record["tokens"], 1, 1e-6)),
+    ]
+    for task, measures in record["panel"].items():
+        for measure, summary in measures.items():
+            rows.append((f"{task}, {measure}", format_summary(summary, 1, 100.0)))
+    run_rows = []
+    for seed, run in record["runs"].items():
+        score = format_summary({"mean": run["score"], "std": None}, 1)
+        seconds = run["wall_clock_seconds"] or "-"
+        run_rows.append(
+            f"| {seed} | {run['steps']:,} | {run['tokens']:,} | {seconds} | "
+            f"{run['heldout_loss']:.4f} | {score} |"
+        )
+    notes = [f"Failed: {name}: {reason}." for name, reason in record["failures"].items()]
+    if record["tasks_without_data"]:
+        left_out = ", ".join(record["tasks_without_data"])
+        notes.append(f"Tasks without data, which are not part of the score: {left_out}.")
+    lines = [
+        f"# Speedrun: {record['size']}, {record['budget']}",
+        "",
+        f"`{record['command']}`",
+        "",
+        *(f"- {name}: {fact}" for name, fact in list_facts(record).items()),
+        "",
+        "| measure (validation sets) | value |",
+        "| --- | ---: |",
+        *(f"| {name} | {value} |" for name, value in rows),
+        "",
+        "| seed | steps | tokens | wall-clock seconds | held-out loss | score |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *run_rows,
+    ]
+    return "\n".join([*lines, *(f"\n{note}" for note in notes)]) + "\n"
+
+
+def write_record(record: Mapping[str, Any], options: argparse.Namespace) -> Path:
+    """Write the record and copies of the files of each run; return the folder."""
+    folder: Path = options.out / "record"
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in record["runs"]:
+        run = options.out / "runs" / f"seed-{seed}"
+        shutil.copyfile(run / "metrics.jsonl", folder / f"seed-{seed}.jsonl")
+        shutil.copyfile(run / "settings.toml", folder / f"seed-{seed}.toml")
+        shutil.copyfile(run.with_suffix(".log"), folder / f"seed-{seed}.log")
+    write_json(folder / "record.json", record)
+    write_atomic(folder / "record.md", format_record(record))
+    return folder
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of the command line, and ``argv`` itself as an attribute."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--store", type=Path, help="token store")
+    source.add_argument("--text", nargs="+", help="text for a vocabulary and a store")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the data of GLUE")
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, default=25.0, help="wall-clock minutes of a run")
+    budget.add_argument("--steps", type=int, help="steps of a run, for tests")
+    parser.add_argument("--size", default="base", help="model size")
+    parser.add_argument("--seeds", default="0,1,2", help="pre-training seeds, separated by commas")
+    parser.add_argument("--finetune-seeds", type=int, default=3, help="number of fine-tuning seeds")
+    parser.add_argument("--tasks", help="tasks of the panel; default: all of GLUE with data")
+    parser.add_argument("--lr", type=float, help="learning rate of fine-tuning; default by width")
+    parser.add_argument("--set", action="append", default=[], help="setting of `pretrain`")
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE, help="size for --text")
+    parser.add_argument("--eval-sequences", type=int, default=1024, help="held-out sequences")
+    parser.add_argument("--out", type=Path, default=Path("speedrun"), help="folder for all files")
+    return parser.parse_args(argv, argparse.Namespace(argv=list(argv)))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run or continue a speedrun."""
+    options = parse_arguments(argv)
+    try:
+        tasks, missing = find_tasks(options)
+        store_path = options.store or prepare_store(options.text, options.vocab_size, options.out)
+        store = Store.open(store_path)
+        commands = {}
+        for seed in map(int, options.seeds.split(",")):
+            arguments = build_pretrain_arguments(store_path, seed, options)
+            # A finished run only checks that its settings are the same.
+            run_command(arguments, options.out / "runs" / f"seed-{seed}.log")
+            commands[seed] = format_command(arguments)
+        folders = {seed: options.out / "runs" / f"seed-{seed}" for seed in commands}
+        results, failures = run_panel([run / "model" for run in folders.values()], tasks, options)
+        runs = {
+            seed: describe_run(folders[seed], commands[seed], store, result, options.eval_sequences)
+            for seed, result in zip(folders, results, strict=True)
+        }
+        folder = write_record(build_record(runs, store, missing, failures, options), options)
+    except BertsmithError as error:
+        sys.exit(str(error))
+    print((folder / "record.md").read_text())
+    log(f"wrote {folder}; publish this folder")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,132 @@
+"""benchmarks/speedrun.py: small speedruns from text to the record."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import speedrun
+
+from bertsmith.lab.panel.tasks import TASKS
+from bertsmith.runtime import device
+from tests.cli.conftest import RunCli
+from tests.lab.panel.conftest import SENTENCES, write_table
+
+#: Settings of a very small model; one fine-tuning seed.
+SMALL = [
+    *("--size", "tiny", "--steps", "3", "--vocab-size", "140", "--finetune-seeds", "1"),
+    *("--eval-sequences", "8", "--lr", "1e-3"),
+    *("--set", "model.layers=1", "--set", "model.width=8", "--set", "model.feed_forward=12"),
+    *("--set", "data.max_seqlen=32", "--set", "data.batch_size=4", "--set", "run.precision=fp32"),
+    *("--set", "run.threads=1", "--set", "run.device=cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 300 documents of random sentences."""
+    path = tmp_path_factory.mktemp("speedrun") / "text.jsonl"
+    words = sorted(set(" ".join(SENTENCES).split()))
+    rng = np.random.default_rng(0)
+    sentences = [" ".join(rng.choice(words, 7)).capitalize() + "." for _ in range(900)]
+    documents = [" ".join(sentences[first : first + 3]) for first in range(0, 900, 3)]
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 24 examples of SST-2 and RTE."""
+    folder = tmp_path_factory.mktemp("glue")
+    texts = [SENTENCES[index % 4] for index in range(24)]
+    labels = [str(index % 2) for index in range(24)]
+    write_table(folder / "SST-2", ("sentence", "label"), list(zip(texts, labels, strict=True)))
+    names = ["entailment" if label == "1" else "not_entailment" for label in labels]
+    columns = ("index", "sentence1", "sentence2", "label")
+    rows = list(zip(map(str, range(24)), texts, reversed(texts), names, strict=True))
+    write_table(folder / "RTE", columns, rows)
+    return folder
+
+
+@pytest.fixture
+def use_this_process(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run commands of Bertsmith in this process, and use a constant speed of the machine."""
+    run_process = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        if command[1:3] != ["-m", "bertsmith"]:
+            return run_process(command, **options)
+        completed = run_cli(*command[3:])
+        options["stdout"].write((completed.out + completed.err).encode())
+        return subprocess.CompletedProcess(command, completed.status)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
+
+
+@pytest.mark.usefixtures("use_this_process")
+def test_speedrun_writes_a_record_and_continues(
+    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A speedrun goes from text to a record; with another seed, only new results are computed."""
+    out = tmp_path / "out"
+    arguments = ["--text", str(text), "--data", str(data), "--out", str(out), *SMALL]
+    speedrun.main([*arguments, "--seeds", "0", "--tasks", "rte"])
+    record = json.loads((out / "record" / "record.json").read_text())
+    assert (record["size"], record["budget"]) == ("tiny", "3 steps")
+    assert record["machine"]["accelerator"] is None or isinstance(
+        record["machine"]["accelerator"], str
+    )
+    run = record["runs"]["0"]
+    assert run["steps"] == 3
+    # Three batches of 4 sequences of at most 32 tokens, up to the rounding of times in the log.
+    assert run["tokens"] == pytest.approx(372, abs=40)
+    assert "--set run.seed=0" in run["command"]
+    accuracy = run["panel"]["rte"]["accuracy"]
+    assert record["score"] == {"mean": pytest.approx(100 * accuracy["mean"]), "std": None}
+    assert record["heldout_loss"]["mean"] == run["heldout_loss"] > 0
+    # The folder has RTE and SST-2, of which the default tasks of GLUE use both.
+    speedrun.main([*arguments, "--seeds", "0,1"])
+    record = json.loads((out / "record" / "record.json").read_text())
+    assert list(record["panel"]) == ["rte", "sst-2"]
+    assert set(record["tasks_without_data"]) == {"cola", "mrpc", "sts-b", "qnli", "qqp", "mnli"}
+    assert record["runs"]["0"]["panel"]["rte"]["accuracy"] == accuracy
+    assert record["score"]["std"] is not None
+    output = (out / "runs" / "seed-0.log").read_text()
+    assert "this run is already finished" in output
+    markdown = (out / "record" / "record.md").read_text()
+    assert "# Speedrun: tiny, 3 steps" in markdown
+    assert "not part of the score: cola, mrpc, sts-b, qnli, qqp, mnli" in markdown
+    assert markdown in capsys.readouterr().out
+    # Another budget is an error, and leaves the record unchanged.
+    arguments[arguments.index("--steps") + 1] = "4"
+    with pytest.raises(SystemExit, match="pretrain: exit status 2; see the end of"):
+        speedrun.main([*arguments, "--seeds", "0"])
+    assert "schedule.steps: 3 in the run, 4 now" in (out / "runs" / "seed-0.log").read_text()
+    assert (out / "record" / "record.md").read_text() == markdown
+
+
+def test_score_is_the_mean_of_the_tasks() -> None:
+    """A task with two measures counts once; without a measure there is no score."""
+    results: dict[str, Any] = {
+        "mrpc": {"f1": {"mean": 0.8}, "accuracy": {"mean": 0.6}},
+        "rte": {"accuracy": {"mean": 0.5}},
+    }
+    assert speedrun.compute_score(results) == pytest.approx(60)
+    results["rte"]["accuracy"]["mean"] = None
+    assert speedrun.compute_score(results) is None
+    assert speedrun.summarize([1.0, None]) == {"mean": None, "std": None}
+    assert speedrun.summarize([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+
+
+def test_default_tasks_are_those_of_glue(data: Path, tmp_path: Path) -> None:
+    """Without data for any task, the folder is reported; the default has the eight tasks."""
+    assert len(speedrun.GLUE_TASKS) == 8
+    assert all(TASKS[name].evaluation == "finetune" for name in speedrun.GLUE_TASKS)
+    options = speedrun.parse_arguments(["--store", "store", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no task of GLUE in this folder"):
+        speedrun.find_tasks(options)
+    options.data = data
+    assert [task.name for task in speedrun.find_tasks(options)[0]] == ["rte", "sst-2"]
