@@ -283,7 +283,7 @@ def render_lab_tables() -> dict[str, str]:
 
 
 def render_lab_table(scale: str, name: str) -> str:
-    """Return an experiment's question, results table and plot as Markdown."""
+    """Return an experiment's verdict, question, results table and plot as Markdown."""
     folder = ROOT / "docs" / "lab" / scale
     table = folder / f"{name}.md"
     if not table.exists():
@@ -294,7 +294,12 @@ def render_lab_table(scale: str, name: str) -> str:
     num_results = f"{num_stages} result{'s' * (num_stages != 1)}{missing}"
     heading = f"{report['question']} ({report['source']}; {num_results})"
     plot = f"![{name}](lab/{scale}/{name}.png)"
-    return f"{heading}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{plot}"
+    tables = table.read_text(encoding="utf-8").strip()
+    if "verdict" in report:
+        # The page starts with the verdict and a list of claims.
+        verdict, claims, tables = tables.split("\n\n", 2)
+        heading = f"{verdict}\n\n{heading}\n\n{claims}"
+    return f"{heading}\n\n{tables}\n\n{plot}"
 
 
 def format_time_ratio(seconds: float, peer_runs: list[dict[str, Any]]) -> str:

@@ -13,6 +13,8 @@ from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bertsmith.lab.experiment_run import ExperimentRun, PlannedStage
 
 #: Names of the experiments. They are repeated here so that --help does not import the experiments;
@@ -28,6 +30,7 @@ class ScaleName(StrEnum):
 
     smoke = "smoke"
     small = "small"
+    medium = "medium"
     full = "full"
 
 
@@ -65,12 +68,17 @@ app.add_typer(group)
 )
 def run_experiment(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help=f"The experiment: {', '.join(EXPERIMENTS)}.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help=f"The experiment: {', '.join(EXPERIMENTS)}; or several, separated by commas.",
+        ),
     ],
     scale: Annotated[
         ScaleName,
         typer.Option(
-            help="smoke: a toy language, seconds; small: about an hour; full: the paper's size."
+            help="smoke: a toy language, seconds; small: about an hour; medium: random "
+            "initialization, about a day for tables 5 and 6 and figure 5; full: the paper's size."
         ),
     ] = ScaleName.small,
     text: Annotated[
@@ -112,31 +120,57 @@ def run_experiment(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run one of the paper's experiments.
+    """Run one of the paper's experiments, or several.
 
-    Prints a table of the results next to the paper's numbers. An interrupted command continues
+    Prints a table of the results next to the paper's numbers; if the paper makes a claim about
+    them, a verdict comes first. An interrupted command continues
     where it stopped if it is run again. A model that several experiments need is trained only once.
     If a run fails, the others continue.
     """
-    if name not in EXPERIMENTS:
-        raise SettingsError(f"unknown experiment {name!r}; expected: {', '.join(EXPERIMENTS)}")
+    names = list(dict.fromkeys(name.split(",")))
+    for each in names:
+        if each not in EXPERIMENTS:
+            raise SettingsError(f"unknown experiment {each!r}; expected: {', '.join(EXPERIMENTS)}")
     from bertsmith.lab.experiment_run import ExperimentRun
     from bertsmith.lab.sources import Sources
+
+    runs = [
+        ExperimentRun(
+            each,
+            scale=scale.value,
+            sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
+            out=out,
+            results_dir=results,
+            work_dir=work,
+            num_seeds=seeds,
+            progress=TerminalProgress(),
+        )
+        for each in names
+    ]
+    if plan:
+        _print_plan(runs, as_json=as_json)
+        return
+    results_by_name = []
+    has_failures = False
+    for run in runs:
+        value, has_failed = _run(run, as_json=as_json)
+        results_by_name.append(value)
+        has_failures = has_failures or has_failed
+    if as_json:
+        print_json(results_by_name[0] if len(runs) == 1 else results_by_name)
+    if has_failures:
+        raise typer.Exit(1)
+
+
+def _run(run: "ExperimentRun", *, as_json: bool) -> tuple[dict[str, object], bool]:
+    """Run an experiment, and print its report unless ``as_json``.
+
+    Returns:
+        The result as a JSON value, and whether a stage failed.
+    """
     from bertsmith.lab.stage_runners import StoppedError
 
-    run = ExperimentRun(
-        name,
-        scale=scale.value,
-        sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
-        out=out,
-        results_dir=results,
-        work_dir=work,
-        num_seeds=seeds,
-        progress=TerminalProgress(),
-    )
-    if plan:
-        _print_plan(run, as_json=as_json)
-        return
+    name = run.experiment.name
     log(f"{name}: {run.experiment.question} ({run.experiment.source})")
     try:
         outcome = run.run()
@@ -144,16 +178,13 @@ def run_experiment(
         log(str(stopped))
         raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
     files = list(map(str, outcome.files))
-    if as_json:
-        print_json(
-            {
-                "experiment": name,
-                "data": outcome.report.data,
-                "failures": outcome.failures,
-                "files": files,
-            }
-        )
-    else:
+    value: dict[str, object] = {
+        "experiment": name,
+        "data": outcome.report.data,
+        "failures": outcome.failures,
+        "files": files,
+    }
+    if not as_json:
         print_line(outcome.report.to_markdown().rstrip())
     descriptions = run.describe_stages() if outcome.failures else {}
     for stage, reason in outcome.failures.items():
@@ -163,19 +194,27 @@ def run_experiment(
     if outcome.failures:
         missing_results = count_noun(outcome.num_missing, "result is", "results are")
         log(f"{missing_results} missing; run the same command to try again")
-        raise typer.Exit(1)
-    log(f"next: open {files[-1]}")
+    else:
+        log(f"next: open {files[-1]}")
+    return value, bool(outcome.failures)
 
 
-def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
-    """Print the stages to run and their estimated minutes."""
-    if run.find_missing_stages():
+def _print_plan(runs: "Sequence[ExperimentRun]", *, as_json: bool) -> None:
+    """Print the stages to run and their estimated costs; shared stages are counted once."""
+    from bertsmith.lab.cost import convert_to_core_hours
+
+    if any(run.find_missing_stages() for run in runs):
         log("measuring the speed of this machine …")
-    planned_stages = run.plan()
-    total_minutes = sum(planned.seconds or 0.0 for planned in planned_stages) / 60
+    planned_by_name: dict[str, PlannedStage] = {}
+    for run in runs:
+        for planned in run.plan():
+            planned_by_name.setdefault(planned.stage.name, planned)
+    planned_stages = list(planned_by_name.values())
+    total_seconds = sum(planned.seconds or 0.0 for planned in planned_stages)
+    total_minutes, core_hours = total_seconds / 60, convert_to_core_hours(total_seconds)
     if as_json:
         stages = [_planned_stage_to_json(planned) for planned in planned_stages]
-        print_json({"stages": stages, "minutes": total_minutes})
+        print_json({"stages": stages, "minutes": total_minutes, "core_hours": core_hours})
         return
     rows = []
     for planned in planned_stages:
@@ -183,13 +222,12 @@ def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
         num_steps = f"{planned.num_steps:,}" if planned.num_steps else ""
         rows.append((planned.stage.name, planned.description, num_steps, minutes))
     print_table(("stage", "description", "steps", "minutes"), rows)
-    num_results = len(run.stages)
+    num_results = sum(len(run.stages) for run in runs)
     num_without_estimate = sum(planned.seconds is None for planned in planned_stages)
-    estimate = f"about {total_minutes:,.0f} minutes"
+    total = f"{total_minutes:,.0f} minutes ({core_hours:,.1f} core-hours)"
+    estimate = f"about {total}"
     if num_without_estimate:
-        estimate = (
-            f"at least {total_minutes:,.0f} minutes, and {num_without_estimate} without an estimate"
-        )
+        estimate = f"at least {total}, and {num_without_estimate} without an estimate"
     print_line(
         f"{count_noun(len(planned_stages), 'stage')} to run for "
         f"{count_noun(num_results, 'result')}: {estimate}"

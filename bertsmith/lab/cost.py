@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bertsmith.bundle import load_encoder
 from bertsmith.data.settings import DataSettings
 from bertsmith.lab.probe import measure_step_seconds
@@ -143,6 +145,11 @@ def _estimate_text_processing(stage: Stage) -> float:
     is_segmented = vocabulary.settings.get("segment")
     speed = _SEGMENTED_CHARACTERS_PER_SECOND if is_segmented else _CHARACTERS_PER_SECOND
     return float(num_characters / speed)
+
+
+def convert_to_core_hours(seconds: float) -> float:
+    """Return the core-hours of a computation that uses all CPU threads of PyTorch."""
+    return seconds * torch.get_num_threads() / 3600
 
 
 def count_training_steps(stage: Stage) -> int:

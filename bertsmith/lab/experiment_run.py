@@ -22,6 +22,7 @@ from bertsmith.lab.sources import Sources, estimate_characters, is_compressed
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.lab.stages import TRAINING_KINDS, StageFactory
+from bertsmith.lab.verdict import verdict_to_json
 from bertsmith.progress import NullProgress, Progress
 
 #: Experiments that evaluate the user's model if there is one, instead of training models.
@@ -277,6 +278,7 @@ class ExperimentRun:
             "stages": {_describe_key(key): name for key, name in self._stage_names.items()},
             "missing": [_describe_key(key) for key, result in results.items() if result is None],
             "failures": self.runner.failures,
+            **(verdict_to_json(report.claims) if report.claims else {}),
             "tables": [table.to_json() for table in report.tables],
             "data": report.data,
         }

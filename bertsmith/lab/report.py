@@ -9,6 +9,7 @@ from textwrap import fill
 from typing import Any
 
 from bertsmith.errors import MissingExtraError
+from bertsmith.lab.verdict import Claim, format_verdict
 
 #: Text of a table cell without a value.
 EMPTY_CELL = "-"
@@ -75,15 +76,18 @@ class Report:
         tables: The tables.
         panels: The plots of the figure.
         data: The unrounded numbers of tables and plots, for the JSON file.
+        claims: The published claims that the experiment tests; none if it tests no claim.
     """
 
     tables: Sequence[Table]
     panels: Sequence[Panel]
     data: dict[str, Any]
+    claims: Sequence[Claim] = ()
 
     def to_markdown(self) -> str:
-        """Return all tables in Markdown."""
-        return "\n\n".join(table.to_markdown() for table in self.tables) + "\n"
+        """Return the verdict, if there are claims, and all tables in Markdown."""
+        verdict = [format_verdict(self.claims)] if self.claims else []
+        return "\n\n".join([*verdict, *(table.to_markdown() for table in self.tables)]) + "\n"
 
 
 def format_mean_std(

@@ -17,8 +17,6 @@ from bertsmith.train.pretraining.recipes import get_recipe_defaults
 
 #: Kinds of stages that train. A training run that diverges has a result and is not a failure.
 TRAINING_KINDS = ("pretrain", "finetune")
-#: Number of evenly spaced checkpoints of a pre-training run.
-NUM_SNAPSHOTS = 5
 #: Maximum number of checkpoints that a run keeps, including those of evaluations with a new best
 #: loss.
 _MAX_CHECKPOINTS = 30
@@ -105,8 +103,13 @@ class StageFactory:
             "recipe": scale.recipe,
             "data": {"max_seqlen": scale.max_length, "batch_size": scale.batch_size},
             "run": {"seed": seed, "max_eval_sequences": scale.num_eval_sequences},
-            "checkpoint": {"every": max(1, num_steps // NUM_SNAPSHOTS), "keep": _MAX_CHECKPOINTS},
+            "checkpoint": {
+                "every": max(1, num_steps // scale.num_snapshots),
+                "keep": _MAX_CHECKPOINTS,
+            },
         }
+        if scale.initialization is not None:
+            settings["run"]["initialization"] = scale.initialization
         # The settings of the recipe are part of the stage's key, so that results are not reused
         # after the recipe has changed.
         settings = merge_settings(get_recipe_defaults(scale.recipe, model_settings), settings)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bertsmith.lab import stage_runners
+from bertsmith.lab import cost, stage_runners
 from bertsmith.lab.stage_runners import Job
 from bertsmith.runtime import device
 from tests.cli.conftest import RunCli
@@ -35,6 +35,28 @@ def test_experiment_is_planned_run_and_reused(run_cli: RunCli, tmp_path: Path) -
     assert "0 stages to run for 4 results" in run_cli("lab", *options, "--plan").out
     results = json.loads(run_cli("lab", *options, "--json").out)
     assert set(results["data"]) == {"GELU, erf", "GELU, tanh", "ReLU", "ELU"}
+
+
+def test_several_experiments_are_planned_together(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages that experiments share are counted once; the plan has the core-hours."""
+    monkeypatch.setattr(cost, "measure_step_seconds", lambda *_: 0.5)
+    options = ("--scale", "smoke", "--out", tmp_path / "lab", "--plan")
+
+    def list_stages(names: str) -> set[str]:
+        plan = json.loads(run_cli("lab", names, *options, "--json").out)
+        assert plan["core_hours"] > 0
+        names_of_stages = [stage["name"] for stage in plan["stages"]]
+        assert len(set(names_of_stages)) == len(names_of_stages)
+        return set(names_of_stages)
+
+    first, second = list_stages("activations"), list_stages("positions")
+    assert first & second
+    assert list_stages("activations,positions") == first | second
+    completed = run_cli("lab", "activations,positions", *options)
+    assert " core-hours)" in completed.out
+    assert run_cli("lab", "activations,position", *options).status == 2
 
 
 def test_failed_run_is_reported_and_retried(

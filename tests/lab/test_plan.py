@@ -1,11 +1,13 @@
 """The plan of an experiment: missing stages and their estimated durations."""
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from bertsmith.data.settings import DataSettings
 from bertsmith.lab import cost, probe
@@ -216,3 +218,74 @@ def test_bilstm_step_is_measured_with_its_settings(
     # A random batch has 8 sequences of up to 32 tokens.
     assert 200 < num_tokens <= 8 * 32
     assert any(parameter.requires_grad for parameter in model.bert.parameters()) != frozen
+
+
+def _write_table(path: Path, num_rows: int, num_bytes: int) -> None:
+    """Write a table with a header and rows of ``num_bytes`` bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("header\n" + (("a" * (num_bytes - 1)) + "\n") * num_rows)
+
+
+def _write_squad(path: Path, num_questions: int) -> None:
+    """Write eight articles of which the first has all questions, with contexts of 750 bytes."""
+    questions = [{"id": str(number), "question": "q" * 50} for number in range(num_questions)]
+    paragraphs = [{"context": "c" * 750, "qas": questions}]
+    articles = [{"title": "a", "paragraphs": paragraphs if not n else []} for n in range(8)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"version": "1.1", "data": articles}))
+
+
+def test_medium_scale_costs_at_most_20_core_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables 5 and 6 and figure 5 fit on one core, with tasks of the public sizes.
+
+    The speed is that of a core that takes 1.15 s for a step of `mini` with 4,096 tokens.
+    """
+
+    def count_macs(config: ModelConfig, data: DataSettings) -> float:
+        num_tokens = data.batch_size * data.max_seqlen
+        masked_share = 1.0 if data.objective == "left-to-right" else 0.15
+        macs = num_tokens * config.macs_per_token(data.max_seqlen)
+        return macs + masked_share * num_tokens * config.macs_per_prediction()
+
+    mini = ModelConfig(
+        vocab_size=16_000, layers=4, width=256, heads=4, feed_forward=1024, max_positions=512
+    )
+    seconds_per_mac = 1.15 / count_macs(mini, DataSettings(batch_size=32))
+    monkeypatch.setattr(
+        cost,
+        "measure_step_seconds",
+        lambda config, data, _: count_macs(config, data) * seconds_per_mac,
+    )
+    (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
+    _write_table(tmp_path / "SST-2" / "train.tsv", 67_349, 56)
+    _write_table(tmp_path / "SST-2" / "dev.tsv", 872, 109)
+    _write_table(tmp_path / "MRPC" / "train.tsv", 3_668, 256)
+    _write_table(tmp_path / "MRPC" / "dev.tsv", 408, 258)
+    _write_table(tmp_path / "STS-B" / "train.tsv", 5_749, 171)
+    _write_table(tmp_path / "STS-B" / "dev.tsv", 1_500, 185)
+    _write_squad(tmp_path / "squad" / "train-v1.1.json", 1_192)
+    _write_squad(tmp_path / "squad" / "dev-v1.1.json", 1_716)
+    sources = Sources(english=tmp_path / "a.jsonl", tasks_dir=tmp_path)
+    seconds: dict[str, float] = {}
+    for name in ("pretraining-tasks", "model-size", "training-steps"):
+        run = ExperimentRun(name, scale="medium", sources=sources, out=tmp_path / "lab")
+        seconds |= {planned.stage.name: planned.seconds or 0.0 for planned in run.plan()}
+        for stage in run.find_missing_stages():
+            if stage.kind in ("pretrain", "initialized-model"):
+                assert stage.settings["run"]["initialization"] == "random"
+    assert 15 < sum(seconds.values()) / 3600 <= 20
+
+
+def test_small_scale_keeps_its_settings(tmp_path: Path) -> None:
+    """Its runs have the initialization of the recipe and five checkpoints, as in stored results."""
+    settings = make_factory("small", tmp_path).create_baseline_run().settings
+    assert settings["run"]["initialization"] == "cross-segment-heads"
+    assert settings["checkpoint"]["every"] == 800 // 5
+
+
+def test_core_hours_count_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that compute for half an hour take one core-hour."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert cost.convert_to_core_hours(1800) == 1.0

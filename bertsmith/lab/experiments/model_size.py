@@ -1,16 +1,22 @@
 """Table 6: effect of the model size on held-out perplexity and on tasks."""
 
+import math
+from itertools import combinations
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
+from bertsmith.lab.verdict import MIN_LOSS_DIFFERENCE, Claim, subtract
 
 TASKS = ("mrpc", "sts-b", "sst-2")
+#: The tasks of the paper's table among these.
+_CLAIMED_TASKS = ("mrpc", "sst-2")
 #: Layers, width and heads of the models by scale, including the baseline model.
 _SIZES: dict[str, list[tuple[int, int, int]]] = {
     "smoke": [(2, 16, 2), (4, 16, 2)],
     "small": [(2, 128, 4), (4, 128, 2), (4, 128, 4), (8, 128, 4), (2, 256, 4), (4, 256, 4)],
+    "medium": [(2, 128, 4), (4, 128, 4), (2, 256, 4), (4, 256, 4)],
     "full": [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16),
              (24, 1024, 16)],
 }  # fmt: skip
@@ -47,7 +53,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         }
         for task in TASKS:
             values[task] = [get_task_score(results[size, task, seed], task) for seed in seeds]
-        data[" x ".join(map(str, size))] = values
+        data[_format_size(size)] = values
         rows.append(
             [
                 *map(str, size),
@@ -70,7 +76,44 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         Table("Table 6: model size (same learning rate for all)", columns, rows),
         Table("Results of the paper", paper_columns, paper_rows),
     ]
-    return Report(tables, _build_panels(data), data)
+    claims = _build_claims(_SIZES[factory.scale.name], data)
+    return Report(tables, _build_panels(data), data, claims)
+
+
+def _build_claims(sizes: list[tuple[int, int, int]], data: dict[str, Any]) -> list[Claim]:
+    """Return the claims that larger models have a lower perplexity and higher task scores.
+
+    Perplexities are compared between models that differ in one size only, and scores between the
+    smallest and the largest model.
+    """
+    values = [data[_format_size(size)] for size in sizes]
+    claims = []
+    for smaller, larger in combinations(range(len(sizes)), 2):
+        axes = [axis for axis in range(3) if sizes[smaller][axis] != sizes[larger][axis]]
+        if len(axes) == 1 and sizes[smaller][axes[0]] < sizes[larger][axes[0]]:
+            losses = [_to_losses(values[index]["perplexity"]) for index in (smaller, larger)]
+            text = (
+                f"{_format_size(sizes[larger])} has a lower log perplexity than "
+                f"{_format_size(sizes[smaller])}"
+            )
+            claims.append(Claim(text, subtract(*losses), MIN_LOSS_DIFFERENCE))
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1] ** 2)
+    smallest, largest = order[0], order[-1]
+    for task in _CLAIMED_TASKS:
+        text = (
+            f"{TASK_METRICS[task].label}: {_format_size(sizes[largest])} is better than "
+            f"{_format_size(sizes[smallest])}"
+        )
+        claims.append(Claim(text, subtract(values[largest][task], values[smallest][task])))
+    return claims
+
+
+def _format_size(size: tuple[int, int, int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def _to_losses(perplexities: list[float | None]) -> list[float | None]:
+    return [None if value is None else math.log(value) for value in perplexities]
 
 
 def _get_num_parameters(models: list[dict[str, Any] | None]) -> int | None:

@@ -3,6 +3,7 @@
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
+from bertsmith.lab.verdict import Claim, subtract
 
 #: Tasks: paraphrases, sentence similarity, sentiment and question answering.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
@@ -11,15 +12,22 @@ TASKS = ("mrpc", "sts-b", "sst-2", "squad")
 #: words in the other segment.
 _RANDOM = "not pre-trained, random initialization"
 _STRUCTURED = "not pre-trained, structured initialization"
+_WITH_NSP, _MASKED, _CAUSAL = "MLM + NSP", "MLM, no NSP", "left to right, no NSP"
 #: The rows of the table, with the results of the paper in percent by task.
 PAPER: dict[str, dict[str, float]] = {
     _RANDOM: {},
     _STRUCTURED: {},
-    "MLM + NSP": {"mrpc": 86.7, "sst-2": 92.7, "squad": 88.5},
-    "MLM, no NSP": {"mrpc": 86.5, "sst-2": 92.6, "squad": 87.9},
-    "left to right, no NSP": {"mrpc": 77.5, "sst-2": 92.1, "squad": 77.8},
+    _WITH_NSP: {"mrpc": 86.7, "sst-2": 92.7, "squad": 88.5},
+    _MASKED: {"mrpc": 86.5, "sst-2": 92.6, "squad": 87.9},
+    _CAUSAL: {"mrpc": 77.5, "sst-2": 92.1, "squad": 77.8},
     "left to right + BiLSTM": {"mrpc": 75.7, "sst-2": 91.6, "squad": 84.9},
 }
+
+
+def _list_rows(factory: StageFactory) -> list[str]:
+    """Return the rows of the table; a scale may have no structured initialization."""
+    initialization = factory.create_mlm_only_run().settings["run"].get("initialization", "random")
+    return [name for name in PAPER if name != _STRUCTURED or initialization != "random"]
 
 
 def _build_stages(factory: StageFactory) -> Stages:
@@ -27,21 +35,22 @@ def _build_stages(factory: StageFactory) -> Stages:
     for seed in range(factory.scale.num_seeds):
         masked = factory.create_mlm_only_run(seed)
         causal = factory.create_left_to_right_run(seed)
-        # The initialization of the paper's recipe is random by default.
-        is_paper = factory.scale.recipe == "paper"
-        random_init = {} if is_paper else {"run": {"initialization": "random"}}
+        # Where random is the default, it is not part of the settings.
+        is_default = _STRUCTURED not in _list_rows(factory)
+        random_init = {} if is_default else {"run": {"initialization": "random"}}
         models = {
             _RANDOM: factory.create_initialized_model(
                 factory.create_mlm_only_run(seed, **random_init)
             ),
             _STRUCTURED: factory.create_initialized_model(masked),
-            "MLM + NSP": factory.create_pretraining_run(seed),
-            "MLM, no NSP": masked,
-            "left to right, no NSP": causal,
+            _WITH_NSP: factory.create_pretraining_run(seed),
+            _MASKED: masked,
+            _CAUSAL: causal,
             "left to right + BiLSTM": causal,
         }
         bilstm = {"features": {"layers": "last", "width": factory.scale.width, "frozen": False}}
-        for name, model in models.items():
+        for name in _list_rows(factory):
+            model = models[name]
             stages[name, "model", seed] = model
             for task in TASKS:
                 overrides = bilstm if name.endswith("BiLSTM") else {}
@@ -55,7 +64,8 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
     rows = []
     data = {}
-    for name, paper in PAPER.items():
+    for name in _list_rows(factory):
+        paper = PAPER[name]
         scores = {
             task: [get_task_score(results[name, task, seed], task) for seed in seeds]
             for task in TASKS
@@ -78,10 +88,35 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     panels = []
     for task in TASKS:
         metric = TASK_METRICS[task]
-        groups = {name: {task: data[name][task]} for name in PAPER}
+        groups = {name: {task: scores[task]} for name, scores in data.items()}
         plot = make_dot_plot(groups, metric.metric_label)
         panels.append(Panel(f"{metric.label}, held out", plot))
-    return Report([Table(title, columns, rows)], panels, data)
+    return Report([Table(title, columns, rows)], panels, data, _build_claims(data))
+
+
+def _build_claims(data: dict[str, dict[str, list[float | None]]]) -> list[Claim]:
+    """Return the claims that bidirectional attention and next-sentence prediction help."""
+    untrained = [data[name] for name in (_RANDOM, _STRUCTURED) if name in data]
+    masked, claims = data[_MASKED], []
+    for task in ("mrpc", "sst-2", "squad"):
+        # Pre-training has a benefit if each untrained model is worse.
+        benefits = _find_minima([subtract(masked[task], values[task]) for values in untrained])
+        differences = subtract(masked[task], data[_CAUSAL][task])
+        text = f"{TASK_METRICS[task].label}: masked LM is better than left to right"
+        claims.append(Claim(text, differences, benefits=benefits))
+    # The paper reports that NSP matters for question answering and inference.
+    text = f"{TASK_METRICS['squad'].label}: masked LM with NSP is better than without"
+    differences = subtract(data[_WITH_NSP]["squad"], masked["squad"])
+    return [*claims, Claim(text, differences, benefits=claims[-1].benefits)]
+
+
+def _find_minima(differences: list[list[float | None]]) -> list[float | None]:
+    """Return the minimum for each seed, None if a value is missing."""
+    minima: list[float | None] = []
+    for values in zip(*differences, strict=True):
+        numbers = [value for value in values if value is not None]
+        minima.append(min(numbers) if len(numbers) == len(values) else None)
+    return minima
 
 
 def _format_percentage(value: float | None) -> str:

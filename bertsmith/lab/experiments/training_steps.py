@@ -1,9 +1,12 @@
 """Figure 5: fine-tuning scores by pre-training steps, for masked LM and left-to-right LM."""
 
+from collections.abc import Mapping, Sequence
+
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_mean_plot
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_task_score
+from bertsmith.lab.verdict import Claim, subtract
 
 TASKS = ("sst-2", "sts-b")
 _MODELS = ("masked LM", "left to right")
@@ -68,7 +71,29 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         plot = make_mean_plot(curves, "pre-training steps", metric.metric_label)
         panels.append(Panel(f"{metric.label}, held out", plot))
     data = {f"{name}, {task}, {step}": values for (name, task, step), values in scores.items()}
-    return Report([Table(title, columns, rows)], panels, data)
+    return Report([Table(title, columns, rows)], panels, data, _build_claims(scores, steps))
+
+
+def _build_claims(
+    scores: Mapping[tuple[str, str, int], Sequence[float | None]], steps: Sequence[int]
+) -> list[Claim]:
+    """Return the claims that masked LM ends higher, and improves until the end.
+
+    Args:
+        scores: The score of each seed by model, task and step.
+        steps: The evaluated steps; the first one is 0.
+    """
+    claims = []
+    for task in TASKS:
+        label = TASK_METRICS[task].label
+        start, early, final = (scores["masked LM", task, step] for step in (0, steps[1], steps[-1]))
+        benefits = subtract(final, start)
+        causal = scores["left to right", task, steps[-1]]
+        text = f"{label}: masked LM is better than left to right after {steps[-1]:,} steps"
+        claims.append(Claim(text, subtract(final, causal), benefits=benefits))
+        text = f"{label}: masked LM is better after {steps[-1]:,} steps than after {steps[1]:,}"
+        claims.append(Claim(text, subtract(final, early), benefits=benefits))
+    return claims
 
 
 EXPERIMENT = Experiment(

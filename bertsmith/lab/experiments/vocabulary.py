@@ -21,7 +21,8 @@ from bertsmith.lab.stages import StageFactory, get_heldout_metric
 from bertsmith.train.engine.schedule import ScheduleSettings, build_phases
 
 #: Vocabulary sizes by scale.
-_SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}
+_LARGE_SIZES = (8000, 16000, 32000)
+_SIZES = {"smoke": (300, 400), "small": _LARGE_SIZES, "medium": _LARGE_SIZES, "full": _LARGE_SIZES}
 #: Vocabulary sizes for the measurements of the softmax.
 _SOFTMAX_SIZES = (8000, 16000, 32000, 64000, 128000)
 #: Number of timed passes per measurement.
