@@ -17,6 +17,8 @@ _MUTABLE_KEYS = (
     "checkpoint.every", "checkpoint.keep", "checkpoint.keep_optimizer",
     "run.log_every", "run.log_grad_norms", "run.tensorboard",
 )  # fmt: skip
+#: The number of threads may change as well, which changes the weights by rounding.
+_THREADS_KEY = "run.threads"
 #: The path of the store may change, because ``run.store_id`` identifies the store.
 STORE_KEY = "run.store_path"
 #: Settings that a run with a time budget (schedule.minutes) determines before the first step.
@@ -105,10 +107,11 @@ def load_run_settings(
         table, _, name = key.partition(".")
         is_set_by_user = name in get_table(user_values or {}, table)
         change = f"{key}: {_describe_change(old, new)}"
-        if key == STORE_KEY or (key in _MUTABLE_KEYS and is_set_by_user):
+        if key == STORE_KEY or (key in (*_MUTABLE_KEYS, _THREADS_KEY) and is_set_by_user):
             changes[key] = new
+            effect = "; the result will differ by rounding" if key == _THREADS_KEY else ""
             if progress is not None:
-                progress.log(f"{run}: {change}; using the new value")
+                progress.log(f"{run}: {change}; using the new value{effect}")
         elif key in budget_keys and is_set_by_user and progress is not None:
             progress.log(
                 f"{run}: {change}; using the value in the run, which the time budget determined"

@@ -289,6 +289,22 @@ def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path:
     )
 
 
+def test_a_resumed_run_may_have_another_number_of_threads(resolve: Any, tmp_path: Path) -> None:
+    """A number set by the user is stored, and a message says so; otherwise it stays the same."""
+    stored = resolve_steps(resolve(assignments=["run.threads=1"]), 40)
+    (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
+    unchanged = resolve(assignments=["schedule.steps=40"])
+    assert load_run_settings(tmp_path, unchanged, {}, RecordingProgress()) == stored
+    progress = RecordingProgress()
+    changed = resolve(assignments=["schedule.steps=40", "run.threads=2"])
+    resumed = load_run_settings(tmp_path, changed, {"run": {"threads": 2}}, progress)
+    assert resumed is not None
+    assert resumed.run.threads == 2
+    assert read_toml(tmp_path / SETTINGS_FILE)["run"]["threads"] == 2
+    change = "run.threads: 1 in the run, 2 now; using the new value"
+    assert progress.messages == [f"{tmp_path}: {change}; the result will differ by rounding"]
+
+
 @pytest.mark.parametrize(
     ("device", "cuda", "batch_size"),
     [(None, False, 32), (None, True, 256), ("auto", True, 256), ("cpu", True, 32),
