@@ -29,9 +29,9 @@ from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import Settings
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
-from bertsmith.train.finetuning.settings import FinetuneRunSettings
 from bertsmith.train.pretraining.recipes import RunSettings
 
 ROOT = Path(__file__).resolve().parent.parent

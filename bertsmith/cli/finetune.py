@@ -21,7 +21,7 @@ from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
-    from bertsmith.train.finetuning.finetune import FinetuneResult
+    from bertsmith.train.engine.finetuning_run import FinetuneResult
 
 
 class LabelKind(StrEnum):

@@ -37,7 +37,8 @@ from bertsmith.text.corpus import (
 from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint, metrics_log
-from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
+from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining.pretrain import pretrain, write_initial_model
 from bertsmith.train.pretraining.snapshot import write_snapshot
 

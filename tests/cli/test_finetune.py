@@ -17,7 +17,8 @@ from bertsmith.bundle import INFO_FILE, WEIGHTS_FILE, HeadConfig, save_fine_tune
 from bertsmith.cli.console import print_json
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
+from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.sweep import SweepResult
 from tests.cli.conftest import RunCli
 

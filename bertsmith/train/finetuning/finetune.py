@@ -1,7 +1,6 @@
 """Fine-tunes a model directory on a task and writes a fine-tuned model directory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from bertsmith.bundle import (
     pin_model_path,
     save_fine_tuned,
 )
-from bertsmith.compatibility import upgrade_finetuning_result
-from bertsmith.errors import RunError, SettingsError
-from bertsmith.files import parse_json, restore_nan, write_atomic, write_json
+from bertsmith.errors import SettingsError
+from bertsmith.files import write_atomic
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
@@ -26,9 +24,20 @@ from bertsmith.tasks.families import get_family, resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.train.engine import checkpoint, loop, metrics_log, optimizer, schedule
-from bertsmith.train.engine.duration import StepDuration
-from bertsmith.train.engine.loop import LoopOptions
+from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine.finetuning_run import (
+    MODEL_DIR,
+    FinetuneResult,
+    build_loop_options,
+    choose_thread_count,
+    freeze_layers,
+    is_run_finished,
+    load_best_weights,
+    load_result,
+    log_finished_run,
+    resolve_steps,
+    write_result,
+)
 from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
@@ -36,10 +45,9 @@ from bertsmith.train.engine.run_directory import (
     load_run_settings,
     lock_run,
 )
-from bertsmith.train.engine.threads import count_free_cores, restore_num_threads
+from bertsmith.train.engine.threads import restore_num_threads
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
 from bertsmith.train.finetuning.settings import (
-    FinetuneRunSettings,
     FinetuneSettings,
     check_files_exist,
     get_model_overrides,
@@ -57,37 +65,6 @@ from bertsmith.train.finetuning.task_data import (
     resolve_task_settings,
     update_task_settings,
 )
-
-MODEL_DIR, RESULT_FILE = "model", "result.json"
-
-
-@dataclass(frozen=True)
-class FinetuneResult:
-    """Result of a fine-tuning run. A finished run stores it in RUN/result.json.
-
-    Attributes:
-        run: Run directory.
-        model: Model directory; None if a signal stopped the run.
-        signal: Number of the signal that stopped the run; None if no signal stopped it.
-        step: Number of completed steps.
-        steps: Total number of steps.
-        metric_names: Names of the task's metrics; the first one selects the best epoch or run.
-        metrics: Held-out metrics of the weights in ``model``.
-        counts: For each file, how many examples were read, skipped and truncated.
-        seconds: Time spent training.
-        late_signal: Number of a signal that arrived during the last step; None if there was none.
-    """
-
-    run: Path
-    model: Path | None
-    signal: int | None
-    step: int
-    steps: int
-    metric_names: list[str]
-    metrics: dict[str, float]
-    counts: dict[str, dict[str, Any]]
-    seconds: float
-    late_signal: int | None = None
 
 
 def finetune(
@@ -139,9 +116,7 @@ def finetune(
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
         check_files_unchanged(run, settings.task)
-        # If the model directory was deleted, it is written again from a checkpoint.
-        must_rewrite_model = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
-        is_finished = (run / RESULT_FILE).exists() and not must_rewrite_model
+        is_finished = is_run_finished(run)
         stored_settings = load_run_settings(
             run,
             settings,
@@ -152,11 +127,8 @@ def finetune(
         )
         is_new = stored_settings is None
         if not is_new and is_finished:
-            progress.log(
-                f"{run}: this run is already finished; give --out another directory to start a "
-                "new one"
-            )
-            return _load_result(run)
+            log_finished_run(run, progress)
+            return load_result(run)
         settings = stored_settings or settings
         result = _train(settings, bundle, head, examples, run, progress, is_new=is_new)
         if result.model is not None and not settings.checkpoint.keep_optimizer:
@@ -188,14 +160,19 @@ def _train(
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     log_run_summary(progress, run, settings.task, bundle, data, machine)
     adam = optimizer.build_optimizer(model, settings.optim)
-    loop_options = _build_loop_options(settings, machine, objective.steps_per_epoch)
+    loop_options = build_loop_options(
+        settings.run,
+        settings.optim,
+        settings.schedule,
+        settings.checkpoint,
+        machine=machine,
+        steps_per_epoch=objective.steps_per_epoch,
+        selection_metric=settings.task.metrics[0],
+        higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
+    )
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
     state = outcome.state
-    metrics = _read_heldout_metrics(run)
-    use_best = settings.run.model_selection == "best" or settings.run.patience is not None
-    if outcome.signal is None and use_best and state.best_step is not None:
-        checkpoint.load_best(run, state.best_step, model)
-        metrics = _read_heldout_metrics(run, state.best_step)
+    metrics = load_best_weights(run, outcome, settings.run, model)
     result = FinetuneResult(
         run=run,
         model=None,
@@ -216,15 +193,7 @@ def _train(
         "heldout_metrics": metrics,
     }
     save_fine_tuned(run / MODEL_DIR, model, bundle.tokenizer, head, info)
-    write_json(
-        run / RESULT_FILE,
-        {
-            key: value
-            for key, value in asdict(result).items()
-            if key not in ("run", "model", "late_signal")
-        },
-    )
-    return replace(result, model=run / MODEL_DIR, late_signal=outcome.late_signal)
+    return write_result(result, outcome)
 
 
 def _resolve_machine(
@@ -242,7 +211,7 @@ def _resolve_machine(
         options.attention_kernel,
         attention_dropout=settings.model.attention_dropout,
         head_dim=settings.model.head_dim,
-        threads=options.threads or _choose_thread_count(options, progress),
+        threads=choose_thread_count(options, progress),
     )
     max_seqlen = settings.task.max_seqlen or settings.model.max_positions
     batch_tokens = min(settings.task.batch_size, num_train_examples) * max_seqlen
@@ -250,39 +219,6 @@ def _resolve_machine(
     if options.num_frozen_layers is None and not (settings.features and settings.features.frozen):
         device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
     return machine
-
-
-def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
-    """Return and log the number of free CPU cores if other processes use some, else None."""
-    available = torch.get_num_threads()
-    if available == 1 or not device.resolves_to_cpu(options.device):
-        return None
-    threads = count_free_cores(device.measure_cpu_load(), available)
-    if threads == available:
-        return None
-    progress.log(
-        f"this machine is busy: training with {threads} of {available} threads "
-        "(set run.threads to change it)"
-    )
-    return threads
-
-
-def _load_result(run: Path) -> FinetuneResult:
-    """Return the result that a finished run has stored in RUN/result.json.
-
-    Raises:
-        RunError: If the file is damaged.
-    """
-    path = run / RESULT_FILE
-    try:
-        fields = upgrade_finetuning_result(parse_json(path.read_bytes()))
-        fields["metrics"] = restore_nan(fields["metrics"])
-        return FinetuneResult(run=run, model=run / MODEL_DIR, **fields)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise RunError(
-            f"{path}: damaged; remove this file and run the same command again, which writes it "
-            "from the last checkpoint"
-        ) from None
 
 
 def _build_objective(
@@ -347,48 +283,9 @@ def _resolve_on_machine(
 
     These are the device, precision, attention kernel, threads, steps and checkpoint interval.
     """
-    budget = settings.schedule
-    if budget.minutes is not None:
-        raise SettingsError(
-            f"schedule.minutes is {budget.minutes:g}, but fine-tuning has no time budget; set "
-            "schedule.epochs or schedule.steps"
-        )
-    assert budget.steps or budget.epochs
-    steps = budget.steps or max(1, round((budget.epochs or 0) * steps_per_epoch))
     settings = record_machine(settings, machine)
-    checkpoint_every = settings.checkpoint.every or steps_per_epoch
-    return settings.model_copy(
-        update={
-            "schedule": settings.schedule.model_copy(update={"steps": steps}),
-            "checkpoint": settings.checkpoint.model_copy(update={"every": checkpoint_every}),
-        }
-    )
-
-
-def _build_loop_options(
-    settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
-) -> LoopOptions:
-    """Return the options of the training loop for these settings."""
-    assert settings.checkpoint.every is not None
-    total_steps = settings.schedule.total_steps()
-    evaluates_every_epoch = settings.run.eval_strategy == "epoch"
-    return LoopOptions(
-        duration=StepDuration(total_steps),
-        seed=settings.run.seed,
-        max_grad_norm=settings.optim.max_grad_norm,
-        lr_at_step=lambda step: (
-            settings.optim.lr * schedule.compute_lr_factor(step, settings.schedule)
-        ),
-        log_every=settings.run.log_every,
-        eval_every=steps_per_epoch if evaluates_every_epoch else total_steps,
-        checkpoint_every=settings.checkpoint.every,
-        keep_checkpoints=settings.checkpoint.keep,
-        selection_metric=settings.task.metrics[0],
-        higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
-        patience=settings.run.patience,
-        average_fraction=settings.optim.average_fraction,
-        measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(machine),
-    )
+    budget, checkpoints = resolve_steps(settings.schedule, settings.checkpoint, steps_per_epoch)
+    return settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
 
 
 def _freeze_layers(bundle: FineTunedBundle, num_layers: int | None) -> None:
@@ -397,28 +294,10 @@ def _freeze_layers(bundle: FineTunedBundle, num_layers: int | None) -> None:
     Raises:
         SettingsError: If the model has fewer layers, or a frozen encoder below a BiLSTM.
     """
-    if num_layers is None:
-        return
-    if isinstance(bundle.model, BertWithBiLSTM) and bundle.model.features.frozen:
+    is_frozen = isinstance(bundle.model, BertWithBiLSTM) and bundle.model.features.frozen
+    if num_layers is not None and is_frozen:
         raise SettingsError(
             f"run.num_frozen_layers is {num_layers}, but features.frozen already freezes "
             "the whole encoder; leave run.num_frozen_layers out"
         )
-    if num_layers > bundle.config.layers:
-        raise SettingsError(
-            f"run.num_frozen_layers is {num_layers}, but the model has {bundle.config.layers} "
-            "layers; give at most that many"
-        )
-    bundle.model.bert.embeddings.requires_grad_(False)
-    for layer in list(bundle.model.bert.encoder.layers)[:num_layers]:
-        layer.requires_grad_(False)
-
-
-def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]:
-    """Return the held-out metrics in the metrics log at ``step``; None: the last ones."""
-    lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
-    if step is not None:
-        lines = [line for line in lines if line["step"] == step]
-    if not lines:
-        return {}
-    return {name: value for name, value in lines[-1].items() if name not in ("step", "kind")}
+    freeze_layers(bundle.model.bert, num_layers)

@@ -15,8 +15,9 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.settings import merge_settings, parse_assignments
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
+from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
-from bertsmith.train.finetuning.finetune import MODEL_DIR, FinetuneResult, finetune
+from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.settings import read_overrides
 
 #: Batch size, learning rate and epochs of appendix A.3.

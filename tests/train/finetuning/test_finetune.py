@@ -21,9 +21,10 @@ from bertsmith.settings import read_toml
 from bertsmith.tasks.classification import compute_losses
 from bertsmith.tasks.inputs import TaskMicroBatch
 from bertsmith.train.engine import loop
+from bertsmith.train.engine.finetuning_run import RESULT_FILE, FinetuneResult
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.finetuning import sweep
-from bertsmith.train.finetuning.finetune import RESULT_FILE, FinetuneResult, finetune
+from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.settings import read_overrides
 from bertsmith.train.finetuning.sweep import run_sweep
 from bertsmith.train.finetuning.task_data import resolve_task_settings, update_task_settings

@@ -8,7 +8,8 @@ import pytest
 
 from bertsmith import bundle
 from bertsmith.errors import RunError
-from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
+from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.use.choose import choose
 from bertsmith.use.evaluate import evaluate
 from tests.train.conftest import WORDS

@@ -1,0 +1,211 @@
+"""Parts of a run that all kinds of fine-tuning share: threads, length, result and best weights."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertsmith.compatibility import upgrade_finetuning_result
+from bertsmith.errors import RunError, SettingsError
+from bertsmith.files import parse_json, restore_nan, write_json
+from bertsmith.model.bert import BertModel
+from bertsmith.progress import Progress
+from bertsmith.runtime import device
+from bertsmith.train.engine import checkpoint, metrics_log, schedule
+from bertsmith.train.engine.duration import StepDuration
+from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
+from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
+from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.engine.threads import count_free_cores
+
+MODEL_DIR, RESULT_FILE = "model", "result.json"
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """Result of a fine-tuning run. A finished run stores it in RUN/result.json.
+
+    Attributes:
+        run: Run directory.
+        model: Model directory; None if a signal stopped the run.
+        signal: Number of the signal that stopped the run; None if no signal stopped it.
+        step: Number of completed steps.
+        steps: Total number of steps.
+        metric_names: Names of the task's metrics; the first one selects the best epoch or run.
+        metrics: Held-out metrics of the weights in ``model``.
+        counts: For each file, how many examples were read, skipped and truncated.
+        seconds: Time spent training.
+        late_signal: Number of a signal that arrived during the last step; None if there was none.
+    """
+
+    run: Path
+    model: Path | None
+    signal: int | None
+    step: int
+    steps: int
+    metric_names: list[str]
+    metrics: dict[str, float]
+    counts: dict[str, dict[str, Any]]
+    seconds: float
+    late_signal: int | None = None
+
+
+def write_result(result: FinetuneResult, outcome: TrainingOutcome) -> FinetuneResult:
+    """Write RUN/result.json of a finished run; return the result with the model directory."""
+    excluded = ("run", "model", "late_signal")
+    fields = {key: value for key, value in asdict(result).items() if key not in excluded}
+    write_json(result.run / RESULT_FILE, fields)
+    return replace(result, model=result.run / MODEL_DIR, late_signal=outcome.late_signal)
+
+
+def load_result(run: Path) -> FinetuneResult:
+    """Return the result that a finished run has stored in RUN/result.json.
+
+    Raises:
+        RunError: If the file is damaged.
+    """
+    path = run / RESULT_FILE
+    try:
+        fields = upgrade_finetuning_result(parse_json(path.read_bytes()))
+        fields["metrics"] = restore_nan(fields["metrics"])
+        return FinetuneResult(run=run, model=run / MODEL_DIR, **fields)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise RunError(
+            f"{path}: damaged; remove this file and run the same command again, which writes it "
+            "from the last checkpoint"
+        ) from None
+
+
+def is_run_finished(run: Path) -> bool:
+    """Return whether a run has a result and a model.
+
+    If the model directory of a finished run was deleted, it is written again from a checkpoint.
+    """
+    must_rewrite_model = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
+    return (run / RESULT_FILE).exists() and not must_rewrite_model
+
+
+def log_finished_run(run: Path, progress: Progress) -> None:
+    """Log that a run is already finished."""
+    progress.log(
+        f"{run}: this run is already finished; give --out another directory to start a new one"
+    )
+
+
+def load_best_weights(
+    run: Path, outcome: TrainingOutcome, options: FinetuneRunSettings, model: nn.Module
+) -> dict[str, float]:
+    """Load the weights that the settings select, and return their held-out metrics.
+
+    The weights of a run that was stopped by a signal are not changed.
+    """
+    best_step = outcome.state.best_step
+    use_best = options.model_selection == "best" or options.patience is not None
+    if outcome.signal is None and use_best and best_step is not None:
+        checkpoint.load_best(run, best_step, model)
+        return _read_heldout_metrics(run, best_step)
+    return _read_heldout_metrics(run)
+
+
+def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]:
+    """Return the held-out metrics in the metrics log at ``step``; None: the last ones."""
+    lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
+    if step is not None:
+        lines = [line for line in lines if line["step"] == step]
+    if not lines:
+        return {}
+    return {name: value for name, value in lines[-1].items() if name not in ("step", "kind")}
+
+
+def choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
+    """Return the number of threads: ``run.threads`` or, on a busy machine, the free CPU cores.
+
+    None for PyTorch's default.
+    """
+    if options.threads is not None:
+        return options.threads
+    available = torch.get_num_threads()
+    if available == 1 or not device.resolves_to_cpu(options.device):
+        return None
+    threads = count_free_cores(device.measure_cpu_load(), available)
+    if threads == available:
+        return None
+    progress.log(
+        f"this machine is busy: training with {threads} of {available} threads "
+        "(set run.threads to change it)"
+    )
+    return threads
+
+
+def resolve_steps(
+    budget: ScheduleSettings, checkpoints: CheckpointSettings, steps_per_epoch: int
+) -> tuple[ScheduleSettings, CheckpointSettings]:
+    """Return the settings with the number of steps and the checkpoint interval.
+
+    Raises:
+        SettingsError: If the settings have a time budget.
+    """
+    if budget.minutes is not None:
+        raise SettingsError(
+            f"schedule.minutes is {budget.minutes:g}, but fine-tuning has no time budget; set "
+            "schedule.epochs or schedule.steps"
+        )
+    assert budget.steps or budget.epochs
+    steps = budget.steps or max(1, round((budget.epochs or 0) * steps_per_epoch))
+    checkpoint_every = checkpoints.every or steps_per_epoch
+    return (
+        budget.model_copy(update={"steps": steps}),
+        checkpoints.model_copy(update={"every": checkpoint_every}),
+    )
+
+
+def build_loop_options(
+    options: FinetuneRunSettings,
+    optim: OptimSettings,
+    budget: ScheduleSettings,
+    checkpoints: CheckpointSettings,
+    *,
+    machine: device.Machine,
+    steps_per_epoch: int,
+    selection_metric: str,
+    higher_is_better: bool,
+) -> LoopOptions:
+    """Return the options of the training loop for these settings."""
+    assert checkpoints.every is not None
+    total_steps = budget.total_steps()
+    return LoopOptions(
+        duration=StepDuration(total_steps),
+        seed=options.seed,
+        max_grad_norm=optim.max_grad_norm,
+        lr_at_step=lambda step: optim.lr * schedule.compute_lr_factor(step, budget),
+        log_every=options.log_every,
+        eval_every=steps_per_epoch if options.eval_strategy == "epoch" else total_steps,
+        checkpoint_every=checkpoints.every,
+        keep_checkpoints=checkpoints.keep,
+        selection_metric=selection_metric,
+        higher_is_better=higher_is_better,
+        patience=options.patience,
+        average_fraction=optim.average_fraction,
+        measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(machine),
+    )
+
+
+def freeze_layers(bert: BertModel, num_layers: int | None) -> None:
+    """Freeze the embeddings and the first ``num_layers`` layers; None freezes nothing.
+
+    Raises:
+        SettingsError: If the model has fewer layers.
+    """
+    if num_layers is None:
+        return
+    if num_layers > bert.config.layers:
+        raise SettingsError(
+            f"run.num_frozen_layers is {num_layers}, but the model has {bert.config.layers} "
+            "layers; give at most that many"
+        )
+    bert.embeddings.requires_grad_(False)
+    for layer in list(bert.encoder.layers)[:num_layers]:
+        layer.requires_grad_(False)
