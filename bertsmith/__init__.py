@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.data.store import Store
     from bertsmith.model.config import ModelConfig
     from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.train.embedding.finetune import finetune_embedder
     from bertsmith.train.finetuning.finetune import finetune
     from bertsmith.train.pretraining.pretrain import pretrain
     from bertsmith.use.answer import answer
@@ -55,6 +56,7 @@ _MODULE_OF_NAME = {
     "evaluate_minimal_pairs": "bertsmith.use.minimal_pairs",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetuning.finetune",
+    "finetune_embedder": "bertsmith.train.embedding.finetune",
     "load": "bertsmith.bundle.pretrained",
     "pair": "bertsmith.use.pair",
     "predict": "bertsmith.use.predict",
@@ -81,6 +83,7 @@ __all__ = [
     "evaluate_minimal_pairs",
     "fill",
     "finetune",
+    "finetune_embedder",
     "load",
     "pair",
     "predict",

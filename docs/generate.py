@@ -28,6 +28,7 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import Settings
+from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
@@ -47,6 +48,8 @@ SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Pre-training run", "run", RunSettings),
     ("Fine-tuning run", "run", FinetuneRunSettings),
     ("Fine-tuning task", "task", TaskSettings),
+    ("Embedding model", "embedding", EmbeddingSettings),
+    ("Columns of an embedding model's tables", "embedding.columns", TextColumns),
     ("Fine-tuning on frozen features", "features", BiLSTMSettings),
     ("Server limits", "serve", ServeSettings),
 )
@@ -169,6 +172,9 @@ def render_settings() -> str:
         descriptions = read_field_descriptions(settings)
         for name, field in settings.model_fields.items():
             default = field.get_default(call_default_factory=True)
+            if isinstance(default, Settings):
+                # A nested table has a section of its own.
+                continue
             if default is PydanticUndefined:
                 default_text = "required"
             elif default is None:

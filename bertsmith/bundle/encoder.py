@@ -1,5 +1,6 @@
 """Loading of the encoder or the pooler of any model directory, without other weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,23 +34,29 @@ class EncoderBundle:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> EncoderBundle:
+def load_encoder(
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    config_overrides: Mapping[str, Any] | None = None,
+) -> EncoderBundle:
     """Load the encoder of a BERT in eval mode; its heads are ignored.
 
     Args:
         path: A model directory, a run directory, a file of a model directory, or a hub id.
         device: The device of the weights.
+        config_overrides: ``ModelConfig`` fields to replace, such as dropout.
 
     Raises:
         ModelError: A file is missing, damaged or inconsistent with the others.
     """
     directory = locate_model(path)
     info, config, tokenizer = read_metadata(directory)
+    weights = open_weights(directory, config)
+    if config_overrides:
+        config = ModelConfig.parse(config.model_dump() | dict(config_overrides), "the settings")
     # The container has the key "bert", so that its weights have the names of a model with heads.
-    container, _ = build_with_weights(
-        lambda: nn.ModuleDict({"bert": BertModel(config)}),
-        open_weights(directory, config),
-    )
+    container, _ = build_with_weights(lambda: nn.ModuleDict({"bert": BertModel(config)}), weights)
     model = container["bert"]
     assert isinstance(model, BertModel)
     return EncoderBundle(model.to(device).eval(), tokenizer, config, directory, info)

@@ -14,11 +14,14 @@ from bertsmith.plurals import shorten_list
 from bertsmith.text.wordpiece import Tokenizer
 
 MODEL_CARD_FILE: Final = "README.md"
+#: ``pipeline_tag`` of models in the layout of sentence-transformers.
+_SENTENCE_SIMILARITY: Final = "sentence-similarity"
 #: Task kind -> ``pipeline_tag`` on the hub.
 _PIPELINE_TAGS: Final = {
     "single": "text-classification", "multi": "text-classification",
     "regression": "text-classification", "entities": "token-classification",
     "tags": "token-classification", "span": "question-answering", "choice": "multiple-choice",
+    "embedding": _SENTENCE_SIMILARITY,
 }  # fmt: skip
 #: ``pipeline_tag`` -> name of the class of transformers that loads the model.
 _AUTO_CLASSES: Final = {
@@ -46,18 +49,21 @@ def build_model_card(
         config: The model's config.
         tokenizer: The model's tokenizer.
         info: The content of bertsmith.json.
-        kind: Task kind of a fine-tuned model; None for a pre-trained model.
+        kind: Task kind of a fine-tuned model, or "embedding"; None for a pre-trained model.
         labels: Labels of a fine-tuned model.
     """
     pipeline_tag = _PIPELINE_TAGS[kind] if kind else "fill-mask"
     task = _to_line(info.get("task")) if kind else ""
     title = f"BERT fine-tuned on {task}" if task else "BERT"
+    layout = "Hugging Face"
+    if pipeline_tag == _SENTENCE_SIMILARITY:
+        title, layout = "BERT for sentence embeddings", "sentence-transformers"
     label_lines = [f"- {line}" for line in shorten_list([*map(_to_line, labels)], _MAX_LABELS)]
     lines = [
         *_front_matter(info, pipeline_tag),
         f"# {title}",
         "",
-        "Trained with Bertsmith: a plain BERT in the layout of Hugging Face.",
+        f"Trained with Bertsmith: a plain BERT in the layout of {layout}.",
         "",
         *_section("Model", _model_lines(config, tokenizer, info)),
         *_section("Labels", label_lines),
@@ -72,8 +78,9 @@ def build_model_card(
 
 def _front_matter(info: Mapping[str, Any], pipeline_tag: str) -> Iterator[str]:
     """Yield the lines of the front matter. Values are written as JSON, which is valid YAML."""
+    is_embedder = pipeline_tag == _SENTENCE_SIMILARITY
     values: dict[str, Any] = {
-        "library_name": "transformers",
+        "library_name": "sentence-transformers" if is_embedder else "transformers",
         "pipeline_tag": pipeline_tag,
         "tags": ["bert", "bertsmith"],
     }
@@ -113,6 +120,8 @@ def _data_lines(info: Mapping[str, Any]) -> list[str]:
     provenance = _get_nested(info, "provenance")
     sources = _get_nested(provenance, "sources")
     if not isinstance(sources, list):
+        sources = _get_nested(provenance, "embedding", "train_files")
+    if not isinstance(sources, list):
         sources = [_get_nested(provenance, "task", "train_file")]
     file_names = [Path(source).name for source in sources if isinstance(source, str) and source]
     counts = {unit: _get_nested(provenance, unit) for unit in ("documents", "tokens")}
@@ -138,7 +147,10 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
         "batch size": (
             _get_nested(settings, "data", "batch_size")
             or _get_nested(settings, "task", "batch_size")
+            or _get_nested(settings, "embedding", "batch_size")
         ),
+        "loss": _get_nested(settings, "embedding", "loss"),
+        "Matryoshka dimensions": _format_dims(_get_nested(settings, "embedding")),
         "seed": _get_nested(settings, "run", "seed"),
         "precision": _get_nested(settings, "run", "precision"),
         "PyTorch": _get_nested(provenance, "torch"),
@@ -148,6 +160,12 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
         for name, value in values.items()
         if isinstance(value, str | int | float)
     ]
+
+
+def _format_dims(embedding: Any) -> str | None:
+    """Return the Matryoshka dimensions in the settings of an embedding model; None without any."""
+    dims = _get_nested(embedding, "matryoshka_dims")
+    return ", ".join(map(str, dims)) if isinstance(dims, list) and dims else None
 
 
 def _describe_tasks(data: Any, causal_fraction: Any) -> str | None:
@@ -184,7 +202,16 @@ def _result_lines(info: Mapping[str, Any]) -> list[str]:
 
 
 def _usage_lines(pipeline_tag: str, config: ModelConfig) -> list[str]:
-    """Return the lines of Python code that load the model with transformers."""
+    """Return the lines of Python code that load the model with the library of its layout."""
+    if pipeline_tag == _SENTENCE_SIMILARITY:
+        return [
+            "```python",
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            'model = SentenceTransformer("path or hub id")',
+            'vectors = model.encode(["a sentence", "another"])',
+            "```",
+        ]
     pretrained_class = "AutoModelForPreTraining" if config.nsp else "AutoModelForMaskedLM"
     class_name = _AUTO_CLASSES.get(pipeline_tag, pretrained_class)
     return [

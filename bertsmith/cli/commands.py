@@ -9,6 +9,7 @@ from bertsmith.cli import export as export
 from bertsmith.cli import extend as extend
 from bertsmith.cli import fill as fill
 from bertsmith.cli import finetune as finetune
+from bertsmith.cli import finetune_embed as finetune_embed
 from bertsmith.cli import import_ as import_
 from bertsmith.cli import inspect as inspect
 from bertsmith.cli import lab as lab

@@ -1,4 +1,4 @@
-"""``bertsmith finetune``: fine-tune a model on a task."""
+"""``bertsmith finetune``: fine-tune a model on a task; the group of all kinds of fine-tuning."""
 
 import json
 import signal
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.app import GroupWithDefaultCommand, app, format_examples
 from bertsmith.cli.console import (
     TerminalProgress,
     log,
@@ -22,6 +22,34 @@ from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.train.engine.finetuning_run import FinetuneResult
+
+
+_DEFAULT_COMMAND = "task"
+
+
+class _FinetuneGroup(GroupWithDefaultCommand):
+    """Runs ``finetune task`` for ``finetune TASK``."""
+
+    default_command = _DEFAULT_COMMAND
+
+
+group = typer.Typer(
+    name="finetune",
+    cls=_FinetuneGroup,
+    help="Fine-tune a model on a task, or train sentence embeddings.\n\n"
+    "`bertsmith finetune classify ...` is short for `bertsmith finetune task classify ...`, and "
+    "likewise for answer, choose, tag and the public tasks.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=format_examples(
+        "bertsmith finetune classify --model my-run --data reviews.csv \\\n"
+        "      --text review --label mood --out my-classifier",
+        "bertsmith finetune embed --model my-run --data questions.csv \\\n"
+        "      --text question --pair answer --out my-embedder",
+        "bertsmith finetune task --help",
+    ),
+)
+app.add_typer(group)
 
 
 class LabelKind(StrEnum):
@@ -45,7 +73,8 @@ class FeatureLayers(StrEnum):
     sum_all = "weighted-sum-all"
 
 
-@app.command(
+@group.command(
+    _DEFAULT_COMMAND,
     epilog=format_examples(
         "bertsmith finetune classify --model my-run --data reviews.csv \\\n"
         "      --text review --label mood --out my-classifier",
@@ -53,7 +82,7 @@ class FeatureLayers(StrEnum):
         "      --data SQUAD/ --epochs 2 --out my-squad",
         "bertsmith finetune tag --model my-run --data train.conll --dev dev.conll \\\n"
         "      --out my-tagger",
-    )
+    ),
 )
 def finetune(
     task: Annotated[
@@ -203,9 +232,9 @@ def _finetune_once(
 
     result = finetuning.finetune(task, model, out, **options)
     if as_json:
-        _print_result_json(result)
+        print_result_json(result)
     if result.model is None:
-        _exit_stopped(result)
+        exit_stopped(result)
     if not as_json:
         _print_metrics(result)
     log(f"wrote {result.model}")
@@ -228,8 +257,8 @@ def _run_sweep(
     sweep = run_sweep(task, model, out, seeds=seeds, grid=grid, **options)
     if sweep.stopped_run is not None:
         if as_json:
-            _print_result_json(sweep.stopped_run)
-        _exit_stopped(sweep.stopped_run)
+            print_result_json(sweep.stopped_run)
+        exit_stopped(sweep.stopped_run)
     assert sweep.best is not None
     assert sweep.model is not None
     metric = sweep.best.metric_names[0]
@@ -263,7 +292,7 @@ def _log_next_command(run: Path, model: Path) -> None:
     log(f"next: {command}")
 
 
-def _exit_stopped(result: "FinetuneResult") -> NoReturn:
+def exit_stopped(result: "FinetuneResult") -> NoReturn:
     """Log that a run was stopped, and exit with the status of the signal that stopped it."""
     log(
         f"stopped after step {result.step} of {result.steps} and saved a checkpoint; "
@@ -273,7 +302,8 @@ def _exit_stopped(result: "FinetuneResult") -> NoReturn:
     raise typer.Exit(SIGNAL_EXIT_OFFSET + stop_signal)
 
 
-def _print_result_json(result: "FinetuneResult") -> None:
+def print_result_json(result: "FinetuneResult") -> None:
+    """Print the result of a run as JSON."""
     print_json(
         {
             "run": str(result.run),

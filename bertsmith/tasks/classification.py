@@ -106,11 +106,11 @@ def _parse_label(value: Any, kind: TaskKind, labels: Sequence[str] | None = None
     if kind == "single":
         if isinstance(value, list):
             raise BadExampleError("several labels where one is expected", "; see --kind multi")
-        name = _to_label_name(value)
+        name = to_label_name(value)
         if not name:
             raise BadExampleError("an empty label")
         return name
-    return _parse_score(value)
+    return parse_score(value)
 
 
 def _parse_label_set(value: Any, labels: Sequence[str] | None) -> frozenset[str]:
@@ -123,11 +123,11 @@ def _parse_label_set(value: Any, labels: Sequence[str] | None) -> frozenset[str]
         items = [value]
     for item in items:
         _reject_missing_label(item, labels)
-    names = map(_to_label_name, items)
+    names = map(to_label_name, items)
     return frozenset(name for name in names if name)
 
 
-def _parse_score(value: Any) -> float:
+def parse_score(value: Any) -> float:
     """Convert the value of a cell to a finite number; raise BadExampleError for other values."""
     if isinstance(value, str) and not value.strip():
         raise BadExampleError("an empty label")
@@ -160,7 +160,7 @@ def _reject_missing_label(value: Any, labels: Sequence[str] | None) -> None:
         )
 
 
-def _to_label_name(value: Any) -> str:
+def to_label_name(value: Any) -> str:
     """Convert a cell to the name of a label: true to "true"; 1 and 1.0 to "1"."""
     if isinstance(value, bool):
         return json.dumps(value)

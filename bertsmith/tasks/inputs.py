@@ -24,6 +24,14 @@ TokenSequence = tuple[list[int], list[int]]
 Example = TypeVar("Example")
 
 
+class HasSkipInvalid(Protocol):
+    """Settings that say whether invalid examples are skipped."""
+
+    @property
+    def skip_invalid(self) -> bool:
+        """Whether invalid examples are skipped and counted; otherwise they are errors."""
+
+
 @dataclass
 class ExampleCounts:
     """How many examples of a file were read, used, truncated and skipped.
@@ -57,7 +65,7 @@ class ExampleCounts:
     def count_example(
         self,
         location: str,
-        task: TaskSettings,
+        task: HasSkipInvalid,
         *,
         labeled: bool = True,
     ) -> Iterator[None]:
@@ -68,7 +76,7 @@ class ExampleCounts:
 
         Args:
             location: File and line of the example.
-            task: The task settings.
+            task: The settings of the task or of an embedding model.
             labeled: Whether the file has labels. Unlabeled test files need a prediction for every
                 row, so the error does not suggest skipping rows.
         """

@@ -1,4 +1,4 @@
-"""Writes the latest checkpoint of a pre-training or fine-tuning run as a model directory."""
+"""Writes the latest checkpoint of a training run of any kind as a model directory."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import RunError
 from bertsmith.settings import read_stored_settings
+from bertsmith.train.embedding.settings import EmbeddingRunSettings
+from bertsmith.train.embedding.start_model import load_start_model, save_embedder
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.settings import FinetuneSettings
@@ -22,8 +24,12 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int | None]:
     Raises:
         RunError: If the run has no checkpoint that can be read.
     """
-    is_finetuning = "task" in read_stored_settings(run / SETTINGS_FILE)
-    write = _write_fine_tuned_snapshot if is_finetuning else write_snapshot
+    tables = read_stored_settings(run / SETTINGS_FILE)
+    write = write_snapshot
+    if "task" in tables:
+        write = _write_fine_tuned_snapshot
+    elif "embedding" in tables:
+        write = _write_embedding_snapshot
     reasons = []
     for step, _ in reversed(checkpoint.list_checkpoints(run)):
         try:
@@ -33,6 +39,18 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int | None]:
             continue
         return step, read_stored_settings(run / SETTINGS_FILE)["schedule"].get("steps")
     raise RunError(f"{run}: no checkpoint of this run can be read:{''.join(reasons)}")
+
+
+def _write_embedding_snapshot(run: Path, step: int, out: Path) -> None:
+    """Write the embedding model of the checkpoint of ``step`` to the directory ``out``."""
+    path = run / SETTINGS_FILE
+    settings = EmbeddingRunSettings.parse(read_stored_settings(path), str(path))
+    dropout = {name: getattr(settings.model, name) for name in ("dropout", "attention_dropout")}
+    start = Path(settings.run.start_from)
+    embedder = load_start_model(start, settings.embedding, dropout)
+    checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], embedder.model)
+    info = {"task": "embed", "provenance": settings.model_dump(mode="json"), "step": step}
+    save_embedder(out, embedder, info)
 
 
 def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:

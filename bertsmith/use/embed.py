@@ -442,12 +442,7 @@ class Embedder:
             InputError: ``texts`` is a single string.
         """
         check_is_text_list(texts)
-        texts = [self._text_config.prompt + text for text in texts]
-        if self._text_config.lowercase and not self.tokenizer.lowercase:
-            # Hugging Face tokenizers lowercase each character separately, unlike str.lower(), which
-            # has a special rule for a sigma at the end of a word.
-            texts = ["".join(character.lower() for character in text) for text in texts]
-        return texts
+        return self._text_config.prepare_texts(texts, self.tokenizer)
 
     def count_word(self, texts: Sequence[str], word: str) -> int:
         """Count the occurrences of a word in texts, without running the model."""

@@ -66,7 +66,14 @@ def test_help_page_equals_the_output_of_help(root: Path) -> None:
         text=True,
         check=True,
         timeout=120,
-        env={"COLUMNS": "80", "NO_COLOR": "1", "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+        env={
+            "COLUMNS": "80",
+            "NO_COLOR": "1",
+            "PATH": "/usr/bin:/bin",
+            "LC_ALL": "C.UTF-8",
+            # The package of this checkout, even if another one is installed.
+            "PYTHONPATH": str(root),
+        },
     )
     page = (root / "docs" / "cli" / "bertsmith.md").read_text(encoding="utf-8")
     help_text = "\n".join(line.rstrip() for line in completed.stdout.strip("\n").splitlines())

@@ -57,6 +57,8 @@ INVALID_COMMANDS = [
     ("evaluate M --data no.tsv", "no.tsv: no such file"),
     ("evaluate nowhere --data T", "nowhere: no such file or directory"),
     ("finetune classfy --model M --data T --out r", "'classfy'; did you mean 'classify'?"),
+    ("finetune embed --model M --data no.csv --out r", "no.csv: no such file"),
+    ("finetune embed --model M --data t.csv --out r --loss mse", "embedding.loss: Input should"),
     ("pretrain --data S", "error: --out is missing; give the run directory"),
     ("finetune sorting --model M --data T --out r", "unknown task 'sorting'"),
     ("finetune classify --model nowhere --data T --out r", "nowhere: no such file or directory"),

@@ -20,7 +20,7 @@ def iterate_command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 COMMAND_PATHS = list(iterate_command_paths(get_command(app)))
-GROUP_PATHS: list[tuple[str, ...]] = [(), ("corpus",), ("vocab",)]
+GROUP_PATHS: list[tuple[str, ...]] = [(), ("corpus",), ("finetune",), ("vocab",)]
 
 
 def test_every_command_is_in_one_section(run_cli: RunCli) -> None:

@@ -6,6 +6,20 @@ from bertsmith.interop.sentence_transformers.pooling import (
     PoolingMode,
     read_pooling,
 )
-from bertsmith.interop.sentence_transformers.writing import write_sentence_transformers
+from bertsmith.interop.sentence_transformers.writing import (
+    check_is_expressible,
+    resolve_pooling,
+    save_sentence_transformers,
+    write_sentence_transformers,
+)
 
-__all__ = ["Dense", "PoolingConfig", "PoolingMode", "read_pooling", "write_sentence_transformers"]
+__all__ = [
+    "Dense",
+    "PoolingConfig",
+    "PoolingMode",
+    "check_is_expressible",
+    "read_pooling",
+    "resolve_pooling",
+    "save_sentence_transformers",
+    "write_sentence_transformers",
+]

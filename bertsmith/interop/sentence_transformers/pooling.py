@@ -16,6 +16,7 @@ from bertsmith.bundle.tensor_files import FLOAT_DTYPES
 from bertsmith.errors import ModelError
 from bertsmith.files import parse_json
 from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
+from bertsmith.text.wordpiece import Tokenizer
 
 MODULES_FILE: Final = "modules.json"
 #: Config file of the Transformer module.
@@ -65,6 +66,7 @@ class PoolingConfig:
             None for the model's maximum.
         lowercase: Whether text is lowercased before tokenization.
         prompt: Prefix that is added to each text.
+        matryoshka_dims: Numbers of first dimensions that were trained to be used alone.
     """
 
     modes: tuple[PoolingMode, ...] = ("mean",)
@@ -72,6 +74,16 @@ class PoolingConfig:
     max_seq_length: int | None = None
     lowercase: bool = False
     prompt: str = ""
+    matryoshka_dims: tuple[int, ...] = ()
+
+    def prepare_texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+        """Prepend the prompt to texts, and lowercase them unless the tokenizer does it."""
+        texts = [self.prompt + text for text in texts]
+        if self.lowercase and not tokenizer.lowercase:
+            # Hugging Face tokenizers lowercase each character separately, unlike str.lower(), which
+            # has a special rule for a sigma at the end of a word.
+            texts = ["".join(character.lower() for character in text) for text in texts]
+        return texts
 
     def output_width(self, hidden_width: int) -> int:
         """Return the width of the vectors.
@@ -115,7 +127,7 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
             f"{root / MODULES_FILE}: expected Pooling after Transformer, found {pooling_type}"
         )
     modes, includes_prompt = _read_modes(pooling_folder)
-    prompt = _read_prompt(root)
+    prompt, matryoshka_dims = _read_model_config(root)
     if prompt and not includes_prompt:
         raise ModelError(
             f"{pooling_folder / MODULE_CONFIG}: pooling without the prompt (include_prompt: false) "
@@ -128,6 +140,7 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
         max_seq_length=max_seq_length,
         lowercase=lowercase,
         prompt=prompt,
+        matryoshka_dims=matryoshka_dims,
     )
 
 
@@ -224,8 +237,11 @@ def _read_transformer_config(folder: Path) -> tuple[int | None, bool]:
     return int(max_seq_length), bool(raw.get("do_lower_case"))
 
 
-def _read_prompt(root: Path) -> str:
-    """Return the default prompt; "" if there is none."""
+def _read_model_config(root: Path) -> tuple[str, tuple[int, ...]]:
+    """Return the default prompt, "" if there is none, and the Matryoshka dimensions.
+
+    Only Bertsmith writes the Matryoshka dimensions to this file.
+    """
     path = root / MODEL_CONFIG
     raw = read_json(path) if path.is_file() else {}
     name = raw.get("default_prompt_name")
@@ -234,7 +250,11 @@ def _read_prompt(root: Path) -> str:
         raise ModelError(
             f"{path}: the default prompt {name!r} is not in the list of prompts; add it there"
         )
-    return "" if name is None else str(prompts[name])
+    dims = raw.get("matryoshka_dims") or ()
+    is_valid = isinstance(dims, list | tuple) and all(type(dim) is int and dim > 0 for dim in dims)
+    if not is_valid:
+        raise ModelError(f"{path}: matryoshka_dims is {dims!r}; expected positive integers")
+    return "" if name is None else str(prompts[name]), tuple(dims)
 
 
 def _read_dense(folder: Path) -> Dense:

@@ -1,8 +1,9 @@
 """Export of an encoder as a sentence-transformers directory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from torch import Tensor
@@ -18,9 +19,10 @@ from bertsmith.bundle import (
     to_hf_state_dict,
 )
 from bertsmith.bundle.encoder import load_pooler
+from bertsmith.bundle.model_card import MODEL_CARD_FILE
 from bertsmith.bundle.weights import open_weights
 from bertsmith.errors import ModelError
-from bertsmith.files import atomic_directory, check_new_directory, write_json
+from bertsmith.files import atomic_directory, check_new_directory, write_atomic, write_json
 from bertsmith.interop.sentence_transformers.pooling import (
     MODEL_CONFIG,
     MODULE_CONFIG,
@@ -63,40 +65,78 @@ def write_sentence_transformers(
     bundle = load_encoder(model)
     out = Path(out)
     check_new_directory(out)
-    hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
-    if hf_config["model_type"] != "bert":
-        raise ModelError(
-            f"{bundle.path}: transformers' BERT cannot represent this model; export a model that "
-            "is bidirectional and post-norm and does not use ELU"
-        )
-    if bundle.tokenizer.segmenter is not None:
-        raise ModelError(
-            f"{bundle.path}: this model's tokenizer segments text before WordPiece, which "
-            "sentence-transformers cannot do; export a model without a segmenter"
-        )
-    config = _resolve_pooling(bundle.path, pooling, normalize)
+    check_is_expressible(bundle)
+    config = resolve_pooling(bundle.path, pooling, normalize)
     pooler_weights = _load_pooler_weights(bundle)
-    with atomic_directory(out) as folder:
-        # The names of an encoder without heads do not start with "bert.", which conversion needs.
-        state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
-        tensors = {
-            name.removeprefix("bert."): value
-            for name, value in to_hf_state_dict(state | pooler_weights).items()
-        }
-        save_tensors(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        write_json(folder / CONFIG_FILE, hf_config | {"pad_token_id": bundle.tokenizer.pad_id})
-        write_json(folder / INFO_FILE, {**bundle.info, "positions": bundle.config.positions})
-        bundle.tokenizer.save(folder, bundle.config.max_positions)
-        _write_modules(folder, config, bundle, has_pooler=bool(pooler_weights))
+    save_sentence_transformers(out, bundle, config, bundle.info, pooler_weights)
     if pooler_weights:
         return []
     return ["the model has no pooler: transformers' AutoModel warns that it initializes a new one"]
 
 
-def _resolve_pooling(
+def check_is_expressible(bundle: EncoderBundle) -> None:
+    """Raise ModelError if sentence-transformers cannot compute a model's vectors."""
+    if to_hf_config(bundle.config)["model_type"] != "bert":
+        raise ModelError(
+            f"{bundle.path}: transformers' BERT cannot represent this model; use a model that "
+            "is bidirectional and post-norm and does not use ELU"
+        )
+    if bundle.tokenizer.segmenter is not None:
+        raise ModelError(
+            f"{bundle.path}: this model's tokenizer segments text before WordPiece, which "
+            "sentence-transformers cannot do; use a model without a segmenter"
+        )
+
+
+def save_sentence_transformers(
+    directory: Path,
+    bundle: EncoderBundle,
+    config: PoolingConfig,
+    info: Mapping[str, Any],
+    pooler_weights: Mapping[str, Tensor] = MappingProxyType({}),
+    model_card: str | None = None,
+) -> None:
+    """Write a sentence-transformers directory atomically, replacing an existing one.
+
+    Args:
+        directory: The directory to write.
+        bundle: The encoder and its tokenizer; see ``check_is_expressible``.
+        config: Pooling and the modules after it.
+        info: Content of bertsmith.json, such as provenance.
+        pooler_weights: Weights of BERT's pooler by name; empty if there is none.
+        model_card: Content of README.md; None for no model card.
+    """
+    hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
+    with atomic_directory(directory) as folder:
+        # The names of an encoder without heads do not start with "bert.", which conversion needs.
+        state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
+        tensors = {
+            name.removeprefix("bert."): value
+            for name, value in to_hf_state_dict({**state, **pooler_weights}).items()
+        }
+        save_tensors(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_json(folder / CONFIG_FILE, hf_config | {"pad_token_id": bundle.tokenizer.pad_id})
+        write_json(folder / INFO_FILE, {**info, "positions": bundle.config.positions})
+        bundle.tokenizer.save(folder, bundle.config.max_positions)
+        _write_modules(folder, config, bundle, has_pooler=bool(pooler_weights))
+        if model_card is not None:
+            write_atomic(folder / MODEL_CARD_FILE, model_card)
+
+
+def resolve_pooling(
     directory: Path, pooling: PoolingMode | None, normalize: bool | None
 ) -> PoolingConfig:
-    """Return the pooling config of a model directory with the requested changes."""
+    """Return the pooling config of a model directory with the requested changes.
+
+    Args:
+        directory: The model directory.
+        pooling: The pooling mode; None for that of the directory, or else "mean".
+        normalize: Whether vectors are scaled to length 1; None for what the directory specifies, or
+            else True.
+
+    Raises:
+        ModelError: The pooling mode is unknown or cannot be changed.
+    """
     if pooling is not None and pooling not in get_args(PoolingMode):
         supported = ", ".join(get_args(PoolingMode))
         raise ModelError(f"pooling {pooling!r} is not supported; use one of {supported}")
@@ -139,8 +179,12 @@ def _write_modules(
     if not has_pooler:
         transformer["model_args"] = {"add_pooling_layer": False}
     write_json(folder / TRANSFORMER_CONFIG, transformer)
-    prompts = {"prompts": {"default": config.prompt}, "default_prompt_name": "default"}
-    write_json(folder / MODEL_CONFIG, prompts if config.prompt else {"prompts": {}})
+    model_config: dict[str, Any] = {"prompts": {}, "similarity_fn_name": "cosine"}
+    if config.prompt:
+        model_config |= {"prompts": {"default": config.prompt}, "default_prompt_name": "default"}
+    if config.matryoshka_dims:
+        model_config["matryoshka_dims"] = list(config.matryoshka_dims)
+    write_json(folder / MODEL_CONFIG, model_config)
     mode_keys = {key: mode in config.modes for key, mode in POOLING_MODE_KEYS.items()}
     width = bundle.config.width
     pooling: Any = {"word_embedding_dimension": width, **mode_keys, "include_prompt": True}

@@ -26,7 +26,7 @@ _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps"
 #: Settings that depend on the machine. They are selected again when a run moves to another device.
 _MACHINE_KEYS = ("device", "precision", "attention_kernel", "threads")
 #: Prefixes of settings that a run does not set itself: only the user sets them.
-_USER_SET_PREFIXES = ("task.", "features", "run.num_frozen_layers", "run.patience")
+_USER_SET_PREFIXES = ("task.", "embedding.", "features", "run.num_frozen_layers", "run.patience")
 #: The stored and the new value of a list are printed in full if they have at most this many items
 #: in total.
 _MAX_LIST_ITEMS = 12

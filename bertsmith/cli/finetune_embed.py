@@ -1,0 +1,207 @@
+"""``bertsmith finetune embed``: train a sentence-embedding model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertsmith.cli.app import format_examples
+from bertsmith.cli.console import TerminalProgress, log, print_example_counts, print_line
+from bertsmith.cli.finetune import exit_stopped, group, print_result_json
+from bertsmith.cli.hints import quote_path
+from bertsmith.plurals import count_noun
+
+
+@group.command(
+    epilog=format_examples(
+        "bertsmith finetune embed --model my-run --data questions.csv \\\n"
+        "      --text question --pair answer --out my-embedder",
+        "bertsmith finetune embed --model my-run --data train.csv --dev dev.csv \\\n"
+        "      --text sentence1 --pair sentence2 --score score --out my-embedder",
+        "bertsmith finetune embed --model my-run --data lines.txt --out my-embedder",
+    )
+)
+def embed(
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="The model directory, run directory or Hugging Face Hub id to start from."
+        ),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="A training table or a .txt file of lines; may be repeated."),
+    ],
+    out: Annotated[Path, typer.Option(help="The run directory to write.")],
+    dev: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A validation table, of any kind; may be repeated. Default: a tenth of the "
+            "training examples, at most 1,000."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER,...",
+            help="How often each training file is used per epoch, such as 1,0.5.",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of the text (query), or the first of two texts.")
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option(help="The column of its positive, or the second of two texts.")
+    ] = None,
+    negatives: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,...", help="The columns of hard negatives, each a text or a list."
+        ),
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option(help="The column of the similarity of two texts.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the class of the text.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="mnrl (multiple negatives ranking), cosent, cosine or triplet. Default: cosent "
+            "for scored pairs, else mnrl."
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="mnrl, cosent: similarities are divided by it. Default: 0.05.", min=0),
+    ] = None,
+    matryoshka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER,...",
+            help="Also train the first dimensions of the vectors, such as 384,128,64.",
+        ),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="mean, cls, max and so on. Default: as the model specifies, else mean."),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="A prefix of every text. Default: that of the model.")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Batch size in examples; any size fits in memory. Default: 64.", min=2),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 3e-5.")] = None,
+    max_seqlen: Annotated[
+        int | None,
+        typer.Option(help="Maximum tokens per text. Default: as the model, else 128.", min=8),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of the data order and dropout.", min=0)
+    ] = None,
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
+    ] = False,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Encoding of the files if they are not UTF-8, such as cp949."),
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting, such as optim.lr=2e-5; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train sentence embeddings on pairs, scored pairs, labels or plain text.
+
+    The columns determine the kind of training: --text and --pair, also with --negatives, for pairs
+    of texts that belong together; with --score for pairs with a similarity; --text and --label for
+    texts with a class; only --text, or a .txt file, for unlabeled text (SimCSE). Columns named
+    anchor, positive and negative, or sentence1, sentence2 and score, or text and label are found
+    without options.
+
+    OUT/model is a sentence-transformers directory. Ctrl-C and SIGTERM save a checkpoint; the same
+    command then continues the run.
+    """
+    columns = {
+        "text": text, "pair": pair, "score": score, "label": label,
+        "negatives": negatives.split(",") if negatives else None,
+    }  # fmt: skip
+    tables: dict[str, Any] = {
+        "embedding": {
+            "columns": _drop_missing(columns) or None, "loss": loss, "temperature": temperature,
+            "file_weights": _parse_numbers(weights, float, "--weights"),
+            "matryoshka_dims": _parse_numbers(matryoshka, int, "--matryoshka"),
+            "pooling": pooling, "prompt": prompt, "batch_size": batch_size,
+            "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
+            "delimiter": delimiter, "validation_files": _name_files(dev or []) or None,
+        },
+        "optim": {"lr": lr},
+        "schedule": {"epochs": epochs},
+        "run": {"seed": seed},
+    }  # fmt: skip
+    values = {name: _drop_missing(table) for name, table in tables.items()}
+    from bertsmith.train.embedding.settings import check_arguments
+
+    check_arguments(model, data, out, config, assignments or [], values)
+    from bertsmith.train.embedding.finetune import finetune_embedder
+
+    result = finetune_embedder(
+        model,
+        out,
+        data=data,
+        config=config,
+        assignments=assignments or [],
+        values=values,
+        progress=TerminalProgress(),
+    )
+    if as_json:
+        print_result_json(result)
+    if result.model is None:
+        exit_stopped(result)
+    if not as_json:
+        metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in result.metric_names)
+        print_line(f"held out ({count_noun(result.metrics['examples'], 'example')}): {metrics}")
+        for name, counts in result.counts.items():
+            print_example_counts(counts, f"{name}: ")
+    log(f"wrote {result.model}, a sentence-transformers directory")
+    log(f"next: bertsmith embed {quote_path(result.run)} lines.txt --out lines.index")
+
+
+def _drop_missing(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table without values that are None."""
+    return {name: value for name, value in table.items() if value is not None}
+
+
+def _name_files(files: list[Path]) -> dict[str, str]:
+    """Return validation files by name: "dev" for a single file, else the names of the files."""
+    if len(files) == 1:
+        return {"dev": str(files[0].resolve())}
+    return {file.name: str(file.resolve()) for file in files}
+
+
+def _parse_numbers(text: str | None, number_type: type[Any], option: str) -> list[Any] | None:
+    """Parse numbers separated by commas.
+
+    Raises:
+        SettingsError: A part is not a number.
+    """
+    from bertsmith.errors import SettingsError
+
+    if text is None:
+        return None
+    try:
+        return [number_type(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{option} {text!r}: expected numbers separated by commas, such as 2,1"
+        ) from None

@@ -1,0 +1,149 @@
+"""BERT with pooling: one vector per text, for training sentence embeddings.
+
+Pooling modes and the modules after it are those of sentence-transformers. W is the width of the
+vectors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertsmith.model.bert import BertModel
+from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.packed import PackedBatch
+
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "Sigmoid": torch.sigmoid,
+}
+
+
+class DenseLayer(nn.Module):
+    """A linear layer with an activation function, after pooling."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str) -> None:
+        """Create the layer.
+
+        Args:
+            weight: float32 [out, in].
+            bias: float32 [out], or None.
+            activation: A key of ``ACTIVATIONS``.
+        """
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+        self.bias = None if bias is None else nn.Parameter(bias.clone())
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer: [B, in] -> [B, out]."""
+        return ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))
+
+
+class BertForSentenceEmbedding(nn.Module):
+    """Encoder, pooling, and optional linear layers and normalization: a vector for each text."""
+
+    def __init__(
+        self,
+        bert: BertModel,
+        modes: Sequence[str],
+        post_modules: Sequence[DenseLayer | Literal["normalize"]],
+    ) -> None:
+        """Create the model.
+
+        Args:
+            bert: The encoder.
+            modes: Pooling modes. The pooled vectors of all modes are concatenated.
+            post_modules: Modules after pooling, in order.
+        """
+        super().__init__()
+        self.config = bert.config
+        self.bert = bert
+        self.modes = tuple(modes)
+        self.dense = nn.ModuleList(
+            module for module in post_modules if isinstance(module, DenseLayer)
+        )
+        self._post_modules = [
+            module if isinstance(module, str) else "dense" for module in post_modules
+        ]
+
+    @property
+    def reads_single_token(self) -> bool:
+        """Whether pooling reads a single token of each text."""
+        return self.modes in {("cls",), ("lasttoken",)}
+
+    def forward(self, batch: PackedBatch, dropout_seed: DropoutSeed | None = None) -> Tensor:
+        """Return the vectors, [B, W]: float32, or float64 if the weights are float64.
+
+        Args:
+            batch: Packed texts.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+        """
+        token_indices = None
+        if self.reads_single_token:
+            is_first = self.modes == ("cls",)
+            token_indices = batch.first_token_indices if is_first else _last_token_indices(batch)
+        states: Tensor = self.bert(batch, dropout_seed, token_indices)
+        if states.dtype in (torch.bfloat16, torch.float16):
+            states = states.float()
+        if token_indices is None:
+            states = pool_tokens(states, batch, self.modes)
+        dense_layers = iter(self.dense)
+        for module in self._post_modules:
+            if module == "normalize":
+                states = F.normalize(states, dim=-1)
+            else:
+                states = next(dense_layers)(states)
+        return states
+
+
+def _last_token_indices(batch: PackedBatch) -> Tensor:
+    """Return the index of each sequence's last token ([SEP]), int64 [B]."""
+    return batch.cu_seqlens[1:].long() - 1
+
+
+def pool_tokens(states: Tensor, batch: PackedBatch, modes: Sequence[str]) -> Tensor:
+    """Combine the hidden states of each text to one vector for each mode, and concatenate these.
+
+    Args:
+        states: Hidden states, float32 [T, D].
+        batch: The packed texts.
+        modes: Pooling modes.
+
+    Returns:
+        float32 [B, D * number of modes].
+    """
+    lengths = batch.cu_seqlens.diff().long()
+    sequence_indices = torch.arange(len(lengths), device=states.device).repeat_interleave(
+        lengths, output_size=len(states)
+    )
+
+    def sum_tokens(x: Tensor) -> Tensor:
+        return x.new_zeros(len(lengths), x.shape[1]).index_add(0, sequence_indices, x)
+
+    pooled = []
+    for mode in modes:
+        if mode == "mean":
+            pooled.append(sum_tokens(states) / lengths[:, None])
+        elif mode == "mean_sqrt_len_tokens":
+            pooled.append(sum_tokens(states) / lengths[:, None] ** 0.5)
+        elif mode == "weightedmean":
+            # The n-th token has weight n.
+            weights = (batch.positions + 1).to(states.dtype)[:, None]
+            weight_sums = lengths * (lengths + 1) / 2
+            pooled.append(sum_tokens(weights * states) / weight_sums[:, None])
+        elif mode == "max":
+            text_states: Sequence[Tensor] = states.split(lengths.tolist())  # type: ignore[no-untyped-call]
+            pooled.append(torch.stack([x.amax(0) for x in text_states]))
+        elif mode == "cls":
+            pooled.append(states.index_select(0, batch.first_token_indices))
+        elif mode == "lasttoken":
+            pooled.append(states.index_select(0, _last_token_indices(batch)))
+        else:
+            raise ValueError(f"unknown pooling mode {mode!r}")
+    return torch.cat(pooled, -1)

@@ -1,0 +1,311 @@
+"""Reading of the examples of an embedding model: each distinct text is tokenized once.
+
+In shapes, n is the number of examples.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.errors import TaskError
+from bertsmith.tasks.classification import parse_score, to_label_name
+from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
+from bertsmith.tasks.embedding_settings import EmbeddingSettings, ExampleKind, TextColumns
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
+from bertsmith.tasks.tables import Row, get_cell, get_text, require_text
+
+Ints = NDArray[np.int64]
+#: Texts that are tokenized together.
+_TEXTS_PER_BATCH: Final = 4096
+
+
+class TokenizeTexts(Protocol):
+    """A function that tokenizes texts."""
+
+    def __call__(self, texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
+        """Return [CLS] text [SEP] for each text; count truncated texts and [UNK] tokens."""
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Token ids of distinct texts, one after another.
+
+    Attributes:
+        ids: int32 [number of tokens], with [CLS] and [SEP].
+        offsets: int64 [number of texts + 1], the start of each text in ``ids``.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: Ints
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Ints:
+        """Number of tokens of each text, int64 [number of texts]."""
+        return np.diff(self.offsets)
+
+    def get(self, index: int) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = self.ids[self.offsets[index] : self.offsets[index + 1]].tolist()
+        return ids
+
+
+class TextCollector:
+    """Numbers distinct texts, and tokenizes each of them once.
+
+    A text is identified by its hash, so that texts need not stay in memory.
+    """
+
+    def __init__(self, tokenize: TokenizeTexts) -> None:
+        self._tokenize = tokenize
+        self._index_of_digest: dict[bytes, int] = {}
+        self._pending: list[str] = []
+        self._chunks: list[NDArray[np.int32]] = []
+        self._lengths = array("q")
+
+    def add(self, text: str, counts: ExampleCounts) -> int:
+        """Return the number of a text; ``counts`` counts truncated texts and [UNK] tokens."""
+        digest = blake2b(text.encode(), digest_size=16).digest()
+        index = self._index_of_digest.setdefault(digest, len(self._index_of_digest))
+        if index == len(self._lengths) + len(self._pending):
+            self._pending.append(text)
+            if len(self._pending) == _TEXTS_PER_BATCH:
+                self.flush(counts)
+        return index
+
+    def flush(self, counts: ExampleCounts) -> None:
+        """Tokenize the texts that are not tokenized yet."""
+        if not self._pending:
+            return
+        sequences = self._tokenize(self._pending, counts)
+        self._lengths.extend(map(len, sequences))
+        self._chunks.append(np.array([i for ids in sequences for i in ids], np.int32))
+        self._pending = []
+
+    def collect(self) -> EncodedTexts:
+        """Return all texts; ``flush`` must have been called."""
+        offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))])
+        ids = np.concatenate(self._chunks) if self._chunks else np.empty(0, np.int32)
+        return EncodedTexts(ids, offsets.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class EmbeddingExamples:
+    """Examples of one kind; texts are given by their number in ``texts``.
+
+    Attributes:
+        kind: The kind of all examples.
+        texts: All distinct texts.
+        anchors: int64 [n], the first text of each example.
+        positives: int64 [n], the second text; the anchor itself if the kind has no second text.
+        negatives: int64 [number of negatives].
+        negative_offsets: int64 [n + 1], the first negative of each example in ``negatives``.
+        scores: float32 [n], similarities; 0 for kinds without scores.
+        labels: int64 [n], classes; 0 for kinds without labels.
+        file_indices: int64 [n], the file of each example.
+    """
+
+    kind: ExampleKind
+    texts: EncodedTexts
+    anchors: Ints
+    positives: Ints
+    negatives: Ints
+    negative_offsets: Ints
+    scores: NDArray[np.float32]
+    labels: Ints
+    file_indices: Ints
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.anchors)
+
+    def select(self, indices: Ints) -> "EmbeddingExamples":
+        """Return the examples with these indices; all texts are kept."""
+        counts = np.diff(self.negative_offsets)[indices]
+        return EmbeddingExamples(
+            kind=self.kind,
+            texts=self.texts,
+            anchors=self.anchors[indices],
+            positives=self.positives[indices],
+            negatives=self.get_negatives(indices),
+            negative_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            scores=self.scores[indices],
+            labels=self.labels[indices],
+            file_indices=self.file_indices[indices],
+        )
+
+    def get_negatives(self, indices: Ints) -> Ints:
+        """Return the negatives of the examples with these indices, one example after another."""
+        starts, ends = self.negative_offsets[indices], self.negative_offsets[indices + 1]
+        ranges = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+        return self.negatives[np.concatenate(ranges)] if ranges else np.empty(0, np.int64)
+
+    def list_used_texts(self) -> Ints:
+        """Return the numbers of the texts that occur in an example, in ascending order."""
+        return np.unique(np.concatenate([self.anchors, self.positives, self.negatives]))
+
+
+@dataclass
+class _ExampleCollector:
+    """The examples read so far, as growing arrays of the fields of ``EmbeddingExamples``."""
+
+    texts: TextCollector
+    anchors: "array[int]" = field(default_factory=lambda: array("q"))
+    positives: "array[int]" = field(default_factory=lambda: array("q"))
+    negatives: "array[int]" = field(default_factory=lambda: array("q"))
+    negative_offsets: "array[int]" = field(default_factory=lambda: array("q", [0]))
+    scores: "array[float]" = field(default_factory=lambda: array("f"))
+    labels: "array[int]" = field(default_factory=lambda: array("q"))
+    file_indices: "array[int]" = field(default_factory=lambda: array("q"))
+    index_of_label: dict[str, int] = field(default_factory=dict)
+    label_of_text: dict[int, int] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+
+    def add_row(
+        self, row: Row, columns: TextColumns, file_index: int, counts: ExampleCounts
+    ) -> None:
+        """Add the example of a row.
+
+        Raises:
+            BadExampleError: The row is invalid.
+        """
+        assert columns.text is not None
+        texts = [get_text(row, columns.text, "--text")]
+        if columns.pair is not None:
+            texts.append(get_text(row, columns.pair, "--pair"))
+        for column in columns.negatives:
+            texts += _parse_negatives(get_cell(row, column, "--negatives"), column)
+        score, label = 0.0, 0
+        if columns.score is not None:
+            score = parse_score(get_cell(row, columns.score, "--score"))
+        label_name = ""
+        if columns.label is not None:
+            label_name = to_label_name(get_cell(row, columns.label, "--label"))
+            if not label_name:
+                raise BadExampleError("an empty label")
+        if columns.kind == "pairs":
+            _reject_equal_texts(texts)
+        numbers = [self.texts.add(text, counts) for text in texts]
+        if label_name:
+            label = self._number_label(numbers[0], label_name)
+        key = hash((*numbers, score))
+        if key in self.seen:
+            counts.skipped["a duplicate of an earlier example"] += 1
+            counts.first_skipped.setdefault("a duplicate of an earlier example", row.location)
+            counts.num_used -= 1
+            return
+        self.seen.add(key)
+        self.anchors.append(numbers[0])
+        self.positives.append(numbers[1] if columns.pair is not None else numbers[0])
+        self.negatives.extend(numbers[2:])
+        self.negative_offsets.append(len(self.negatives))
+        self.scores.append(score)
+        self.labels.append(label)
+        self.file_indices.append(file_index)
+
+    def _number_label(self, text: int, name: str) -> int:
+        """Return the number of a label; raise BadExampleError if the text has another label."""
+        label = self.index_of_label.setdefault(name, len(self.index_of_label))
+        if self.label_of_text.setdefault(text, label) != label:
+            raise BadExampleError("a text that has another label in an earlier row", f": {name!r}")
+        return label
+
+    def collect(self, kind: ExampleKind) -> EmbeddingExamples:
+        """Return all examples."""
+        return EmbeddingExamples(
+            kind=kind,
+            texts=self.texts.collect(),
+            anchors=np.array(self.anchors, np.int64),
+            positives=np.array(self.positives, np.int64),
+            negatives=np.array(self.negatives, np.int64),
+            negative_offsets=np.array(self.negative_offsets, np.int64),
+            scores=np.array(self.scores, np.float32),
+            labels=np.array(self.labels, np.int64),
+            file_indices=np.array(self.file_indices, np.int64),
+        )
+
+
+def read_examples(
+    paths: Sequence[Path],
+    settings: EmbeddingSettings,
+    tokenize: TokenizeTexts,
+    columns: TextColumns,
+    other_columns: TextColumns | None = None,
+) -> tuple[EmbeddingExamples, list[ExampleCounts]]:
+    """Read the examples of one or several tables, which must be of the same kind.
+
+    Exact duplicates are dropped and counted.
+
+    Args:
+        paths: The tables.
+        settings: How to read the tables.
+        tokenize: Tokenizes texts.
+        columns: The columns that the user has named; see ``resolve_columns``.
+        other_columns: Columns to look for if the user has named none.
+
+    Returns:
+        The examples, and the counts of each table.
+
+    Raises:
+        TaskError: A table cannot be read, has no valid example, or is of another kind than the
+            first.
+    """
+    collector = _ExampleCollector(TextCollector(tokenize))
+    all_counts: list[ExampleCounts] = []
+    kind: ExampleKind | None = None
+    for file_index, path in enumerate(paths):
+        file_columns = resolve_columns(path, settings, columns, other_columns)
+        kind = kind or file_columns.kind
+        if file_columns.kind != kind:
+            raise TaskError(
+                f"{path}: its examples are {describe_kind(file_columns.kind)}, but those of "
+                f"{paths[0]} are {describe_kind(kind)}; give files of the same kind"
+            )
+        counts = ExampleCounts()
+        all_counts.append(counts)
+        with open_rows(path, settings, file_columns, counts.notes) as rows:
+            for row in rows:
+                with counts.count_example(row.location, settings):
+                    collector.add_row(row, file_columns, file_index, counts)
+        collector.texts.flush(counts)
+        if not counts.num_used:
+            num_read = f"all {counts.num_read:,} are duplicates or invalid"
+            found = num_read if counts.num_read else "this file has none"
+            raise TaskError(f"{path}: {found}; expected at least one valid example")
+    assert kind is not None
+    return collector.collect(kind), all_counts
+
+
+def describe_kind(kind: ExampleKind) -> str:
+    """Return the name of a kind of examples in messages."""
+    names = {"scored_pairs": "scored pairs", "labeled_texts": "labeled texts"}
+    return names.get(kind, kind)
+
+
+def _parse_negatives(value: Any, column: str) -> list[str]:
+    """Return the texts in the cell of a column of negatives: a text, or a list of texts."""
+    if isinstance(value, list):
+        if not value:
+            raise BadExampleError("an empty list of negatives", f" in column {column!r}")
+        return [require_text(item, column) for item in value]
+    return [require_text(value, column)]
+
+
+def _reject_equal_texts(texts: Sequence[str]) -> None:
+    """Raise BadExampleError if the anchor, the positive and the negatives are not all different."""
+    anchor, positive, *negatives = texts
+    if anchor == positive:
+        raise BadExampleError("an anchor and a positive that are the same text", f": {anchor!r}")
+    for text in negatives:
+        if text in (anchor, positive):
+            error = "a negative that is also the anchor or the positive"
+            raise BadExampleError(error, f": {text!r}")

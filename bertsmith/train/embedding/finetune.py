@@ -1,0 +1,248 @@
+"""Trains a sentence-embedding model and writes a sentence-transformers directory."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertsmith.bundle import pin_model_path
+from bertsmith.files import write_atomic
+from bertsmith.plurals import count_noun
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.runtime import device
+from bertsmith.tasks.embedding_data import describe_kind
+from bertsmith.train.embedding.objective import EmbeddingObjective
+from bertsmith.train.embedding.settings import (
+    EmbeddingRunSettings,
+    get_model_overrides,
+    read_overrides,
+    resolve_settings,
+)
+from bertsmith.train.embedding.start_model import (
+    EmbeddingBundle,
+    load_start_model,
+    save_embedder,
+)
+from bertsmith.train.embedding.training_data import (
+    EmbeddingData,
+    build_tokenize_function,
+    check_files_unchanged,
+    hash_data_files,
+    read_data,
+    resolve_loss,
+)
+from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.finetuning_run import (
+    MODEL_DIR,
+    FinetuneResult,
+    build_loop_options,
+    choose_thread_count,
+    freeze_layers,
+    is_run_finished,
+    load_best_weights,
+    load_result,
+    log_finished_run,
+    resolve_steps,
+    write_result,
+)
+from bertsmith.train.engine.run_device import needs_machine, record_machine
+from bertsmith.train.engine.run_directory import (
+    SETTINGS_FILE,
+    check_run_directory,
+    load_run_settings,
+    lock_run,
+)
+from bertsmith.train.engine.threads import restore_num_threads
+
+
+def finetune_embedder(
+    model: Path | str,
+    out: Path | str,
+    *,
+    data: Path | str | Sequence[Path | str] = (),
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> FinetuneResult:
+    """Train a sentence-embedding model, and write the run and its model to ``out``.
+
+    If the run was interrupted, a call with the same arguments resumes it.
+
+    Args:
+        model: Model directory, run directory or hub id to start from.
+        out: Run directory. OUT/model is a sentence-transformers directory.
+        data: Training table, or several tables with examples of the same kind.
+        config: TOML file with settings.
+        assignments: Settings as "section.name=value"; override ``values`` and ``config``.
+        values: Nested settings as in ``EmbeddingRunSettings``; override ``config``.
+        progress: Receives log messages and progress.
+
+    Raises:
+        BertsmithError: If the arguments or the data are invalid.
+    """
+    run = Path(out)
+    progress = progress or NullProgress()
+    model = pin_model_path(model)
+    check_run_directory(run)
+    files = [data] if isinstance(data, Path | str) else data
+    overrides = read_overrides(config, values, assignments)
+    settings = resolve_settings(model, [Path(file) for file in files], overrides)
+    bundle = load_start_model(model, settings.embedding, get_model_overrides(overrides))
+    tokenize = build_tokenize_function(bundle.encoder.tokenizer, bundle.pooling)
+    examples = read_data(settings.embedding, tokenize)
+    embedding = resolve_loss(settings.embedding, examples.train).model_copy(
+        update={
+            "fingerprint": hash_data_files(settings.embedding),
+            "max_seqlen": bundle.pooling.max_seq_length,
+        }
+    )
+    settings = settings.model_copy(update={"model": bundle.encoder.config, "embedding": embedding})
+    run.mkdir(parents=True, exist_ok=True)
+    with lock_run(run), restore_num_threads(settings.run.threads):
+        check_files_unchanged(run, embedding)
+        is_finished = is_run_finished(run)
+        stored_settings = load_run_settings(
+            run,
+            settings,
+            overrides,
+            progress,
+            # A finished run needs no device.
+            is_device_available=lambda name: is_finished or device.is_device_available(name),
+        )
+        is_new = stored_settings is None
+        if not is_new and is_finished:
+            log_finished_run(run, progress)
+            return load_result(run)
+        settings = stored_settings or settings
+        result = _train(settings, bundle, examples, run, progress, is_new=is_new)
+        if result.model is not None and not settings.checkpoint.keep_optimizer:
+            checkpoint.remove_optimizer_state(run, progress)
+        return result
+
+
+def _train(
+    settings: EmbeddingRunSettings,
+    bundle: EmbeddingBundle,
+    data: EmbeddingData,
+    run: Path,
+    progress: Progress,
+    *,
+    is_new: bool,
+) -> FinetuneResult:
+    """Train or resume a run; if no signal stops it, write its model and result."""
+    machine = _resolve_machine(settings, data, progress)
+    model = bundle.model.to(machine.device)
+    model.bert.kernel = machine.kernel
+    freeze_layers(model.bert, settings.run.num_frozen_layers)
+    objective = EmbeddingObjective(
+        model,
+        settings.embedding,
+        data.train,
+        data.heldout,
+        machine,
+        bundle.encoder.tokenizer,
+        micro_batch_tokens=settings.run.micro_batch_tokens,
+        seed=settings.run.seed,
+    )
+    if is_new:
+        settings = record_machine(settings, machine)
+        budget, checkpoints = resolve_steps(
+            settings.schedule, settings.checkpoint, objective.steps_per_epoch
+        )
+        settings = settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
+        write_atomic(run / SETTINGS_FILE, settings.to_toml())
+    elif needs_machine(settings):
+        settings = record_machine(settings, machine)
+        write_atomic(run / SETTINGS_FILE, settings.to_toml())
+    _log_summary(progress, run, settings, bundle, data, machine)
+    first_heldout = next(iter(data.heldout.values()))
+    loop_options = build_loop_options(
+        settings.run,
+        settings.optim,
+        settings.schedule,
+        settings.checkpoint,
+        machine=machine,
+        steps_per_epoch=objective.steps_per_epoch,
+        selection_metric=first_heldout.metric_names[0],
+        higher_is_better=first_heldout.higher_is_better,
+    )
+    adam = optimizer.build_optimizer(model, settings.optim)
+    outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
+    metrics = load_best_weights(run, outcome, settings.run, model)
+    result = FinetuneResult(
+        run=run,
+        model=None,
+        signal=outcome.signal,
+        step=outcome.state.step,
+        steps=settings.schedule.total_steps(),
+        metric_names=first_heldout.metric_names,
+        metrics=metrics,
+        counts={name: file_counts.as_dict() for name, file_counts in data.counts.items()},
+        seconds=outcome.state.seconds,
+    )
+    if outcome.signal is not None:
+        return result
+    info = {
+        "task": "embed",
+        "provenance": settings.model_dump(mode="json"),
+        "heldout_metrics": metrics,
+    }
+    save_embedder(run / MODEL_DIR, bundle, info)
+    return write_result(result, outcome)
+
+
+def _resolve_machine(
+    settings: EmbeddingRunSettings, data: EmbeddingData, progress: Progress
+) -> device.Machine:
+    """Return the device, precision, attention kernel and threads of the run.
+
+    Raises:
+        RunError: If the model does not fit into memory.
+    """
+    options = settings.run
+    machine = device.resolve_machine(
+        options.device,
+        options.precision,
+        options.attention_kernel,
+        attention_dropout=settings.model.attention_dropout,
+        head_dim=settings.model.head_dim,
+        threads=choose_thread_count(options, progress),
+    )
+    mean_length = len(data.train.texts.ids) / len(data.train.texts)
+    num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
+    # The check assumes that all weights are trained, which needs memory for gradients and moments.
+    if options.num_frozen_layers is None:
+        batch_tokens = round(num_texts * mean_length)
+        device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
+    return machine
+
+
+def _log_summary(
+    progress: Progress,
+    run: Path,
+    settings: EmbeddingRunSettings,
+    bundle: EmbeddingBundle,
+    data: EmbeddingData,
+    machine: device.Machine,
+) -> None:
+    """Log the model, data, loss and device of a run, and warnings about its data."""
+    heldout_sizes = ", ".join(
+        f"{len(heldout.examples):,} ({name})" for name, heldout in data.heldout.items()
+    )
+    train = data.train
+    progress.log(
+        f"{run}: {bundle.encoder.path} on {len(train):,} {describe_kind(train.kind)} with "
+        f"{count_noun(len(train.list_used_texts()), 'distinct text')}, held-out examples: "
+        f"{heldout_sizes} ({device.describe_machine(machine)})"
+    )
+    embedding = settings.embedding
+    dims = ", ".join(map(str, embedding.matryoshka_dims))
+    progress.log(
+        f"loss {embedding.loss}{f' at {dims} dimensions' if dims else ''}, "
+        f"{'+'.join(bundle.pooling.modes)} pooling, batches of {embedding.batch_size} examples, "
+        f"texts of up to {embedding.max_seqlen} tokens"
+    )
+    for name, counts in data.counts.items():
+        log_example_counts(progress, name, counts)
+    warn_unknown_tokens(progress, data.counts)

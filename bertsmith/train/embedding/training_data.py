@@ -1,0 +1,194 @@
+"""Reads and checks the training and held-out examples of an embedding model."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.files import compute_file_sha256
+from bertsmith.interop.sentence_transformers import PoolingConfig
+from bertsmith.settings import read_stored_settings
+from bertsmith.tasks.embedding_columns import resolve_columns
+from bertsmith.tasks.embedding_data import (
+    EmbeddingExamples,
+    TokenizeTexts,
+    describe_kind,
+    read_examples,
+)
+from bertsmith.tasks.embedding_settings import LOSSES, EmbeddingSettings
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.train.embedding.evaluation import HeldoutTexts
+from bertsmith.train.embedding.settings import EmbeddingRunSettings
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+
+
+@dataclass(frozen=True)
+class EmbeddingData:
+    """The examples of a run.
+
+    Attributes:
+        train: Training examples.
+        heldout: Held-out examples by name.
+        counts: For each file, how many examples were read and skipped.
+    """
+
+    train: EmbeddingExamples
+    heldout: dict[str, HeldoutTexts]
+    counts: dict[str, ExampleCounts]
+
+
+def build_tokenize_function(tokenizer: Tokenizer, pooling: PoolingConfig) -> TokenizeTexts:
+    """Return a function that tokenizes texts with prompt and truncation as at inference."""
+    assert pooling.max_seq_length is not None
+    max_text_tokens = pooling.max_seq_length - 2
+
+    def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
+        counting_tokenizer = tokenizer.with_counter(counts.token_counts)
+        encoded = counting_tokenizer.encode_batch(pooling.prepare_texts(texts, tokenizer))
+        counts.num_truncated += sum(len(ids) > max_text_tokens for ids in encoded)
+        return [[tokenizer.cls_id, *ids[:max_text_tokens], tokenizer.sep_id] for ids in encoded]
+
+    return tokenize
+
+
+def read_data(settings: EmbeddingSettings, tokenize: TokenizeTexts) -> EmbeddingData:
+    """Read the training and held-out examples, and check that they suit the loss.
+
+    Raises:
+        TaskError: If a file has invalid or too few examples.
+        SettingsError: If the loss does not suit the examples.
+    """
+    paths = [Path(file) for file in settings.train_files]
+    train, train_counts = read_examples(paths, settings, tokenize, settings.columns)
+    settings = resolve_loss(settings, train)
+    names = ["train"] if len(paths) == 1 else [f"train {path.name}" for path in paths]
+    counts = dict(zip(names, train_counts, strict=True))
+    heldout: dict[str, HeldoutTexts] = {}
+    if settings.validation_files:
+        train_columns = resolve_columns(paths[0], settings, settings.columns)
+        for name, file in settings.validation_files.items():
+            examples, file_counts = read_examples(
+                [Path(file)], settings, tokenize, settings.validation_columns, train_columns
+            )
+            counts[name] = file_counts[0]
+            heldout[name] = HeldoutTexts(examples, settings)
+    else:
+        train, heldout_examples = hold_out_examples(train, settings)
+        heldout["heldout"] = HeldoutTexts(heldout_examples, settings)
+    check_examples(train, settings)
+    return EmbeddingData(train, heldout, counts)
+
+
+def resolve_loss(settings: EmbeddingSettings, examples: EmbeddingExamples) -> EmbeddingSettings:
+    """Return the settings with the default loss of the kind of examples, if none is set.
+
+    Raises:
+        SettingsError: If the loss does not suit the examples.
+    """
+    losses = LOSSES[examples.kind]
+    if settings.loss is None:
+        return settings.model_copy(update={"loss": losses[0]})
+    if settings.loss not in losses:
+        raise SettingsError(
+            f"embedding.loss is {settings.loss!r}, but the examples are "
+            f"{describe_kind(examples.kind)}; use {' or '.join(losses)}"
+        )
+    return settings
+
+
+def hold_out_examples(
+    examples: EmbeddingExamples, settings: EmbeddingSettings
+) -> tuple[EmbeddingExamples, EmbeddingExamples]:
+    """Split the examples into training and held-out examples.
+
+    Examples with the same anchor stay together. The split does not depend on ``run.seed``.
+
+    Raises:
+        RunError: If no training example would remain.
+    """
+    anchors, anchor_rows = np.unique(examples.anchors, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(anchors))
+    num_held_out = max(1, round(settings.validation_fraction * len(anchors)))
+    num_held_out = min(num_held_out, settings.max_validation_examples)
+    is_held_out = np.isin(anchor_rows, order[:num_held_out])
+    if is_held_out.all():
+        raise RunError(
+            f"{', '.join(settings.train_files)}: all examples have the same first text, so none "
+            "can be held out; give a validation file with --dev"
+        )
+    train_indices, heldout_indices = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    return examples.select(train_indices), examples.select(heldout_indices)
+
+
+def check_examples(examples: EmbeddingExamples, settings: EmbeddingSettings) -> None:
+    """Check that the loss can learn from the training examples.
+
+    Raises:
+        TaskError: If the examples have no contrast: one score, one class, or no negatives.
+    """
+    files = ", ".join(settings.train_files)
+    if examples.kind == "scored_pairs":
+        _check_scores(examples, settings, files)
+    if examples.kind == "labeled_texts":
+        sizes = np.bincount(examples.labels)
+        if np.count_nonzero(sizes) < 2:
+            raise TaskError(f"{files}: all texts have the same label; expected at least two labels")
+        if sizes.max() < 2:
+            raise TaskError(f"{files}: no label has two texts; expected labels that texts share")
+    if settings.loss == "triplet" and examples.kind == "pairs" and not len(examples.negatives):
+        raise TaskError(
+            f"{files}: the triplet loss needs negatives, but the pairs have none; name their "
+            "column with --negatives, or use the loss mnrl"
+        )
+    if len(examples) < 2:
+        raise TaskError(f"{files}: there is 1 training example; expected at least two")
+
+
+def _check_scores(examples: EmbeddingExamples, settings: EmbeddingSettings, files: str) -> None:
+    """Raise TaskError if all scores are equal, or are not cosine similarities for that loss."""
+    lowest, highest = float(examples.scores.min()), float(examples.scores.max())
+    if lowest == highest:
+        raise TaskError(
+            f"{files}: every score is {lowest:g}; expected at least two different scores"
+        )
+    largest = max(-lowest, highest)
+    if settings.loss == "cosine" and largest > settings.max_score:
+        raise TaskError(
+            f"{files}: the scores are {lowest:g} to {highest:g}, but the cosine loss needs "
+            f"-{settings.max_score:g} to {settings.max_score:g}; give the score of equal meaning "
+            f"with --set embedding.max_score={highest:g}"
+        )
+
+
+def hash_data_files(settings: EmbeddingSettings) -> str:
+    """Return a truncated SHA-256 of the content of the data files.
+
+    Raises:
+        TaskError: If a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for file in settings.list_files():
+        try:
+            digest.update(compute_file_sha256(file).encode())
+        except OSError as error:
+            raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
+    return digest.hexdigest()[:16]
+
+
+def check_files_unchanged(run: Path, settings: EmbeddingSettings) -> None:
+    """Raise RunError if the content of the data files has changed since the run was started."""
+    path = run / SETTINGS_FILE
+    if not path.exists():
+        return
+    stored = EmbeddingRunSettings.parse(read_stored_settings(path), str(path)).embedding
+    has_same_files = stored.list_files() == settings.list_files()
+    if has_same_files and stored.fingerprint != settings.fingerprint:
+        raise RunError(
+            f"{run}: the data files have changed since this run was started "
+            f"({', '.join(map(str, settings.list_files()))}); restore them to resume it, or give "
+            "--out another directory to start a new run"
+        )

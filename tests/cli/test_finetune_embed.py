@@ -1,0 +1,93 @@
+"""The command ``finetune embed``."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from bertsmith.train.engine import loop, step
+from tests.cli.conftest import SENTENCES, RunCli
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 30 pairs of texts."""
+    file = tmp_path_factory.mktemp("table") / "pairs.csv"
+    rows = [f"{SENTENCES[n % 3].replace(',', '')} {n},the river {n}" for n in range(30)]
+    file.write_text("\n".join(["question,answer", *rows]) + "\n")
+    return file
+
+
+def test_train_embed_and_search(run_cli: RunCli, model: Path, table: Path, tmp_path: Path) -> None:
+    """A trained model is inspected, embeds lines, and is searched."""
+    run = tmp_path / "run"
+    options = ["--text", "question", "--pair", "answer", "--epochs", "1", "--batch-size", "16",
+               "--matryoshka", "22,8", "--set", "run.threads=1"]  # fmt: skip
+    command = ["finetune", "embed", "--model", model, "--data", table, "--out", run, *options]
+    completed = run_cli(*command)
+    assert completed.status == 0, completed.err
+    assert completed.out.startswith("held out (3 examples): ndcg@10 ")
+    assert "train: 30 read, 30 used" in completed.out
+    assert f"wrote {run / 'model'}, a sentence-transformers directory" in completed.err
+    assert "loss mnrl at 22, 8 dimensions, mean pooling" in completed.err
+    result = json.loads(run_cli(*command, "--json").out)
+    assert result["metrics"]["examples"] == 3
+    assert "finished" in run_cli("inspect", run).out
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(SENTENCES))
+    completed = run_cli("embed", run, lines, "--out", tmp_path / "lines.index")
+    assert completed.status == 0, completed.err
+    hits = json.loads(run_cli("search", tmp_path / "lines.index", SENTENCES[1], "--json").out)
+    assert SENTENCES[1] in json.dumps(hits)
+
+
+def test_stopped_run_is_continued_by_the_same_command(
+    run_cli: RunCli, model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM saves a checkpoint and exits with its status; export writes the checkpoint."""
+    command = ["finetune", "embed", "--model", model, "--data", table, "--text", "question",
+               "--pair", "answer", "--batch-size", "8", "--epochs", "2", "--set", "run.threads=1",
+               "--out", tmp_path / "run"]  # fmt: skip
+    take_step = step.take_step
+
+    def raise_signal(*arguments: object, **keywords: object) -> object:
+        signal.raise_signal(signal.SIGTERM)
+        return take_step(*arguments, **keywords)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", raise_signal)
+        completed = run_cli(*command)
+    assert completed.status == 128 + signal.SIGTERM
+    assert "stopped after step 1 of 8" in completed.err
+    completed = run_cli("export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "snapshot")
+    assert completed.status == 2, "an unfinished run has no model yet"
+    completed = run_cli(*command)
+    assert completed.status == 0, completed.err
+    assert "resuming from step 1 of 8" in completed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--weights", "1,x"], "--weights '1,x': expected numbers separated by commas"),
+        (["--weights", "1,2"], "file_weights has 2 values and train_files has 1"),
+        (["--score", "answer"], "the column of the text is missing; set text (--text)"),
+        (["--loss", "mse"], "embedding.loss: Input should be"),
+        (["--text", "question", "--pair", "reply"], "there is no column 'reply'"),
+        ([], "no column has a standard name; the columns are 'question', 'answer'"),
+        (["--config", "{run}"], "these are not the settings of `finetune embed`"),
+    ],
+)
+def test_mistakes_are_explained(
+    run_cli: RunCli, model: Path, table: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    """A mistake exits with status 2, a message and no run directory."""
+    (tmp_path / "run.toml").write_text("[task]\nname = 'rte'\n")
+    options = [option.format(run=tmp_path / "run.toml") for option in options]
+    completed = run_cli(
+        "finetune", "embed", "--model", model, "--data", table, "--out", tmp_path / "run", *options
+    )
+    assert completed.status == 2
+    assert message in completed.err
+    assert not (tmp_path / "run").exists()

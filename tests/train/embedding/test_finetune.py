@@ -1,0 +1,333 @@
+"""Training of embedding models: learning, resuming, several files, output and errors."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+
+from bertsmith import bundle
+from bertsmith.bundle.metadata import read_info
+from bertsmith.errors import BertsmithError
+from bertsmith.interop.sentence_transformers import read_pooling
+from bertsmith.tasks.embedding_data import read_examples
+from bertsmith.tasks.embedding_settings import EmbeddingSettings
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.train.embedding.batches import BatchSampler, ClassIndex
+from bertsmith.train.embedding.finetune import finetune_embedder
+from bertsmith.train.embedding.start_model import load_start_model
+from bertsmith.train.embedding.training_data import build_tokenize_function
+from bertsmith.train.engine import loop
+from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.engine.step import take_step
+from bertsmith.train.latest_snapshot import write_latest_snapshot
+from bertsmith.use.embed import Embedder, embed
+from tests.train.conftest import RecordingProgress
+from tests.train.embedding.conftest import WIDTH, WriteTable, make_rows
+
+#: Settings with which a small model learns fast.
+FAST_SETTINGS: dict[str, dict[str, Any]] = {
+    "optim": {"lr": 3e-3},
+    "run": {"threads": 1, "precision": "fp32"},
+    "embedding": {"batch_size": 16},
+    "schedule": {"epochs": 3.0},
+}
+
+
+def train(start_model: Path, out: Path, *data: Path, **tables: dict[str, Any]) -> FinetuneResult:
+    """Train with fast settings; keywords are tables of settings."""
+    values = {name: FAST_SETTINGS.get(name, {}) | table for name, table in tables.items()}
+    return finetune_embedder(start_model, out, data=data, values=FAST_SETTINGS | values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "metric", "min_score"),
+    [
+        ("pairs", "mnrl", "ndcg@10", 0.6),
+        ("triplets", "triplet", "triplet_accuracy", 0.9),
+        ("scored_pairs", "cosent", "spearman", 0.8),
+        ("scored_pairs", "cosine", "spearman", 0.8),
+        ("labeled_texts", "mnrl", "nearest_neighbor_accuracy", 0.9),
+        ("labeled_texts", "triplet", "nearest_neighbor_accuracy", 0.9),
+    ],
+)
+def test_each_kind_is_learned(
+    start_model: Path,
+    write_table: WriteTable,
+    tmp_path: Path,
+    kind: str,
+    loss: str,
+    metric: str,
+    min_score: float,
+) -> None:
+    """Held-out metrics after training are high, and better than those of the start model."""
+    table = write_table("train.jsonl", make_rows(kind, 240))
+    dev = write_table("dev.jsonl", make_rows(kind, 40, seed=1))
+    embedding = {"loss": loss, "batch_size": 16, "validation_files": {"dev": str(dev)}}
+    result = train(start_model, tmp_path / "run", table, embedding=embedding)
+    untrained = train(
+        start_model, tmp_path / "untrained", table, embedding=embedding, schedule={"steps": 1,
+        "epochs": None}, optim={"lr": 1e-12},
+    )  # fmt: skip
+    assert result.metrics["examples"] == 40
+    assert result.metrics[metric] >= min_score
+    assert result.metrics[metric] > untrained.metrics[metric] + 0.02
+    assert result.metric_names[0] in result.metrics
+
+
+def test_unlabeled_text_is_evaluated_on_another_kind(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """SimCSE lowers its loss; a validation file of scored pairs has a correlation."""
+    (tmp_path / "lines.txt").write_text(
+        "".join(row["text"] + "\n" for row in make_rows("texts", 120))
+    )
+    dev = write_table("dev.jsonl", make_rows("scored_pairs", 30, seed=1))
+    result = train(start_model, tmp_path / "run", tmp_path / "lines.txt")
+    assert result.metric_names == ["loss"]
+    slow = train(start_model, tmp_path / "slow", tmp_path / "lines.txt", optim={"lr": 1e-12})
+    assert result.metrics["loss"] < slow.metrics["loss"]
+    embedding = {"batch_size": 16, "validation_files": {"dev": str(dev)}}
+    result = train(start_model, tmp_path / "sts", tmp_path / "lines.txt", embedding=embedding)
+    assert result.metric_names == ["spearman", "pearson"]
+    assert result.counts["train"]["num_used"] == 120
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [16384, 64], ids=["direct", "cached"])
+def test_interrupted_run_ends_with_the_same_bytes(
+    start_model: Path,
+    write_table: WriteTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    micro_batch_tokens: int,
+) -> None:
+    """A run interrupted within an epoch ends with the same weights and metrics."""
+    table = write_table("train.jsonl", make_rows("labeled_texts", 80))
+    tables: dict[str, Any] = {
+        "run": {"micro_batch_tokens": micro_batch_tokens}, "checkpoint": {"every": 2}
+    }  # fmt: skip
+    expected = train(start_model, tmp_path / "uninterrupted", table, **tables)
+    num_steps = 0
+
+    def interrupt_step_8(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 8:
+            raise KeyboardInterrupt
+        return take_step(*arguments, **keywords)
+
+    monkeypatch.setattr(loop, "take_step", interrupt_step_8)
+    with pytest.raises(KeyboardInterrupt):
+        train(start_model, tmp_path / "interrupted", table, **tables)
+    assert not (tmp_path / "interrupted" / "model").exists()
+    monkeypatch.undo()
+    resumed = train(start_model, tmp_path / "interrupted", table, **tables)
+    assert expected.model is not None
+    assert resumed.model is not None
+    name = bundle.WEIGHTS_FILE
+    assert (resumed.model / name).read_bytes() == (expected.model / name).read_bytes()
+    assert resumed.metrics == expected.metrics
+    again = train(start_model, tmp_path / "interrupted", table, **tables)
+    assert again.metrics == expected.metrics, "a finished run returns its result"
+
+
+def test_sentence_transformers_loads_the_model(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """sentence-transformers loads the model directory and computes the same vectors within 1e-6."""
+    rows = make_rows("pairs", 60)
+    embedding = {"matryoshka_dims": [WIDTH, 8], "prompt": "ba be ", "batch_size": 16}
+    result = train(
+        start_model, tmp_path / "run", write_table("train.jsonl", rows), embedding=embedding
+    )
+    assert result.model is not None
+    assert {"ndcg@10_dim32", "ndcg@10_dim8"} <= result.metrics.keys()
+    model = SentenceTransformer(str(result.model), device="cpu")
+    texts = [row["anchor"] for row in rows] + [" ".join(["bo"] * 60)]
+    expected = model.encode(texts)
+    np.testing.assert_allclose(embed(result.model, texts), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, rtol=1e-5)
+    assert model.prompts["default"] == "ba be "
+    # Training sees the same tokens as inference.
+    embedder = Embedder.load(result.model)
+    pooling = read_pooling(result.model)
+    assert pooling is not None
+    tokenize = build_tokenize_function(embedder.tokenizer, pooling)
+    counts = ExampleCounts()
+    assert tokenize(texts, counts) == embedder.tokenize(texts).sequences
+    assert counts.num_truncated == 1
+    assert (pooling.prompt, pooling.matryoshka_dims) == ("ba be ", (WIDTH, 8))
+    card = (result.model / "README.md").read_text()
+    assert 'library_name: "sentence-transformers"' in card
+    assert "Matryoshka dimensions: 32, 8" in card
+    assert read_info(result.model)["heldout_metrics"] == result.metrics
+    write_latest_snapshot(tmp_path / "run", tmp_path / "snapshot")
+    np.testing.assert_array_equal(embed(tmp_path / "snapshot", texts), embed(result.model, texts))
+
+
+def test_dense_modules_are_trained(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """A start model with cls pooling and a Dense module keeps them, and its Dense weights learn."""
+    torch.manual_seed(0)
+    SentenceTransformer(
+        modules=[
+            modules.Transformer(str(start_model)),
+            modules.Pooling(WIDTH, pooling_mode="cls"),
+            modules.Dense(WIDTH, 11),
+        ]
+    ).save(str(tmp_path / "st"))
+    table = write_table("train.jsonl", make_rows("pairs", 60))
+    result = train(tmp_path / "st", tmp_path / "run", table)
+    assert result.model is not None
+    texts = [row["anchor"] for row in make_rows("pairs", 9)]
+    vectors = embed(result.model, texts)
+    expected = SentenceTransformer(str(result.model), device="cpu").encode(texts)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    assert vectors.shape == (9, 11)
+    old, new = (
+        load_file(folder / "2_Dense" / "model.safetensors")["linear.weight"]
+        for folder in (tmp_path / "st", result.model)
+    )
+    assert not torch.equal(old, new)
+
+
+def test_file_weights_repeat_and_draw_examples(start_model: Path, write_table: WriteTable) -> None:
+    """A file of weight 2 is used twice per epoch; of one with 0.5, a new half in each epoch."""
+    tables = [write_table(f"{seed}.jsonl", make_rows("pairs", 20, seed)) for seed in range(3)]
+    settings = EmbeddingSettings(
+        train_files=list(map(str, tables)), file_weights=[2.0, 1.0, 0.5], batch_size=16, loss="mnrl"
+    )
+    model = load_start_model(start_model, settings, {})
+    tokenize = build_tokenize_function(model.encoder.tokenizer, model.pooling)
+    examples, _ = read_examples(tables, settings, tokenize, settings.columns)
+    sampler = BatchSampler(examples, settings, seed=0)
+    assert (sampler.num_examples, sampler.num_batches) == (70, 5)
+    epochs = []
+    for epoch in range(2):
+        batches = [sampler.get_indices(epoch, step) for step in range(5)]
+        assert [len(batch) for batch in batches] == [14] * 5
+        indices = np.concatenate(batches)
+        assert np.bincount(indices, minlength=60)[:40].tolist() == [2] * 20 + [1] * 20
+        assert len(set(indices[indices >= 40])) == 10
+        epochs.append(indices)
+    assert set(epochs[0]) != set(epochs[1])
+    again = BatchSampler(examples, settings, seed=0)
+    assert again.get_indices(1, 3).tolist() == epochs[1][42:56].tolist()
+
+
+def test_labels_determine_positives_and_negatives() -> None:
+    """Drawn positives are other examples of the class, negatives of other classes, all possible."""
+    labels = np.array([2, 0, 1, 0, 2, 2, 0, 3, 1])
+    index = ClassIndex(labels)
+    anchors = np.array([0, 1, 2, 3, 4, 5, 6, 8])
+    drawn = set()
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        positives = index.draw_positives(anchors, rng)
+        negatives = index.draw_negatives(anchors, rng)
+        assert (labels[positives] == labels[anchors]).all()
+        assert (positives != anchors).all()
+        assert (labels[negatives] != labels[anchors]).all()
+        drawn |= {*zip(anchors.tolist(), positives.tolist(), strict=True)}
+        drawn |= {*zip(anchors.tolist(), negatives.tolist(), strict=True)}
+    assert drawn == {(a, b) for a in anchors.tolist() for b in range(9) if a != b}
+
+
+def test_large_batches_need_no_more_memory_for_activations(
+    start_model: Path, write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No forward pass has more tokens than run.micro_batch_tokens, whatever the batch size."""
+    sizes: list[int] = []
+    forward = bundle.load_encoder(start_model).model.__class__.forward
+
+    def record(self: Any, batch: Any, *arguments: Any) -> Any:
+        sizes.append(len(batch.ids))
+        return forward(self, batch, *arguments)
+
+    monkeypatch.setattr("bertsmith.model.bert.BertModel.forward", record)
+    table = write_table("train.jsonl", make_rows("pairs", 200))
+    train(
+        start_model, tmp_path / "run", table, embedding={"batch_size": 180},
+        run={"micro_batch_tokens": 100}, schedule={"steps": 1, "epochs": None},
+    )  # fmt: skip
+    num_training_passes = sum(size <= 100 for size in sizes)
+    assert num_training_passes > 20
+    assert sizes[: num_training_passes - 1] == [size for size in sizes if size <= 100][:-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "embedding", "message"),
+    [
+        ("scored_pairs", {"score": 1}, {}, "every score is 1; expected at least two different"),
+        ("scored_pairs", {}, {"loss": "mnrl"}, "examples are scored pairs; use cosent or cosine"),
+        (
+            "scored_pairs",
+            {},
+            {"loss": "cosine", "max_score": 0.5},
+            "the scores are 0 to 1",
+        ),
+        ("labeled_texts", {"label": "x"}, {}, "all texts have the same label"),
+        ("pairs", {}, {"loss": "triplet"}, "the triplet loss needs negatives"),
+        ("pairs", {"anchor": "ba"}, {}, "all examples have the same first text"),
+        ("pairs", {}, {"matryoshka_dims": [64]}, "vectors have 32 dimensions"),
+        ("pairs", {}, {"max_seqlen": 99}, "the model takes at most 43 tokens"),
+        ("pairs", {}, {"validation_files": {"dev": "lost.csv"}}, "lost.csv: no such file"),
+        ("pairs", {}, {"pooling": "first"}, "embedding.pooling: Input should be"),
+    ],
+)
+def test_unsuitable_data_and_settings_are_errors(
+    start_model: Path,
+    write_table: WriteTable,
+    tmp_path: Path,
+    kind: str,
+    changes: dict[str, Any],
+    embedding: dict[str, Any],
+    message: str,
+) -> None:
+    """The error says what is wrong, and no run directory is left behind."""
+    table = write_table("train.jsonl", [row | changes for row in make_rows(kind, 20)])
+    with pytest.raises(BertsmithError, match=message):
+        train(start_model, tmp_path / "run", table, embedding=embedding)
+    assert not (tmp_path / "run").exists()
+
+
+def test_changed_files_stop_a_resumed_run(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """A run is not resumed with other data or other settings."""
+    rows = make_rows("pairs", 30)
+    table = write_table("train.jsonl", rows)
+    train(start_model, tmp_path / "run", table, schedule={"steps": 1, "epochs": None})
+    with pytest.raises(BertsmithError, match=r"temperature: 0\.05 in the run, 0\.1 now"):
+        train(
+            start_model, tmp_path / "run", table, schedule={"steps": 1, "epochs": None},
+            embedding={"temperature": 0.1},
+        )  # fmt: skip
+    write_table("train.jsonl", rows[:-1])
+    with pytest.raises(BertsmithError, match="the data files have changed"):
+        train(start_model, tmp_path / "run", table, schedule={"steps": 1, "epochs": None})
+
+
+def test_settings_of_a_run_start_another_run(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """settings.toml of a run is a config for a run with other data; duplicates are reported."""
+    rows = make_rows("pairs", 30)
+    table = write_table("train.jsonl", rows)
+    train(start_model, tmp_path / "run", table, embedding={"temperature": 0.2})
+    progress = RecordingProgress()
+    other = write_table("other.jsonl", [*rows, rows[0]])
+    config = tmp_path / "run" / "settings.toml"
+    result = finetune_embedder(
+        start_model, tmp_path / "other", data=other, config=config, progress=progress
+    )
+    assert result.steps == 3 * 2
+    settings = read_info(tmp_path / "other" / "model")["provenance"]["embedding"]
+    assert settings["temperature"] == 0.2
+    assert settings["train_files"] == [str(other)]
+    assert any("1 skipped: a duplicate of an earlier example" in m for m in progress.messages)
