@@ -13,14 +13,17 @@ from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.errors import add_error_handlers, create_error_response
 from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.hosts import HostCheck
+from bertsmith.serve.inference_api import InferenceRoutes
 from bertsmith.serve.inspection import InspectionRoutes
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware, SecurityHeaders
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.page import Page
+from bertsmith.serve.rerank import RerankRoutes
 from bertsmith.serve.routes import TaskRoutes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.tei import TeiRoutes
 from bertsmith.version import __version__
 
 
@@ -68,8 +71,12 @@ def create_app(
         app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(SecurityHeaders)
     _add_server_endpoints(app, service, metrics, needs_key=key is not None)
-    app.include_router(EmbeddingRoutes(executor).router)
+    embeddings = EmbeddingRoutes(executor)
+    app.include_router(embeddings.router)
+    app.include_router(InferenceRoutes(executor, embeddings).router)
     app.include_router(TaskRoutes(executor).router)
+    app.include_router(RerankRoutes(executor).router)
+    app.include_router(TeiRoutes(executor).router)
     app.include_router(InspectionRoutes(executor).router)
     if has_page:
         app.router.routes.extend(Page().routes())

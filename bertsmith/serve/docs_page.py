@@ -38,6 +38,12 @@ _EXAMPLE_BODIES: dict[str, dict[str, Any]] = {
     "/similarity": {"inputs": {"source_sentence": "a cat sleeps", "sentences": ["a dog sleeps"]}},
     "/word_distances": {"inputs": ["the bank of the river", "money in the bank"], "word": "bank"},
     "/attention": {"inputs": "a sentence", "layer": 1, "head": 1},
+    "/rerank": {"query": "where do fish live?", "texts": ["Fish live in water.", "I am tired."]},
+    "/v1/rerank": {"query": "where do fish live?", "documents": ["In water.", "I am tired."]},
+    "/v2/rerank": {"query": "where do fish live?", "documents": ["In water.", "I am tired."]},
+    "/": {"inputs": "a sentence"},
+    "/predict": {"inputs": "a fine piece of work"},
+    "/decode": {"ids": [5, 6]},
     "/tokenize": {"inputs": "a sentence"},
     "/fill": {"inputs": "my dog is [MASK]", "top": 3},
     "/pair": {"inputs": ["Open the file.", "Then read its first line."]},
@@ -86,8 +92,8 @@ def _render_example(path: str, url: str, models: Sequence[ServedModel], *, needs
 
     The command names a loaded model; if no loaded model supports the endpoint, a note says so.
     """
-    task = path.removeprefix("/")
-    if task not in ("fill", "pair", "classify", "tag", "answer", "choose"):
+    task = {"/predict": "classify"}.get(path, path.rpartition("/")[2])
+    if task not in ("fill", "pair", "rerank", "classify", "tag", "answer", "choose"):
         task = "embed"  # Every model supports the other endpoints.
     names = [model.name for model in models if task in model.tasks]
     body = ({"model": names[0]} if names else {}) | _EXAMPLE_BODIES[path]

@@ -19,15 +19,18 @@ from bertsmith.serve.execution import (
     to_json_response,
 )
 from bertsmith.serve.limits import check_limit
+from bertsmith.serve.parsing import TRUNCATED_HEADER
 from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
 from bertsmith.serve.service import PendingEmbeddings
-from bertsmith.use.embed import Floats
+from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.vector_settings import VectorSettings
 
 #: Largest request, in characters, that is tokenized on the event loop; larger ones are tokenized
 #: in a thread, because they would delay other requests.
 _MAX_INLINE_CHARACTERS = 10_000
+#: Largest difference of the length of a normalized vector from 1, by rounding.
+_LENGTH_TOLERANCE = 1e-3
 
 
 class EmbeddingRoutes:
@@ -44,6 +47,7 @@ class EmbeddingRoutes:
         self.router = executor.create_router()
         self.router.post("/v1/embeddings")(self.create_openai_embeddings)
         self.router.get("/v1/models")(self.list_models)
+        self.router.get("/v1/models/{name}")(self.get_model)
         for path in ("embed", "embed_all", "similarity"):
             self.router.post(f"/{path}")(getattr(self, path))
 
@@ -51,19 +55,19 @@ class EmbeddingRoutes:
         self,
         request: Request,
         model: str | None,
-        texts: list[str],
+        texts: list[str] | list[list[int]],
         settings: VectorSettings,
-        *,
-        truncate: bool = True,
+        **options: Any,
     ) -> tuple[PendingEmbeddings, list[Any]]:
-        """Submit texts to the batcher; return the submission and, once computed, the vectors."""
+        """Submit texts to the batcher; return the submission and, once computed, the vectors.
+
+        ``options`` are those of ``Service.submit_embeddings``.
+        """
         # ``submit`` must return only the future, so it stores the submission here.
         submitted: list[PendingEmbeddings] = []
 
         def submit(deadline: Deadline) -> Any:
-            pending = self._service.submit_embeddings(
-                model, texts, settings, deadline, truncate=truncate
-            )
+            pending = self._service.submit_embeddings(model, texts, settings, deadline, **options)
             submitted.append(pending)
             return pending.future
 
@@ -77,16 +81,17 @@ class EmbeddingRoutes:
         Vectors have length 1, unless the model is a sentence-transformers model that does not
         normalize.
         """
-        if body.dimensions is not None:
-            raise InputError(
-                "dimensions: this model's vectors cannot be shortened; leave dimensions out"
-            )
-        texts = as_list(body.input)
+        texts: Any = as_list(body.input)
+        if isinstance(texts[0], int):
+            # The token ids of one text.
+            texts = [texts]
         embedder = self._service.find_model(body.model, "embed").embedder
         # OpenAI's vectors have length 1, and its clients may use dot products as cosines. The
         # files of a sentence-transformers model say whether its vectors are normalized.
         settings = VectorSettings(normalize=True if embedder.pooling_config is None else None)
+        check_dimensions(body.dimensions, embedder, settings)
         pending, vectors = await self._compute_vectors(request, body.model, texts, settings)
+        vectors = shorten_vectors(vectors, body.dimensions)
 
         def encode() -> bytes:
             items = (
@@ -99,24 +104,43 @@ class EmbeddingRoutes:
                 {"object": "list", "data": data, "model": pending.model_name, "usage": usage}
             )
 
-        return await self._executor.encode_response(encode, _count_elements(vectors))
+        response = await self._executor.encode_response(encode, _count_elements(vectors))
+        return _add_truncated_header(response, pending)
 
     async def list_models(self) -> Response:
         """List the models (OpenAI's API)."""
-        models = [
-            {"id": name, "object": "model", "created": self._started_at, "owned_by": "bertsmith"}
-            for name in self._service.models
-        ]
+        models = list(map(self._describe_model, self._service.models))
         return to_json_response({"object": "list", "data": models})
+
+    async def get_model(self, name: str) -> Response:
+        """Return one model (OpenAI's API)."""
+        return to_json_response(self._describe_model(self._service.find_model(name, "embed").name))
+
+    def _describe_model(self, name: str) -> dict[str, Any]:
+        """Return the entry of a model in OpenAI's API."""
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "bertsmith",
+        }
 
     async def embed(self, request: Request, body: EmbedBody) -> Response:
         """Embed texts: one vector per text."""
         settings = body.to_vector_settings(pooling=body.pooling, normalize=body.normalize)
         texts = as_list(body.inputs)
-        _, vectors = await self._compute_vectors(
-            request, body.model, texts, settings, truncate=body.truncate
+        embedder = self._service.find_model(body.model, "embed").embedder
+        check_dimensions(body.dimensions, embedder, settings)
+        pending, vectors = await self._compute_vectors(
+            request,
+            body.model,
+            texts,
+            settings,
+            truncate=body.truncate,
+            truncation_side=body.truncation_direction,
         )
-        return await self._create_vectors_response(vectors)
+        vectors = shorten_vectors(vectors, body.dimensions)
+        return _add_truncated_header(await self._create_vectors_response(vectors), pending)
 
     async def embed_all(self, request: Request, body: VectorsBody) -> Response:
         """Embed tokens: one vector per token of each text."""
@@ -157,15 +181,50 @@ class EmbeddingRoutes:
         )
 
 
+def check_dimensions(dimensions: int | None, embedder: Embedder, settings: VectorSettings) -> None:
+    """Raise InputError if the vectors have fewer elements than a client wants."""
+    width = embedder.resolve_settings(settings).width
+    if dimensions is not None and dimensions > width:
+        raise InputError(f"dimensions is {dimensions:,}; expected 1 to {width:,}")
+
+
+def shorten_vectors(vectors: Sequence[Floats], dimensions: int | None) -> list[Floats]:
+    """Return the first elements of vectors, as models with Matryoshka embeddings are trained for.
+
+    Vectors of length 1 keep this length.
+
+    Args:
+        vectors: the vectors, float32 [W] each.
+        dimensions: number of elements; None or W for the same vectors.
+    """
+    if dimensions is None or not vectors or dimensions == len(vectors[0]):
+        return list(vectors)
+    return [_shorten_vector(vector, dimensions) for vector in vectors]
+
+
+def _shorten_vector(vector: Floats, dimensions: int) -> Floats:
+    shortened = vector[:dimensions]
+    if abs(float(np.linalg.norm(vector)) - 1) > _LENGTH_TOLERANCE:
+        return shortened
+    return shortened / np.float32(max(float(np.linalg.norm(shortened)), 1e-12))
+
+
+def _add_truncated_header(response: Response, pending: PendingEmbeddings) -> Response:
+    """Add the number of truncated texts to a response, if there are any."""
+    if pending.num_truncated:
+        response.headers[TRUNCATED_HEADER] = str(pending.num_truncated)
+    return response
+
+
 def _count_elements(vectors: Sequence[Floats]) -> int:
     """Return the number of elements of all arrays together."""
     return sum(vector.size for vector in vectors)
 
 
-def _encode_vectors(vectors: Sequence[Floats], encoding_format: str) -> Iterator[Any]:
-    """Yield each vector as JSON numbers ("float"), or as little-endian float32 in base64."""
+def _encode_vectors(vectors: Sequence[Floats], encoding_format: str | None) -> Iterator[Any]:
+    """Yield each vector as little-endian float32 in base64, or as JSON numbers ("float", None)."""
     for vector in vectors:
-        if encoding_format == "float":
-            yield orjson.Fragment(serialize_array(vector))
-        else:
+        if encoding_format == "base64":
             yield base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
+        else:
+            yield orjson.Fragment(serialize_array(vector))

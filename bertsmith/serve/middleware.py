@@ -19,7 +19,7 @@ from bertsmith.serve.auth import ApiKey
 from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.page import is_page_path
-from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
+from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
 from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody, Message, Receive
 from bertsmith.serve.sending import ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
@@ -90,7 +90,7 @@ class RequestMiddleware:
                 allow_origins=origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[UNKNOWN_SHARE_HEADER],
+                expose_headers=[UNKNOWN_SHARE_HEADER, TRUNCATED_HEADER],
             )
             self._handle = self._cors
         #: Number of running requests.

@@ -44,7 +44,7 @@ class ServedModel:
         bundle: model and tokenizer.
         embedder: computes vectors with the same model.
         tasks: tasks that the model supports: "embed" (every model), "fill", "pair", "classify",
-            "tag", "answer" or "choose".
+            "rerank" (models with one output), "tag", "answer" or "choose".
     """
 
     name: str
@@ -82,6 +82,8 @@ def load_served_model(
     tasks = {"embed"}
     if isinstance(bundle, FineTunedBundle):
         tasks.add(_TASK_BY_KIND[bundle.head.kind])
+        if bundle.head.kind == "regression":
+            tasks.add("rerank")
     elif isinstance(bundle, PretrainedBundle):
         # Without the weights of a masked-LM head, the loaded head is randomly initialized.
         if not any(parameter.startswith("mlm.") for parameter in bundle.new_weights):

@@ -23,6 +23,8 @@ MAX_INLINE_BYTES: Final = 16_384
 #: Response header with the share of [UNK] tokens. It is sent if the share exceeds
 #: ``MAX_UNKNOWN_SHARE``.
 UNKNOWN_SHARE_HEADER: Final = "X-Bertsmith-Unknown-Share"
+#: Response header with the number of texts that were truncated, if any.
+TRUNCATED_HEADER: Final = "X-Bertsmith-Truncated-Texts"
 #: Maximum length of a field name in an error message, because clients choose the names.
 _MAX_FIELD_CHARACTERS: Final = 100
 _EXAMPLE_ADVICE: Final = 'send an object such as {"inputs": ["a text"]}'

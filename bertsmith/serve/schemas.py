@@ -4,20 +4,21 @@ The number of validation errors is limited, even if an invalid body is very larg
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     GetCoreSchemaHandler,
     Tag,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from bertsmith.compatibility import upgrade_request
 from bertsmith.serve.limits import MAX_TOP, check_limit
@@ -26,7 +27,7 @@ from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 #: Maximum number of layers, and of layer weights, per request; far more than any model has.
 MAX_LAYERS: Final = 1024
 #: Tags of union branches. Pydantic adds them to error locations, although they are not fields.
-BRANCH_TAGS: Final = frozenset({"<one>", "<list>"})
+BRANCH_TAGS: Final = frozenset({"<one>", "<list>", "<ids>", "<id lists>"})
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,50 @@ def _select_pair_branch(value: Any) -> str:
     return "<list>" if is_list else "<one>"
 
 
+def _select_input_branch(value: Any) -> str:
+    """Return the tag of the union branch for texts or token ids."""
+    if not isinstance(value, list) or not value:
+        return _select_branch(value)
+    if isinstance(value[0], list):
+        return "<id lists>"
+    return "<ids>" if type(value[0]) is int else "<list>"
+
+
+def _select_ids_branch(value: Any) -> str:
+    """Return the tag of the union branch for the ids of one text or of several texts."""
+    is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    return "<id lists>" if is_nested else "<ids>"
+
+
 Texts = Annotated[list[str], FailFastList("texts"), Field(min_length=1)]
 #: A text or a list of texts.
 Inputs = Annotated[
     Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(_select_branch)
 ]
+TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], FailFastList(), Field(min_length=1)]
+#: [A] or [A, B].
+TextOrPair = Annotated[list[str], FailFastList(), Field(min_length=1, max_length=2)]
 TextPair = tuple[str, str]
 #: Weight of a layer. Larger values would overflow float32 in the weighted sum.
 Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+TruncationDirection = Annotated[
+    Literal["right", "left"],
+    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+    Field(description="Side on which texts are truncated."),
+]
+#: Elements of shortened vectors.
+Dimensions = Annotated[
+    int | None,
+    Field(ge=1, description="Elements of each vector; null: all. Shortened vectors keep length 1."),
+]
 ModelName = Annotated[
     str | None, Field(description="Model name; by default the first model that supports this task.")
 ]
+
+
+def _is_nullable(field: FieldInfo) -> bool:
+    """Return whether null is not the same as leaving the field out."""
+    return field.is_required() or type(None) in get_args(field.annotation)
 
 
 class StrictModel(BaseModel):
@@ -89,14 +123,29 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _upgrade_and_keep_one_unknown_key(cls, value: Any) -> Any:
-        """Rename the fields of older versions, and remove all unknown keys but the first."""
+        """Rename the fields of older versions, and remove all unknown keys but the first.
+
+        Hugging Face's clients send ``"parameters": {}`` and null for optional fields, which is
+        the same as leaving them out.
+        """
         # Pydantic would report every unknown key, and a body can have hundreds of thousands.
         if not isinstance(value, dict):
             return value
         value = upgrade_request(value, cls.model_fields)
-        fields = {name: value[name] for name in cls.model_fields if name in value}
-        if len(fields) < len(value):
-            unknown = next(name for name in value if name not in cls.model_fields)
+        fields = {
+            name: value[name]
+            for name, field in cls.model_fields.items()
+            if name in value and (value[name] is not None or _is_nullable(field))
+        }
+        unknown = next(
+            (
+                name
+                for name in value
+                if name not in cls.model_fields and not (name == "parameters" and not value[name])
+            ),
+            None,
+        )
+        if unknown is not None:
             fields[unknown] = value[unknown]
         return fields
 
@@ -130,6 +179,12 @@ class VectorsBody(BaseBody):
     truncate: Annotated[
         bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
     ] = True
+    prompt_name: Annotated[
+        Literal["default"] | None,
+        Field(
+            description='Null or "default": the default prompt of a sentence-transformers model.'
+        ),
+    ] = None
 
     def to_vector_settings(self, **overrides: Any) -> VectorSettings:
         """Return the body's settings.
@@ -151,29 +206,59 @@ class EmbedBody(VectorsBody):
 
     pooling: str | None = None
     normalize: bool | None = True
+    truncation_direction: TruncationDirection = "right"
+    dimensions: Dimensions = None
 
 
 class OpenAiBody(BaseModel):
     """Body of POST /v1/embeddings, as OpenAI's clients send it; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
-    input: Inputs
+    input: Annotated[
+        Annotated[str, Tag("<one>")]
+        | Annotated[Texts, Tag("<list>")]
+        | Annotated[TokenIds, Tag("<ids>")]
+        | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
+        Discriminator(_select_input_branch),
+        Field(
+            description="A text, texts, or token ids of the model's tokenizer from [CLS] to [SEP]."
+        ),
+    ]
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Dimensions = None
     user: str | None = None
 
-    @field_validator("input", mode="before")
-    @classmethod
-    def _refuse_token_ids(cls, value: Any) -> Any:
-        """Raise an error with advice for lists of token ids, which OpenAI's API accepts."""
-        if isinstance(value, list) and (not value or isinstance(value[0], int | list)):
-            raise PydanticCustomError(
-                "text_expected",
-                "expected a text or a non-empty list of texts; token ids of another tokenizer are "
-                "not accepted (LangChain: set check_embedding_ctx_length=False)",
-            )
-        return value
+
+class RerankBody(BaseBody):
+    """Body of POST /rerank, as clients of text-embeddings-inference send it."""
+
+    query: str
+    texts: Texts
+    raw_scores: Annotated[
+        bool, Field(description="Return the outputs of the model, without a sigmoid.")
+    ] = False
+    return_text: bool = False
+    truncate: Annotated[
+        bool, Field(description="Truncate pairs that are too long, instead of rejecting them.")
+    ] = True
+
+
+class Document(BaseModel):
+    """A document of POST /v1/rerank with other fields, which are ignored."""
+
+    text: str
+
+
+class CohereRerankBody(BaseModel):
+    """Body of POST /v1/rerank and /v2/rerank, as clients of Cohere and Jina send it."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    query: str
+    documents: Annotated[list[str | Document], FailFastList("texts"), Field(min_length=1)]
+    model: str | None = None
+    top_n: Annotated[int | None, Field(ge=1)] = None
+    return_documents: bool | None = None
 
 
 class SimilarityInputs(StrictModel):
@@ -266,6 +351,50 @@ class ClassifyBody(BaseBody):
         ],
         Discriminator(_select_branch),
     ]
+
+
+class PredictBody(BaseBody):
+    """Body of POST /predict: a text, a pair [A, B], or a batch [[A], [A, B], ...]."""
+
+    inputs: Annotated[
+        Annotated[str, Tag("<one>")]
+        | Annotated[TextOrPair, Tag("<list>")]
+        | Annotated[
+            list[TextOrPair], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")
+        ],
+        Discriminator(_select_input_branch),
+    ]
+    raw_scores: Annotated[
+        bool, Field(description="Return the output of a model with one output, without a sigmoid.")
+    ] = False
+    truncate: Annotated[
+        bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
+    ] = True
+
+
+class DecodeBody(BaseBody):
+    """Body of POST /decode: the token ids of a text, or of several texts."""
+
+    ids: Annotated[
+        Annotated[TokenIds, Tag("<ids>")]
+        | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
+        Discriminator(_select_ids_branch),
+    ]
+    skip_special_tokens: bool = True
+
+
+class InferenceBody(BaseModel):
+    """Body of POST /, as Hugging Face's InferenceClient sends it."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    inputs: Annotated[
+        str | Annotated[list[str], FailFastList()] | dict[str, Any],
+        Field(description="A text, texts, or an object."),
+    ]
+    model: ModelName = None
+    parameters: Annotated[
+        dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)
+    ] = {}
 
 
 class TagBody(BaseBody):

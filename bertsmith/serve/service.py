@@ -28,6 +28,7 @@ from bertsmith.serve.models import (
     require_finite,
 )
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.token_ids import truncate_token_ids
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.outputs import ComputeOutputs
 from bertsmith.text.mask import MASK_TOKEN
@@ -46,7 +47,7 @@ from bertsmith.use.pair import (
 )
 from bertsmith.use.predict import Prediction, iter_predictions
 from bertsmith.use.tag import TaggedText, iter_tagged_texts
-from bertsmith.use.vector_settings import VectorSettings
+from bertsmith.use.vector_settings import TruncationSide, VectorSettings
 from bertsmith.use.vectors import VectorSpec
 
 #: Number of characters that ``Service.tokenize`` encodes between two checks of the deadline.
@@ -64,12 +65,14 @@ class PendingEmbeddings:
         future: resolves to the vector of each text, float32 [W].
         vector_width: number of elements of a vector, W.
         num_tokens: tokens of all texts.
+        num_truncated: texts that were truncated.
     """
 
     model_name: str
     future: Future[list[Any]]
     vector_width: int
     num_tokens: int
+    num_truncated: int
 
 
 class Service:
@@ -181,6 +184,18 @@ class Service:
         bundle, compute_outputs = self._prepare_task(model_name, "classify", texts, deadline)
         return list(iter_predictions(bundle, texts, compute_outputs))
 
+    def rerank(
+        self,
+        model_name: str | None,
+        query: str,
+        texts: Sequence[str],
+        deadline: Deadline | None = None,
+    ) -> list[Prediction]:
+        """Return the score of each pair (query, text) by a model with one output."""
+        pairs = [(query, text) for text in texts]
+        bundle, compute_outputs = self._prepare_task(model_name, "rerank", pairs, deadline)
+        return list(iter_predictions(bundle, pairs, compute_outputs))
+
     def tag(
         self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None
     ) -> list[TaggedText]:
@@ -224,33 +239,41 @@ class Service:
     def submit_embeddings(
         self,
         model_name: str | None,
-        texts: Sequence[str],
+        texts: Sequence[str] | Sequence[list[int]],
         settings: VectorSettings,
         deadline: Deadline,
         *,
         truncate: bool = True,
+        truncation_side: TruncationSide = "right",
     ) -> PendingEmbeddings:
         """Submit texts to the batcher without waiting for their vectors.
 
         Args:
             model_name: name of the model; None for the first one that supports the task.
-            texts: the texts.
+            texts: the texts, or the token ids of each text from [CLS] to [SEP].
             settings: layers, pooling and normalization.
             deadline: the request's deadline.
             truncate: truncate texts that are too long, instead of rejecting them.
+            truncation_side: side on which texts are truncated.
 
         Raises:
+            InputError: token ids are not those of the model's tokenizer.
             SettingsError: the settings have no pooling, which gives a vector for each token.
             RequestTooLargeError: the texts exceed a limit of the server; or, without
                 ``truncate``, a text is longer than the model's maximum.
         """
-        model = self.check_request(model_name, "embed", texts, deadline)
+        strings = [text for text in texts if isinstance(text, str)]
+        model = self.check_request(model_name, "embed", strings, deadline)
         spec = model.embedder.resolve_settings(settings)
         if spec.pooling == "none":
             raise SettingsError(
                 'pooling "none" returns one vector per token; send the request to /embed_all'
             )
-        tokenized = model.embedder.tokenize(texts)
+        token_ids = [ids for ids in texts if not isinstance(ids, str)]
+        if token_ids:
+            tokenized = truncate_token_ids(model.embedder, token_ids, truncation_side)
+        else:
+            tokenized = model.embedder.tokenize(strings, truncation_side)
         if tokenized.num_truncated and not truncate:
             raise RequestTooLargeError(
                 f"{tokenized.num_truncated:,} of the texts are longer than the model's maximum of "
@@ -262,7 +285,9 @@ class Service:
         key = (model.name, "embed", settings)
         future = self.batcher.submit(key, compute_batch, payloads, deadline)
         num_tokens = sum(length for length, _ in payloads)
-        return PendingEmbeddings(model.name, future, spec.width, num_tokens)
+        return PendingEmbeddings(
+            model.name, future, spec.width, num_tokens, tokenized.num_truncated
+        )
 
     def embed_tokens(
         self,

@@ -31,7 +31,7 @@ from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.masked_lm import check_is_text_list
 from bertsmith.use.model_setup import set_up_encoder
 from bertsmith.use.quantization import quantize
-from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
+from bertsmith.use.vector_settings import TruncationSide, VectorSettings, build_vector_settings
 from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
 
 Floats = NDArray[np.float32]
@@ -238,7 +238,7 @@ class Embedder:
             compute: Computes the vectors of the sequences; by default ``encode_batches``.
         """
         encoded = self.tokenizer.encode_batch_with_offsets(self._preprocess(texts))
-        sequences = [self._build_sequence(ids) for ids, _ in encoded]
+        sequences = [self.build_sequence(ids) for ids, _ in encoded]
         compute = compute or self.encode_batches
         results: list[Any] = [None] * len(texts)
         for indices, batch in compute(sequences, spec, batch_tokens):
@@ -368,10 +368,12 @@ class Embedder:
         """
         return resolve_settings(settings, self.pooling_config, self.config)
 
-    def tokenize(self, texts: Sequence[str]) -> TokenizedTexts:
+    def tokenize(
+        self, texts: Sequence[str], truncation_side: TruncationSide = "right"
+    ) -> TokenizedTexts:
         """Tokenize texts and truncate them to the model's maximum length."""
         encoded = self.tokenizer.encode_batch(self._preprocess(texts))
-        sequences = [self._build_sequence(ids) for ids in encoded]
+        sequences = [self.build_sequence(ids, truncation_side) for ids in encoded]
         num_truncated = sum(len(ids) > self._max_text_tokens for ids in encoded)
         return TokenizedTexts(sequences, num_truncated)
 
@@ -380,8 +382,12 @@ class Embedder:
         """Maximum number of tokens of a text, without [CLS] and [SEP]."""
         return self.max_seqlen - 2
 
-    def _build_sequence(self, ids: list[int]) -> list[int]:
+    def build_sequence(
+        self, ids: list[int], truncation_side: TruncationSide = "right"
+    ) -> list[int]:
         """Return [CLS] text [SEP] for the token ids of a text, truncated to the maximum length."""
+        if truncation_side == "left":
+            ids = ids[max(len(ids) - self._max_text_tokens, 0) :]
         return [self.tokenizer.cls_id, *ids[: self._max_text_tokens], self.tokenizer.sep_id]
 
     @torch.inference_mode()

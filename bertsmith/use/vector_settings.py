@@ -11,6 +11,8 @@ PoolingName = Literal[
     "mean", "max", "mean-max", "first", "last", "pooled", "none", "mean_sqrt_len_tokens",
     "weightedmean",
 ]  # fmt: skip
+#: Side on which texts that are too long are truncated.
+TruncationSide = Literal["right", "left"]
 
 
 class VectorSettings(Settings):

@@ -31,8 +31,8 @@ CHROMIUM = next(
 )
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 QUESTION = "where did the smith work?"
-TABS = ("Fill in", "Next sentence", "Classify", "Entities", "Answer", "Choose", "Similarity",
-        "One word", "Attention")  # fmt: skip
+TABS = ("Fill in", "Next sentence", "Classify", "Entities", "Answer", "Choose", "Rerank",
+        "Similarity", "One word", "Attention")  # fmt: skip
 KOREAN_SENTENCES = (
     "아이들은 아침에 학교에 가서 도시의 역사에 대한 책을 읽었다.",
     "대장장이는 두 길이 만나는 곳에서 어두워질 때까지 일했다.",

@@ -48,9 +48,7 @@ def test_openai_client_gets_the_vectors_of_embed(
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"input": "a", "dimensions": 8}, 422, "dimensions: this model's vectors cannot"),
-        ({"input": [1, 2, 3]}, 422, "token ids of another tokenizer"),
-        ({"input": []}, 422, "non-empty list"),
+        ({"input": []}, 422, "input: Value should have at least 1 item"),
         ({"input": "a", "model": "nobody"}, 404, "unknown model 'nobody'; expected one"),
         ({}, 422, "input: Field required"),
         ({"input": "a", "encoding_format": "hex"}, 422, "encoding_format"),
@@ -346,7 +344,7 @@ def test_examples_of_the_docs_page_work(server: RunningServer) -> None:
     """The curl commands of /docs run as they are: they name this server and loaded models."""
     page = httpx.get(f"{server.url}/docs").text
     commands = [html.unescape(match) for match in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
-    assert len(commands) == 13
+    assert len(commands) == 19
     for command in commands:
         shell_command = ["bash", "-c", f"{command} --fail"]
         process = subprocess.run(shell_command, capture_output=True, check=False)
@@ -362,7 +360,7 @@ def test_docs_page_uses_the_host_of_the_request(models: list[ServedModel]) -> No
     assert "http://bert.example.com:81/fill" in page
     assert "Authorization: Bearer $BERTSMITH_API_KEY" in page
     assert "secret" not in page
-    assert page.count("No loaded model can ") == 4
+    assert page.count("No loaded model can ") == 8
 
 
 def test_responses_have_a_request_id(server: RunningServer) -> None:

@@ -153,6 +153,18 @@ def test_choose(desktop_page: Any, service: Service) -> None:
     assert result.locator(".best .word").inner_text() == SENTENCES[1 + expected.best_index]
 
 
+@needs_browser
+def test_rerank(desktop_page: Any, service: Service) -> None:
+    """The texts are bars, most relevant first."""
+    fields = {"Query": QUESTION, "Texts": "\n".join(SENTENCES[:4])}
+    result = submit_form(open_tab(desktop_page, "Rerank"), "Rerank", fields)
+    outputs = [item.score or 0.0 for item in service.rerank("stars", QUESTION, SENTENCES[:4])]
+    rows = [
+        (text, 1 / (1 + np.exp(-score))) for text, score in zip(SENTENCES, outputs, strict=False)
+    ]
+    assert read_bars(result) == format_bars(sorted(rows, key=lambda row: -row[1]))
+
+
 #: JavaScript that returns the coordinates of the dots of a map.
 DOT_COORDINATES = (
     "map => [...map.querySelectorAll('circle')]"

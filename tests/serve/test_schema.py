@@ -54,4 +54,6 @@ def test_openapi_schema_lists_every_endpoint(models: list[ServedModel]) -> None:
         "/v1/embeddings", "/v1/models", "/embed", "/embed_all", "/similarity", "/tokenize",
         "/fill", "/pair", "/classify", "/tag", "/answer", "/choose", "/models", "/health",
         "/ready", "/metrics", "/docs", "/word_distances", "/attention",
+        "/", "/v1/models/{name}", "/info", "/predict", "/decode", "/rerank", "/v1/rerank",
+        "/v2/rerank",
     }  # fmt: skip

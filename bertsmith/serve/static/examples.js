@@ -32,6 +32,11 @@ export const EXAMPLES = {
       ["The children ran outside because", "it had begun to snow.\nthe soup was blue.\nnumbers are even."]],
     ko: [["배가 고파서", "밥을 먹었다.\n하늘이 되었다."], ["아이들은 밖으로 뛰어나갔다. 왜냐하면", "눈이 오기 시작했기 때문이다.\n숫자가 짝수이기 때문이다."]],
   },
+  rerank: {
+    en: [["Where do fish live?", "Fish live in water.\nBirds fly south in winter.\nMost fish live in the sea or in rivers.\nThe shop sells shoes."],
+      ["How long is the flight to Paris?", "Paris is the capital of France.\nThe flight takes two hours.\nThe museum is closed on Mondays."]],
+    ko: [["물고기는 어디에 사는가?", "물고기는 물에서 산다.\n새는 겨울에 남쪽으로 날아간다.\n가게에서 신발을 판다."]],
+  },
   similarity: {
     en: [["A cat sleeps on the sofa.\nA kitten naps on the couch.\nThe stock market fell sharply.\nShares lost value today.\nShe is cooking dinner."],
       ["How do I reset my password?\nI forgot my login.\nWhere is my order?\nMy parcel has not arrived."]],

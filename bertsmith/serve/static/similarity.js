@@ -6,18 +6,41 @@ const WIDTH = 360;
 const HEIGHT = 250;
 const MARGIN = 22;
 
+// Angles at which a number may be placed around its dot, and its distance from the dot.
+const ANGLES = [0, 4, 2, 6, 1, 3, 5, 7].map((step) => (step * Math.PI) / 4);
+const LABEL_DISTANCE = 13;
+
+// Place the number of each dot where it is farthest from other dots and numbers.
+function placeLabels(dots) {
+  const labels = [];
+  dots.forEach(([left, top], index) => {
+    const obstacles = [...dots.filter((_, other) => other !== index), ...labels];
+    const measure = ([x, y]) => {
+      const isInside = x > 8 && x < WIDTH - 8 && y > 8 && y < HEIGHT - 8;
+      const distances = obstacles.map((obstacle) => Math.hypot(obstacle[0] - x, obstacle[1] - y));
+      // Beyond this distance, numbers do not overlap.
+      return isInside ? Math.min(...distances, 18) : -1;
+    };
+    const places = ANGLES.map((angle) => [left + LABEL_DISTANCE * Math.cos(angle), top + LABEL_DISTANCE * Math.sin(angle)]);
+    labels.push(places.reduce((best, place) => (measure(place) > measure(best) ? place : best)));
+  });
+  return labels;
+}
+
 // A map of points; each item has a {title, hue}.
 export function renderMap(points, items, caption) {
   const [centerX, centerY] = [WIDTH / 2, HEIGHT / 2];
   // One scale for both axes, to keep distances comparable.
   const sizes = points.map(([x, y]) => Math.max(Math.abs(x) / (centerX - MARGIN), Math.abs(y) / (centerY - MARGIN)));
   const scale = Math.max(...sizes) || 1;
-  const dots = points.map(([x, y], index) => {
-    const [left, top] = [centerX + x / scale, centerY - y / scale];
+  const places = points.map(([x, y]) => [centerX + x / scale, centerY - y / scale]);
+  const labels = placeLabels(places);
+  const dots = places.map(([left, top], index) => {
+    const [labelLeft, labelTop] = labels[index];
     return svg("g", { class: `hue-${items[index].hue % 8}` },
       svg("title", {}, `${index + 1}: ${items[index].title}`),
-      svg("circle", { cx: left.toFixed(1), cy: top.toFixed(1), r: 11 }),
-      svg("text", { x: left.toFixed(1), y: (top + 4).toFixed(1), "text-anchor": "middle" }, `${index + 1}`));
+      svg("circle", { cx: left.toFixed(1), cy: top.toFixed(1), r: 6 }),
+      svg("text", { x: labelLeft.toFixed(1), y: (labelTop + 4.5).toFixed(1), "text-anchor": "middle" }, `${index + 1}`));
   });
   const label = `Map of ${plural(points.length, "point")}; the table has their values`;
   return h("figure", { class: "map" },

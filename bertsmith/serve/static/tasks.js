@@ -95,6 +95,11 @@ function renderChoose(choice, { values }) {
   ];
 }
 
+function renderRerank(ranking, { values }) {
+  const texts = lines(values.texts);
+  return [section("Most relevant first", bars(ranking.map(({ index, score }) => [texts[index], score])))];
+}
+
 // Each tab has: the task that a model needs (and optionally which models come first), the endpoint, the fields, the request body without
 // the model, the texts whose tokens are shown, and the elements that show the response.
 export const TABS = [
@@ -147,6 +152,15 @@ export const TABS = [
     body: ({ prompt, endings }) => ({ inputs: { prompt, endings: lines(endings) } }),
     texts: ({ prompt, endings }) => [["Beginning", prompt], ...lines(endings).map((line, i) => [`Ending ${i + 1}`, line])],
     render: renderChoose,
+  },
+  {
+    id: "rerank", title: "Rerank", task: "rerank", path: "rerank", button: "Rerank",
+    sentence: "Texts in the order of their relevance to a query.",
+    fields: [{ name: "query", label: "Query", rows: 1 },
+      { name: "texts", label: "Texts", rows: 6, hint: "one per line" }],
+    body: ({ query, texts }) => ({ query, texts: lines(texts) }),
+    texts: ({ query, texts }) => [["Query", query], ...lines(texts).map((line, index) => [`${index + 1}`, line])],
+    render: renderRerank,
   },
   {
     id: "similarity", title: "Similarity", task: "embed", path: "similarity", button: "Compare",

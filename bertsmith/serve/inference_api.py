@@ -1,0 +1,182 @@
+"""The endpoint POST /, in the format of Hugging Face's inference API and its InferenceClient."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
+from starlette.responses import Response
+
+from bertsmith.errors import InputError
+from bertsmith.serve.deadline import Deadline
+from bertsmith.serve.embeddings import EmbeddingRoutes
+from bertsmith.serve.execution import RequestExecutor, to_json_response
+from bertsmith.serve.limits import MAX_TOP
+from bertsmith.serve.models import ServedModel
+from bertsmith.serve.schemas import (
+    BRANCH_TAGS,
+    EmbedBody,
+    InferenceBody,
+    QuestionInput,
+    SimilarityBody,
+)
+from bertsmith.serve.tei import format_labels
+from bertsmith.text.mask import MASK_TOKEN
+
+#: Parameters of each task that have an effect. Others must be null.
+_PARAMETERS: Final[dict[str, frozenset[str]]] = {
+    "answer": frozenset(),
+    "classify": frozenset({"top_k"}),
+    "fill": frozenset({"top_k"}),
+    "tag": frozenset({"aggregation_strategy"}),
+}
+_TEXT: Final = TypeAdapter(str)
+_TOP: Final = TypeAdapter(int)
+
+
+class InferenceRoutes:
+    """The endpoint POST /.
+
+    Attributes:
+        router: the router of the endpoint.
+    """
+
+    def __init__(self, executor: RequestExecutor, embeddings: EmbeddingRoutes) -> None:
+        self._executor = executor
+        self._service = executor.service
+        self._embeddings = embeddings
+        self.router = executor.create_router()
+        self.router.post("/")(self.infer)
+
+    async def infer(self, request: Request, body: InferenceBody) -> Response:
+        """Answer in the format of Hugging Face's InferenceClient: what the model was trained for.
+
+        A sentence with others gives similarities; a text gives labels, entities, predictions for
+        a [MASK] or vectors, depending on the model.
+        """
+        model = self._service.find_model(body.model, "embed")
+        task = choose_task(model, body.inputs)
+        if task == "similarity":
+            similarity_body = validate(SimilarityBody, model, body)
+            return await self._embeddings.similarity(request, similarity_body)
+        if task == "embed":
+            return await self._embeddings.embed(request, validate(EmbedBody, model, body))
+        parameters = {key: value for key, value in body.parameters.items() if value is not None}
+        unused = sorted(parameters.keys() - _PARAMETERS[task])
+        if unused:
+            raise InputError(f"parameters: {unused[0]!r} has no effect; leave it out")
+        compute: Callable[..., Any] = getattr(self, f"_{task}")
+
+        def respond(deadline: Deadline) -> Response:
+            return to_json_response(compute(model, body.inputs, parameters, deadline))
+
+        return await self._executor.run_in_thread(request, respond)
+
+    def _answer(
+        self, model: ServedModel, inputs: Any, _: Mapping[str, Any], deadline: Deadline
+    ) -> dict[str, Any]:
+        """Return the answer to a question."""
+        question = parse("inputs", QuestionInput, inputs)
+        pairs = [(question.question, question.context)]
+        (answer,) = self._service.answer(model.name, pairs, deadline)
+        best = answer.best
+        return {
+            "answer": best.text,
+            "score": best.probability,
+            "start": best.start or 0,
+            "end": best.end or 0,
+        }
+
+    def _classify(
+        self, model: ServedModel, inputs: Any, parameters: Mapping[str, Any], deadline: Deadline
+    ) -> list[list[dict[str, Any]]]:
+        """Return the labels of a text."""
+        text = parse("inputs", _TEXT, inputs)
+        top = parse("parameters.top_k", _TOP, parameters.get("top_k", MAX_TOP))
+        (prediction,) = self._service.classify(model.name, [text], deadline)
+        return [format_labels(model, prediction)[:top]]
+
+    def _fill(
+        self, model: ServedModel, inputs: Any, parameters: Mapping[str, Any], deadline: Deadline
+    ) -> list[Any]:
+        """Return the predictions for the [MASK] of a text, or a list for each of several."""
+        text = parse("inputs", _TEXT, inputs)
+        top = parse("parameters.top_k", _TOP, parameters.get("top_k", 5))
+        (masks,) = self._service.fill(model.name, [text], top, deadline)
+        tokenizer = model.bundle.tokenizer
+        results = []
+        for mask in masks:
+            before, after = text[: mask.start], text[mask.start + len(MASK_TOKEN) :]
+            results.append(
+                [
+                    {
+                        "score": probability,
+                        "token": tokenizer.token_to_id(token),
+                        "token_str": token,
+                        "sequence": before + token + after,
+                    }
+                    for token, probability in mask.predictions
+                ]
+            )
+        return results[0] if len(results) == 1 else results
+
+    def _tag(
+        self, model: ServedModel, inputs: Any, parameters: Mapping[str, Any], deadline: Deadline
+    ) -> list[dict[str, Any]]:
+        """Return the entities of a text, or the tags of its words."""
+        if parameters.get("aggregation_strategy") == "none":
+            raise InputError(
+                "parameters.aggregation_strategy: tokens are always aggregated; leave it out"
+            )
+        text = parse("inputs", _TEXT, inputs)
+        (tagged,) = self._service.tag(model.name, [text], deadline)
+        return [
+            {
+                "entity_group": span.label,
+                "score": span.probability,
+                "word": span.text,
+                "start": span.start,
+                "end": span.end,
+            }
+            for span in tagged.spans
+        ]
+
+
+def choose_task(model: ServedModel, inputs: Any) -> str:
+    """Return the task of a request, from its inputs and what the model was trained for."""
+    if isinstance(inputs, dict) and "source_sentence" in inputs:
+        return "similarity"
+    for task in ("answer", "classify", "tag"):
+        if task in model.tasks:
+            return task
+    has_mask = isinstance(inputs, str) and MASK_TOKEN in inputs
+    return "fill" if has_mask and "fill" in model.tasks else "embed"
+
+
+def validate(schema: Any, model: ServedModel, body: InferenceBody) -> Any:
+    """Return the body of another endpoint from a body of POST /.
+
+    Raises:
+        InputError: a field is invalid for that endpoint.
+    """
+    fields = {**(body.model_extra or {}), "model": model.name, "inputs": body.inputs}
+    if body.parameters:
+        fields["parameters"] = body.parameters
+    return parse("", schema, fields)
+
+
+def parse(name: str, schema: Any, value: Any) -> Any:
+    """Return a validated value of a field.
+
+    Raises:
+        InputError: the value is invalid.
+    """
+    try:
+        if isinstance(schema, TypeAdapter):
+            return schema.validate_python(value, strict=True)
+        return schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        parts = [str(part) for part in (name, *first["loc"]) if part not in BRANCH_TAGS]
+        location = ".".join(parts).strip(".")
+        raise InputError(f"{location}: {first['msg']}") from None

@@ -1,0 +1,103 @@
+"""Endpoints that order texts by their relevance to a query.
+
+/rerank is compatible with text-embeddings-inference, /v1/rerank and /v2/rerank with the clients of
+Cohere and Jina.
+"""
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from bertsmith.serve.deadline import Deadline, RequestTooLargeError
+from bertsmith.serve.execution import RequestExecutor, to_json_response
+from bertsmith.serve.schemas import CohereRerankBody, RerankBody
+from bertsmith.use.predict import Prediction
+
+
+class RerankRoutes:
+    """Endpoints that rerank texts; each endpoint is a method.
+
+    Attributes:
+        router: the router of the endpoints.
+    """
+
+    def __init__(self, executor: RequestExecutor) -> None:
+        self._executor = executor
+        self._service = executor.service
+        self.router = executor.create_router()
+        self.router.post("/rerank")(self.rerank)
+        # Cohere's clients use either version.
+        for path in ("/v1/rerank", "/v2/rerank"):
+            self.router.post(path, name=f"rerank{path[:3]}")(self.rerank_documents)
+
+    async def rerank(self, request: Request, body: RerankBody) -> Response:
+        """Order texts by their relevance to a query, most relevant first.
+
+        The model needs one output for a pair of texts. Scores are from 0 to 1.
+        """
+
+        def respond(deadline: Deadline) -> Response:
+            predictions = self._service.rerank(body.model, body.query, body.texts, deadline)
+            if not body.truncate and any(item.is_truncated for item in predictions):
+                raise RequestTooLargeError(
+                    "a query with its text is longer than the model's maximum; shorten it, or send "
+                    "truncate: true"
+                )
+            rows: list[dict[str, Any]] = [
+                {"index": index, "score": score}
+                for index, score in order_scores(predictions, raw=body.raw_scores)
+            ]
+            if body.return_text:
+                rows = [{**row, "text": body.texts[row["index"]]} for row in rows]
+            return to_json_response(rows)
+
+        return await self._executor.run_in_thread(request, respond)
+
+    async def rerank_documents(self, request: Request, body: CohereRerankBody) -> Response:
+        """Order documents by their relevance to a query (Cohere's and Jina's API)."""
+        texts = [item if isinstance(item, str) else item.text for item in body.documents]
+
+        def respond(deadline: Deadline) -> Response:
+            model = self._service.find_model(body.model, "rerank")
+            predictions = self._service.rerank(model.name, body.query, texts, deadline)
+            results: list[dict[str, Any]] = [
+                {"index": index, "relevance_score": score}
+                for index, score in order_scores(predictions)[: body.top_n]
+            ]
+            if body.return_documents:
+                results = [{**row, "document": {"text": texts[row["index"]]}} for row in results]
+            return to_json_response(
+                {
+                    "id": uuid.uuid4().hex,
+                    "model": model.name,
+                    "results": results,
+                    "usage": {"total_tokens": deadline.token_counts.num_tokens},
+                }
+            )
+
+        return await self._executor.run_in_thread(request, respond)
+
+
+def order_scores(
+    predictions: Sequence[Prediction], *, raw: bool = False
+) -> list[tuple[int, float]]:
+    """Return (index, score) of each prediction, highest score first.
+
+    Args:
+        predictions: predictions of a model with one output.
+        raw: return the outputs; otherwise their sigmoid, which has the same order.
+    """
+    outputs = [prediction.score or 0.0 for prediction in predictions]
+    order = sorted(range(len(outputs)), key=lambda index: -outputs[index])
+    return [(index, outputs[index] if raw else sigmoid(outputs[index])) for index in order]
+
+
+def sigmoid(value: float) -> float:
+    """Return 1 / (1 + exp(-value)), without overflow."""
+    if value >= 0:
+        return 1 / (1 + math.exp(-value))
+    return math.exp(value) / (1 + math.exp(value))

@@ -1,0 +1,177 @@
+"""Further endpoints of text-embeddings-inference: /info, /predict and /decode."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.errors import InputError
+from bertsmith.serve.deadline import Deadline, RequestTooLargeError
+from bertsmith.serve.execution import RequestExecutor, to_json_response
+from bertsmith.serve.limits import check_limit
+from bertsmith.serve.models import ServedModel
+from bertsmith.serve.rerank import sigmoid
+from bertsmith.serve.schemas import DecodeBody, PredictBody
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.predict import Prediction
+from bertsmith.version import __version__
+
+
+class TeiRoutes:
+    """Endpoints of text-embeddings-inference; each endpoint is a method.
+
+    Attributes:
+        router: the router of the endpoints.
+    """
+
+    def __init__(self, executor: RequestExecutor) -> None:
+        self._executor = executor
+        self._service = executor.service
+        self.router = executor.create_router()
+        self.router.get("/info")(self.info)
+        for path in ("predict", "decode"):
+            self.router.post(f"/{path}")(getattr(self, path))
+
+    async def info(self, model: str | None = None) -> Response:
+        """Describe a model (by default the first one) and the limits of the server."""
+        found = self._service.find_model(model, "embed")
+        return to_json_response(describe_model(found, self._service.settings))
+
+    async def predict(self, request: Request, body: PredictBody) -> Response:
+        """Classify a text, a pair [A, B], or a batch [[A], [A, B], ...]."""
+        inputs = body.inputs
+        is_batch = isinstance(inputs, list) and isinstance(inputs[0], list)
+        sequences: list[Any] = inputs if is_batch else [inputs]  # type: ignore[assignment]
+        texts = [to_text_or_pair(sequence) for sequence in sequences]
+
+        def respond(deadline: Deadline) -> Response:
+            model = self._service.find_model(body.model, "classify")
+            predictions = self._service.classify(model.name, texts, deadline)
+            if not body.truncate and any(item.is_truncated for item in predictions):
+                raise RequestTooLargeError(
+                    "a text is longer than the model's maximum; shorten it, or send truncate: true"
+                )
+            results = [
+                format_labels(model, prediction, raw=body.raw_scores) for prediction in predictions
+            ]
+            return to_json_response(results if is_batch else results[0])
+
+        return await self._executor.run_in_thread(request, respond)
+
+    async def decode(self, request: Request, body: DecodeBody) -> Response:
+        """Convert token ids to texts."""
+        ids = body.ids
+        sequences: list[Any] = ids if isinstance(ids[0], list) else [ids]
+
+        def respond(deadline: Deadline) -> Response:
+            model = self._service.find_model(body.model, "embed")
+            num_tokens = sum(map(len, sequences))
+            check_limit("tokens", num_tokens, self._service.settings.max_tokens)
+            tokenizer = model.bundle.tokenizer
+            texts = []
+            for number, sequence in enumerate(sequences, 1):
+                deadline.check()
+                check_vocabulary(tokenizer, sequence, number)
+                parts = tokenizer.decode(sequence)
+                if not body.skip_special_tokens:
+                    parts = " ".join(iter_decoded_parts(tokenizer, sequence))
+                texts.append(parts)
+            return to_json_response(texts)
+
+        return await self._executor.run_in_thread(request, respond)
+
+
+def describe_model(model: ServedModel, settings: ServeSettings) -> dict[str, Any]:
+    """Return the response of /info for a model."""
+    model_type: dict[str, Any] = {"embedding": {"pooling": _describe_pooling(model)}}
+    if "rerank" in model.tasks or "classify" in model.tasks:
+        assert isinstance(model.bundle, FineTunedBundle)
+        labels = model.bundle.head.labels or ("score",)
+        ids = {
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }
+        model_type = {"reranker" if "rerank" in model.tasks else "classifier": ids}
+    return {
+        "model_id": model.name,
+        "model_sha": None,
+        "model_dtype": "float32",
+        "model_type": model_type,
+        "max_concurrent_requests": settings.max_concurrent_requests,
+        "max_input_length": model.embedder.max_seqlen,
+        "max_batch_tokens": settings.max_batch_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_texts,
+        "auto_truncate": True,
+        "tokenization_workers": settings.max_concurrent_requests,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _describe_pooling(model: ServedModel) -> str:
+    """Return the pooling of a model, by its name in text-embeddings-inference."""
+    config = model.embedder.pooling_config
+    modes = config.modes if config is not None else ("mean",)
+    return "+".join(modes)
+
+
+def to_text_or_pair(sequence: str | Sequence[str]) -> str | tuple[str, str]:
+    """Return a text for "A" and ["A"], and a pair for ["A", "B"]."""
+    if isinstance(sequence, str):
+        return sequence
+    return sequence[0] if len(sequence) == 1 else (sequence[0], sequence[1])
+
+
+def format_labels(
+    model: ServedModel, prediction: Prediction, *, raw: bool = False
+) -> list[dict[str, Any]]:
+    """Return the labels of a prediction with their scores, highest score first.
+
+    Args:
+        model: the model.
+        prediction: its prediction for one text.
+        raw: return the output of a model with one output; otherwise its sigmoid.
+
+    Raises:
+        InputError: ``raw`` for a model with several labels.
+    """
+    if prediction.score is not None:
+        assert isinstance(model.bundle, FineTunedBundle)
+        label = (*model.bundle.head.labels, "score")[0]
+        score = prediction.score if raw else sigmoid(prediction.score)
+        return [{"score": score, "label": label}]
+    if raw:
+        raise InputError(
+            "raw_scores: a model with several labels returns probabilities only; leave it out"
+        )
+    return [{"score": score, "label": label} for label, score in prediction.labels]
+
+
+def check_vocabulary(tokenizer: Tokenizer, ids: Sequence[int], number: int) -> None:
+    """Raise InputError if an id of input ``number`` is not in the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+        raise InputError(
+            f"input {number}: a token id is not in the vocabulary; expected 0 to "
+            f"{tokenizer.vocab_size - 1:,}"
+        )
+
+
+def iter_decoded_parts(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
+    """Yield the texts between [PAD], [CLS] and [SEP], and these tokens."""
+    special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    text_ids: list[int] = []
+    for token_id in ids:
+        if token_id not in special_ids:
+            text_ids.append(token_id)
+            continue
+        if text_ids:
+            yield tokenizer.decode(text_ids)
+        text_ids = []
+        yield tokenizer.ids_to_tokens([token_id])[0]
+    if text_ids:
+        yield tokenizer.decode(text_ids)

@@ -1,0 +1,42 @@
+"""Check and truncate token ids that clients send instead of texts."""
+
+from collections.abc import Sequence
+
+from bertsmith.errors import InputError
+from bertsmith.use.embed import Embedder, TokenizedTexts
+from bertsmith.use.vector_settings import TruncationSide
+
+
+def truncate_token_ids(
+    embedder: Embedder, sequences: Sequence[list[int]], truncation_side: TruncationSide = "right"
+) -> TokenizedTexts:
+    """Return the token ids of texts, truncated to the model's maximum length.
+
+    Args:
+        embedder: the model.
+        sequences: token ids from [CLS] to [SEP], as the model's own tokenizer returns them. Ids of
+            another tokenizer would give wrong vectors; they have other ids at the ends.
+        truncation_side: side on which texts are truncated.
+
+    Raises:
+        InputError: the ids do not start with [CLS] and end with [SEP], or are not in the
+            vocabulary.
+    """
+    tokenizer = embedder.tokenizer
+    num_truncated = 0
+    truncated = []
+    for number, ids in enumerate(sequences, 1):
+        if len(ids) < 2 or (ids[0], ids[-1]) != (tokenizer.cls_id, tokenizer.sep_id):
+            raise InputError(
+                f"input {number}: token ids must be those of the model's own tokenizer, from [CLS] "
+                f"({tokenizer.cls_id}) to [SEP] ({tokenizer.sep_id}); send texts instead "
+                "(LangChain: set check_embedding_ctx_length=False)"
+            )
+        if max(ids) >= tokenizer.vocab_size or min(ids) < 0:
+            raise InputError(
+                f"input {number}: a token id is not in the vocabulary; expected 0 to "
+                f"{tokenizer.vocab_size - 1:,}"
+            )
+        num_truncated += len(ids) > embedder.max_seqlen
+        truncated.append(embedder.build_sequence(ids[1:-1], truncation_side))
+    return TokenizedTexts(truncated, num_truncated)
