@@ -42,7 +42,7 @@ from bertsmith.lab.panel.data import PanelData
 from bertsmith.lab.panel.panel import Panel
 from bertsmith.lab.panel.tasks import LEARNING_RATE, TASKS, PanelTask, select_tasks
 from bertsmith.lab.stage_runners import StoppedError
-from bertsmith.plurals import count_noun
+from bertsmith.plurals import count_noun, format_minutes
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.run_clock import ELAPSED_FILE
 from bertsmith.train.pretraining.resolve import compute_store_id
@@ -55,6 +55,8 @@ VOCAB_SIZE = 32_768
 MAX_NARROW_WIDTH, WIDE_LEARNING_RATE = 512, 5e-5
 #: Names of the tasks that belong to GLUE.
 GLUE_TASKS = [name for name, task in TASKS.items() if "glue" in task.groups]
+#: The environments in which a speedrun was started, in OUT.
+STARTS_FILE = "starts.json"
 ROOT = Path(__file__).parent.parent
 
 
@@ -196,10 +198,21 @@ def describe_run(
     }
 
 
+def record_start(out: Path) -> list[dict[str, Any]]:
+    """Append the environment to the starts of a speedrun in STARTS_FILE; return all starts."""
+    path = out / STARTS_FILE
+    starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    starts.append(describe_environment())
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(path, starts)
+    return starts
+
+
 def describe_environment() -> dict[str, Any]:
-    """Return the machine, the versions and the commit."""
+    """Return the time, the machine, the versions and the commit."""
     has_cuda = torch.cuda.is_available()
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             **describe_machine(),
             "accelerator": torch.cuda.get_device_name() if has_cuda else None,
@@ -224,18 +237,31 @@ def build_record(
     store: Store,
     missing: Sequence[str],
     failures: Mapping[str, str],
+    starts: Sequence[dict[str, Any]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return the record of a speedrun, from the parts about each run by seed."""
-    budget = f"{options.minutes:g} minutes" if options.steps is None else f"{options.steps} steps"
+    """Return the record of a speedrun.
+
+    Args:
+        runs: The parts of the record about each run, by seed.
+        store: The token store.
+        missing: The names of tasks without data.
+        failures: The messages of failed evaluations.
+        starts: The environment of each process of the speedrun.
+        options: The arguments of the command line.
+    """
+    budget = format_minutes(options.minutes)
+    if options.steps is not None:
+        budget = count_noun(options.steps, "step")
     panels = [run["panel"] for run in runs.values()]
     return {
         "name": "speedrun",
         "size": options.size,
         "budget": budget,
         "command": shlex.join([Path(sys.executable).name, "benchmarks/speedrun.py", *options.argv]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **describe_environment(),
+        # The first process of the speedrun; later ones have continued it.
+        **starts[0],
+        "starts": list(starts),
         "settings": options.set,
         "store": {
             "id": compute_store_id(store),
@@ -270,13 +296,16 @@ def format_summary(summary: Mapping[str, float | None], digits: int, scale: floa
 def list_facts(record: Mapping[str, Any]) -> dict[str, str]:
     """Return what a record was computed with, by name."""
     machine, versions, store = record["machine"], record["versions"], record["store"]
-    changes = " with uncommitted changes" if record["has_uncommitted_changes"] else ""
+    commits = dict.fromkeys(
+        f"{start['commit'] or 'unknown'}{' with changes' * start['has_uncommitted_changes']}"
+        for start in record["starts"]
+    )
     accelerator = machine["accelerator"] or "no GPU"
     processor = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     return {
-        "date": record["date"],
+        "date": f"{record['date']}, {count_noun(len(record['starts']), 'process', 'processes')}",
         "hardware": f"{accelerator}; {processor}",
-        "commit": f"{record['commit'] or 'unknown'}{changes}",
+        "commit": ", ".join(commits),
         "versions": f"Bertsmith {versions['bertsmith']}, PyTorch {versions['torch']}",
         "settings": ", ".join(record["settings"]) or "the recipe `fast`",
         "text": f"{count_noun(store['training_tokens'], 'token')}, vocabulary of "
@@ -367,6 +396,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
     """Run or continue a speedrun."""
     options = parse_arguments(argv)
+    starts = record_start(options.out)
     try:
         tasks, missing = find_tasks(options)
         store_path = options.store or prepare_store(options.text, options.vocab_size, options.out)
@@ -383,7 +413,8 @@ def main(argv: Sequence[str]) -> None:
             seed: describe_run(folders[seed], commands[seed], store, result, options.eval_sequences)
             for seed, result in zip(folders, results, strict=True)
         }
-        folder = write_record(build_record(runs, store, missing, failures, options), options)
+        record = build_record(runs, store, missing, failures, starts, options)
+        folder = write_record(record, options)
     except BertsmithError as error:
         sys.exit(str(error))
     print((folder / "record.md").read_text())

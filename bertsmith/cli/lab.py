@@ -122,8 +122,8 @@ def run_experiment(
 ) -> None:
     """Run one of the paper's experiments, or several.
 
-    Prints a table of the results next to the paper's numbers; if the paper makes a claim about
-    them, a verdict comes first. An interrupted command continues
+    Prints a verdict on the published claims, and a table of the results next to the paper's
+    numbers. An interrupted command continues
     where it stopped if it is run again. A model that several experiments need is trained only once.
     If a run fails, the others continue.
     """

@@ -278,7 +278,7 @@ class ExperimentRun:
             "stages": {_describe_key(key): name for key, name in self._stage_names.items()},
             "missing": [_describe_key(key) for key, result in results.items() if result is None],
             "failures": self.runner.failures,
-            **(verdict_to_json(report.claims) if report.claims else {}),
+            **verdict_to_json(report.claims),
             "tables": [table.to_json() for table in report.tables],
             "data": report.data,
         }

@@ -85,9 +85,9 @@ class Report:
     claims: Sequence[Claim] = ()
 
     def to_markdown(self) -> str:
-        """Return the verdict, if there are claims, and all tables in Markdown."""
-        verdict = [format_verdict(self.claims)] if self.claims else []
-        return "\n\n".join([*verdict, *(table.to_markdown() for table in self.tables)]) + "\n"
+        """Return the verdict and all tables in Markdown."""
+        tables = [table.to_markdown() for table in self.tables]
+        return "\n\n".join([format_verdict(self.claims), *tables]) + "\n"
 
 
 def format_mean_std(

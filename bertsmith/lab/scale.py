@@ -93,7 +93,7 @@ SCALES: dict[str, Scale] = {
     # learned.
     "medium": Scale(
         name="medium", recipe="fast", max_characters=60_000_000, vocab_size=8000, layers=4,
-        width=256, heads=4, max_positions=384, max_length=128, batch_size=32, num_steps=2800,
+        width=256, heads=4, max_positions=384, max_length=128, batch_size=16, num_steps=5600,
         num_seeds=3, max_train_examples=10_000, max_squad_examples=2000, epochs=3.0,
         finetune_lr=3e-4, finetune_batch_size=32, squad_article_step=8, num_eval_sequences=256,
         nsp=False, initialization="random", num_snapshots=4,

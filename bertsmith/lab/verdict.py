@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 #: The outcome of a claim. "open" means that the results neither confirm nor contradict it.
 Outcome = Literal["holds", "contradicted", "open"]
-Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
+Verdict = Literal["reproduced", "not reproduced", "inconclusive", "exploratory"]
 
 #: Minimum number of seeds for an outcome other than "open". All seeds agree by chance with
 #: probability 1/4 at three seeds.
@@ -16,6 +16,8 @@ MIN_SEEDS = 3
 #: Minimum mean difference of scores (half a point) and of losses in nats. Smaller differences count
 #: as none.
 MIN_SCORE_DIFFERENCE, MIN_LOSS_DIFFERENCE = 0.005, 0.01
+#: The same for scores whose difference is smaller in the paper.
+MIN_SMALL_SCORE_DIFFERENCE = 0.001
 
 
 @dataclass(frozen=True)
@@ -27,25 +29,39 @@ class Claim:
         differences: The higher value minus the lower one, one for each seed: positive if the claim
             holds. None or NaN if a value is missing.
         min_difference: Minimum absolute mean difference that counts.
-        benefits: Score of a pre-trained model minus that of an untrained one on the same task, one
-            for each seed. Without a benefit, the task cannot tell pre-trained models apart, and the
-            claim is open. None for claims that need no benefit.
+        benefits: How much pre-training improves the value that the claim is about, one for each
+            seed. Without a benefit, it cannot tell pre-trained models apart, and the claim is open.
+            None for claims that need no benefit.
+        no_benefit: The explanation of a missing benefit.
+        is_equality: Whether the claim is that there is no difference.
+        min_seeds: Minimum number of seeds; 1 for measurements that do not depend on a seed.
     """
 
     text: str
     differences: Sequence[float | None]
     min_difference: float = MIN_SCORE_DIFFERENCE
     benefits: Sequence[float | None] | None = None
+    no_benefit: str = "pre-training does not improve this task"
+    is_equality: bool = False
+    min_seeds: int = MIN_SEEDS
 
     @property
     def has_benefit(self) -> bool:
-        """Whether pre-training helps in the task, or the claim does not need it."""
-        return self.benefits is None or _compare(self.benefits, self.min_difference) == "holds"
+        """Whether pre-training improves the value, or the claim does not need it."""
+        return self.benefits is None or self._compare(self.benefits) == "holds"
 
     @property
     def outcome(self) -> Outcome:
         """Whether all seeds agree with the claim, or all contradict it, by enough."""
-        return _compare(self.differences, self.min_difference) if self.has_benefit else "open"
+        if not self.has_benefit:
+            return "open"
+        outcome = self._compare(self.differences)
+        if not self.is_equality:
+            return outcome
+        if outcome != "open":
+            return "contradicted"
+        values = self._select_values(self.differences)
+        return "holds" if values and abs(mean(values)) < self.min_difference else "open"
 
     def to_markdown(self) -> str:
         """Return the claim and its outcome as one line."""
@@ -53,24 +69,28 @@ class Claim:
         if len(values) < len(self.differences) or not all(map(math.isfinite, values)):
             reason = "some results are missing"
         elif not self.has_benefit:
-            reason = "pre-training does not improve this task"
+            reason = self.no_benefit
         else:
             seeds = ", ".join(f"{value:+.3f}" for value in values)
             reason = f"mean difference {mean(values):+.3f}; by seed {seeds}"
         return f"- {self.outcome}: {self.text} ({reason})"
 
+    def _compare(self, differences: Sequence[float | None]) -> Outcome:
+        """Return whether all differences are positive ("holds") or all negative ("contradicted").
 
-def _compare(differences: Sequence[float | None], min_difference: float) -> Outcome:
-    """Return whether all differences are positive ("holds") or all negative ("contradicted").
+        "open" if seeds disagree, the mean is too small, a value is missing, or seeds are too few.
+        """
+        values = self._select_values(differences)
+        if not values or abs(mean(values)) < self.min_difference:
+            return "open"
+        if min(values) > 0:
+            return "holds"
+        return "contradicted" if max(values) < 0 else "open"
 
-    "open" if seeds disagree, the mean is too small, a value is missing, or there are few seeds.
-    """
-    values = [value for value in differences if value is not None and math.isfinite(value)]
-    if len(values) < max(len(differences), MIN_SEEDS) or abs(mean(values)) < min_difference:
-        return "open"
-    if min(values) > 0:
-        return "holds"
-    return "contradicted" if max(values) < 0 else "open"
+    def _select_values(self, differences: Sequence[float | None]) -> list[float]:
+        """Return the differences; none if a value is missing or seeds are too few."""
+        values = [value for value in differences if value is not None and math.isfinite(value)]
+        return values if len(values) >= max(len(differences), self.min_seeds) else []
 
 
 def decide_verdict(claims: Sequence[Claim]) -> Verdict:
@@ -78,8 +98,10 @@ def decide_verdict(claims: Sequence[Claim]) -> Verdict:
 
     Returns:
         "not reproduced" if a claim is contradicted, else "reproduced" if all claims hold, else
-        "inconclusive".
+        "inconclusive". "exploratory" without claims.
     """
+    if not claims:
+        return "exploratory"
     outcomes = {claim.outcome for claim in claims}
     if "contradicted" in outcomes:
         return "not reproduced"
@@ -91,7 +113,8 @@ def format_verdict(claims: Sequence[Claim]) -> str:
     verdict = decide_verdict(claims)
     suffix = " at this size" if verdict == "inconclusive" else ""
     heading = f"**{verdict.capitalize()}{suffix}.**"
-    return "\n".join([heading, "", *(claim.to_markdown() for claim in claims)])
+    lines = [claim.to_markdown() for claim in claims] or ["No published claim is tested."]
+    return "\n".join([heading, "", *lines])
 
 
 def verdict_to_json(claims: Sequence[Claim]) -> dict[str, Any]:

@@ -93,6 +93,9 @@ def test_speedrun_writes_a_record_and_continues(
     assert list(record["panel"]) == ["rte", "sst-2"]
     assert set(record["tasks_without_data"]) == {"cola", "mrpc", "sts-b", "qnli", "qqp", "mnli"}
     assert record["runs"]["0"]["panel"]["rte"]["accuracy"] == accuracy
+    # The record names the commit and the machine of each process.
+    assert len(record["starts"]) == 2
+    assert record["starts"][0]["commit"] == record["commit"]
     assert record["score"]["std"] is not None
     output = (out / "runs" / "seed-0.log").read_text()
     assert "this run is already finished" in output

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from bertsmith.lab.experiment_run import ExperimentRun
-from bertsmith.lab.experiments import EXPERIMENTS, pretraining_tasks
+from bertsmith.lab.experiments import (
+    EXPERIMENTS,
+    features,
+    masking,
+    model_size,
+    pretraining_tasks,
+)
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stages import TASK_METRICS, StageFactory
@@ -132,7 +138,7 @@ def test_figure_5_compares_final_scores(tmp_path: Path) -> None:
     factory = _make_factory("medium", tmp_path)
     results: dict[Any, dict[str, Any]] = {}
     for name, factor in (("masked LM", 1.0), ("left to right", 0.5)):
-        for rank, step in enumerate((0, 700, 1400, 2100, 2800)):
+        for rank, step in enumerate((0, 1400, 2800, 4200, 5600)):
             for task in ("sst-2", "sts-b"):
                 metrics = {TASK_METRICS[task].name: factor * rank / 5}
                 for seed in range(3):
@@ -142,10 +148,94 @@ def test_figure_5_compares_final_scores(tmp_path: Path) -> None:
     assert report.to_markdown().startswith("**Reproduced.**")
 
 
+def test_results_of_the_paper_are_reproduced(tmp_path: Path) -> None:
+    """With the paper's own numbers, the verdict on tables 5 to 8 is "reproduced"."""
+    factory = _make_factory("full", tmp_path)
+    results: dict[str, dict[Any, dict[str, Any]]] = {}
+
+    def add_score(name: str, key: tuple[Any, ...], task: str, percentage: float) -> None:
+        for seed in range(3):
+            metrics = {TASK_METRICS[task].name: percentage / 100}
+            results.setdefault(name, {})[*key, seed] = {"metrics": metrics}
+
+    def add_model(name: str, key: Any, **heldout_metrics: float) -> None:
+        for seed in range(3):
+            result = {"heldout_metrics": heldout_metrics}
+            results.setdefault(name, {})[key, "model", seed] = result
+
+    for row, scores in pretraining_tasks.PAPER.items():
+        add_model("pretraining-tasks", row, mlm_loss=2.0)
+        for task in pretraining_tasks.TASKS:
+            add_score("pretraining-tasks", (row, task), task, scores.get(task, 50.0))
+    for size, (perplexity, mrpc, sst_2) in model_size._PAPER.items():
+        add_model("model-size", size, perplexity=perplexity)
+        for task, score in (("mrpc", mrpc), ("sst-2", sst_2), ("sts-b", 50.0)):
+            add_score("model-size", (size, task), task, score)
+    for row, f1 in features.PAPER.items():
+        add_score("features", (row,), "conll2003", f1)
+    for mixture, (_, ner, ner_features) in masking.PAPER.items():
+        add_model("masking", mixture, mlm_loss=2.0)
+        add_score("masking", (mixture, "sst-2"), "sst-2", 50.0)
+        add_score("masking", (mixture, "ner"), "conll2003", ner)
+        add_score("masking", (mixture, "ner-features"), "conll2003", ner_features)
+    assert len(results) == 4
+    for name, experiment_results in results.items():
+        report = EXPERIMENTS[name].build_report(factory, experiment_results)
+        assert decide_verdict(report.claims) == "reproduced", report.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("learned", "sinusoidal", "verdict"),
+    [
+        ([5.0, 5.1, 5.2], [5.001, 5.099, 5.2], "reproduced"),
+        ([5.0, 5.1, 5.2], [5.1, 5.2, 5.3], "not reproduced"),
+        ([5.0, 5.1, 5.2], [5.1, 5.0, 5.3], "inconclusive"),
+        # The losses are near the unigram entropy.
+        ([6.0, 6.1, 6.2], [6.1, 6.2, 6.3], "inconclusive"),
+    ],
+)
+def test_equal_positions_need_models_that_use_word_order(
+    learned: list[float], sinusoidal: list[float], verdict: Verdict, tmp_path: Path
+) -> None:
+    """The claim that two losses are equal holds only for losses far below the unigram entropy."""
+    factory = _make_factory("small", tmp_path)
+    results: dict[Any, Any] = dict.fromkeys(EXPERIMENTS["positions"].build_stages(factory))
+    for seed in range(3):
+        for name, losses in (
+            ("learned, random initialization", learned),
+            ("sinusoidal", sinusoidal),
+        ):
+            metrics = {"mlm_loss": losses[seed], "unigram_entropy": 6.6}
+            results[name, seed] = {"heldout_metrics": metrics}
+    report = EXPERIMENTS["positions"].build_report(factory, results)
+    assert decide_verdict(report.claims) == verdict
+
+
+def test_external_model_needs_one_measurement(tmp_path: Path) -> None:
+    """A measurement of a published model has no seeds; that of a trained model needs three."""
+    correlations = [[0.1] * 5, [0.5] * 5, [0.4] * 5]
+    results: dict[Any, Any] = {("similarity", 0): {"spearman": correlations}, ("map", 0): None}
+    external = StageFactory(SCALES["small"], Sources(model="a"), tmp_path)
+    claims = EXPERIMENTS["pooling"].build_report(external, results).claims
+    assert decide_verdict(claims) == "reproduced"
+    claims = EXPERIMENTS["pooling"].build_report(_make_factory("small", tmp_path), results).claims
+    assert decide_verdict(claims) == "inconclusive"
+
+
 def test_report_file_has_the_verdict(tmp_path: Path) -> None:
     """Without results the verdict is "inconclusive", in Markdown and in JSON."""
     outcome = ExperimentRun("training-steps", scale="smoke", out=tmp_path).write_report()
     assert outcome.files[0].read_text().startswith("**Inconclusive at this size.**\n\n- open:")
     assert '"verdict": "inconclusive"' in outcome.files[1].read_text()
-    plain = ExperimentRun("activations", scale="smoke", out=tmp_path).write_report()
-    assert "verdict" not in plain.files[1].read_text()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_report_starts_with_a_verdict(name: str, tmp_path: Path) -> None:
+    """Without results, it is "inconclusive", or "exploratory" for the two without claims."""
+    run = ExperimentRun(name, scale="smoke", out=tmp_path)
+    report = run.experiment.build_report(run.factory, dict.fromkeys(run.stages))
+    if name in ("vocabulary", "learning"):
+        expected = "**Exploratory.**\n\nNo published claim is tested."
+    else:
+        expected = "**Inconclusive at this size.**\n\n- open:"
+    assert report.to_markdown().startswith(expected)

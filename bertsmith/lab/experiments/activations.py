@@ -3,6 +3,7 @@
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_line_plot
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
+from bertsmith.lab.verdict import MIN_LOSS_DIFFERENCE, Claim, subtract
 
 #: Activation settings and their names in tables and plots.
 _NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
@@ -39,7 +40,16 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         result = results[name, 0]
         curves[label] = result["heldout_curve"] if result else []
     panel = Panel("held-out loss, seed 0", make_line_plot(curves, "steps", "MLM loss, nats"))
-    return Report([table], [panel], data)
+    losses = {name: data[label]["mlm_loss"] for name, label in _NAMES.items()}
+    claims = [
+        Claim(
+            f"{_NAMES['gelu']} has a lower loss than {_NAMES[other]}",
+            subtract(losses[other], losses["gelu"]),
+            MIN_LOSS_DIFFERENCE,
+        )
+        for other in ("relu", "elu")
+    ]
+    return Report([table], [panel], data, claims)
 
 
 EXPERIMENT = Experiment(

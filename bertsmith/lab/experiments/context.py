@@ -15,11 +15,14 @@ from bertsmith.lab.senses import SENSES
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
+from bertsmith.lab.verdict import MIN_SEEDS, Claim
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 
 #: The kind of the stages that measure word senses.
 SENSES_KIND = "word-senses"
+#: Minimum difference of an AUC from chance that counts. There are few pairs of occurrences.
+_MIN_AUC_GAIN = 0.1
 #: Measures of a layer and their column titles, see ``_measure_layer``.
 _MEASURES = {
     "same_sense": "same sense",
@@ -175,15 +178,29 @@ def _build_stages(factory: StageFactory) -> Stages:
     }
 
 
-def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: ARG001 - same signature in all experiments
+def _build_report(factory: StageFactory, results: Results) -> Report:
     tables: list[Table] = []
     panels: list[Panel] = []
     data: dict[str, Any] = {}
+    claims = []
     for language in dict.fromkeys(key[0] for key in results):  # type: ignore[index]
         language_results = [result for key, result in results.items() if key[0] == language]  # type: ignore[index]
         if any(language_results):
             _add_language(_LANGUAGE_NAMES[language], language_results, tables, panels, data)
-    return Report(tables, panels, data)
+        differences = [
+            None if result is None else result["layers"][-1]["auc"] - 0.5
+            for result in language_results
+        ]
+        claims.append(
+            Claim(
+                f"{_LANGUAGE_NAMES[language]}, last layer: occurrences with the same sense are "
+                "closer, with an AUC of at least 0.6",
+                differences,
+                _MIN_AUC_GAIN,
+                min_seeds=1 if factory.sources.model else MIN_SEEDS,
+            )
+        )
+    return Report(tables, panels, data, claims)
 
 
 def _add_language(

@@ -5,12 +5,25 @@ from typing import Any
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import StageFactory, get_task_score
+from bertsmith.lab.verdict import (
+    MIN_SCORE_DIFFERENCE,
+    MIN_SMALL_SCORE_DIFFERENCE,
+    Claim,
+    subtract,
+)
 
 #: The rows of the table, with the paper's F1 on the CoNLL-2003 validation set (BERT-base).
 PAPER = {
     "fine-tuned": 96.4, "embeddings": 91.0, "second-to-last": 95.6, "last": 94.9,
     "weighted-sum-last-four": 95.9, "concat-last-four": 96.1, "weighted-sum-all": 95.5,
 }  # fmt: skip
+#: Pairs of rows of which the first one is better in the paper, with the minimum difference.
+_CLAIMS = (
+    ("fine-tuned", "concat-last-four", MIN_SMALL_SCORE_DIFFERENCE),
+    ("concat-last-four", "last", MIN_SCORE_DIFFERENCE),
+    ("second-to-last", "last", MIN_SCORE_DIFFERENCE),
+    ("last", "embeddings", MIN_SCORE_DIFFERENCE),
+)
 #: Learning rate of the BiLSTM. It is higher than for fine-tuning, because all its weights are new.
 _BILSTM_LR = 1e-3
 #: Width of the BiLSTM on a user's model. On other models it is the width of the model.
@@ -59,9 +72,16 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     plot = make_dot_plot(
         {row: {"F1": values} for row, values in scores.items()}, "entity F1, held out"
     )
-    return Report(
-        [table], [Panel("fine-tuning, and a BiLSTM on frozen features", plot)], dict(scores)
-    )
+    panel = Panel("fine-tuning, and a BiLSTM on frozen features", plot)
+    claims = [
+        Claim(
+            f"{better} is better than {worse}",
+            subtract(scores[better], scores[worse]),
+            min_difference,
+        )
+        for better, worse, min_difference in _CLAIMS
+    ]
+    return Report([table], [panel], dict(scores), claims)
 
 
 EXPERIMENT = Experiment(

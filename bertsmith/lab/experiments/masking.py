@@ -6,6 +6,7 @@ from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.features import build_bilstm_settings
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
+from bertsmith.lab.verdict import MIN_SMALL_SCORE_DIFFERENCE, Claim, subtract
 
 #: Percentages of [MASK], unchanged token and random token, with the paper's results: accuracy on
 #: MNLI, and F1 on named entities with fine-tuning and with a BiLSTM on features.
@@ -71,7 +72,28 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         *(f"{name} (paper: {paper_unit})" for _, name, paper_unit in _EVALUATIONS.values()),
     ]
     title = "Table 8: mixtures of [MASK], unchanged tokens and random tokens"
-    return Report([Table(title, columns, rows)], _build_panels(data), data)
+    return Report([Table(title, columns, rows)], _build_panels(data), data, _build_claims(data))
+
+
+def _build_claims(data: dict[str, Any]) -> list[Claim]:
+    """Return the claims that the mixture matters most for features, where 100 % [MASK] is worse."""
+    features = "ner-features"
+    differences = subtract(data["80/10/10"][features], data["100/0/0"][features])
+    ranges = {
+        evaluation: [
+            None if None in scores else max(scores) - min(scores)
+            for scores in zip(*(values[evaluation] for values in data.values()), strict=True)
+        ]
+        for evaluation in ("ner", features)
+    }
+    return [
+        Claim("NER, features: 80/10/10 is better than 100 % [MASK]", differences),
+        Claim(
+            "NER: scores of different mixtures differ more with features than with fine-tuning",
+            subtract(ranges[features], ranges["ner"]),
+            MIN_SMALL_SCORE_DIFFERENCE,
+        ),
+    ]
 
 
 def _build_panels(data: dict[str, Any]) -> list[Panel]:

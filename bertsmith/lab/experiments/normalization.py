@@ -10,6 +10,7 @@ from typing import Any
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_line_plot
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
+from bertsmith.lab.verdict import MIN_LOSS_DIFFERENCE, Claim, subtract
 
 #: Normalization settings and their names in tables and plots.
 NORMS = {
@@ -99,7 +100,26 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         Table("Training curves", curve_columns, curve_rows),
         _build_gradient_table(factory, results),
     ]
-    return Report(tables, _build_panels(factory, results, pairs), data)
+    claims = [
+        Claim(
+            f"lr {lr:g}, batch {batch_size}: post-norm has a lower loss after a quarter of the "
+            "steps than no normalization",
+            subtract(
+                *(_list_early_losses(data, norm, lr, batch_size) for norm in ("none", "post"))
+            ),
+            MIN_LOSS_DIFFERENCE,
+        )
+        for lr, batch_size in pairs
+    ]
+    return Report(tables, _build_panels(factory, results, pairs), data, claims)
+
+
+def _list_early_losses(
+    data: dict[str, Any], norm: str, lr: float, batch_size: int
+) -> list[float | None]:
+    """Return the held-out loss of each seed after a quarter of the steps."""
+    curves = data[f"{norm}, lr {lr:g}, batch {batch_size}"]["training_curve"]
+    return [measures["early_loss"] if measures else None for measures in curves]
 
 
 def _build_panels(

@@ -26,6 +26,7 @@ from bertsmith.lab.report import (
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
+from bertsmith.lab.verdict import MIN_SEEDS, Claim
 from bertsmith.tasks.metrics import spearman_correlation
 from bertsmith.use.embed import Embedder
 
@@ -208,7 +209,7 @@ def _build_stages(factory: StageFactory) -> Stages:
     return stages
 
 
-def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: ARG001 - same signature in all experiments
+def _build_report(factory: StageFactory, results: Results) -> Report:
     map_result = results["map", 0]
     tables, panels, data = [], [], {}
     # A correlation with a constant is null in JSON. The dtype float64 converts null to NaN.
@@ -248,7 +249,15 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
             title = f"SST-2 sentences, {f'layer {layer}' if layer else 'embeddings'}"
             plot = _make_scatter_plot(map_result["points"][layer], map_result["labels"])
             panels.append(Panel(title, plot))
-    return Report(tables, panels, data)
+    mean_column = list(POOLINGS).index("mean")
+    differences = [
+        None if run is None else float(run[-2, mean_column] - run[-1, mean_column]) for run in runs
+    ]
+    claim = Claim(
+        "STS-B, mean pooling: the second-to-last layer is better than the last", differences,
+        min_seeds=1 if factory.sources.model else MIN_SEEDS,
+    )  # fmt: skip
+    return Report(tables, panels, data, [claim])
 
 
 def _format_correlations(

@@ -21,6 +21,7 @@ from bertsmith.lab.report import (
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
+from bertsmith.lab.verdict import MIN_LOSS_DIFFERENCE, Claim, subtract
 
 #: The rows of the table, with the settings that differ from the baseline run. The baseline has the
 #: initialization "cross-segment-heads": position embeddings start as sinusoids in separate
@@ -35,6 +36,9 @@ MODELS: dict[str, dict[str, Any]] = {
 #: Maximum number of positions in the similarity map.
 _MAX_MAP_POSITIONS = 128
 _MAP_KIND = "position-map"
+#: Minimum difference between unigram entropy and loss of a model that uses word order, in nats.
+#: Models that know only the topic of a text have a difference of about 0.5.
+_MIN_ORDER_GAIN = 1.0
 #: Distances between two positions in the table.
 _DISTANCES = (1, 2, 4, 8, 16, 32)
 
@@ -127,7 +131,32 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     }
     plot = make_line_plot(curves, "distance between two positions", "mean cosine similarity")
     panels.append(Panel("similarity by distance", plot))
-    return Report(tables, panels, losses)
+    return Report(tables, panels, losses, _build_claims(factory, results, losses))
+
+
+def _build_claims(
+    factory: StageFactory, results: Results, losses: dict[str, list[float | None]]
+) -> list[Claim]:
+    """Return the claim that learned and sinusoidal positions are nearly identical."""
+    if not losses:
+        return []
+    learned, sinusoidal = "learned, random initialization", "sinusoidal"
+    entropies = [
+        get_heldout_metric(results[learned, seed], "unigram_entropy")
+        for seed in range(factory.scale.num_seeds)
+    ]
+    gains = subtract(entropies, losses[learned])
+    return [
+        Claim(
+            "learned and sinusoidal positions have the same loss",
+            subtract(losses[sinusoidal], losses[learned]),
+            MIN_LOSS_DIFFERENCE,
+            benefits=subtract(gains, [_MIN_ORDER_GAIN] * len(gains)),
+            no_benefit=f"the losses are less than {_MIN_ORDER_GAIN:g} nat below the unigram "
+            "entropy, so the models hardly use word order",
+            is_equality=True,
+        )
+    ]
 
 
 def _make_similarity_map(values: list[list[float]]) -> DrawFunction:
