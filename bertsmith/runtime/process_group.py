@@ -5,12 +5,15 @@ the gradients while the last backward pass of a step is still running, so all pr
 same update. Process 0 is the main process: it alone reads and writes the run directory and prints.
 """
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -26,7 +29,7 @@ from bertsmith.runtime.process_rank import ProcessRank, read_process_rank
 #: needs alone, for example to verify a store or to write a checkpoint.
 TIMEOUT: Final = timedelta(minutes=10)
 #: Key in the store of the process group under which the first process that fails writes its rank.
-_FAILED_RANK_KEY: Final = "bertsmith/failed_rank"
+_FAILED_RANK_KEY: Final = "failed_rank"
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 LossFunction = Callable[..., dict[str, Tensor]]
@@ -203,15 +206,56 @@ def _connect(position: ProcessRank) -> Any:
     has_cuda = torch.cuda.is_available()
     if has_cuda and position.local_rank < torch.cuda.device_count():
         torch.cuda.set_device(position.local_rank)
-    store, rank, world_size = next(rendezvous("env://", timeout=TIMEOUT))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_cuda else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=TIMEOUT,
-    )
+    with _default_signal_handlers():
+        store, rank, world_size = next(rendezvous("env://", timeout=TIMEOUT))
+        name = _agree_on_name(store, rank, world_size)
+        store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_cuda else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=TIMEOUT,
+        )
     return store
+
+
+@contextmanager
+def _default_signal_handlers() -> Iterator[None]:
+    """Let signals end this process at once, even if it waits for another process in C++ code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+
+
+def _agree_on_name(store: Any, rank: int, world_size: int) -> str:
+    """Return a new name on which all processes agree, as the prefix of their keys in ``store``.
+
+    torchrun keeps the store when it restarts the processes. Without a new prefix, a process could
+    read the address of an ended process and wait for it.
+    """
+    name = uuid4().hex
+    store.set(f"bertsmith/{rank}", name)
+    if rank > 0:
+        main_name = store.get(f"bertsmith/main of {name}").decode()
+        store.set(f"bertsmith/{main_name}/{rank}", "")
+        return str(main_name)
+    waiting = set(range(1, world_size))
+    while waiting:
+        for other in waiting:
+            # This may be the name of an ended process. Then it is read again.
+            other_name = store.get(f"bertsmith/{other}").decode()
+            store.set(f"bertsmith/main of {other_name}", name)
+        time.sleep(0.02)
+        waiting = {other for other in waiting if not store.check([f"bertsmith/{name}/{other}"])}
+    return name
 
 
 def check_process_device(device: torch.device, processes: ProcessGroup) -> None:
@@ -248,13 +292,13 @@ def _is_first_failure(store: Any, rank: int) -> bool:
 def _is_connection_error(error: Exception) -> bool:
     """Return whether an error means that another process has ended or does not respond."""
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "gloo" in str(error)
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
     )
 
 
 def _explain_connection_error(error: Exception) -> str:
     reason = "does not respond" if "imed out" in str(error) else "has ended unexpectedly"
     return (
-        f"another process of this run {reason}: {str(error).splitlines()[0]}; run the same "
-        "command again to continue from the last checkpoint (torchrun --max-restarts does that)"
+        f"another process of this run {reason}; run the same command again to continue from the "
+        "last checkpoint (torchrun --max-restarts N does so up to N times)"
     )

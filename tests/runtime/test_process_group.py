@@ -1,7 +1,10 @@
 """The process group: ranks, division of work, and the election of the process that reports."""
 
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ from bertsmith.runtime import process_group
 from bertsmith.runtime.process_group import (
     SINGLE_PROCESS,
     ProcessGroup,
+    _agree_on_name,
+    _default_signal_handlers,
     check_process_device,
     join_process_group,
 )
@@ -119,6 +124,32 @@ def test_lost_connection_is_explained(message: str, reason: str) -> None:
     """A lost connection, as after a SIGKILL, and a timeout become errors that say how to go on."""
     with pytest.raises(RunError, match=f"another process of this run {reason}.*--max-restarts"):
         _fail(RuntimeError(message))
+
+
+def test_restarted_processes_do_not_read_the_keys_of_ended_ones() -> None:
+    """Processes agree on a new prefix, even if names of ended processes are still in the store."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    names: list[set[str]] = []
+    for _ in range(3):
+        # Process 0 starts first, and so reads the name that process 2 had in the last attempt.
+        with ThreadPoolExecutor(3) as executor:
+            futures = [executor.submit(_agree_on_name, store, rank, 3) for rank in (0, 1)]
+            time.sleep(0.05)
+            futures.append(executor.submit(_agree_on_name, store, 2, 3))
+            names.append({future.result(timeout=60) for future in futures})
+    assert [len(attempt) for attempt in names] == [1, 1, 1]
+    assert len(set.union(*names)) == 3
+
+
+def test_signals_end_a_process_that_connects() -> None:
+    """While a process waits for others in C++ code, SIGTERM has its default effect."""
+    handler = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with _default_signal_handlers():
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, handler)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_devices_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
