@@ -35,7 +35,8 @@ export function createTokenView(model, texts, { isOpen, onToggle, onError, signa
       content.replaceChildren(...shown.map(([label], index) => renderTokens(label, tokens[index])));
     } catch (error) {
       isLoaded = false;
-      if (error.name !== "AbortError") content.replaceChildren(notice(error.message, "error"));
+      // The banner of the page says that the server is unreachable.
+      if ("status" in error) content.replaceChildren(notice(error.message, "error"));
       onError(error);
     }
   };
