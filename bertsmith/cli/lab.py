@@ -201,13 +201,14 @@ def _run(run: "ExperimentRun", *, as_json: bool) -> tuple[dict[str, object], boo
 
 def _print_plan(runs: "Sequence[ExperimentRun]", *, as_json: bool) -> None:
     """Print the stages to run and their estimated costs; shared stages are counted once."""
-    from bertsmith.lab.cost import convert_to_core_hours
+    from bertsmith.lab.cost import CostEstimator, convert_to_core_hours
 
     if any(run.find_missing_stages() for run in runs):
         log("measuring the speed of this machine …")
     planned_by_name: dict[str, PlannedStage] = {}
+    costs = CostEstimator()
     for run in runs:
-        for planned in run.plan():
+        for planned in run.plan(costs):
             planned_by_name.setdefault(planned.stage.name, planned)
     planned_stages = list(planned_by_name.values())
     total_seconds = sum(planned.seconds or 0.0 for planned in planned_stages)

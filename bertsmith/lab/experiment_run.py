@@ -139,9 +139,13 @@ class ExperimentRun:
                 f"{self._report_path('md')} is the report of another model; choose another --out"
             )
 
-    def plan(self) -> list[PlannedStage]:
-        """Return the stages that are still to run, in order, with their estimated durations."""
-        costs = CostEstimator()
+    def plan(self, costs: CostEstimator | None = None) -> list[PlannedStage]:
+        """Return the stages that are still to run, in order, with their estimated durations.
+
+        Args:
+            costs: An estimator whose measurements are reused, None for a new one.
+        """
+        costs = costs or CostEstimator()
         descriptions = self.describe_stages()
         missing = self.find_missing_stages()
         progress = self.runner.progress

@@ -40,8 +40,14 @@ def test_experiment_is_planned_run_and_reused(run_cli: RunCli, tmp_path: Path) -
 def test_several_experiments_are_planned_together(
     run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stages that experiments share are counted once; the plan has the core-hours."""
-    monkeypatch.setattr(cost, "measure_step_seconds", lambda *_: 0.5)
+    """Shared stages are counted and steps are measured once; the plan has the core-hours."""
+    measured: list[str] = []
+
+    def record_shape(*shape: object) -> float:
+        measured.append(repr(shape))
+        return 0.5
+
+    monkeypatch.setattr(cost, "measure_step_seconds", record_shape)
     options = ("--scale", "smoke", "--out", tmp_path / "lab", "--plan")
 
     def list_stages(names: str) -> set[str]:
@@ -53,7 +59,9 @@ def test_several_experiments_are_planned_together(
 
     first, second = list_stages("activations"), list_stages("positions")
     assert first & second
+    measured.clear()
     assert list_stages("activations,positions") == first | second
+    assert len(set(measured)) == len(measured)
     completed = run_cli("lab", "activations,positions", *options)
     assert " core-hours)" in completed.out
     assert run_cli("lab", "activations,position", *options).status == 2
