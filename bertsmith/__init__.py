@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bertsmith.use.choose import choose
     from bertsmith.use.embed import Embedder, embed
     from bertsmith.use.evaluate import evaluate
+    from bertsmith.use.evaluate_embeddings import evaluate_embeddings
     from bertsmith.use.explain import attention
     from bertsmith.use.fill import fill
     from bertsmith.use.inspection.compare import compare
@@ -53,6 +54,7 @@ _MODULE_OF_NAME = {
     "compare": "bertsmith.use.inspection.compare",
     "embed": "bertsmith.use.embed",
     "evaluate": "bertsmith.use.evaluate",
+    "evaluate_embeddings": "bertsmith.use.evaluate_embeddings",
     "evaluate_minimal_pairs": "bertsmith.use.minimal_pairs",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetuning.finetune",
@@ -80,6 +82,7 @@ __all__ = [
     "compare",
     "embed",
     "evaluate",
+    "evaluate_embeddings",
     "evaluate_minimal_pairs",
     "fill",
     "finetune",

@@ -1,13 +1,14 @@
-"""``bertsmith evaluate``: compute metrics on labeled data or minimal pairs."""
+"""``bertsmith evaluate``: compute metrics on labeled data, minimal pairs or embeddings."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
 from bertsmith.cli.console import log, print_example_counts, print_json, print_line
+from bertsmith.cli.embedding_evaluation import evaluate_vectors
 from bertsmith.cli.minimal_pairs import evaluate_minimal_pairs
 from bertsmith.cli.model_options import (
     Device,
@@ -30,6 +31,9 @@ from bertsmith.settings import load_user_settings
         "bertsmith evaluate my-classifier --data test.csv --metric roc_auc --json",
         "bertsmith evaluate my-run --minimal-pairs blimp/*.jsonl",
         "bertsmith evaluate my-run --minimal-pairs blimp/ --out scores.csv",
+        "bertsmith evaluate my-embedder --embeddings sts-test.csv --text sentence1 \\\n"
+        "      --pair sentence2 --score score",
+        "bertsmith evaluate my-embedder --embeddings BEIR/scifact",
     )
 )
 def evaluate(
@@ -51,6 +55,14 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option(
+            help="Evaluate vectors on a table of scored pairs, pairs (with negatives) or labeled "
+            "texts, or on a folder in BEIR's format.",
+            show_default=False,
+        ),
+    ] = None,
     pll: Annotated[
         PllOption | None,
         typer.Option(
@@ -69,6 +81,21 @@ def evaluate(
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="Embeddings: the column of the similarity of two texts.")
+    ] = None,
+    negatives: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN,...", help="Embeddings: the columns of negatives."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Embeddings: the split of a BEIR folder. Default: test."),
+    ] = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(help="Embeddings: use only this many first dimensions.", min=1),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,7 +125,7 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compute metrics on labeled data or minimal pairs.
+    """Compute metrics on labeled data, minimal pairs or embeddings.
 
     With --data, the model must be fine-tuned. For classifiers, metrics per label and a confusion
     matrix are also shown. If there are many labels, only those with the lowest F1 and the most
@@ -106,12 +133,41 @@ def evaluate(
 
     With --minimal-pairs, the model needs a masked-LM head. A pair is correct if sentence_good has
     a higher pseudo-log-likelihood than sentence_bad (see `bertsmith score`).
+
+    With --embeddings, any model is evaluated by its vectors: Spearman correlation for scored pairs,
+    nDCG@10, MRR@10 and recall for pairs and BEIR, triplet accuracy for negatives. Columns have the
+    same names as in `finetune embed`.
     """
+    if files_after_first and not minimal_pairs:
+        raise InputError(f"{files_after_first[0]}: unexpected argument; use --data FILE")
+    labeled_data_options: dict[str, Any] = {
+        "--data": data, "--metric": metric, "--set": assignments,
+        "--null-threshold": null_threshold,
+    }  # fmt: skip
+    embedding_options = {"--score": score, "--negatives": negatives, "--split": split,
+                         "--dimensions": dimensions}  # fmt: skip
+    columns = {"text": text, "pair": pair, "label": label}
+    reading = {"skip_invalid": skip_invalid, "encoding": encoding, "delimiter": delimiter}
+    if embeddings is not None:
+        labeled_data_options |= {"--minimal-pairs": minimal_pairs, "--pll": pll, "--out": out}
+        check_unused_options(labeled_data_options, "not valid with --embeddings; remove it")
+        columns |= {"score": score}
+        evaluate_vectors(
+            model,
+            embeddings,
+            _drop_missing({**columns, "negatives": negatives.split(",") if negatives else None}),
+            split=split,
+            dimensions=dimensions,
+            reading=_drop_missing(reading),
+            device=device,
+            fast=fast,
+            as_json=as_json,
+        )
+        return
+    check_unused_options(embedding_options, "only valid with --embeddings; remove it")
     if minimal_pairs:
-        labeled_data_options = {
-            "--data": data, "--text": text, "--pair": pair, "--label": label, "--metric": metric,
-            "--set": assignments, "--delimiter": delimiter, "--null-threshold": null_threshold,
-        }  # fmt: skip
+        labeled_data_options |= {"--text": text, "--pair": pair, "--label": label,
+                                 "--delimiter": delimiter}  # fmt: skip
         check_unused_options(labeled_data_options, "not valid with --minimal-pairs; remove it")
         evaluate_minimal_pairs(
             model,
@@ -125,18 +181,47 @@ def evaluate(
             as_json=as_json,
         )
         return
-    if files_after_first:
-        raise InputError(f"{files_after_first[0]}: unexpected argument; use --data FILE")
     if data is None:
-        raise InputError("nothing to evaluate on: add --data FILE or --minimal-pairs FILE")
+        raise InputError(
+            "nothing to evaluate on: add --data FILE, --minimal-pairs FILE or --embeddings FILE"
+        )
     check_unused_options({"--pll": pll, "--out": out}, "only valid with --minimal-pairs; remove it")
-    options = {
-        "text_column": text, "pair_column": pair, "label_column": label,
-        "skip_invalid": skip_invalid, "encoding": encoding,
-        "delimiter": delimiter, "null_threshold": null_threshold, "metrics": metric or None,
-    }  # fmt: skip
-    task_options = {name: value for name, value in options.items() if value is not None}
-    overrides = load_user_settings(None, {"task": task_options}, assignments or [])
+    task_options = _drop_missing({
+        **{f"{name}_column": value for name, value in columns.items()}, **reading,
+        "null_threshold": null_threshold, "metrics": metric or None,
+    })  # fmt: skip
+    _evaluate_labeled_data(
+        model, data, task_options, assignments or [], device=device, fast=fast, as_json=as_json
+    )
+
+
+def _drop_missing(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _evaluate_labeled_data(
+    model: Path,
+    data: Path,
+    task_options: dict[str, Any],
+    assignments: list[str],
+    *,
+    device: str,
+    fast: bool,
+    as_json: bool,
+) -> None:
+    """Compute and print the metrics of a fine-tuned model on labeled data.
+
+    Args:
+        model: The model.
+        data: A labeled table, or the folder of a public task.
+        task_options: Task settings of the command line.
+        assignments: Values of --set.
+        device: Device of the model.
+        fast: Whether to use 8-bit or 16-bit arithmetic.
+        as_json: Whether to print JSON.
+    """
+    overrides = load_user_settings(None, {"task": task_options}, assignments)
     if len(overrides) > 1 or not isinstance(overrides["task"], dict):
         raise SettingsError(
             "--set: only settings of the task can be changed, such as task.header=false; remove "

@@ -36,8 +36,8 @@ def embed(
     dev: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A validation table, of any kind; may be repeated. Default: a tenth of the "
-            "training examples, at most 1,000."
+            help="A validation table of any kind, or a folder in BEIR's format; may be "
+            "repeated. Default: a tenth of the training examples, at most 1,000."
         ),
     ] = None,
     weights: Annotated[

@@ -89,7 +89,8 @@ class EmbeddingSettings(SettingsTable):
     #: How many times each example of a training table is used per epoch; 0.5: a random half. Empty:
     #: once.
     file_weights: list[PositiveFloat] = Field(default_factory=list)
-    #: Validation tables by name; the first one selects the best checkpoint.
+    #: Validation tables, or folders in BEIR's format, by name; the first one selects the best
+    #: checkpoint.
     validation_files: dict[str, str] = Field(default_factory=dict)
     #: Hash of all data files, computed when the run starts.
     fingerprint: str = ""

@@ -42,6 +42,25 @@ def test_train_embed_and_search(run_cli: RunCli, model: Path, table: Path, tmp_p
     assert SENTENCES[1] in json.dumps(hits)
 
 
+def test_vectors_are_evaluated(run_cli: RunCli, model: Path, table: Path) -> None:
+    """``evaluate --embeddings`` prints metrics of any model; other options are errors."""
+    command = ["evaluate", model, "--embeddings", table, "--text", "question", "--pair", "answer"]
+    completed = run_cli(*command)
+    assert completed.status == 0, completed.err
+    assert completed.out.startswith("ndcg@10 ")
+    assert "30 read, 30 used" in completed.out
+    metrics = json.loads(run_cli(*command, "--dimensions", "5", "--json").out)
+    assert metrics["counts"]["num_read"] == 30
+    assert 0 < metrics["ndcg@10"] < 1
+    for options, message in [
+        (["evaluate", model, "--data", table, "--score", "x"], "--score: only valid with --emb"),
+        ([*command, "--metric", "f1"], "--metric: not valid with --embeddings"),
+        (["evaluate", model, "--embeddings", "no.csv"], "no.csv: no such file or folder"),
+    ]:
+        completed = run_cli(*options)
+        assert (completed.status, message in completed.err) == (2, True), completed.err
+
+
 def test_stopped_run_is_continued_by_the_same_command(
     run_cli: RunCli, model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from bertsmith.runtime.device import Machine, seed_dropout
 from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_tokens
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.tasks import metrics
+from bertsmith.tasks.beir import METRIC_NAMES as RETRIEVAL_METRIC_NAMES
+from bertsmith.tasks.beir import RetrievalSet
 from bertsmith.tasks.embedding_data import EmbeddingExamples, EncodedTexts, Ints
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, ExampleKind
 from bertsmith.tasks.retrieval import compute_retrieval_metrics, normalize_rows, rank_documents
@@ -37,16 +39,18 @@ class HeldoutTexts:
     """Held-out examples, and how their metrics are computed.
 
     Attributes:
-        examples: The examples.
+        examples: The examples, or queries and documents.
         settings: Temperature of the loss and Matryoshka dimensions.
     """
 
-    examples: EmbeddingExamples
+    examples: EmbeddingExamples | RetrievalSet
     settings: EmbeddingSettings
 
     @property
     def metric_names(self) -> list[str]:
         """Names of the metrics; the first one selects the best epoch."""
+        if isinstance(self.examples, RetrievalSet):
+            return list(RETRIEVAL_METRIC_NAMES)
         has_negatives = len(self.examples.negatives) > 0
         names = METRIC_NAMES[self.examples.kind]
         return [*names, _TRIPLET_ACCURACY] if has_negatives else [*names]
@@ -63,7 +67,7 @@ class HeldoutTexts:
         """
         examples = self.examples
         num_examples = float(len(examples))
-        if examples.kind == "texts":
+        if isinstance(examples, EmbeddingExamples) and examples.kind == "texts":
             loss = compute_simcse_loss(model, machine, examples, self.settings)
             return {"loss": loss, "examples": num_examples}
         numbers = examples.list_used_texts()
@@ -149,13 +153,17 @@ def compute_simcse_loss(
     return total / len(numbers)
 
 
-def compute_metrics(vectors: Floats, examples: EmbeddingExamples) -> dict[str, float]:
+def compute_metrics(
+    vectors: Floats, examples: EmbeddingExamples | RetrievalSet
+) -> dict[str, float]:
     """Return the metrics of examples of any kind but unlabeled texts.
 
     Args:
         vectors: Vectors of all texts, float32 [number of texts, W].
         examples: The examples.
     """
+    if isinstance(examples, RetrievalSet):
+        return examples.compute_metrics(vectors)
     compute: Mapping[ExampleKind, Callable[[Floats, EmbeddingExamples], dict[str, float]]] = {
         "pairs": _compute_pair_metrics,
         "scored_pairs": _compute_score_metrics,

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import compute_file_sha256
 from bertsmith.interop.sentence_transformers import PoolingConfig
 from bertsmith.settings import read_stored_settings
+from bertsmith.tasks.beir import find_qrels, is_beir_folder, read_retrieval_set
 from bertsmith.tasks.embedding_columns import resolve_columns
 from bertsmith.tasks.embedding_data import (
     EmbeddingExamples,
@@ -18,12 +20,15 @@ from bertsmith.tasks.embedding_data import (
     describe_kind,
     read_examples,
 )
-from bertsmith.tasks.embedding_settings import LOSSES, EmbeddingSettings
+from bertsmith.tasks.embedding_settings import LOSSES, EmbeddingSettings, TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.embedding.evaluation import HeldoutTexts
 from bertsmith.train.embedding.settings import EmbeddingRunSettings
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
+
+#: Splits of a validation folder in BEIR's format, in the order in which they are looked for.
+HELDOUT_SPLITS: Final = ("dev", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -71,16 +76,27 @@ def read_data(settings: EmbeddingSettings, tokenize: TokenizeTexts) -> Embedding
     if settings.validation_files:
         train_columns = resolve_columns(paths[0], settings, settings.columns)
         for name, file in settings.validation_files.items():
-            examples, file_counts = read_examples(
-                [Path(file)], settings, tokenize, settings.validation_columns, train_columns
+            heldout[name], counts[name] = _read_heldout_file(
+                Path(file), settings, tokenize, train_columns
             )
-            counts[name] = file_counts[0]
-            heldout[name] = HeldoutTexts(examples, settings)
     else:
         train, heldout_examples = hold_out_examples(train, settings)
         heldout["heldout"] = HeldoutTexts(heldout_examples, settings)
     check_examples(train, settings)
     return EmbeddingData(train, heldout, counts)
+
+
+def _read_heldout_file(
+    path: Path, settings: EmbeddingSettings, tokenize: TokenizeTexts, train_columns: TextColumns
+) -> tuple[HeldoutTexts, ExampleCounts]:
+    """Read a validation table or a folder in BEIR's format, and return its counts."""
+    if is_beir_folder(path):
+        retrieval, counts = read_retrieval_set(path, find_qrels(path, HELDOUT_SPLITS), tokenize)
+        return HeldoutTexts(retrieval, settings), counts
+    examples, file_counts = read_examples(
+        [path], settings, tokenize, settings.validation_columns, train_columns
+    )
+    return HeldoutTexts(examples, settings), file_counts[0]
 
 
 def resolve_loss(settings: EmbeddingSettings, examples: EmbeddingExamples) -> EmbeddingSettings:
@@ -171,12 +187,24 @@ def hash_data_files(settings: EmbeddingSettings) -> str:
         TaskError: If a file cannot be read.
     """
     digest = hashlib.sha256()
-    for file in settings.list_files():
+    for file in _list_hashed_files(settings):
         try:
             digest.update(compute_file_sha256(file).encode())
         except OSError as error:
             raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()[:16]
+
+
+def _list_hashed_files(settings: EmbeddingSettings) -> list[Path]:
+    """Return all data files, and the files of a folder in BEIR's format that are read."""
+    files: list[Path] = []
+    for path in settings.list_files():
+        if path.is_dir() and is_beir_folder(path):
+            texts = [*path.glob("corpus.jsonl*"), *path.glob("queries.jsonl*")]
+            files += [*sorted(texts), find_qrels(path, HELDOUT_SPLITS)]
+        else:
+            files.append(path)
+    return files
 
 
 def check_files_unchanged(run: Path, settings: EmbeddingSettings) -> None:

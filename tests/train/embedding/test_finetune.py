@@ -26,6 +26,8 @@ from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.latest_snapshot import write_latest_snapshot
 from bertsmith.use.embed import Embedder, embed
+from bertsmith.use.evaluate_embeddings import evaluate_embeddings
+from tests.tasks.test_beir import write_beir_folder
 from tests.train.conftest import RecordingProgress
 from tests.train.embedding.conftest import WIDTH, WriteTable, make_rows
 
@@ -294,6 +296,28 @@ def test_unsuitable_data_and_settings_are_errors(
     with pytest.raises(BertsmithError, match=message):
         train(start_model, tmp_path / "run", table, embedding=embedding)
     assert not (tmp_path / "run").exists()
+
+
+def test_folder_in_the_format_of_beir_is_a_validation_set(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """Training has the metrics of ``evaluate_embeddings``, and notices changed judgments."""
+    rows = make_rows("pairs", 60)
+    corpus = [{"_id": f"d{i}", "text": row["positive"]} for i, row in enumerate(rows)]
+    queries = [{"_id": f"q{i}", "text": row["anchor"]} for i, row in enumerate(rows[:20])]
+    judgments = [(f"q{i}", f"d{i}", 1) for i in range(20)]
+    folder = write_beir_folder(tmp_path / "data", corpus, queries, judgments, split="dev")
+    table = write_table("train.jsonl", rows[20:])
+    embedding = {"batch_size": 16, "validation_files": {"dev": str(folder)}}
+    result = train(start_model, tmp_path / "run", table, embedding=embedding)
+    assert result.model is not None
+    assert result.metrics["examples"] == 20
+    expected = evaluate_embeddings(result.model, folder, split="dev")
+    for name in result.metric_names:
+        assert result.metrics[name] == pytest.approx(expected[name])
+    write_beir_folder(tmp_path / "data", corpus, queries, judgments[1:], split="dev")
+    with pytest.raises(BertsmithError, match="the data files have changed"):
+        train(start_model, tmp_path / "run", table, embedding=embedding)
 
 
 def test_changed_files_stop_a_resumed_run(
