@@ -17,6 +17,7 @@ from bertsmith.cli.console import (
     print_line,
 )
 from bertsmith.cli.hints import format_predict_command
+from bertsmith.cli.launcher import check_single_process, report_once
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.plurals import count_noun
 
@@ -183,6 +184,8 @@ def finetune(
     question in a context. choose: select one of several endings of a prompt.
 
     Ctrl-C and SIGTERM save a checkpoint; the same command then continues the run.
+
+    torchrun --nproc-per-node 2 -m bertsmith finetune ... trains in 2 processes.
     """
     tables: dict[str, Any] = {
         "task": {
@@ -215,9 +218,10 @@ def finetune(
     is_sweep = seeds > 1 or grid
     from bertsmith.train.finetuning.settings import check_finetune_arguments
 
-    check_finetune_arguments(
-        task, model, data, None if is_sweep else out, config, assignments or [], values
-    )
+    with report_once():
+        check_finetune_arguments(
+            task, model, data, None if is_sweep else out, config, assignments or [], values
+        )
     if is_sweep:
         _run_sweep(task, model, out, seeds=seeds, grid=grid, as_json=as_json, options=options)
     else:
@@ -252,6 +256,7 @@ def _run_sweep(
     options: dict[str, Any],
 ) -> None:
     """Fine-tune once per seed and grid point; print the metrics of each point and the best run."""
+    check_single_process("a search over seeds or the grid")
     from bertsmith.train.finetuning.sweep import run_sweep
 
     sweep = run_sweep(task, model, out, seeds=seeds, grid=grid, **options)

@@ -9,6 +9,7 @@ from bertsmith.cli.app import format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_example_counts, print_line
 from bertsmith.cli.finetune import exit_stopped, group, print_result_json
 from bertsmith.cli.hints import quote_path
+from bertsmith.cli.launcher import check_single_process
 from bertsmith.plurals import count_noun
 
 
@@ -150,6 +151,7 @@ def embed(
         "run": {"seed": seed},
     }  # fmt: skip
     values = {name: _drop_missing(table) for name, table in tables.items()}
+    check_single_process("`finetune embed`")
     from bertsmith.train.embedding.settings import check_arguments
 
     check_arguments(model, data, out, config, assignments or [], values)

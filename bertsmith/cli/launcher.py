@@ -7,7 +7,7 @@ from bertsmith.errors import BertsmithError, PeerError, SettingsError
 from bertsmith.runtime.process_rank import read_process_rank
 
 #: Commands that divide their work among the processes.
-_PARALLEL_COMMANDS = ("pretrain",)
+_PARALLEL_COMMANDS = ("pretrain", "finetune")
 
 
 @contextmanager
@@ -23,11 +23,21 @@ def report_once() -> Iterator[None]:
 
 def check_command(command: str | None) -> None:
     """Raise SettingsError if torchrun has started several processes of another command."""
+    if command is not None and command not in _PARALLEL_COMMANDS:
+        check_single_process(f"`{command}`")
+
+
+def check_single_process(description: str) -> None:
+    """Raise SettingsError if torchrun has started several processes.
+
+    Args:
+        description: What runs in a single process, as the subject of a sentence.
+    """
     world_size = read_process_rank().world_size
-    if world_size == 1 or command is None or command in _PARALLEL_COMMANDS:
+    if world_size == 1:
         return
     with report_once():
         raise SettingsError(
-            f"`{command}` runs in one process, but torchrun has started {world_size}; run it "
-            f"without torchrun, which supports {', '.join(_PARALLEL_COMMANDS)}"
+            f"{description} runs in one process, but torchrun has started {world_size}; run it "
+            f"without torchrun, which supports {' and '.join(_PARALLEL_COMMANDS)}"
         )

@@ -70,6 +70,13 @@ class ProcessGroup:
         dist.broadcast_object_list(values)
         return values[0]
 
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their ranks."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def run_on_main(self, function: Callable[[], T]) -> T:
         """Call a function in the main process, and return its result in all processes."""
         return self.broadcast(function() if self.is_main else None)  # type: ignore[return-value]

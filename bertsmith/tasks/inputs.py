@@ -182,6 +182,15 @@ class ModelInputs:
         """Return the number of units."""
         return len(self.sequences)
 
+    def select(self, units: Sequence[int]) -> "ModelInputs":
+        """Return the sequences and token indices of some units, without their targets."""
+        return ModelInputs(
+            sequences=[self.sequences[unit] for unit in units],
+            locations=[self.locations[unit] for unit in units],
+            is_truncated=[self.is_truncated[unit] for unit in units],
+            token_indices=self.token_indices and [self.token_indices[unit] for unit in units],
+        )
+
     def count_tokens(self, unit: int) -> int:
         """Return the number of tokens of a unit."""
         return sum(len(ids) for ids, _ in self.sequences[unit])

@@ -123,12 +123,13 @@ def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float
 def choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
     """Return the number of threads: ``run.threads`` or, on a busy machine, the free CPU cores.
 
-    None for PyTorch's default.
+    None for PyTorch's default, which several processes use.
     """
     if options.threads is not None:
         return options.threads
     available = torch.get_num_threads()
-    if available == 1 or not device.resolves_to_cpu(options.device):
+    is_parallel = options.world_size is not None
+    if available == 1 or is_parallel or not device.resolves_to_cpu(options.device):
         return None
     threads = count_free_cores(device.measure_cpu_load(), available)
     if threads == available:

@@ -35,6 +35,8 @@ class FinetuneRunSettings(SettingsTable):
     attention_kernel: Kernel = "auto"
     #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
     threads: Threads = None
+    #: Number of processes, if there are several (torchrun); set by the run.
+    world_size: Annotated[int, Field(ge=2)] | None = None
     #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
     micro_batch_tokens: MicroBatchTokens = DEFAULT_MICRO_BATCH_TOKENS
     #: Steps between two lines of the metrics log with training metrics.

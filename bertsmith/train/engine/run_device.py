@@ -35,6 +35,14 @@ def record_machine(settings: SettingsType, machine: Machine) -> SettingsType:
     return type(settings).parse(values, "the settings")
 
 
+def set_world_size(settings: SettingsType, processes: ProcessGroup) -> SettingsType:
+    """Return the settings of a run with the number of its processes; None if there is one."""
+    world_size = processes.world_size if processes.world_size > 1 else None
+    values: Any = settings
+    run = values.run.model_copy(update={"world_size": world_size})
+    return settings.model_copy(update={"run": run})
+
+
 def check_same_settings(settings: Settings, processes: ProcessGroup) -> None:
     """Raise SettingsError if this process has other settings than the main process.
 

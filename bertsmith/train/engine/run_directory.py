@@ -227,6 +227,17 @@ def find_differences(
 
 
 @contextmanager
+def create_and_lock_run(run: Path, *, is_main: bool) -> Iterator[None]:
+    """Create a run directory and hold its lock, if this is the main process of the run."""
+    if not is_main:
+        yield
+        return
+    run.mkdir(parents=True, exist_ok=True)
+    with lock_run(run):
+        yield
+
+
+@contextmanager
 def lock_run(run: Path) -> Iterator[None]:
     """Hold the lock of a run while the block runs, so that no other process writes to the run.
 

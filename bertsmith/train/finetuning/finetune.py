@@ -20,6 +20,7 @@ from bertsmith.files import write_atomic
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
+from bertsmith.runtime.process_group import ProcessGroup, join_process_group
 from bertsmith.tasks.families import get_family, resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
@@ -38,12 +39,18 @@ from bertsmith.train.engine.finetuning_run import (
     resolve_steps,
     write_result,
 )
-from bertsmith.train.engine.run_device import needs_machine, record_machine
+from bertsmith.train.engine.loop import TrainingOutcome
+from bertsmith.train.engine.run_device import (
+    check_same_settings,
+    needs_machine,
+    record_machine,
+    set_world_size,
+)
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
+    create_and_lock_run,
     load_run_settings,
-    lock_run,
 )
 from bertsmith.train.engine.threads import restore_num_threads
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
@@ -95,12 +102,38 @@ def finetune(
     Raises:
         BertsmithError: If the arguments or the data are invalid.
     """
-    run = Path(out)
-    progress = progress or NullProgress()
-    model = pin_model_path(model)
-    check_run_directory(run)
-    data = Path(data) if data else None
-    overrides = read_overrides(task, data, config, values, assignments)
+    with join_process_group() as processes:
+        if progress is None or not processes.is_main:
+            progress = NullProgress()
+        run = Path(out)
+        model = pin_model_path(model)
+        if processes.is_main:
+            check_run_directory(run)
+        data = Path(data) if data else None
+        overrides = read_overrides(task, data, config, values, assignments)
+        settings, bundle, head, examples = _load(task, model, data, overrides, processes)
+        with (
+            create_and_lock_run(run, is_main=processes.is_main),
+            restore_num_threads(settings.run.threads),
+        ):
+            stored_settings, finished_result = processes.run_on_main(
+                lambda: _open_run(run, settings, overrides, progress)
+            )
+            if finished_result is not None:
+                return finished_result
+            is_new = stored_settings is None
+            settings = stored_settings or settings
+            return _train(settings, bundle, head, examples, run, processes, progress, is_new=is_new)
+
+
+def _load(
+    task: str,
+    model: Path,
+    data: Path | None,
+    overrides: Mapping[str, Any],
+    processes: ProcessGroup,
+) -> tuple[FinetuneSettings, FineTunedBundle, HeadConfig, TaskData]:
+    """Return the settings of a run, the model with its new head, and the examples."""
     settings = resolve_task_settings(task, model, data, overrides)
     check_files_exist(settings.task)
     examples = read_task_data(settings.task, allow_numeric="kind" in overrides.get("task", {}))
@@ -112,28 +145,29 @@ def finetune(
     resolve_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
     bundle = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
-    settings = resolve_model_settings(settings, bundle)
-    run.mkdir(parents=True, exist_ok=True)
-    with lock_run(run), restore_num_threads(settings.run.threads):
-        check_files_unchanged(run, settings.task)
-        is_finished = is_run_finished(run)
-        stored_settings = load_run_settings(
-            run,
-            settings,
-            overrides,
-            progress,
-            # A finished run needs no device.
-            is_device_available=lambda name: is_finished or device.is_device_available(name),
-        )
-        is_new = stored_settings is None
-        if not is_new and is_finished:
-            log_finished_run(run, progress)
-            return load_result(run)
-        settings = stored_settings or settings
-        result = _train(settings, bundle, head, examples, run, progress, is_new=is_new)
-        if result.model is not None and not settings.checkpoint.keep_optimizer:
-            checkpoint.remove_optimizer_state(run, progress)
-        return result
+    settings = set_world_size(resolve_model_settings(settings, bundle), processes)
+    check_same_settings(settings, processes)
+    return settings, bundle, head, examples
+
+
+def _open_run(
+    run: Path, settings: FinetuneSettings, overrides: Mapping[str, Any], progress: Progress
+) -> tuple[FinetuneSettings | None, FinetuneResult | None]:
+    """Return the stored settings of a run, and its result if it is finished."""
+    check_files_unchanged(run, settings.task)
+    is_finished = is_run_finished(run)
+    stored_settings = load_run_settings(
+        run,
+        settings,
+        overrides,
+        progress,
+        # A finished run needs no device.
+        is_device_available=lambda name: is_finished or device.is_device_available(name),
+    )
+    if stored_settings is None or not is_finished:
+        return stored_settings, None
+    log_finished_run(run, progress)
+    return stored_settings, load_result(run)
 
 
 def _train(
@@ -142,21 +176,24 @@ def _train(
     head: HeadConfig,
     data: TaskData,
     run: Path,
+    processes: ProcessGroup,
     progress: Progress,
     *,
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
-    machine = _resolve_machine(settings, len(data.train), progress)
+    machine = _resolve_machine(settings, len(data.train), processes, progress)
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     objective = _build_objective(settings, bundle, head, data, machine)
     _freeze_layers(bundle, settings.run.num_frozen_layers)
+    must_write_settings = is_new or needs_machine(settings)
     if is_new:
         settings = _resolve_on_machine(settings, machine, objective.steps_per_epoch)
-        write_atomic(run / SETTINGS_FILE, settings.to_toml())
     elif needs_machine(settings):
         settings = record_machine(settings, machine)
+    settings = processes.broadcast(settings)
+    if must_write_settings and processes.is_main:
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     log_run_summary(progress, run, settings.task, bundle, data, machine)
     adam = optimizer.build_optimizer(model, settings.optim)
@@ -171,6 +208,22 @@ def _train(
         higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
     )
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
+    return processes.run_on_main(
+        lambda: _finish(settings, bundle, head, data, run, progress, outcome)
+    )
+
+
+def _finish(
+    settings: FinetuneSettings,
+    bundle: FineTunedBundle,
+    head: HeadConfig,
+    data: TaskData,
+    run: Path,
+    progress: Progress,
+    outcome: TrainingOutcome,
+) -> FinetuneResult:
+    """Return the result of a run; write it and the model, unless a signal stopped training."""
+    model = bundle.model
     state = outcome.state
     metrics = load_best_weights(run, outcome, settings.run, model)
     result = FinetuneResult(
@@ -193,11 +246,16 @@ def _train(
         "heldout_metrics": metrics,
     }
     save_fine_tuned(run / MODEL_DIR, model, bundle.tokenizer, head, info)
+    if not settings.checkpoint.keep_optimizer:
+        checkpoint.remove_optimizer_state(run, progress)
     return write_result(result, outcome)
 
 
 def _resolve_machine(
-    settings: FinetuneSettings, num_train_examples: int, progress: Progress
+    settings: FinetuneSettings,
+    num_train_examples: int,
+    processes: ProcessGroup,
+    progress: Progress,
 ) -> device.Machine:
     """Return the device, precision, attention kernel and threads of the run.
 
@@ -212,6 +270,7 @@ def _resolve_machine(
         attention_dropout=settings.model.attention_dropout,
         head_dim=settings.model.head_dim,
         threads=choose_thread_count(options, progress),
+        processes=processes,
     )
     max_seqlen = settings.task.max_seqlen or settings.model.max_positions
     batch_tokens = min(settings.task.batch_size, num_train_examples) * max_seqlen

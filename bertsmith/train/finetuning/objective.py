@@ -20,6 +20,7 @@ from bertsmith.tasks.families import get_family
 from bertsmith.tasks.inputs import ModelInputs, TaskMicroBatch
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.train.engine.batch_split import split_lengths
 
 #: Number of inputs per batch in the computation of the held-out loss.
 _EVAL_BATCH_SIZE = 64
@@ -57,7 +58,7 @@ class FinetuningObjective:
             task: Task settings.
             train: Training inputs.
             heldout: Held-out sets by name; the metrics of the first one select the best epoch.
-            machine: Device and precision.
+            machine: Device, precision and processes.
             micro_batch_tokens: Maximum tokens of a micro-batch.
             seed: Seed of the random order of the training inputs.
             class_weights: Weight of each class in the loss, float32 [C]; None: equal weights.
@@ -106,8 +107,7 @@ class FinetuningObjective:
             order = self._shuffle_indices(epoch)
             while step_in_epoch < self.steps_per_epoch:
                 first = step_in_epoch * self._batch_size
-                parts = self._split_into_micro_batches(order[first : first + self._batch_size])
-                yield [self._make_micro_batch(part) for part in parts]
+                yield self._make_micro_batches(order[first : first + self._batch_size])
                 step_in_epoch += 1
             epoch += 1
             step_in_epoch = 0
@@ -118,26 +118,23 @@ class FinetuningObjective:
         permutation = rng.permutation(len(self._train_indices)).tolist()
         return [self._train_indices[i] for i in permutation]
 
-    def _split_into_micro_batches(self, indices: list[int]) -> Iterator[list[int]]:
-        """Split a batch into parts of at most ``micro_batch_tokens`` tokens.
+    def _make_micro_batches(self, indices: list[int]) -> list[TaskMicroBatch]:
+        """Return the training inputs with these indices as micro-batches.
 
-        An input with more tokens than that is a part of its own.
+        Those that this process computes are on the device. Only the sizes of others are needed.
         """
-        part: list[int] = []
-        part_tokens = 0
-        for index in indices:
-            num_tokens = self._train.count_tokens(index)
-            if part and part_tokens + num_tokens > self._micro_batch_tokens:
-                yield part
-                part, part_tokens = [], 0
-            part.append(index)
-            part_tokens += num_tokens
-        yield part
-
-    def _make_micro_batch(self, indices: list[int]) -> TaskMicroBatch:
-        """Return the training inputs with these indices as a micro-batch on the device."""
-        micro_batch = self._train.make_micro_batch(indices, self._class_weights)
-        return micro_batch.to(self._machine.device)
+        processes = self._machine.processes
+        lengths = [self._train.count_tokens(index) for index in indices]
+        parts = split_lengths(lengths, self._micro_batch_tokens, processes.world_size)
+        micro_batches = [
+            self._train.make_micro_batch(indices[first:end], self._class_weights)
+            for first, end in parts
+        ]
+        assigned = processes.assign_indices(len(parts))
+        return [
+            micro_batch.to(self._machine.device) if number in assigned else micro_batch
+            for number, micro_batch in enumerate(micro_batches)
+        ]
 
     def compute_losses(
         self,
@@ -149,7 +146,8 @@ class FinetuningObjective:
         with self._machine.autocast():
             outputs = self.model(micro_batch.packed, micro_batch.token_indices, dropout_seed)
         losses = self._family.compute_losses(outputs.float(), micro_batch, self._head)
-        total_weight = torch.stack([batch.target_weights.sum() for batch in micro_batches]).sum()
+        weights = [batch.target_weights.sum().to(losses.device) for batch in micro_batches]
+        total_weight = torch.stack(weights).sum()
         return {"loss": (losses * micro_batch.target_weights).sum() / total_weight}
 
     def describe_batch(self, step: int) -> str:
@@ -202,9 +200,21 @@ class FinetuningObjective:
             metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
         return metrics
 
+    def _compute_outputs(self, inputs: ModelInputs) -> list[NDArray[np.float32]]:
+        """Return the outputs of each unit in all processes, which divide the units among them."""
+        processes = self._machine.processes
+        share = inputs.select(range(processes.rank, len(inputs), processes.world_size))
+        share_outputs = (
+            compute_outputs(self.model, share, self._machine.autocast) if len(share) else []
+        )
+        outputs = [np.empty(0, np.float32)] * len(inputs)
+        for rank, rank_outputs in enumerate(processes.all_gather(share_outputs)):
+            outputs[rank :: processes.world_size] = rank_outputs
+        return outputs
+
     def _evaluate_set(self, heldout: HeldoutSet) -> dict[str, float]:
         """Return the mean loss, the metrics and the number of examples of a held-out set."""
-        outputs = compute_outputs(self.model, heldout.inputs, self._machine.autocast)
+        outputs = self._compute_outputs(heldout.inputs)
         loss_sum = 0.0
         num_targets = 0
         indices_with_target = heldout.inputs.find_units_with_target()

@@ -1,7 +1,6 @@
 """Pre-trains a BERT on a store and writes a model directory."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -24,12 +23,17 @@ from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.run_clock import RunClock
-from bertsmith.train.engine.run_device import check_same_settings, needs_machine, record_machine
+from bertsmith.train.engine.run_device import (
+    check_same_settings,
+    needs_machine,
+    record_machine,
+    set_world_size,
+)
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
+    create_and_lock_run,
     load_run_settings,
-    lock_run,
 )
 from bertsmith.train.engine.tensorboard_log import import_summary_writer
 from bertsmith.train.engine.threads import (
@@ -146,7 +150,10 @@ def _pretrain(
     if settings.run.tensorboard:
         # If the package is missing, fail before the run directory is created.
         import_summary_writer()
-    with _hold_run(run, processes), restore_num_threads(settings.run.threads):
+    with (
+        create_and_lock_run(run, is_main=processes.is_main),
+        restore_num_threads(settings.run.threads),
+    ):
         user_values = load_user_settings(
             overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
         )
@@ -193,17 +200,6 @@ def _pretrain(
         if is_finished and processes.is_main and not session.settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
-
-
-@contextmanager
-def _hold_run(run: Path, processes: ProcessGroup) -> Iterator[None]:
-    """Create the run directory and hold its lock, in the main process."""
-    if not processes.is_main:
-        yield
-        return
-    run.mkdir(parents=True, exist_ok=True)
-    with lock_run(run):
-        yield
 
 
 def _log_unknown_tokens(session: Session, progress: Progress) -> None:
@@ -263,10 +259,7 @@ def resolve_arguments(
         SettingsError: If the processes have different settings.
     """
     arguments = Overrides(data=data, cuda=torch.cuda.is_available(), **overrides)
-    settings = resolve_run_settings(arguments, store, budget)
-    world_size = processes.world_size if processes.world_size > 1 else None
-    run = settings.run.model_copy(update={"world_size": world_size})
-    settings = settings.model_copy(update={"run": run})
+    settings = set_world_size(resolve_run_settings(arguments, store, budget), processes)
     check_same_settings(settings, processes)
     return settings
 

@@ -1,0 +1,165 @@
+"""Training in several processes: torchrun, kills, signals, and other numbers of processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertsmith import bundle
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.train.engine.checkpoint import list_checkpoints
+from bertsmith.train.engine.metrics_log import TIMING_KEYS, read_metrics
+from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.train.pretraining.pretrain import pretrain
+from tests.model.examples import make_prime_size_config
+from tests.train.conftest import WORDS, RecordingProgress, make_assignments, make_tokenizer
+
+STEPS = 12
+#: A process that torchrun starts twice. It first fine-tunes. In the pre-training run of the first
+#: attempt, process 1 kills itself in step 5. In that of the second attempt, process 0 sends SIGTERM
+#: to torchrun in step 9, and waits until torchrun has sent it to process 0.
+PROGRAM = """
+import json, os, signal, sys, time
+from bertsmith.cli.main import main
+from bertsmith.train.engine import loop
+
+take_step = loop.take_step
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+
+def take_step_and_send_signal(*arguments, step, **options):
+    if sys.argv[1] == "finetune":
+        return take_step(*arguments, step=step, **options)
+    if (attempt, rank, step + 1) == ("0", "1", 5):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (attempt, rank, step + 1) == ("1", "0", 9):
+        os.kill(os.getppid(), signal.SIGTERM)
+        signals = signal.getsignal(signal.SIGTERM).__self__
+        while signals.received is None:
+            time.sleep(0.01)
+    return take_step(*arguments, step=step, **options)
+
+loop.take_step = take_step_and_send_signal
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["bertsmith", *arguments]
+    try:
+        main()
+    except SystemExit as system_exit:
+        if system_exit.code:
+            raise
+"""
+
+
+def _make_options() -> list[str]:
+    """Return settings with which each batch has two micro-batches of similar size.
+
+    The next-sentence head has no gradients and no moments in the first half of the run.
+    """
+    return make_assignments(
+        run__micro_batch_tokens=64,
+        run__eval_every=6,
+        checkpoint__every=3,
+        checkpoint__keep_optimizer="true",
+        model__attention_dropout=0.1,
+        schedule__causal_fraction=0.5,
+    )
+
+
+def _make_finetuning_data(folder: Path) -> tuple[Path, Path]:
+    """Write a model and a table of labeled texts, and return their paths."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = make_prime_size_config(vocab_size=tokenizer.vocab_size, dropout=0.0)
+    bundle.save(folder / "start", BertForPreTraining(config), tokenizer, {})
+    rng = np.random.default_rng(0)
+    lines = []
+    for number in range(37):
+        text = " ".join(rng.choice(WORDS, rng.integers(2, 9)))
+        lines.append(json.dumps({"text": text, "label": "ab"[number % 2]}))
+    (folder / "table.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "start", folder / "table.jsonl"
+
+
+def _build_finetune_arguments(start_model: Path, table: Path, out: Path) -> list[str]:
+    """Return a fine-tuning command without dropout, because its micro-batches differ."""
+    arguments = ["finetune", "classify", "--model", str(start_model), "--data", str(table)]
+    arguments += ["--out", str(out), "--batch-size", "5", "--epochs", "2", "--lr", "1e-3"]
+    settings = ["model.dropout=0", "model.attention_dropout=0", "run.threads=1", "run.device=cpu"]
+    for setting in (*settings, "run.precision=fp32"):
+        arguments += ["--set", setting]
+    return arguments
+
+
+def _read_numbers(run: Path) -> list[dict[str, float]]:
+    """Return the lines of the metrics log without times and names."""
+    return [
+        {key: value for key, value in line.items() if key not in (*TIMING_KEYS, "kind")}
+        for line in read_metrics(run)
+    ]
+
+
+@pytest.mark.slow
+def test_killed_parallel_run_continues_in_another_number_of_processes(
+    store: Path, tmp_path: Path
+) -> None:
+    """A run of 2 processes that is killed, restarted, stopped and resumed by 1 is reproducible.
+
+    Its weights are those of a run in a single process: the processes compute the same micro-batches
+    with the same dropout masks, and the sum of two gradients does not depend on their order.
+    torchrun restarts the killed run. SIGTERM to torchrun saves one checkpoint. Each message is
+    printed once.
+    """
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    run, fine_tuned_run = tmp_path / "parallel", tmp_path / "fine-tuned"
+    start_model, table = _make_finetuning_data(tmp_path)
+    arguments = ["pretrain", "--data", str(store), "--out", str(run), "--steps", str(STEPS)]
+    arguments += [part for option in _make_options() for part in ("--set", option)]
+    finetune_arguments = _build_finetune_arguments(start_model, table, fine_tuned_run)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "1", str(program)]
+    command += [json.dumps([finetune_arguments, arguments])]
+    launched = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert launched.stderr.count("parameters on") == 2, launched.stderr
+    assert launched.stderr.count("2 processes with 1 of") == 3
+    assert launched.stderr.count("this run is already finished") == 1
+    _assert_equals_single_finetuning(fine_tuned_run, launched.stdout)
+    assert launched.stderr.count("error: another process of this run has ended unexpectedly") == 1
+    assert launched.stderr.count("resuming from step 3") == 1
+    assert launched.stderr.count("stopped after step 9 of 12 and saved a checkpoint") == 1
+    assert [step for step, _ in list_checkpoints(run)] == [6, 9]
+    assert not (run / "model").exists()
+
+    progress = RecordingProgress()
+    options = _make_options()
+    pretrain(store, run, steps=STEPS, assignments=options, progress=progress)
+    assert any("2 processes in the run, 1 now" in message for message in progress.messages)
+    assert "resuming from step 9 of 12" in progress.messages
+    single = tmp_path / "single"
+    pretrain(store, single, steps=STEPS, assignments=options)
+    for name in ("model/model.safetensors", f"checkpoints/step-{STEPS}/moments.safetensors"):
+        assert (run / name).read_bytes() == (single / name).read_bytes(), name
+    for line, expected in zip(_read_numbers(run), _read_numbers(single), strict=True):
+        assert line == pytest.approx(expected, rel=1e-6)
+
+
+def _assert_equals_single_finetuning(run: Path, stdout: str) -> None:
+    """Check that fine-tuning in 2 processes, started twice, equals that in one up to rounding."""
+    assert stdout.count("held out (4 examples)") == 2, stdout
+    arguments = _build_finetune_arguments(run.parent / "start", run.parent / "table.jsonl", run)
+    single = run.with_name("single-fine-tuned")
+    assignments = [arguments[i + 1] for i, part in enumerate(arguments) if part == "--set"]
+    values = {"task": {"batch_size": 5}, "schedule": {"epochs": 2.0}, "optim": {"lr": 1e-3}}
+    finetune(
+        "classify", run.parent / "start", single, data=run.parent / "table.jsonl", values=values,
+        assignments=assignments,
+    )  # fmt: skip
+    for line, expected in zip(_read_numbers(run), _read_numbers(single), strict=True):
+        assert line == pytest.approx(expected, rel=1e-4)
+    weights = load_file(single / "model/model.safetensors")
+    for name, tensor in load_file(run / "model/model.safetensors").items():
+        torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-5)
