@@ -77,7 +77,7 @@ def _make_finetuning_data(folder: Path) -> tuple[Path, Path]:
     bundle.save(folder / "start", BertForPreTraining(config), tokenizer, {})
     rng = np.random.default_rng(0)
     lines = []
-    for number in range(37):
+    for number in range(67):
         text = " ".join(rng.choice(WORDS, rng.integers(2, 9)))
         lines.append(json.dumps({"text": text, "label": "ab"[number % 2]}))
     (folder / "table.jsonl").write_text("\n".join(lines) + "\n")
@@ -85,11 +85,14 @@ def _make_finetuning_data(folder: Path) -> tuple[Path, Path]:
 
 
 def _build_finetune_arguments(start_model: Path, table: Path, out: Path) -> list[str]:
-    """Return a fine-tuning command without dropout, because its micro-batches differ."""
+    """Return a fine-tuning command with several micro-batches per process and step.
+
+    It has no dropout, because a single process has other micro-batches.
+    """
     arguments = ["finetune", "classify", "--model", str(start_model), "--data", str(table)]
-    arguments += ["--out", str(out), "--batch-size", "5", "--epochs", "2", "--lr", "1e-3"]
+    arguments += ["--out", str(out), "--batch-size", "16", "--epochs", "2", "--lr", "1e-3"]
     settings = ["model.dropout=0", "model.attention_dropout=0", "run.threads=1", "run.device=cpu"]
-    for setting in (*settings, "run.precision=fp32"):
+    for setting in (*settings, "run.precision=fp32", "run.micro_batch_tokens=64"):
         arguments += ["--set", setting]
     return arguments
 
@@ -149,11 +152,11 @@ def test_killed_parallel_run_continues_in_another_number_of_processes(
 
 def _assert_equals_single_finetuning(run: Path, stdout: str) -> None:
     """Check that fine-tuning in 2 processes, started twice, equals that in one up to rounding."""
-    assert stdout.count("held out (4 examples)") == 2, stdout
+    assert stdout.count("held out (7 examples)") == 2, stdout
     arguments = _build_finetune_arguments(run.parent / "start", run.parent / "table.jsonl", run)
     single = run.with_name("single-fine-tuned")
     assignments = [arguments[i + 1] for i, part in enumerate(arguments) if part == "--set"]
-    values = {"task": {"batch_size": 5}, "schedule": {"epochs": 2.0}, "optim": {"lr": 1e-3}}
+    values = {"task": {"batch_size": 16}, "schedule": {"epochs": 2.0}, "optim": {"lr": 1e-3}}
     finetune(
         "classify", run.parent / "start", single, data=run.parent / "table.jsonl", values=values,
         assignments=assignments,
