@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertsmith.serve.page import Page
 from bertsmith.serve.service import Service
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
@@ -227,6 +228,23 @@ def test_word_distances_of_each_layer(desktop_page: Any, service: Service) -> No
             measure_map_distances(result), compute_map_distances(vectors), atol=0.01
         )
     assert requested == []
+
+
+@needs_browser
+@pytest.mark.parametrize("sign", [1, -1])
+def test_maps_are_rotated_to_resemble_the_next_layer(
+    desktop_page: Any, page_url: str, sign: int
+) -> None:
+    """Points that are rotated, or mirrored too, are aligned with the original ones."""
+    points = np.array([[0.0, 1.0], [2.0, 0.5], [-1.0, -2.0], [0.3, 0.7]])
+    cosine, sine = np.cos(0.7), np.sin(0.7)
+    rotated = points @ np.array([[cosine, sine], [-sign * sine, sign * cosine]])
+    url = f"{page_url}/page/{Page().version}/projection.js"
+    aligned = desktop_page.evaluate(
+        "async ([url, points, target]) => (await import(url)).align(points, target)",
+        [url, rotated.tolist(), points.tolist()],
+    )
+    np.testing.assert_allclose(aligned, points, atol=1e-9)
 
 
 @needs_browser
