@@ -9,7 +9,7 @@ from typing import Final
 
 from bertsmith.errors import TaskError
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
-from bertsmith.tasks.tables import Row, TableSource, open_table
+from bertsmith.tasks.tables import Row, TableSource, has_txt_suffix, open_table
 from bertsmith.tasks.text_files import open_text, split_lines
 
 #: Column of the lines of a text file.
@@ -86,7 +86,7 @@ def open_rows(
     Raises:
         TaskError: The file cannot be read.
     """
-    if path.suffix.lower() == ".txt" and columns.text in (None, LINE_COLUMN):
+    if has_txt_suffix(path) and columns.text in (None, LINE_COLUMN):
         with open_text(path, encoding=settings.encoding) as chunks:
             yield _read_lines(split_lines(chunks), path)
         return

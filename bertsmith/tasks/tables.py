@@ -253,7 +253,7 @@ def open_table(source: TableSource) -> Iterator[Table]:
     if source.stream is None and path.is_dir():
         raise TaskError(f"{path}: is a folder; expected a file: {_SUPPORTED_SUFFIXES}")
     table_format = source.format or detect_table_format(path)
-    if table_format is None and _has_txt_suffix(path):
+    if table_format is None and has_txt_suffix(path):
         table_format = "tsv"
     if table_format is None:
         raise TaskError(f"{path}: unknown table format; expected one of {_SUPPORTED_SUFFIXES}")
@@ -270,7 +270,7 @@ def open_table(source: TableSource) -> Iterator[Table]:
             yield _open_delimited(split_lines(chunks), source, table_format)
 
 
-def _has_txt_suffix(path: Path) -> bool:
+def has_txt_suffix(path: Path) -> bool:
     """Return whether the suffix is .txt, ignoring suffixes of compressed files."""
     suffixes = [
         suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSION_SUFFIXES

@@ -72,9 +72,12 @@ def test_standard_columns_determine_the_kind(tmp_path: Path) -> None:
     labeled = [{"text": "a", "label": 7}, {"text": "b", "label": "x"}, {"text": "c", "label": 7}]
     examples = read(write_json_lines(tmp_path / "labeled.jsonl", labeled))
     assert (examples.kind, examples.labels.tolist()) == ("labeled_texts", [0, 1, 0])
-    (tmp_path / "lines.txt").write_text("one text\n\n  another, text\n")
-    examples = read(tmp_path / "lines.txt")
-    assert (examples.kind, get_texts(examples)) == ("texts", ["one text", "another, text"])
+    lines = "one text\n\n  another, text\n"
+    (tmp_path / "lines.txt").write_text(lines)
+    (tmp_path / "lines.txt.gz").write_bytes(gzip.compress(lines.encode()))
+    for name in ("lines.txt", "lines.txt.gz"):
+        examples = read(tmp_path / name)
+        assert (examples.kind, get_texts(examples)) == ("texts", ["one text", "another, text"])
 
 
 def test_several_files_have_one_table_of_texts(tmp_path: Path) -> None:
