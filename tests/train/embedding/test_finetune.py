@@ -351,7 +351,9 @@ def test_settings_of_a_run_start_another_run(
         start_model, tmp_path / "other", data=other, config=config, progress=progress
     )
     assert result.steps == 3 * 2
-    settings = read_info(tmp_path / "other" / "model")["provenance"]["embedding"]
+    provenance = read_info(tmp_path / "other" / "model")["provenance"]
+    assert provenance["run"]["micro_batch_tokens"] == 8192
+    settings = provenance["embedding"]
     assert settings["temperature"] == 0.2
     assert settings["train_files"] == [str(other)]
     assert any("1 skipped: a duplicate of an earlier example" in m for m in progress.messages)
