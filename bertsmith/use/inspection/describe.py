@@ -187,7 +187,9 @@ def describe_checkpoint(path: Path) -> Description:
     weights = summarize_tensors(path / checkpoint.WEIGHTS_FILE)
     # The moments are removed when the run is finished.
     has_moments = (path / checkpoint.MOMENTS_FILE).exists()
-    moments = summarize_tensors(path / checkpoint.MOMENTS_FILE) if has_moments else []
+    stored = summarize_tensors(path / checkpoint.MOMENTS_FILE) if has_moments else []
+    # Step counts of parameters that were not trained in all steps are in the same file.
+    moments = [tensor for tensor in stored if not tensor.name.endswith(".step")]
     lines = [f"checkpoint {path}", *format_aligned(flatten_mapping(state))]
     lines += ["", f"weights: {count_noun(len(weights), 'tensor')}", *_format_table(weights)]
     if has_moments:
