@@ -1,6 +1,7 @@
 """Trains a sentence-embedding model and writes a sentence-transformers directory."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,22 @@ from bertsmith.train.embedding.start_model import (
 from bertsmith.train.embedding.training_data import (
     EmbeddingData,
     build_tokenize_function,
-    check_files_unchanged,
-    hash_data_files,
+    list_hashed_files,
     read_data,
     resolve_loss,
 )
 from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
 from bertsmith.train.engine.finetuning_run import (
     MODEL_DIR,
     FinetuneResult,
     build_loop_options,
-    choose_thread_count,
+    create_result,
     freeze_layers,
-    is_run_finished,
     load_best_weights,
-    load_result,
-    log_finished_run,
+    open_run,
+    resolve_run_machine,
     resolve_steps,
     write_result,
 )
@@ -49,7 +49,6 @@ from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
-    load_run_settings,
     lock_run,
 )
 from bertsmith.train.engine.threads import restore_num_threads
@@ -93,32 +92,21 @@ def finetune_embedder(
     examples = read_data(settings.embedding, tokenize)
     embedding = resolve_loss(settings.embedding, examples.train).model_copy(
         update={
-            "fingerprint": hash_data_files(settings.embedding),
+            "fingerprint": hash_files(list_hashed_files(settings.embedding)),
             "max_seqlen": bundle.pooling.max_seq_length,
         }
     )
     settings = settings.model_copy(update={"model": bundle.encoder.config, "embedding": embedding})
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
-        check_files_unchanged(run, embedding)
-        is_finished = is_run_finished(run)
-        stored_settings = load_run_settings(
-            run,
-            settings,
-            overrides,
-            progress,
-            # A finished run needs no device.
-            is_device_available=lambda name: is_finished or device.is_device_available(name),
+        stored_settings, finished_result = open_run(
+            run, settings, overrides, progress, attrgetter("embedding")
         )
+        if finished_result is not None:
+            return finished_result
         is_new = stored_settings is None
-        if not is_new and is_finished:
-            log_finished_run(run, progress)
-            return load_result(run)
         settings = stored_settings or settings
-        result = _train(settings, bundle, examples, run, progress, is_new=is_new)
-        if result.model is not None and not settings.checkpoint.keep_optimizer:
-            checkpoint.remove_optimizer_state(run, progress)
-        return result
+        return _train(settings, bundle, examples, run, progress, is_new=is_new)
 
 
 def _train(
@@ -131,7 +119,10 @@ def _train(
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
-    machine = _resolve_machine(settings, data, progress)
+    mean_length = len(data.train.texts.ids) / len(data.train.texts)
+    num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
+    batch_tokens = round(num_texts * mean_length)
+    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, progress)
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
@@ -170,16 +161,9 @@ def _train(
     adam = optimizer.build_optimizer(model, settings.optim)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
     metrics = load_best_weights(run, outcome, settings.run, model)
-    result = FinetuneResult(
-        run=run,
-        model=None,
-        signal=outcome.signal,
-        step=outcome.state.step,
-        steps=settings.schedule.total_steps(),
-        metric_names=first_heldout.metric_names,
-        metrics=metrics,
-        counts={name: file_counts.as_dict() for name, file_counts in data.counts.items()},
-        seconds=outcome.state.seconds,
+    num_steps = settings.schedule.total_steps()
+    result = create_result(
+        run, outcome, num_steps, first_heldout.metric_names, metrics, data.counts
     )
     if outcome.signal is not None:
         return result
@@ -189,33 +173,9 @@ def _train(
         "heldout_metrics": metrics,
     }
     save_embedder(run / MODEL_DIR, bundle, info)
+    if not settings.checkpoint.keep_optimizer:
+        checkpoint.remove_optimizer_state(run, progress)
     return write_result(result, outcome)
-
-
-def _resolve_machine(
-    settings: EmbeddingRunSettings, data: EmbeddingData, progress: Progress
-) -> device.Machine:
-    """Return the device, precision, attention kernel and threads of the run.
-
-    Raises:
-        RunError: If the model does not fit into memory.
-    """
-    options = settings.run
-    machine = device.resolve_machine(
-        options.device,
-        options.precision,
-        options.attention_kernel,
-        attention_dropout=settings.model.attention_dropout,
-        head_dim=settings.model.head_dim,
-        threads=choose_thread_count(options, progress),
-    )
-    mean_length = len(data.train.texts.ids) / len(data.train.texts)
-    num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
-    # The check assumes that all weights are trained, which needs memory for gradients and moments.
-    if options.num_frozen_layers is None:
-        batch_tokens = round(num_texts * mean_length)
-        device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
-    return machine
 
 
 def _log_summary(

@@ -1,6 +1,5 @@
 """Reads and checks the training and held-out examples of an embedding model."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,7 @@ from typing import Final
 import numpy as np
 
 from bertsmith.errors import RunError, SettingsError, TaskError
-from bertsmith.files import compute_file_sha256
 from bertsmith.interop.sentence_transformers import PoolingConfig
-from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.beir import find_qrels, is_beir_folder, read_retrieval_set
 from bertsmith.tasks.embedding_columns import resolve_columns
 from bertsmith.tasks.embedding_data import (
@@ -24,8 +21,6 @@ from bertsmith.tasks.embedding_settings import LOSSES, EmbeddingSettings, TextCo
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.embedding.evaluation import HeldoutTexts
-from bertsmith.train.embedding.settings import EmbeddingRunSettings
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
 #: Splits of a validation folder in BEIR's format, in the order in which they are looked for.
 HELDOUT_SPLITS: Final = ("dev", "validation", "test")
@@ -180,22 +175,7 @@ def _check_scores(examples: EmbeddingExamples, settings: EmbeddingSettings, file
         )
 
 
-def hash_data_files(settings: EmbeddingSettings) -> str:
-    """Return a truncated SHA-256 of the content of the data files.
-
-    Raises:
-        TaskError: If a file cannot be read.
-    """
-    digest = hashlib.sha256()
-    for file in _list_hashed_files(settings):
-        try:
-            digest.update(compute_file_sha256(file).encode())
-        except OSError as error:
-            raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
-    return digest.hexdigest()[:16]
-
-
-def _list_hashed_files(settings: EmbeddingSettings) -> list[Path]:
+def list_hashed_files(settings: EmbeddingSettings) -> list[Path]:
     """Return all data files, and the files of a folder in BEIR's format that are read."""
     files: list[Path] = []
     for path in settings.list_files():
@@ -205,18 +185,3 @@ def _list_hashed_files(settings: EmbeddingSettings) -> list[Path]:
         else:
             files.append(path)
     return files
-
-
-def check_files_unchanged(run: Path, settings: EmbeddingSettings) -> None:
-    """Raise RunError if the content of the data files has changed since the run was started."""
-    path = run / SETTINGS_FILE
-    if not path.exists():
-        return
-    stored = EmbeddingRunSettings.parse(read_stored_settings(path), str(path)).embedding
-    has_same_files = stored.list_files() == settings.list_files()
-    if has_same_files and stored.fingerprint != settings.fingerprint:
-        raise RunError(
-            f"{run}: the data files have changed since this run was started "
-            f"({', '.join(map(str, settings.list_files()))}); restore them to resume it, or give "
-            "--out another directory to start a new run"
-        )

@@ -1,5 +1,6 @@
-"""Parts of a run that all kinds of fine-tuning share: threads, length, result and best weights."""
+"""Parts of a run that all kinds of fine-tuning share: opening, machine, length and result."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,17 @@ from bertsmith.compatibility import upgrade_finetuning_result
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import parse_json, restore_nan, write_json
 from bertsmith.model.bert import BertModel
+from bertsmith.model.config import ModelConfig
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
+from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
+from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint, metrics_log, schedule
+from bertsmith.train.engine.data_files import DataFiles, SettingsType, check_files_unchanged
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
+from bertsmith.train.engine.run_directory import load_run_settings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 from bertsmith.train.engine.threads import count_free_cores
@@ -51,6 +57,65 @@ class FinetuneResult:
     counts: dict[str, dict[str, Any]]
     seconds: float
     late_signal: int | None = None
+
+
+def open_run(
+    run: Path,
+    settings: SettingsType,
+    overrides: Mapping[str, Any],
+    progress: Progress,
+    get_data_files: Callable[[SettingsType], DataFiles],
+) -> tuple[SettingsType | None, FinetuneResult | None]:
+    """Return the stored settings of a run, and its result if it is finished.
+
+    Args:
+        run: Run directory.
+        settings: Settings of the current command.
+        overrides: The settings that the user has set.
+        progress: Receives log messages.
+        get_data_files: Returns the part of the settings with the data files.
+
+    Raises:
+        RunError: If the data files, or settings that affect the weights, have changed.
+    """
+    check_files_unchanged(run, settings, get_data_files)
+    is_finished = is_run_finished(run)
+    stored_settings = load_run_settings(
+        run,
+        settings,
+        overrides,
+        progress,
+        # A finished run needs no device.
+        is_device_available=lambda name: is_finished or device.is_device_available(name),
+    )
+    if stored_settings is None or not is_finished:
+        return stored_settings, None
+    progress.log(
+        f"{run}: this run is already finished; give --out another directory to start a new one"
+    )
+    return stored_settings, load_result(run)
+
+
+def create_result(
+    run: Path,
+    outcome: TrainingOutcome,
+    num_steps: int,
+    metric_names: list[str],
+    metrics: dict[str, float],
+    counts: Mapping[str, ExampleCounts],
+) -> FinetuneResult:
+    """Return the result of a run whose model is not written yet."""
+    return FinetuneResult(
+        run=run,
+        model=None,
+        signal=outcome.signal,
+        step=outcome.state.step,
+        steps=num_steps,
+        metric_names=metric_names,
+        metrics=metrics,
+        counts={name: file_counts.as_dict() for name, file_counts in counts.items()},
+        seconds=outcome.state.seconds,
+    )
 
 
 def write_result(result: FinetuneResult, outcome: TrainingOutcome) -> FinetuneResult:
@@ -88,13 +153,6 @@ def is_run_finished(run: Path) -> bool:
     return (run / RESULT_FILE).exists() and not must_rewrite_model
 
 
-def log_finished_run(run: Path, progress: Progress) -> None:
-    """Log that a run is already finished."""
-    progress.log(
-        f"{run}: this run is already finished; give --out another directory to start a new one"
-    )
-
-
 def load_best_weights(
     run: Path, outcome: TrainingOutcome, options: FinetuneRunSettings, model: nn.Module
 ) -> dict[str, float]:
@@ -120,7 +178,44 @@ def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float
     return {name: value for name, value in lines[-1].items() if name not in ("step", "kind")}
 
 
-def choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
+def resolve_run_machine(
+    options: FinetuneRunSettings,
+    config: ModelConfig,
+    batch_tokens: int,
+    progress: Progress,
+    *,
+    processes: ProcessGroup = SINGLE_PROCESS,
+    is_encoder_frozen: bool = False,
+) -> device.Machine:
+    """Return the device, precision, attention kernel and threads of the run.
+
+    Args:
+        options: Settings of the run.
+        config: Sizes of the model.
+        batch_tokens: Number of tokens per step of all processes.
+        progress: Receives log messages.
+        processes: The processes of the run.
+        is_encoder_frozen: Whether no weights of the encoder are trained.
+
+    Raises:
+        RunError: If the model does not fit into memory.
+    """
+    machine = device.resolve_machine(
+        options.device,
+        options.precision,
+        options.attention_kernel,
+        attention_dropout=config.attention_dropout,
+        head_dim=config.head_dim,
+        threads=_choose_thread_count(options, progress),
+        processes=processes,
+    )
+    # The check assumes that all weights are trained, which needs memory for gradients and moments.
+    if options.num_frozen_layers is None and not is_encoder_frozen:
+        device.check_memory(machine, config, batch_tokens, options.micro_batch_tokens)
+    return machine
+
+
+def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
     """Return the number of threads: ``run.threads`` or, on a busy machine, the free CPU cores.
 
     None for PyTorch's default, which several processes use.

@@ -1,6 +1,7 @@
 """Fine-tunes a model directory on a task and writes a fine-tuned model directory."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,16 @@ from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.finetuning_run import (
     MODEL_DIR,
     FinetuneResult,
     build_loop_options,
-    choose_thread_count,
+    create_result,
     freeze_layers,
-    is_run_finished,
     load_best_weights,
-    load_result,
-    log_finished_run,
+    open_run,
+    resolve_run_machine,
     resolve_steps,
     write_result,
 )
@@ -50,7 +51,6 @@ from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
     create_and_lock_run,
-    load_run_settings,
 )
 from bertsmith.train.engine.threads import restore_num_threads
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
@@ -64,9 +64,7 @@ from bertsmith.train.finetuning.summary import log_run_summary, warn_below_major
 from bertsmith.train.finetuning.task_data import (
     TaskData,
     build_head,
-    check_files_unchanged,
     find_unseen_labels,
-    hash_task_files,
     read_task_data,
     resolve_model_settings,
     resolve_task_settings,
@@ -117,7 +115,7 @@ def finetune(
             restore_num_threads(settings.run.threads),
         ):
             stored_settings, finished_result = processes.run_on_main(
-                lambda: _open_run(run, settings, overrides, progress)
+                lambda: open_run(run, settings, overrides, progress, attrgetter("task"))
             )
             if finished_result is not None:
                 return finished_result
@@ -139,7 +137,7 @@ def _load(
     examples = read_task_data(settings.task, allow_numeric="kind" in overrides.get("task", {}))
     head = build_head(settings.task, examples)
     examples.counts["train"].unseen_labels = find_unseen_labels(settings.task, head, examples)
-    changes = {"labels": list(head.labels), "fingerprint": hash_task_files(settings.task)}
+    changes = {"labels": list(head.labels), "fingerprint": hash_files(settings.task.list_files())}
     settings = update_task_settings(settings, changes)
     # Check the metrics again, because some of them need a certain number of labels.
     resolve_metrics(settings.task)
@@ -148,26 +146,6 @@ def _load(
     settings = set_world_size(resolve_model_settings(settings, bundle), processes)
     check_same_settings(settings, processes)
     return settings, bundle, head, examples
-
-
-def _open_run(
-    run: Path, settings: FinetuneSettings, overrides: Mapping[str, Any], progress: Progress
-) -> tuple[FinetuneSettings | None, FinetuneResult | None]:
-    """Return the stored settings of a run, and its result if it is finished."""
-    check_files_unchanged(run, settings.task)
-    is_finished = is_run_finished(run)
-    stored_settings = load_run_settings(
-        run,
-        settings,
-        overrides,
-        progress,
-        # A finished run needs no device.
-        is_device_available=lambda name: is_finished or device.is_device_available(name),
-    )
-    if stored_settings is None or not is_finished:
-        return stored_settings, None
-    log_finished_run(run, progress)
-    return stored_settings, load_result(run)
 
 
 def _train(
@@ -182,7 +160,15 @@ def _train(
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
-    machine = _resolve_machine(settings, len(data.train), processes, progress)
+    max_seqlen = settings.task.max_seqlen or settings.model.max_positions
+    machine = resolve_run_machine(
+        settings.run,
+        settings.model,
+        min(settings.task.batch_size, len(data.train)) * max_seqlen,
+        progress,
+        processes=processes,
+        is_encoder_frozen=settings.features is not None and settings.features.frozen,
+    )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     objective = _build_objective(settings, bundle, head, data, machine)
@@ -224,19 +210,9 @@ def _finish(
 ) -> FinetuneResult:
     """Return the result of a run; write it and the model, unless a signal stopped training."""
     model = bundle.model
-    state = outcome.state
     metrics = load_best_weights(run, outcome, settings.run, model)
-    result = FinetuneResult(
-        run=run,
-        model=None,
-        signal=outcome.signal,
-        step=state.step,
-        steps=settings.schedule.total_steps(),
-        metric_names=settings.task.metrics,
-        metrics=metrics,
-        counts={name: file_counts.as_dict() for name, file_counts in data.counts.items()},
-        seconds=state.seconds,
-    )
+    num_steps = settings.schedule.total_steps()
+    result = create_result(run, outcome, num_steps, settings.task.metrics, metrics, data.counts)
     if outcome.signal is not None:
         return result
     warn_below_majority_class(progress, settings.task, data, metrics)
@@ -249,35 +225,6 @@ def _finish(
     if not settings.checkpoint.keep_optimizer:
         checkpoint.remove_optimizer_state(run, progress)
     return write_result(result, outcome)
-
-
-def _resolve_machine(
-    settings: FinetuneSettings,
-    num_train_examples: int,
-    processes: ProcessGroup,
-    progress: Progress,
-) -> device.Machine:
-    """Return the device, precision, attention kernel and threads of the run.
-
-    Raises:
-        RunError: If the model does not fit into memory.
-    """
-    options = settings.run
-    machine = device.resolve_machine(
-        options.device,
-        options.precision,
-        options.attention_kernel,
-        attention_dropout=settings.model.attention_dropout,
-        head_dim=settings.model.head_dim,
-        threads=choose_thread_count(options, progress),
-        processes=processes,
-    )
-    max_seqlen = settings.task.max_seqlen or settings.model.max_positions
-    batch_tokens = min(settings.task.batch_size, num_train_examples) * max_seqlen
-    # The check assumes that all weights are trained, which needs memory for gradients and moments.
-    if options.num_frozen_layers is None and not (settings.features and settings.features.frozen):
-        device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
-    return machine
 
 
 def _build_objective(

@@ -1,6 +1,5 @@
 """Resolves the settings of a task and reads its training and held-out examples."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -10,16 +9,13 @@ from typing import Any
 import numpy as np
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig
-from bertsmith.errors import RunError, SettingsError, TaskError
-from bertsmith.files import compute_file_sha256
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.plurals import count_noun
-from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.entities import find_non_entity_tags
 from bertsmith.tasks.families import get_family, reject_unused_fields, resolve_metrics
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.label_counts import reject_numeric_labels
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.settings import FinetuneSettings, resolve_settings
 
 
@@ -82,36 +78,6 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
         )
     settings = settings.model_copy(update={"model": bundle.config})
     return update_task_settings(settings, {"max_seqlen": max_seqlen})
-
-
-def hash_task_files(task: TaskSettings) -> str:
-    """Return a truncated SHA-256 of the content of the task's data files.
-
-    Raises:
-        TaskError: If a file cannot be read.
-    """
-    digest = hashlib.sha256()
-    for file in task.list_files():
-        try:
-            digest.update(compute_file_sha256(file).encode())
-        except OSError as error:
-            raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
-    return digest.hexdigest()[:16]
-
-
-def check_files_unchanged(run: Path, task: TaskSettings) -> None:
-    """Raise RunError if the content of the data files has changed since the run was started."""
-    if not (run / SETTINGS_FILE).exists():
-        return
-    stored = FinetuneSettings.parse(
-        read_stored_settings(run / SETTINGS_FILE), str(run / SETTINGS_FILE)
-    ).task
-    if stored.list_files() == task.list_files() and stored.fingerprint != task.fingerprint:
-        raise RunError(
-            f"{run}: the data files have changed since this run was started "
-            f"({', '.join(map(str, task.list_files()))}); restore them to resume it, or give --out "
-            "another directory to start a new run"
-        )
 
 
 def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
