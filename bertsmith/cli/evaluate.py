@@ -17,6 +17,8 @@ from bertsmith.cli.model_options import (
     Model,
     NullThreshold,
     PllOption,
+    SkipInvalid,
+    TableDelimiter,
     check_unused_options,
     load_fine_tuned_model,
 )
@@ -102,17 +104,12 @@ def evaluate(
             "--set", help="A setting of the task, such as task.header=false; may be repeated."
         ),
     ] = None,
-    skip_invalid: Annotated[
-        bool,
-        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
-    ] = False,
+    skip_invalid: SkipInvalid = False,
     encoding: Annotated[
         str | None,
         typer.Option(help="Encoding of the table if it is not UTF-8, such as cp949."),
     ] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
-    ] = None,
+    delimiter: TableDelimiter = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(

@@ -18,12 +18,29 @@ from bertsmith.cli.console import (
 )
 from bertsmith.cli.hints import format_predict_command
 from bertsmith.cli.launcher import check_single_process, report_once
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
     from bertsmith.train.engine.finetuning_run import FinetuneResult
 
+
+#: Options of all kinds of fine-tuning.
+StartModel = Annotated[
+    Path,
+    typer.Option(help="The model directory, run directory or Hugging Face Hub id to start from."),
+]
+RunDirectory = Annotated[Path, typer.Option(help="The run directory to write.")]
+FilesEncoding = Annotated[
+    str | None,
+    typer.Option(help="Encoding of the files if they are not UTF-8, such as cp949."),
+]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file with settings.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting, such as optim.lr=2e-5; may be repeated."),
+]
 
 _DEFAULT_COMMAND = "task"
 
@@ -96,17 +113,12 @@ def finetune(
             show_default=False,
         ),
     ],
-    model: Annotated[
-        Path,
-        typer.Option(
-            help="The model directory, run directory or Hugging Face Hub id to start from."
-        ),
-    ],
+    model: StartModel,
     data: Annotated[
         Path,
         typer.Option(help="The training file, or the folder of a public task's files."),
     ],
-    out: Annotated[Path, typer.Option(help="The run directory to write.")],
+    out: RunDirectory,
     dev: Annotated[
         Path | None,
         typer.Option(help="The validation file. Default: a tenth of the training data."),
@@ -159,22 +171,11 @@ def finetune(
             help="Search the paper's grid: batch 16, 32; lr 5e-5, 3e-5, 2e-5; epochs 2, 3, 4.",
         ),
     ] = False,
-    skip_invalid: Annotated[
-        bool,
-        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
-    ] = False,
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="Encoding of the files if they are not UTF-8, such as cp949."),
-    ] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting, such as optim.lr=2e-5; may be repeated."),
-    ] = None,
+    skip_invalid: SkipInvalid = False,
+    encoding: FilesEncoding = None,
+    delimiter: TableDelimiter = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Fine-tune a model to classify, tag, answer or choose.

@@ -7,9 +7,19 @@ import typer
 
 from bertsmith.cli.app import format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_example_counts, print_line
-from bertsmith.cli.finetune import exit_stopped, group, print_result_json
+from bertsmith.cli.finetune import (
+    Assignments,
+    ConfigFile,
+    FilesEncoding,
+    RunDirectory,
+    StartModel,
+    exit_stopped,
+    group,
+    print_result_json,
+)
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
 from bertsmith.plurals import count_noun
 
 
@@ -23,17 +33,12 @@ from bertsmith.plurals import count_noun
     )
 )
 def embed(
-    model: Annotated[
-        Path,
-        typer.Option(
-            help="The model directory, run directory or Hugging Face Hub id to start from."
-        ),
-    ],
+    model: StartModel,
     data: Annotated[
         list[Path],
         typer.Option(help="A training table or a .txt file of lines; may be repeated."),
     ],
-    out: Annotated[Path, typer.Option(help="The run directory to write.")],
+    out: RunDirectory,
     dev: Annotated[
         list[Path] | None,
         typer.Option(
@@ -104,22 +109,11 @@ def embed(
     seed: Annotated[
         int | None, typer.Option(help="Random seed of the data order and dropout.", min=0)
     ] = None,
-    skip_invalid: Annotated[
-        bool,
-        typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
-    ] = False,
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="Encoding of the files if they are not UTF-8, such as cp949."),
-    ] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting, such as optim.lr=2e-5; may be repeated."),
-    ] = None,
+    skip_invalid: SkipInvalid = False,
+    encoding: FilesEncoding = None,
+    delimiter: TableDelimiter = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train sentence embeddings on pairs, scored pairs, labels or plain text.

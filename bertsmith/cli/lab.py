@@ -128,15 +128,17 @@ def run_experiment(
     If a run fails, the others continue.
     """
     names = list(dict.fromkeys(name.split(",")))
-    for each in names:
-        if each not in EXPERIMENTS:
-            raise SettingsError(f"unknown experiment {each!r}; expected: {', '.join(EXPERIMENTS)}")
+    for experiment in names:
+        if experiment not in EXPERIMENTS:
+            raise SettingsError(
+                f"unknown experiment {experiment!r}; expected: {', '.join(EXPERIMENTS)}"
+            )
     from bertsmith.lab.experiment_run import ExperimentRun
     from bertsmith.lab.sources import Sources
 
     runs = [
         ExperimentRun(
-            each,
+            experiment,
             scale=scale.value,
             sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
             out=out,
@@ -145,7 +147,7 @@ def run_experiment(
             num_seeds=seeds,
             progress=TerminalProgress(),
         )
-        for each in names
+        for experiment in names
     ]
     if plan:
         _print_plan(runs, as_json=as_json)

@@ -65,6 +65,13 @@ Header = Annotated[
         show_default=False,
     ),
 ]
+SkipInvalid = Annotated[
+    bool,
+    typer.Option("--skip-invalid", help="Skip and count invalid rows instead of stopping."),
+]
+TableDelimiter = Annotated[
+    str | None, typer.Option(help="Column separator of CSV. Default: detected.")
+]
 #: The --format option; each command declares its own enumeration of formats.
 FORMAT_OPTION = typer.Option(
     "--format",

@@ -11,14 +11,14 @@ from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
-from bertsmith.serve.deadline import Deadline, RequestTooLargeError
+from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import (
     RequestExecutor,
     join_json_items,
     serialize_array,
     to_json_response,
 )
-from bertsmith.serve.limits import check_limit
+from bertsmith.serve.limits import check_limit, check_not_truncated
 from bertsmith.serve.parsing import TRUNCATED_HEADER
 from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
@@ -150,10 +150,8 @@ class EmbeddingRoutes:
             request,
             lambda deadline: self._service.embed_tokens(body.model, texts, settings, deadline),
         )
-        if not body.truncate and any(result.is_truncated for result in results):
-            raise RequestTooLargeError(
-                "a text is longer than the model's maximum; shorten it, or send truncate: true"
-            )
+        if not body.truncate:
+            check_not_truncated(results)
         return await self._create_vectors_response([result.vectors for result in results])
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:

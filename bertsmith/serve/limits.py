@@ -1,7 +1,7 @@
 """Checks of a request that do not need a model."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 from bertsmith.errors import InputError
 from bertsmith.serve.deadline import RequestTooLargeError
@@ -16,6 +16,21 @@ def check_limit(name: str, count: int, limit: int) -> None:
     if count > limit:
         raise RequestTooLargeError(
             f"the limit is {limit:,} {name} per request, got {count:,}; split the request"
+        )
+
+
+class _Result(Protocol):
+    """The result of a model for a text."""
+
+    @property
+    def is_truncated(self) -> bool: ...
+
+
+def check_not_truncated(results: Iterable[_Result], what: str = "a text") -> None:
+    """Raise RequestTooLargeError if an input, described by ``what``, was truncated."""
+    if any(result.is_truncated for result in results):
+        raise RequestTooLargeError(
+            f"{what} is longer than the model's maximum; shorten it, or send truncate: true"
         )
 
 

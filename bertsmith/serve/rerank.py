@@ -12,8 +12,9 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from bertsmith.serve.deadline import Deadline, RequestTooLargeError
+from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import RequestExecutor, to_json_response
+from bertsmith.serve.limits import check_not_truncated
 from bertsmith.serve.schemas import CohereRerankBody, RerankBody
 from bertsmith.use.predict import Prediction
 
@@ -42,11 +43,8 @@ class RerankRoutes:
 
         def respond(deadline: Deadline) -> Response:
             predictions = self._service.rerank(body.model, body.query, body.texts, deadline)
-            if not body.truncate and any(item.is_truncated for item in predictions):
-                raise RequestTooLargeError(
-                    "a query with its text is longer than the model's maximum; shorten it, or send "
-                    "truncate: true"
-                )
+            if not body.truncate:
+                check_not_truncated(predictions, "a query with its text")
             rows: list[dict[str, Any]] = [
                 {"index": index, "score": score}
                 for index, score in order_scores(predictions, raw=body.raw_scores)

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import InputError
-from bertsmith.serve.deadline import Deadline, RequestTooLargeError
+from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import RequestExecutor, to_json_response
-from bertsmith.serve.limits import check_limit
+from bertsmith.serve.limits import check_limit, check_not_truncated
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.rerank import sigmoid
 from bertsmith.serve.schemas import DecodeBody, PredictBody
@@ -37,8 +37,8 @@ class TeiRoutes:
 
     async def info(self, model: str | None = None) -> Response:
         """Describe a model (by default the first one) and the limits of the server."""
-        found = self._service.find_model(model, "embed")
-        return to_json_response(describe_model(found, self._service.settings))
+        served_model = self._service.find_model(model, "embed")
+        return to_json_response(describe_model(served_model, self._service.settings))
 
     async def predict(self, request: Request, body: PredictBody) -> Response:
         """Classify a text, a pair [A, B], or a batch [[A], [A, B], ...]."""
@@ -50,10 +50,8 @@ class TeiRoutes:
         def respond(deadline: Deadline) -> Response:
             model = self._service.find_model(body.model, "classify")
             predictions = self._service.classify(model.name, texts, deadline)
-            if not body.truncate and any(item.is_truncated for item in predictions):
-                raise RequestTooLargeError(
-                    "a text is longer than the model's maximum; shorten it, or send truncate: true"
-                )
+            if not body.truncate:
+                check_not_truncated(predictions)
             results = [
                 format_labels(model, prediction, raw=body.raw_scores) for prediction in predictions
             ]

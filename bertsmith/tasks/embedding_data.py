@@ -278,9 +278,10 @@ def read_examples(
                     collector.add_row(row, file_columns, file_index, counts)
         collector.texts.flush(counts)
         if not counts.num_used:
-            num_read = f"all {counts.num_read:,} are duplicates or invalid"
-            found = num_read if counts.num_read else "this file has none"
-            raise TaskError(f"{path}: {found}; expected at least one valid example")
+            reason = "this file has none"
+            if counts.num_read:
+                reason = f"all {counts.num_read:,} are duplicates or invalid"
+            raise TaskError(f"{path}: {reason}; expected at least one valid example")
     assert kind is not None
     return collector.collect(kind), all_counts
 

@@ -67,9 +67,9 @@ def test_weights_stored_in_16_bits_load_as_their_rounded_values(tmp_path: Path, 
     assert not torch.equal(loaded.bert.embeddings.words.weight, model.bert.embeddings.words.weight)
     stored = load_file(tmp_path / "hf" / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {dtype}
-    theirs = BertForMaskedLM.from_pretrained(tmp_path / "hf")
-    assert theirs.dtype == torch.float32
-    weight = theirs.get_input_embeddings().weight
+    hf_model = BertForMaskedLM.from_pretrained(tmp_path / "hf")
+    assert hf_model.dtype == torch.float32
+    weight = hf_model.get_input_embeddings().weight
     torch.testing.assert_close(weight, loaded.bert.embeddings.words.weight, rtol=0, atol=0)
 
 

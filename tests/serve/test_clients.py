@@ -327,9 +327,9 @@ def test_decode_inverts_tokenize(server: RunningServer) -> None:
     ids = [token["id"] for token in tokens]
     decoded = server.post("/decode", {"ids": ids}).json()
     assert decoded == [text.replace(",", " ,").replace(".", " .")] or decoded == [text]
-    both = server.post("/decode", {"ids": [ids, ids[1:3]], "skip_special_tokens": False}).json()
-    assert both[0] == f"[CLS] {decoded[0]} [SEP]"
-    assert "[CLS]" not in both[1]
+    texts = server.post("/decode", {"ids": [ids, ids[1:3]], "skip_special_tokens": False}).json()
+    assert texts[0] == f"[CLS] {decoded[0]} [SEP]"
+    assert "[CLS]" not in texts[1]
 
 
 def test_info_describes_a_model(

@@ -333,12 +333,12 @@ def test_tokens_are_shown_next_to_the_result(
     encoded = service.models["plain"].bundle.tokenizer
     ids = encoded.encode(text.replace("[MASK]", "smith"))
     expected = encoded.ids_to_tokens(ids)
-    shown = tokens.locator(".token").all_inner_texts()
+    token_texts = tokens.locator(".token").all_inner_texts()
     smith = encoded.ids_to_tokens(encoded.encode("smith"))
     if title == "Fill in":
-        assert shown == ["the", "[MASK]", *expected[1 + len(smith) :]]
+        assert token_texts == ["the", "[MASK]", *expected[1 + len(smith) :]]
     else:
-        assert shown == expected
+        assert token_texts == expected
     result.locator("summary").click()
     assert not tokens.is_visible()
 

@@ -82,20 +82,20 @@ class Duration(Protocol):
     def is_finished(self, step: int) -> bool:
         """Return whether the run is finished when ``step`` steps are completed."""
 
-    def is_evaluation_due(self, step: int, every: int | None) -> bool:
+    def is_evaluation_due(self, step: int, interval_steps: int | None) -> bool:
         """Return whether an evaluation is due after ``step`` steps, before the end of the run.
 
         Args:
             step: Completed steps.
-            every: Steps between two evaluations; None: about 20 evaluations in the run.
+            interval_steps: Steps between two evaluations; None: about 20 evaluations in the run.
         """
 
-    def is_checkpoint_due(self, step: int, every: int | None, *, is_best: bool) -> bool:
+    def is_checkpoint_due(self, step: int, interval_steps: int | None, *, is_best: bool) -> bool:
         """Return whether a checkpoint is due after ``step`` steps, before the end of the run.
 
         Args:
             step: Completed steps.
-            every: Steps between two checkpoints; None: the default interval.
+            interval_steps: Steps between two checkpoints; None: the default interval.
             is_best: Whether the evaluation of this step is the best so far.
         """
 
@@ -143,13 +143,13 @@ class StepDuration:
         """Return whether all steps are completed."""
         return step >= self._steps
 
-    def is_evaluation_due(self, step: int, every: int | None) -> bool:
+    def is_evaluation_due(self, step: int, interval_steps: int | None) -> bool:
         """Return whether ``step`` is a multiple of the interval."""
-        return step % (every or get_default_interval(self._steps)) == 0
+        return step % (interval_steps or get_default_interval(self._steps)) == 0
 
-    def is_checkpoint_due(self, step: int, every: int | None, *, is_best: bool) -> bool:
+    def is_checkpoint_due(self, step: int, interval_steps: int | None, *, is_best: bool) -> bool:
         """Return whether ``step`` is a multiple of the interval or the best one."""
-        return is_best or step % (every or get_default_interval(self._steps)) == 0
+        return is_best or step % (interval_steps or get_default_interval(self._steps)) == 0
 
     def record_step(self, seconds: float, num_macs: float) -> None:
         """Do nothing."""
@@ -319,14 +319,14 @@ class TimeDuration:
             return False
         return self._clock.elapsed_seconds + self._load.step_seconds / 2 >= self._end_seconds
 
-    def is_evaluation_due(self, step: int, every: int | None) -> bool:
+    def is_evaluation_due(self, step: int, interval_steps: int | None) -> bool:
         """Return whether an evaluation is due, and evaluations take at most a tenth of the time.
 
         Shortly before the end, only the final evaluation is due.
         """
         fraction = self.compute_completed_fraction(step)
-        if every:
-            is_scheduled = step % every == 0
+        if interval_steps:
+            is_scheduled = step % interval_steps == 0
         else:
             is_scheduled = int(fraction * DEFAULT_NUM_EVALUATIONS) > int(
                 self._evaluated_fraction * DEFAULT_NUM_EVALUATIONS
@@ -339,10 +339,10 @@ class TimeDuration:
             and self._end_seconds - now >= min_interval / 2
         )
 
-    def is_checkpoint_due(self, step: int, every: int | None, *, is_best: bool) -> bool:
+    def is_checkpoint_due(self, step: int, interval_steps: int | None, *, is_best: bool) -> bool:
         """Return whether a checkpoint is due, by the interval in steps or by the time."""
-        if every:
-            return is_best or step % every == 0
+        if interval_steps:
+            return is_best or step % interval_steps == 0
         min_interval = max(
             min(_MIN_CHECKPOINT_SECONDS, self._seconds / _MIN_CHECKPOINT_DIVISOR),
             self._checkpoint.seconds / _CHECKPOINT_SHARE,

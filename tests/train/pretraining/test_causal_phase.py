@@ -211,7 +211,7 @@ def test_cost_includes_left_to_right_steps(store: Path, monkeypatch: pytest.Monk
     assert session.measure_cost().step_seconds == pytest.approx(0.25 * 4 + 0.75)
     masked = session.build_objective(StepDuration(4), Phase(0, 4, 32))
     causal = session.build_objective(StepDuration(4), Phase(0, 4, 32, is_causal=True))
-    macs = [each.count_macs(next(each.iter_batches(0))) for each in (masked, causal)]
+    macs = [objective.count_macs(next(objective.iter_batches(0))) for objective in (masked, causal)]
     assert macs[1] > macs[0]
 
 
