@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -18,8 +19,10 @@ from bertsmith.serve.inspection import InspectionRoutes
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware, SecurityHeaders
 from bertsmith.serve.models import ServedModel
+from bertsmith.serve.openapi import build_openapi
 from bertsmith.serve.page import Page
 from bertsmith.serve.rerank import RerankRoutes
+from bertsmith.serve.responses import Status
 from bertsmith.serve.routes import TaskRoutes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
@@ -62,6 +65,8 @@ def create_app(
         title="Bertsmith",
         version=__version__,
         lifespan=lifespan,
+        # The endpoints /openapi.json and /docs depend on the address of the request.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
@@ -92,13 +97,13 @@ def _add_server_endpoints(
     """Add health, readiness, metrics and documentation endpoints."""
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health")
+    @app.get("/health", response_model=Status)
     async def health() -> Response:
         """Liveness probe: 200 while the server runs."""
         return to_json_response({"status": "ok"})
 
     @app.head("/ready", include_in_schema=False)
-    @app.get("/ready")
+    @app.get("/ready", response_model=Status)
     async def ready() -> Response:
         """Readiness probe: 200 while the server accepts requests, else 503."""
         if service.batcher.is_alive:
@@ -110,10 +115,16 @@ def _add_server_endpoints(
         """Return metrics for Prometheus."""
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    def build_schema(request: Request) -> dict[str, Any]:
+        models = list(service.models.values())
+        return build_openapi(app, str(request.base_url), models, needs_key=needs_key)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        """Return the OpenAPI schema, with the address of the request and the loaded models."""
+        return to_json_response(build_schema(request))
+
     @app.get("/docs", response_class=HTMLResponse)
     async def docs(request: Request) -> Response:
         """Document the endpoints (HTML)."""
-        models = list(service.models.values())
-        base_url = str(request.base_url)
-        page = render_docs(app.openapi(), base_url, models, needs_key=needs_key)
-        return HTMLResponse(page, headers=DOCS_HEADERS)
+        return HTMLResponse(render_docs(build_schema(request)), headers=DOCS_HEADERS)

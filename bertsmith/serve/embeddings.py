@@ -20,6 +20,14 @@ from bertsmith.serve.execution import (
 )
 from bertsmith.serve.limits import check_limit, check_not_truncated
 from bertsmith.serve.parsing import TRUNCATED_HEADER
+from bertsmith.serve.responses import (
+    EmbeddingList,
+    Matrix,
+    OpenAiModel,
+    OpenAiModelList,
+    Similarities,
+    Vector,
+)
 from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
 from bertsmith.serve.service import PendingEmbeddings
@@ -45,11 +53,13 @@ class EmbeddingRoutes:
         self._service = executor.service
         self._started_at = int(time.time())
         self.router = executor.create_router()
-        self.router.post("/v1/embeddings")(self.create_openai_embeddings)
-        self.router.get("/v1/models")(self.list_models)
-        self.router.get("/v1/models/{name}")(self.get_model)
-        for path in ("embed", "embed_all", "similarity"):
-            self.router.post(f"/{path}")(getattr(self, path))
+        post, get = self.router.post, self.router.get
+        post("/v1/embeddings", response_model=EmbeddingList)(self.create_openai_embeddings)
+        get("/v1/models", response_model=OpenAiModelList)(self.list_models)
+        get("/v1/models/{name}", response_model=OpenAiModel)(self.get_model)
+        post("/embed", response_model=list[Vector])(self.embed)
+        post("/embed_all", response_model=list[Matrix])(self.embed_all)
+        post("/similarity", response_model=Similarities)(self.similarity)
 
     async def _compute_vectors(
         self,

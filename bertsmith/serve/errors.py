@@ -27,7 +27,8 @@ _STATUS_BY_ERROR: Final[dict[type[BertsmithError], int]] = {
 }  # fmt: skip
 #: Maximum length of a message, which can quote names that the client chose.
 _MAX_MESSAGE_CHARACTERS: Final = 2000
-_ERROR_TYPE_BY_STATUS: Final = {
+#: The field ``type`` of an error.
+ERROR_TYPE_BY_STATUS: Final = {
     400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found",
     405: "method_not_allowed", 408: "timeout", 413: "too_large", 422: "invalid_request",
     429: "busy", 431: "too_large",
@@ -46,7 +47,7 @@ def create_error_response(
         message = message[: _MAX_MESSAGE_CHARACTERS - 1] + "…"
     error = {
         "message": message,
-        "type": _ERROR_TYPE_BY_STATUS.get(status, "error"),
+        "type": ERROR_TYPE_BY_STATUS.get(status, "error"),
         "code": status,
         "param": None,
     }

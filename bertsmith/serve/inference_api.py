@@ -8,13 +8,14 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
+from bertsmith.serve.body_fields import BRANCH_TAGS
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.limits import MAX_TOP
 from bertsmith.serve.models import ServedModel
+from bertsmith.serve.responses import InferenceResult
 from bertsmith.serve.schemas import (
-    BRANCH_TAGS,
     EmbedBody,
     InferenceBody,
     QuestionInput,
@@ -46,7 +47,7 @@ class InferenceRoutes:
         self._service = executor.service
         self._embeddings = embeddings
         self.router = executor.create_router()
-        self.router.post("/")(self.infer)
+        self.router.post("/", response_model=InferenceResult)(self.infer)
 
     async def infer(self, request: Request, body: InferenceBody) -> Response:
         """Answer in the format of Hugging Face's InferenceClient: what the model was trained for.

@@ -17,6 +17,7 @@ from bertsmith.serve.execution import (
     serialize_array,
 )
 from bertsmith.serve.limits import check_limit, check_no_surrogates
+from bertsmith.serve.responses import AttentionResult, WordDistances
 from bertsmith.serve.schemas import AttentionBody, WordDistancesBody
 from bertsmith.serve.service import Service
 from bertsmith.use.embed import Floats, WordVector
@@ -43,8 +44,9 @@ class InspectionRoutes:
         self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
-        for path in ("word_distances", "attention"):
-            self.router.post(f"/{path}")(getattr(self, path))
+        post = self.router.post
+        post("/word_distances", response_model=WordDistances)(self.word_distances)
+        post("/attention", response_model=AttentionResult)(self.attention)
 
     async def word_distances(self, request: Request, body: WordDistancesBody) -> Response:
         """Compare one word's vectors in several texts: cosine distances in each layer."""

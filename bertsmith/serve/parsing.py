@@ -13,8 +13,8 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
+from bertsmith.serve.body_fields import BRANCH_TAGS
 from bertsmith.serve.deadline import Deadline, create_deadline_error
-from bertsmith.serve.schemas import BRANCH_TAGS
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 

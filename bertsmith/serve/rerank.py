@@ -15,6 +15,7 @@ from starlette.responses import Response
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.limits import check_not_truncated
+from bertsmith.serve.responses import RankedText, Ranking
 from bertsmith.serve.schemas import CohereRerankBody, RerankBody
 from bertsmith.use.predict import Prediction
 
@@ -30,10 +31,12 @@ class RerankRoutes:
         self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
-        self.router.post("/rerank")(self.rerank)
+        post = self.router.post
+        post("/rerank", response_model=list[RankedText])(self.rerank)
         # Cohere's clients use either version.
         for path in ("/v1/rerank", "/v2/rerank"):
-            self.router.post(path, name=f"rerank{path[:3]}")(self.rerank_documents)
+            name = f"rerank{path[:3]}"
+            post(path, name=name, response_model=Ranking)(self.rerank_documents)
 
     async def rerank(self, request: Request, body: RerankBody) -> Response:
         """Order texts by their relevance to a query, most relevant first.

@@ -17,6 +17,16 @@ from bertsmith.serve.execution import (
     to_json_response,
 )
 from bertsmith.serve.models import ServedModel
+from bertsmith.serve.responses import (
+    AnswerResults,
+    ChooseResults,
+    ClassifyResult,
+    FillResult,
+    ModelDescription,
+    PairResult,
+    TagResult,
+    Token,
+)
 from bertsmith.serve.schemas import (
     AnswerBody,
     ChooseBody,
@@ -45,9 +55,15 @@ class TaskRoutes:
         self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
-        self.router.get("/models")(self.list_models)
-        for path in ("tokenize", "fill", "pair", "classify", "tag", "answer", "choose"):
-            self.router.post(f"/{path}")(getattr(self, path))
+        self.router.get("/models", response_model=list[ModelDescription])(self.list_models)
+        post = self.router.post
+        post("/tokenize", response_model=list[list[Token]])(self.tokenize)
+        post("/fill", response_model=FillResult)(self.fill)
+        post("/pair", response_model=PairResult)(self.pair)
+        post("/classify", response_model=ClassifyResult)(self.classify)
+        post("/tag", response_model=TagResult)(self.tag)
+        post("/answer", response_model=AnswerResults)(self.answer)
+        post("/choose", response_model=ChooseResults)(self.choose)
 
     async def list_models(self) -> Response:
         """List the models and their tasks."""

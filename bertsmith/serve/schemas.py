@@ -1,10 +1,6 @@
-"""Request bodies of the endpoints.
+"""Request bodies of the endpoints."""
 
-The number of validation errors is limited, even if an invalid body is very large.
-"""
-
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -12,148 +8,33 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    GetCoreSchemaHandler,
     Tag,
-    ValidationInfo,
-    model_validator,
+    WithJsonSchema,
 )
-from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
 
-from bertsmith.compatibility import upgrade_request
-from bertsmith.serve.limits import MAX_TOP, check_limit
+from bertsmith.serve.body_fields import (
+    BaseBody,
+    Dimensions,
+    FailFastList,
+    Inputs,
+    ModelName,
+    StrictModel,
+    TextOrPair,
+    TextPair,
+    Texts,
+    TokenIds,
+    TruncationDirection,
+    Weight,
+    select_branch,
+    select_ids_branch,
+    select_input_branch,
+    select_pair_branch,
+)
+from bertsmith.serve.limits import MAX_TOP
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 
 #: Maximum number of layers, and of layer weights, per request; far more than any model has.
 MAX_LAYERS: Final = 1024
-#: Tags of union branches. Pydantic adds them to error locations, although they are not fields.
-BRANCH_TAGS: Final = frozenset({"<one>", "<list>", "<ids>", "<id lists>"})
-
-
-@dataclass(frozen=True)
-class FailFastList:
-    """List annotation: validation stops at the first invalid item.
-
-    Attributes:
-        limit_name: key of the list's maximum length in the validation context, None for no maximum.
-            The length is checked before the items.
-    """
-
-    limit_name: str | None = None
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Return pydantic's core schema of the list with these checks."""
-        schema: Any = handler(source)
-        schema["fail_fast"] = True
-        if self.limit_name is None:
-            return schema  # type: ignore[no-any-return]
-        return core_schema.with_info_before_validator_function(self._check_length, schema)
-
-    def _check_length(self, value: Any, info: ValidationInfo) -> Any:
-        """Return the value; raise RequestTooLargeError if it is a list that is too long."""
-        if self.limit_name is not None and isinstance(value, list) and info.context:
-            check_limit(self.limit_name, len(value), info.context[self.limit_name])
-        return value
-
-
-def _select_branch(value: Any) -> str:
-    """Return the tag of the union branch that validates a value."""
-    return "<list>" if isinstance(value, list) else "<one>"
-
-
-def _select_pair_branch(value: Any) -> str:
-    """Return the tag of the union branch for [A, B] or [[A, B], ...]."""
-    is_list = isinstance(value, list) and (not value or isinstance(value[0], list))
-    return "<list>" if is_list else "<one>"
-
-
-def _select_input_branch(value: Any) -> str:
-    """Return the tag of the union branch for texts or token ids."""
-    if not isinstance(value, list) or not value:
-        return _select_branch(value)
-    if isinstance(value[0], list):
-        return "<id lists>"
-    return "<ids>" if type(value[0]) is int else "<list>"
-
-
-def _select_ids_branch(value: Any) -> str:
-    """Return the tag of the union branch for the ids of one text or of several texts."""
-    is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
-    return "<id lists>" if is_nested else "<ids>"
-
-
-Texts = Annotated[list[str], FailFastList("texts"), Field(min_length=1)]
-#: A text or a list of texts.
-Inputs = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(_select_branch)
-]
-TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], FailFastList(), Field(min_length=1)]
-#: [A] or [A, B].
-TextOrPair = Annotated[list[str], FailFastList(), Field(min_length=1, max_length=2)]
-TextPair = tuple[str, str]
-#: Weight of a layer. Larger values would overflow float32 in the weighted sum.
-Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-TruncationDirection = Annotated[
-    Literal["right", "left"],
-    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
-    Field(description="Side on which texts are truncated."),
-]
-#: Elements of shortened vectors.
-Dimensions = Annotated[
-    int | None,
-    Field(ge=1, description="Elements of each vector; null: all. Shortened vectors keep length 1."),
-]
-ModelName = Annotated[
-    str | None, Field(description="Model name; by default the first model that supports this task.")
-]
-
-
-def _is_nullable(field: FieldInfo) -> bool:
-    """Return whether null is not the same as leaving the field out."""
-    return field.is_required() or type(None) in get_args(field.annotation)
-
-
-class StrictModel(BaseModel):
-    """Base model that rejects unknown keys, and reports only the first one."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _upgrade_and_keep_one_unknown_key(cls, value: Any) -> Any:
-        """Rename the fields of older versions, and remove all unknown keys but the first.
-
-        Hugging Face's clients send ``"parameters": {}`` and null for optional fields, which is
-        the same as leaving them out.
-        """
-        # Pydantic would report every unknown key, and a body can have hundreds of thousands.
-        if not isinstance(value, dict):
-            return value
-        value = upgrade_request(value, cls.model_fields)
-        fields = {
-            name: value[name]
-            for name, field in cls.model_fields.items()
-            if name in value and (value[name] is not None or _is_nullable(field))
-        }
-        unknown = next(
-            (
-                name
-                for name in value
-                if name not in cls.model_fields and not (name == "parameters" and not value[name])
-            ),
-            None,
-        )
-        if unknown is not None:
-            fields[unknown] = value[unknown]
-        return fields
-
-
-class BaseBody(StrictModel):
-    """Fields of all request bodies."""
-
-    model: ModelName = None
 
 
 class VectorsBody(BaseBody):
@@ -169,12 +50,14 @@ class VectorsBody(BaseBody):
                 Field(min_length=1, max_length=MAX_LAYERS),
                 Tag("<list>"),
             ],
-            Discriminator(_select_branch),
+            Discriminator(select_branch),
         ]
         | None
     ) = None
     combine: Literal["concat", "mean", "weighted"] = "concat"
-    weights: Annotated[list[Weight], FailFastList(), Field(max_length=MAX_LAYERS)] = []
+    weights: Annotated[list[Weight], FailFastList(), Field(max_length=MAX_LAYERS)] = Field(
+        default_factory=list
+    )
     include_special_tokens: bool = True
     truncate: Annotated[
         bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
@@ -219,7 +102,7 @@ class OpenAiBody(BaseModel):
         | Annotated[Texts, Tag("<list>")]
         | Annotated[TokenIds, Tag("<ids>")]
         | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
-        Discriminator(_select_input_branch),
+        Discriminator(select_input_branch),
         Field(
             description="A text, texts, or token ids of the model's tokenizer from [CLS] to [SEP]."
         ),
@@ -273,7 +156,7 @@ class SimilarityBody(BaseBody):
 
     inputs: Annotated[
         Annotated[SimilarityInputs, Tag("<one>")] | Annotated[Texts, Tag("<list>")],
-        Discriminator(_select_branch),
+        Discriminator(select_branch),
     ]
 
 
@@ -292,7 +175,7 @@ class AttentionBody(BaseBody):
 
     inputs: Annotated[
         Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
-        Discriminator(_select_branch),
+        Discriminator(select_branch),
     ]
     layer: Annotated[
         int | None, Field(ge=1, description="Layer, counted from 1; null: all layers.")
@@ -329,7 +212,7 @@ class PairBody(BaseBody):
     inputs: Annotated[
         Annotated[TextPair, Tag("<one>")]
         | Annotated[list[TextPair], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(_select_pair_branch),
+        Discriminator(select_pair_branch),
     ]
 
 
@@ -342,14 +225,14 @@ class ClassifyBody(BaseBody):
             list[
                 Annotated[
                     Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
-                    Discriminator(_select_branch),
+                    Discriminator(select_branch),
                 ]
             ],
             FailFastList("texts"),
             Field(min_length=1),
             Tag("<list>"),
         ],
-        Discriminator(_select_branch),
+        Discriminator(select_branch),
     ]
 
 
@@ -362,7 +245,7 @@ class PredictBody(BaseBody):
         | Annotated[
             list[TextOrPair], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")
         ],
-        Discriminator(_select_input_branch),
+        Discriminator(select_input_branch),
     ]
     raw_scores: Annotated[
         bool, Field(description="Return the output of a model with one output, without a sigmoid.")
@@ -378,7 +261,7 @@ class DecodeBody(BaseBody):
     ids: Annotated[
         Annotated[TokenIds, Tag("<ids>")]
         | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
-        Discriminator(_select_ids_branch),
+        Discriminator(select_ids_branch),
     ]
     skip_special_tokens: bool = True
 
@@ -393,7 +276,10 @@ class InferenceBody(BaseModel):
     ]
     model: ModelName = None
     parameters: Annotated[
-        dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)
+        dict[str, Any],
+        BeforeValidator(lambda value: {} if value is None else value),
+        WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+        Field(description="Parameters of the task, such as top_k."),
     ] = {}
 
 
@@ -416,7 +302,7 @@ class AnswerBody(BaseBody):
     inputs: Annotated[
         Annotated[QuestionInput, Tag("<one>")]
         | Annotated[list[QuestionInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(_select_branch),
+        Discriminator(select_branch),
     ]
 
 
@@ -433,5 +319,5 @@ class ChooseBody(BaseBody):
     inputs: Annotated[
         Annotated[PromptInput, Tag("<one>")]
         | Annotated[list[PromptInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
-        Discriminator(_select_branch),
+        Discriminator(select_branch),
     ]

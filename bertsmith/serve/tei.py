@@ -13,6 +13,7 @@ from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.limits import check_limit, check_not_truncated
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.rerank import sigmoid
+from bertsmith.serve.responses import ModelInfo, PredictResult
 from bertsmith.serve.schemas import DecodeBody, PredictBody
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
@@ -31,9 +32,9 @@ class TeiRoutes:
         self._executor = executor
         self._service = executor.service
         self.router = executor.create_router()
-        self.router.get("/info")(self.info)
-        for path in ("predict", "decode"):
-            self.router.post(f"/{path}")(getattr(self, path))
+        self.router.get("/info", response_model=ModelInfo)(self.info)
+        self.router.post("/predict", response_model=PredictResult)(self.predict)
+        self.router.post("/decode", response_model=list[str])(self.decode)
 
     async def info(self, model: str | None = None) -> Response:
         """Describe a model (by default the first one) and the limits of the server."""

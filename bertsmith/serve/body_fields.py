@@ -1,0 +1,194 @@
+"""Types of the fields of request bodies, and the base class of the bodies.
+
+The number of validation errors is limited, even if an invalid body is very large.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+from bertsmith.compatibility import upgrade_request
+from bertsmith.serve.limits import check_limit
+
+#: Tags of union branches. Pydantic adds them to error locations, although they are not fields.
+BRANCH_TAGS: Final = frozenset({"<one>", "<list>", "<ids>", "<id lists>"})
+
+
+@dataclass(frozen=True)
+class FailFastList:
+    """List annotation: validation stops at the first invalid item.
+
+    Attributes:
+        limit_name: key of the list's maximum length in the validation context, None for no maximum.
+            The length is checked before the items.
+    """
+
+    limit_name: str | None = None
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return pydantic's core schema of the list with these checks."""
+        schema: Any = handler(source)
+        schema["fail_fast"] = True
+        if self.limit_name is None:
+            return schema  # type: ignore[no-any-return]
+        return core_schema.with_info_before_validator_function(self._check_length, schema)
+
+    def _check_length(self, value: Any, info: ValidationInfo) -> Any:
+        """Return the value; raise RequestTooLargeError if it is a list that is too long."""
+        if self.limit_name is not None and isinstance(value, list) and info.context:
+            check_limit(self.limit_name, len(value), info.context[self.limit_name])
+        return value
+
+
+def select_branch(value: Any) -> str:
+    """Return the tag of the union branch that validates a value."""
+    return "<list>" if isinstance(value, list) else "<one>"
+
+
+def select_pair_branch(value: Any) -> str:
+    """Return the tag of the union branch for [A, B] or [[A, B], ...]."""
+    is_list = isinstance(value, list) and (not value or isinstance(value[0], list))
+    return "<list>" if is_list else "<one>"
+
+
+def select_input_branch(value: Any) -> str:
+    """Return the tag of the union branch for texts or token ids."""
+    if not isinstance(value, list) or not value:
+        return select_branch(value)
+    if isinstance(value[0], list):
+        return "<id lists>"
+    return "<ids>" if type(value[0]) is int else "<list>"
+
+
+def select_ids_branch(value: Any) -> str:
+    """Return the tag of the union branch for the ids of one text or of several texts."""
+    is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    return "<id lists>" if is_nested else "<ids>"
+
+
+Texts = Annotated[list[str], FailFastList("texts"), Field(min_length=1)]
+#: A text or a list of texts.
+Inputs = Annotated[
+    Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(select_branch)
+]
+TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], FailFastList(), Field(min_length=1)]
+#: [A] or [A, B].
+TextOrPair = Annotated[list[str], FailFastList(), Field(min_length=1, max_length=2)]
+TextPair = tuple[str, str]
+#: Weight of a layer. Larger values would overflow float32 in the weighted sum.
+Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+TruncationDirection = Annotated[
+    Literal["right", "left"],
+    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+    # text-embeddings-inference writes the first letter in upper case.
+    WithJsonSchema({"type": "string", "enum": ["right", "left", "Right", "Left"]}),
+    Field(description="Side on which texts are truncated."),
+]
+#: Elements of shortened vectors.
+Dimensions = Annotated[
+    int | None,
+    Field(ge=1, description="Elements of each vector; null: all. Shortened vectors keep length 1."),
+]
+ModelName = Annotated[
+    str | None, Field(description="Model name; by default the first model that supports this task.")
+]
+
+
+#: JSON schema of the field that Hugging Face's clients send, although it has no effect.
+_EMPTY_PARAMETERS: Final[dict[str, Any]] = {
+    "anyOf": [{"type": "object", "maxProperties": 0}, {"type": "null"}],
+    "default": {},
+    "description": "Must be empty; accepted because Hugging Face's clients send it.",
+}
+
+
+def _is_nullable(field: FieldInfo) -> bool:
+    """Return whether null is not the same as leaving the field out."""
+    return field.is_required() or type(None) in get_args(field.annotation)
+
+
+def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of a field that may also be null."""
+    if {"type": "null"} in schema.get("anyOf", ()):
+        return schema
+    annotations: dict[str, Any] = {
+        key: schema[key] for key in ("title", "description", "default") if key in schema
+    }
+    content = {key: value for key, value in schema.items() if key not in annotations}
+    return {"anyOf": [content, {"type": "null"}], **annotations}
+
+
+def _is_empty_parameters(name: str, value: Any) -> bool:
+    """Return whether a field is the empty "parameters" of Hugging Face's clients."""
+    return name == "parameters" and (value is None or value == {})
+
+
+class StrictModel(BaseModel):
+    """Base model that rejects unknown keys, and reports only the first one."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the JSON schema, in which optional fields and empty parameters may be null."""
+        json_schema = handler(schema)
+        model_schema = handler.resolve_ref_schema(json_schema)
+        properties = model_schema["properties"]
+        for name in properties.keys() - set(model_schema.get("required", ())):
+            properties[name] = _make_nullable(properties[name])
+        properties.setdefault("parameters", _EMPTY_PARAMETERS)
+        return json_schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgrade_and_keep_one_unknown_key(cls, value: Any) -> Any:
+        """Rename the fields of older versions, and remove all unknown keys but the first.
+
+        Hugging Face's clients send ``"parameters": {}`` and null for optional fields, which is
+        the same as leaving them out.
+        """
+        # Pydantic would report every unknown key, and a body can have hundreds of thousands.
+        if not isinstance(value, dict):
+            return value
+        value = upgrade_request(value, cls.model_fields)
+        fields = {
+            name: value[name]
+            for name, field in cls.model_fields.items()
+            if name in value and (value[name] is not None or _is_nullable(field))
+        }
+        unknown = next(
+            (
+                name
+                for name in value
+                if name not in cls.model_fields and not _is_empty_parameters(name, value[name])
+            ),
+            None,
+        )
+        if unknown is not None:
+            fields[unknown] = value[unknown]
+        return fields
+
+
+class BaseBody(StrictModel):
+    """Fields of all request bodies."""
+
+    model: ModelName = None
