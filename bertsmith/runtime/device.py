@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,11 @@ Precision = Literal["fp32", "bf16"]
 #: Size n of the n x n matrices whose product measures the peak speed of a device. They are so large
 #: that the product is compute-bound.
 _PEAK_MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
+#: Maximum default number of tokens of a micro-batch.
+_MAX_MICRO_BATCH_TOKENS = 131072
+#: Share of a GPU's memory for a training step, and the expected memory of activations divided by
+#: their lower bound in ``estimate_training_bytes``.
+_MAX_MEMORY_SHARE, _ACTIVATION_FACTOR = 0.8, 2.5
 #: Parameters of mallopt, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -196,6 +202,29 @@ def check_memory(
             f"micro-batches of {tokens_at_once:,}), but {machine.device} has "
             f"{format_bytes(available)}; use a smaller model, batch or run.micro_batch_tokens"
         )
+
+
+def can_compile_fast(machine: Machine) -> bool:
+    """Return whether torch.compile makes training faster: on a GPU with Triton installed."""
+    return machine.device.type == "cuda" and find_spec("triton") is not None
+
+
+def choose_micro_batch_tokens(machine: Machine, config: ModelConfig, min_tokens: int) -> int:
+    """Return the default number of tokens of a micro-batch.
+
+    On the CPU, this is ``min_tokens``. On a GPU, it is doubled as long as a training step is
+    expected to use at most a share of the memory.
+    """
+    num_tokens = min_tokens
+    if machine.device.type != "cuda":
+        return num_tokens
+    memory = _MAX_MEMORY_SHARE * torch.cuda.get_device_properties(machine.device).total_memory
+    weight_bytes = estimate_training_bytes(config, 0)
+    bytes_per_token = _ACTIVATION_FACTOR * (estimate_training_bytes(config, 1) - weight_bytes)
+    max_tokens = (memory - weight_bytes) / bytes_per_token
+    while 2 * num_tokens <= min(max_tokens, _MAX_MICRO_BATCH_TOKENS):
+        num_tokens *= 2
+    return num_tokens
 
 
 def resolves_to_cpu(device: str) -> bool:

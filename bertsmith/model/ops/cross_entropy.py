@@ -19,6 +19,9 @@ MAX_CHUNK_LOGITS = 7_500_000
 #: product with the whole vocabulary reaches only half the speed.
 VOCAB_CHUNK = 2048
 
+#: On a GPU, the vocabulary is padded to a multiple of this number of tokens.
+VOCAB_MULTIPLE = 64
+
 #: x [R, in], weight [out, in], bias [out] or None -> x weight^T + bias [R, out].
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -219,14 +222,23 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
         x: [P, D].
         weight: [V, D].
         bias: [V].
-        labels: int64 [P].
+        labels: int64 [P]; -100 ignores the row, which is supported except on the CPU in float32
+            and bfloat16.
 
     Returns:
-        float32 [].
+        float32 [], or float64 for inputs of this dtype.
     """
     dtype = matmul_dtype(x)
     has_same_dtype = torch.is_autocast_enabled("cpu") or x.dtype == weight.dtype
     if x.is_cpu and has_same_dtype and dtype in (torch.float32, torch.bfloat16):
         loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels, dtype)  # type: ignore[no-untyped-call]
         return loss
-    return F.cross_entropy(F.linear(x, weight, bias).float(), labels, reduction="sum")
+    # Matrix products are faster if the size of the vocabulary is a multiple of a power of two. The
+    # added tokens have probability 0.
+    padding = -len(weight) % VOCAB_MULTIPLE
+    if padding:
+        weight = F.pad(weight, (0, 0, 0, padding))
+        bias = F.pad(bias, (0, padding), value=-math.inf)
+    logits = F.linear(x, weight, bias)
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return F.cross_entropy(logits, labels, reduction="sum")

@@ -24,7 +24,9 @@ STORE_KEY = "run.store_path"
 #: Settings that a run with a time budget (schedule.minutes) determines before the first step.
 _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
 #: Settings that depend on the machine. They are selected again when a run moves to another device.
-_MACHINE_KEYS = ("device", "precision", "attention_kernel", "threads")
+_MACHINE_KEYS = (
+    "device", "precision", "attention_kernel", "threads", "compile", "micro_batch_tokens",
+)  # fmt: skip
 #: Prefixes of settings that a run does not set itself: only the user sets them.
 _USER_SET_PREFIXES = ("task.", "embedding.", "features", "run.num_frozen_layers", "run.patience")
 #: The stored and the new value of a list are printed in full if they have at most this many items
@@ -158,7 +160,7 @@ def _move_to_device(
         reason = f"run.device: {_describe_change(old_device, new_device)}"
     else:
         return None
-    stored.update({key: new[key] for key in _MACHINE_KEYS})
+    stored.update({key: new[key] for key in _MACHINE_KEYS if key in new})
     return (
         f"{reason}; device, precision, attention kernel and threads are selected again, so the "
         "result will differ by rounding from that of an unmoved run"

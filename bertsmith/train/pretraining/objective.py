@@ -1,24 +1,23 @@
 """The pre-training objective: masked LM and next-sentence prediction over a store."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Split
+from bertsmith.data.stream import prefetch
 from bertsmith.model.bert import BertForPreTraining, Losses
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.duration import Duration
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
-from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
+from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch
 from bertsmith.train.pretraining.recipes import PretrainSettings
+from bertsmith.train.pretraining.static_shapes import StaticShape
 from bertsmith.train.pretraining.training_batches import DataPosition, TrainingBatches
-
-_CPU = torch.device("cpu")
 
 
 def compute_mean_losses(
@@ -46,13 +45,28 @@ def compute_mean_losses(
         dropout_seed,
         is_causal=micro_batch.is_causal,
     )
-    num_predictions = sum(len(batch.masked_labels) for batch in micro_batches)
+    num_predictions = sum(batch.num_predictions for batch in micro_batches)
     name = "causal_lm_loss" if micro_batch.is_causal else "mlm_loss"
     mean_losses = {name: losses.mlm_loss / num_predictions}
     if losses.nsp_loss is not None:
         num_sequences = sum(batch.num_sequences for batch in micro_batches)
         mean_losses["nsp_loss"] = losses.nsp_loss / num_sequences
     return mean_losses
+
+
+@dataclass(frozen=True)
+class _PreparedBatch:
+    """A batch of the training data.
+
+    Attributes:
+        micro_batches: Its parts, on the CPU.
+        position: Position in the training data after the batch.
+        batch_size: Number of sequences.
+    """
+
+    micro_batches: list[PretrainingMicroBatch]
+    position: DataPosition
+    batch_size: int
 
 
 class PretrainingObjective:
@@ -68,12 +82,27 @@ class PretrainingObjective:
         heldout: Split,
         vocabulary: VocabularyInfo,
         machine: Machine,
+        *,
+        has_static_shapes: bool = False,
     ) -> None:
-        """Create the objective; without run.compile, ``compiled_model`` is ``model``."""
+        """Create the objective.
+
+        Args:
+            model: The model.
+            compiled_model: The compiled model; ``model`` itself without run.compile.
+            settings: Settings of the run.
+            duration: Length of the run.
+            train: Text for training.
+            heldout: Text for evaluation.
+            vocabulary: Special tokens and continuation pieces.
+            machine: Device, precision and processes.
+            has_static_shapes: Whether all micro-batches of a phase have the same shape.
+        """
         self.model = model
         self._compiled_model = compiled_model
         self._settings = settings
         self._machine = machine
+        self._has_static_shapes = has_static_shapes
         self._duration = duration
         self._batches = TrainingBatches(
             train, vocabulary, settings.data, settings.schedule, duration, settings.run.seed
@@ -99,17 +128,33 @@ class PretrainingObjective:
         else:
             fields: Mapping[str, Any] = data_state
             self._position = DataPosition(**fields)
-        for batch, position in self._batches.iter_batches(first_step, self._position):
-            processes = self._machine.processes
-            max_tokens = self._settings.run.micro_batch_tokens
-            parts = split_batch(batch, max_tokens, processes.world_size)
-            self._position, self._batch_size = position, len(batch)
+        for batch in prefetch(self._prepare_batches(first_step, self._position)):
+            self._position, self._batch_size = batch.position, batch.batch_size
             # Only the sizes of the micro-batches of other processes are needed.
-            assigned = processes.assign_indices(len(parts))
+            assigned = self._machine.processes.assign_indices(len(batch.micro_batches))
             yield [
-                to_device(part, self._machine.device if index in assigned else _CPU)
-                for index, part in enumerate(parts)
+                part.to(self._machine.device) if index in assigned else part
+                for index, part in enumerate(batch.micro_batches)
             ]
+
+    def _prepare_batches(self, first_step: int, position: DataPosition) -> Iterator[_PreparedBatch]:
+        """Yield the batch of each step, split into micro-batches of tensors on the CPU."""
+        is_cuda = self._machine.device.type == "cuda"
+        num_processes = self._machine.processes.world_size
+        max_tokens = self._settings.run.micro_batch_tokens
+        assert max_tokens is not None
+        for batch, next_position in self._batches.iter_batches(first_step, position):
+            shape = None
+            if self._has_static_shapes:
+                max_seqlen = self._batches.get_max_seqlen(next_position.phase)
+                shape = StaticShape.choose(len(batch), max_seqlen, max_tokens, num_processes)
+                parts = shape.split(batch)
+            else:
+                parts = split_batch(batch, max_tokens, num_processes)
+            micro_batches = [
+                PretrainingMicroBatch.build(part, shape, pin_memory=is_cuda) for part in parts
+            ]
+            yield _PreparedBatch(micro_batches, next_position, len(batch))
 
     def compute_losses(
         self,
@@ -130,7 +175,7 @@ class PretrainingObjective:
 
     def count_tokens(self, micro_batches: list[PretrainingMicroBatch]) -> int:
         """Return the number of tokens in a batch."""
-        return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
+        return sum(micro_batch.num_tokens for micro_batch in micro_batches)
 
     def count_macs(self, micro_batches: list[PretrainingMicroBatch]) -> float:
         """Return the number of multiply-accumulates of a step.
@@ -141,9 +186,9 @@ class PretrainingObjective:
         config = self.model.config
         total = 0.0
         for micro_batch in micro_batches:
-            num_tokens = len(micro_batch.packed.ids)
+            num_tokens = micro_batch.num_tokens
             total += num_tokens * config.macs_per_token(num_tokens / micro_batch.num_sequences)
-            num_outputs = len(micro_batch.masked_labels)
+            num_outputs = micro_batch.num_predictions
             total += num_outputs * config.macs_per_prediction()
             num_outputs += 0 if micro_batch.nsp_labels is None else micro_batch.num_sequences
             total -= (num_tokens - num_outputs) * config.macs_saved_per_unused_output()

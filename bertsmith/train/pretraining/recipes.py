@@ -18,7 +18,6 @@ from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import (
     DEFAULT_LOG_EVERY,
-    DEFAULT_MICRO_BATCH_TOKENS,
     CheckpointSettings,
     Kernel,
     LogEvery,
@@ -61,14 +60,15 @@ class RunSettings(SettingsTable):
     #: Attention implementation: `reference` (explicit softmax), `padded`
     #: (scaled_dot_product_attention), `varlen` (FlashAttention on CUDA), or `auto`.
     attention_kernel: Kernel = "auto"
-    #: Whether to use torch.compile.
-    compile: bool = False
+    #: Whether to use torch.compile; None: on a GPU.
+    compile: bool | None = None
     #: CPU threads; None: PyTorch's default, or fewer on a busy machine.
     threads: Threads = None
     #: Number of processes, if there are several (torchrun); set by the run.
     world_size: Annotated[int, Field(ge=2)] | None = None
-    #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated.
-    micro_batch_tokens: MicroBatchTokens = DEFAULT_MICRO_BATCH_TOKENS
+    #: Maximum tokens of a micro-batch; gradients of larger batches are accumulated. None: 16384 on
+    #: the CPU, and up to 131072 on a GPU, depending on its memory.
+    micro_batch_tokens: MicroBatchTokens | None = None
     #: Steps between two lines of the metrics log with training metrics.
     log_every: LogEvery = DEFAULT_LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.

@@ -8,7 +8,7 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
-from bertsmith.data.stream import EndlessStream, prefetch
+from bertsmith.data.stream import EndlessStream
 from bertsmith.train.engine.duration import Duration
 from bertsmith.train.engine.schedule import ScheduleSettings
 
@@ -107,21 +107,16 @@ class TrainingBatches:
     def iter_batches(
         self, first_step: int, position: DataPosition
     ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
-        """Yield the batch of each step and the position after it; a thread computes batches ahead.
+        """Yield the batch of each step and the position after it.
 
         In a run with a time budget, the phase, objective, size and masking rate of a batch are
-        those of the time at which it is computed, about three steps earlier.
+        those of the time at which it is computed. If a thread computes batches ahead, this is about
+        three steps earlier.
 
         Args:
             first_step: Step of the first batch.
             position: Position before the first batch.
         """
-        return prefetch(self._compute_batches(first_step, position))
-
-    def _compute_batches(
-        self, first_step: int, position: DataPosition
-    ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
-        """Compute what ``iter_batches`` yields."""
         total_steps = self._duration.total_steps
         steps = itertools.count(first_step)
         for step in steps if total_steps is None else range(first_step, total_steps):

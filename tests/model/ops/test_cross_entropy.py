@@ -163,6 +163,29 @@ def test_float64_ignores_autocast() -> None:
         linear_cross_entropy(x.bfloat16(), weight.float(), bias, labels)
 
 
+def test_padded_vocabulary_gives_the_same_loss(
+    inputs_and_labels: tuple[Tensor, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without chunks, tokens are added to the vocabulary; label -100 ignores a row."""
+    *inputs, labels = inputs_and_labels
+    labels[3] = -100
+    num_logits: list[int] = []
+
+    def record_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        num_logits.append(len(weight))
+        return x @ weight.t() + bias
+
+    results = []
+    for function in (linear_cross_entropy, torch_cross_entropy):
+        leaves = [value.double().requires_grad_() for value in inputs]
+        with monkeypatch.context() as patch:
+            patch.setattr(cross_entropy.F, "linear", record_logits)
+            loss = function(leaves[0], leaves[1], leaves[2], labels)
+        results.append([loss, *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(*results)
+    assert num_logits == [64, V]
+
+
 def test_bias_need_not_be_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strided and expanded biases give the correct loss."""
     monkeypatch.setattr(
