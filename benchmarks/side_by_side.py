@@ -147,7 +147,7 @@ def make_bertsmith_trainer(session: Session) -> Trainer:
             lr=lr,
             max_grad_norm=session.settings.optim.max_grad_norm,
         )
-        return result.losses["mlm_loss"]
+        return result.read().losses["mlm_loss"]
 
     def evaluate() -> float:
         session.model.eval()

@@ -91,6 +91,12 @@ class ProcessGroup:
         """Return the sum of each value over all processes, computed in float64 on ``device``."""
         return self._reduce(values, dist.ReduceOp.SUM, device)
 
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes, on its device; may change ``tensor``."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.SUM)
+        return tensor
+
     def max(self, values: Sequence[Number], device: torch.device) -> list[Number]:
         """Return the maximum of each value over all processes."""
         return self._reduce(values, dist.ReduceOp.MAX, device)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from bertsmith.model.ops.dropout import DropoutSeed
@@ -19,9 +20,11 @@ from bertsmith.train.engine.averaging import WeightAverage
 from bertsmith.train.engine.checkpoint import TrainingState
 from bertsmith.train.engine.duration import Duration
 from bertsmith.train.engine.metrics_log import MetricsLog
-from bertsmith.train.engine.optimizer import Optimizer
+from bertsmith.train.engine.optimizer import Optimizer, can_skip_step
 from bertsmith.train.engine.signals import DeferredSignals
-from bertsmith.train.engine.step import take_step
+from bertsmith.train.engine.step import PendingStep, take_step
+
+_CPU = torch.device("cpu")
 
 
 class Objective(Protocol):
@@ -120,6 +123,27 @@ class TrainingOutcome:
     state: TrainingState
     signal: int | None
     late_signal: int | None = None
+
+
+@dataclass(frozen=True)
+class _StartedStep:
+    """A step whose metrics have not been logged yet.
+
+    Attributes:
+        pending: The step.
+        step: Its number, from 0.
+        lr: Its learning rate.
+        should_log: Whether a line of the metrics log is due.
+        num_tokens: Number of tokens of the batch.
+        num_macs: Number of multiply-accumulates.
+    """
+
+    pending: PendingStep
+    step: int
+    lr: float
+    should_log: bool
+    num_tokens: int
+    num_macs: float
 
 
 class _Stopwatch:
@@ -264,6 +288,9 @@ class _Loop:
         self._progress = progress
         self._peak_macs_per_second = self._measure_peak_macs_per_second()
         self._saved_step = state.step
+        self._stopwatch = _Stopwatch(state.seconds)
+        #: The last step, if its result has not been read yet.
+        self._started_step: _StartedStep | None = None
         self._displayed_seconds = options.duration.elapsed_seconds or 0.0
         self._progress_fields: dict[str, str] = {}
 
@@ -277,23 +304,23 @@ class _Loop:
 
     def _has_signal(self, signals: DeferredSignals) -> bool:
         """Return whether any process has received a signal, and record its number."""
-        (number,) = self._machine.processes.max([signals.received or 0], self._machine.device)
+        # On the CPU, because a GPU would first have to finish the current step.
+        (number,) = self._machine.processes.max([signals.received or 0], _CPU)
         self.signal = number or None
         return self.signal is not None
 
     def run_until(self, signals: DeferredSignals) -> None:
         """Train until training is finished or a signal arrives, and save the last step."""
-        stopwatch = _Stopwatch(self.state.seconds)
+        self._stopwatch = _Stopwatch(self.state.seconds)
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
         while not (self._has_signal(signals) or self.is_finished()):
-            self._take_step(next(batches), stopwatch)
+            self._take_step(next(batches))
             is_best = self._evaluate_if_due()
             if self._has_ended or self._duration.is_checkpoint_due(
                 self.state.step, self._options.checkpoint_every, is_best=is_best
             ):
                 self._save_checkpoint()
-            stopwatch.skip()
         if self._duration.total_steps is None and self._has_ended and not self._is_evaluated():
             # The time budget was used up before the first step of this process.
             self._evaluate()
@@ -306,8 +333,8 @@ class _Loop:
         assert self._metrics_log is not None
         return self._metrics_log.last_heldout_step >= self.state.step
 
-    def _take_step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
-        """Take one optimizer step, log its metrics if a line is due, and update the progress."""
+    def _take_step(self, micro_batches: list[Any]) -> None:
+        """Start one optimizer step, and log the metrics of the finished ones."""
         options = self._options
         objective = self._objective
         step = self.state.step
@@ -316,7 +343,8 @@ class _Loop:
         should_log = (
             step == 0 or (step + 1) % options.log_every == 0 or step + 1 == duration.total_steps
         )
-        result = take_step(
+        previous = self._started_step
+        pending = take_step(
             self._loss_fn,
             micro_batches,
             self._model,
@@ -328,41 +356,63 @@ class _Loop:
             max_grad_norm=options.max_grad_norm,
             describe_batch=objective.describe_batch,
             grad_norm_groups=options.grad_norm_groups if should_log else None,
+            previous=previous.pending if previous else None,
         )
         if self._average is not None:
             self._average.update(step + 1)
-        seconds = stopwatch.lap()
-        num_macs = objective.count_macs(micro_batches)
-        duration.record_step(seconds, num_macs)
-        self.state = replace(
-            self.state,
-            step=step + 1,
-            seconds=stopwatch.total_seconds,
-            data_state=objective.data_state,
+        self._finish_started_step()
+        self._started_step = _StartedStep(
+            pending,
+            step=step,
+            lr=lr,
+            should_log=should_log,
+            num_tokens=objective.count_tokens(micro_batches),
+            num_macs=objective.count_macs(micro_batches),
         )
-        self._has_ended = duration.is_finished(step + 1)
-        tokens_per_second = objective.count_tokens(micro_batches) / seconds
-        mfu = num_macs / seconds / self._peak_macs_per_second
-        if self._metrics_log is not None and (should_log or self._has_ended):
-            line: dict[str, Any] = {"step": step + 1, "kind": "train", "loss": result.loss}
+        self.state = replace(self.state, step=step + 1, data_state=objective.data_state)
+        is_pending = can_skip_step(self._optimizer, self._machine.device)
+        if is_pending:
+            self._has_ended = duration.is_finished(step + 1)
+        if self._has_ended or not is_pending:
+            self._finish_started_step()
+
+    def _finish_started_step(self) -> None:
+        """Wait for the last started step, log its metrics if a line is due, and show progress."""
+        started, self._started_step = self._started_step, None
+        if started is None:
+            return
+        result = started.pending.read()
+        seconds = self._stopwatch.lap()
+        self._duration.record_step(seconds, started.num_macs)
+        self.state = replace(self.state, seconds=self._stopwatch.total_seconds)
+        self._has_ended = self._duration.is_finished(self.state.step)
+        tokens_per_second = started.num_tokens / seconds
+        mfu = started.num_macs / seconds / self._peak_macs_per_second
+        if self._metrics_log is not None and (started.should_log or self._has_ended):
+            line: dict[str, Any] = {"step": started.step + 1, "kind": "train", "loss": result.loss}
             line |= result.losses
-            line |= {"lr": lr, "grad_norm": result.grad_norm}
-            line |= {"seconds": round(stopwatch.total_seconds, 3), **self._format_elapsed()}
+            line |= {"lr": started.lr, "grad_norm": result.grad_norm}
+            line |= {"seconds": round(self.state.seconds, 3), **self._format_elapsed()}
             if result.grad_norms:
                 line["grad_norms"] = result.grad_norms
             line |= {"tokens_per_second": round(tokens_per_second), "mfu": mfu}
             self._metrics_log.write(line)
         fields = {"loss": f"{result.loss:.3f}"} | self._progress_fields
         fields |= {"tokens/s": f"{tokens_per_second:,.0f}", "at": f"{mfu:.0%} of peak matmul speed"}
-        self._update_progress(fields)
+        self._update_progress(started.step + 1, fields)
 
-    def _update_progress(self, fields: dict[str, str]) -> None:
-        """Advance the progress display by one step, or by the elapsed time with a time budget."""
+    def _update_progress(self, num_steps: int, fields: dict[str, str]) -> None:
+        """Advance the progress display by one step, or by the elapsed time with a time budget.
+
+        Args:
+            num_steps: Number of finished steps.
+            fields: Texts to display.
+        """
         if self._duration.total_steps is not None:
             self._progress.advance(1, **fields)
             return
         now = self._duration.elapsed_seconds or 0.0
-        step = f"{self.state.step:,}"
+        step = f"{num_steps:,}"
         self._progress.advance(now - self._displayed_seconds, step=step, **fields)
         self._displayed_seconds = now
 
@@ -380,6 +430,7 @@ class _Loop:
 
     def _evaluate(self) -> bool:
         """Evaluate and log the metrics; return whether it is the best evaluation so far."""
+        self._finish_started_step()
         start_time = time.perf_counter()
         self._model.eval()
         with nullcontext() if self._average is None else self._average.applied():
@@ -390,6 +441,7 @@ class _Loop:
             self._peak_macs_per_second, self._measure_peak_macs_per_second()
         )
         self._duration.record_evaluation(time.perf_counter() - start_time)
+        self._stopwatch.skip()
         metrics |= self._format_elapsed()
         if self._metrics_log is not None:
             self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
@@ -407,6 +459,7 @@ class _Loop:
 
     def _save_checkpoint(self) -> None:
         """Write a checkpoint, after the metrics log up to its step; only in the main process."""
+        self._finish_started_step()
         start_time = time.perf_counter()
         self.state = replace(self.state, elapsed_seconds=self._duration.elapsed_seconds)
         if self._metrics_log is not None:
@@ -421,3 +474,4 @@ class _Loop:
             )
         self._saved_step = self.state.step
         self._duration.record_checkpoint(time.perf_counter() - start_time)
+        self._stopwatch.skip()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertsmith.train.engine.muon import Muon
 from bertsmith.train.engine.settings import OptimSettings
@@ -106,6 +106,20 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
     if settings.optimizer == "adamw":
         return adamw
     return MuonWithAdamW(adamw, _build_muon_groups(matrices, settings))
+
+
+def can_skip_step(optimizer: Optimizer, device: torch.device) -> bool:
+    """Return whether the device can skip a step of an optimizer, without the CPU waiting for it.
+
+    Fused AdamW can, for gradient scaling. On the CPU there is nothing to wait for.
+    """
+    return device.type == "cuda" and isinstance(optimizer, torch.optim.AdamW)
+
+
+def skip_step_if(optimizer: Optimizer, condition: Tensor) -> None:
+    """Make the next step of a fused AdamW change nothing if ``condition``, bool [], is true."""
+    # The attribute that torch.amp.GradScaler sets.
+    optimizer.found_inf = condition.float()  # type: ignore[attr-defined]
 
 
 def _build_muon_groups(

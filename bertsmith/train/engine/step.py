@@ -12,7 +12,7 @@ from bertsmith.errors import DivergedError
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine, seed_dropout
 from bertsmith.runtime.process_group import defer_gradient_sum
-from bertsmith.train.engine.optimizer import Optimizer
+from bertsmith.train.engine.optimizer import Optimizer, can_skip_step, skip_step_if
 
 #: Odd multipliers that give every step and micro-batch a different dropout seed.
 _STEP_MULTIPLIER, _MICRO_BATCH_MULTIPLIER = 0x9E3779B1, 0x85EBCA6B
@@ -51,6 +51,60 @@ def derive_dropout_seed(seed: int, step: int, micro_batch_index: int) -> int:
     ) % 2**62
 
 
+class PendingStep:
+    """An optimizer step that the device may still be computing.
+
+    Until ``read`` is called, the CPU does not wait for a GPU and can prepare the next step. If the
+    loss or the gradient norm is not finite, the device leaves the weights unchanged.
+
+    Attributes:
+        has_diverged: bool [], whether this step or an earlier unread step is not finite.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        loss_names: Sequence[str],
+        group_names: Sequence[str],
+        describe: Callable[[StepResult], str],
+        previous: "PendingStep | None",
+    ) -> None:
+        """Create a step.
+
+        Args:
+            values: float64 [n], the losses, the gradient norm, and the gradient norms of the
+                groups.
+            loss_names: Names of the losses.
+            group_names: Names of the groups.
+            describe: Returns the error message for a result that is not finite.
+            previous: The previous step, if it has not been read.
+        """
+        self._values = values
+        self._loss_names = tuple(loss_names)
+        self._group_names = tuple(group_names)
+        self._describe = describe
+        self.has_diverged = ~values[: len(loss_names) + 1].isfinite().all()
+        if previous is not None:
+            self.has_diverged |= previous.has_diverged
+
+    def read(self) -> StepResult:
+        """Wait for the device and return the losses and gradient norms.
+
+        Raises:
+            DivergedError: If the loss or the gradient is not finite.
+        """
+        values = self._values.tolist()
+        num_losses = len(self._loss_names)
+        result = StepResult(
+            losses=dict(zip(self._loss_names, values, strict=False)),
+            grad_norm=values[num_losses],
+            grad_norms=dict(zip(self._group_names, values[num_losses + 1 :], strict=True)),
+        )
+        if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
+            raise DivergedError(self._describe(result))
+        return result
+
+
 LossFunction = Callable[[Any, list[Any], DropoutSeed], dict[str, Tensor]]
 
 
@@ -67,8 +121,12 @@ def take_step(
     max_grad_norm: float,
     describe_batch: Callable[[int], str] = "that of step {}".format,
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] | None = None,
-) -> StepResult:
+    previous: PendingStep | None = None,
+) -> PendingStep:
     """Accumulate the gradient of a batch and update the weights once.
+
+    On a GPU with AdamW, the function does not wait for the result. Otherwise the result is already
+    checked when the function returns.
 
     Args:
         loss_fn: Returns the named losses of a micro-batch, see ``Objective.compute_losses``. With
@@ -83,6 +141,8 @@ def take_step(
         max_grad_norm: Gradients are clipped to this global norm.
         describe_batch: Describes the examples in the batch of a step, for the error message.
         grad_norm_groups: Named parameter groups whose gradient norms are returned.
+        previous: The previous step, if it has not been read. If it has diverged, this step does not
+            change the weights either.
 
     Raises:
         DivergedError: If the loss or the gradient is not finite. The weights stay unchanged.
@@ -100,29 +160,34 @@ def take_step(
             torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         for name, value in losses.items():
             totals[name] = totals[name] + value.detach() if name in totals else value.detach()
-    grad_norms = {
-        name: _compute_grad_norm(parameters)
-        for name, parameters in (grad_norm_groups or {}).items()
-    }
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-    loss_values = machine.processes.sum([float(v) for v in totals.values()], machine.device)
-    mean_losses = dict(zip(totals, loss_values, strict=True))
-    result = StepResult(mean_losses, float(grad_norm), grad_norms)
-    if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
-        raise DivergedError(
+    groups = grad_norm_groups or {}
+    norms = [_compute_grad_norm(parameters) for parameters in groups.values()]
+    norms.insert(0, torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+    loss_sums = machine.processes.sum_tensor(torch.stack(list(totals.values())).double())
+    batch_description = describe_batch(step)
+
+    def describe_divergence(result: StepResult) -> str:
+        return (
             f"training diverged in step {step + 1}: the loss is {result.loss:g} and the gradient "
             f"norm {result.grad_norm:g}; the weights and the last checkpoint are unchanged. "
-            f"The batch is {describe_batch(step)} (seed {seed}). "
+            f"The batch is {batch_description} (seed {seed}). "
             "Lower optim.lr, or set run.precision=fp32"
         )
+
+    values = torch.cat([loss_sums, torch.stack(norms).double()])
+    pending = PendingStep(values, list(totals), list(groups), describe_divergence, previous)
+    if can_skip_step(optimizer, machine.device):
+        skip_step_if(optimizer, pending.has_diverged)
+    else:
+        pending.read()
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    return result
+    return pending
 
 
-def _compute_grad_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """Return the L2 norm of the concatenated gradients of ``parameters``."""
+def _compute_grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the L2 norm of the concatenated gradients of ``parameters``, []."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))
+    return torch.nn.utils.get_total_norm(gradients)

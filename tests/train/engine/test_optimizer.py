@@ -122,7 +122,7 @@ def test_steps_equal_adamw_in_numpy(max_grad_norm: float) -> None:
             seed=0,
             lr=lr,
             max_grad_norm=max_grad_norm,
-        )
+        ).read()
         norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
         assert result.grad_norm == pytest.approx(norm, rel=1e-5)
         for i, gradient in enumerate(gradients):

@@ -1,17 +1,19 @@
-"""One optimizer step: the seeds of dropout."""
+"""One optimizer step: the seeds of dropout, and results that are read late."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bertsmith.errors import DivergedError
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine import step as engine_step
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.settings import OptimSettings
-from bertsmith.train.engine.step import derive_dropout_seed, take_step
+from bertsmith.train.engine.step import PendingStep, derive_dropout_seed, take_step
 
 
 @pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
@@ -43,3 +45,60 @@ def test_each_micro_batch_seeds_the_device_of_the_run(monkeypatch: pytest.Monkey
     )
     assert seeds == [derive_dropout_seed(3, 5, 0), derive_dropout_seed(3, 5, 1)]
     assert seeded == [(torch.device("cuda:1"), seed) for seed in seeds]
+
+
+def _take_steps(
+    factors: list[float], monkeypatch: pytest.MonkeyPatch, *, is_pending: bool
+) -> tuple[nn.Linear, Any, list[PendingStep]]:
+    """Take steps whose losses have these factors; return the model, optimizer and steps."""
+    monkeypatch.setattr(engine_step, "can_skip_step", lambda *_: is_pending)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, OptimSettings())
+    steps: list[PendingStep] = []
+    for step, factor in enumerate(factors):
+        steps.append(
+            take_step(
+                lambda factor, *_: {"loss": model(torch.ones(1, 3)).square().sum() * factor},
+                [factor],
+                model,
+                optimizer,
+                Machine(torch.device("cpu"), "fp32", "padded"),
+                step=step,
+                seed=3,
+                lr=0.1,
+                max_grad_norm=1.0,
+                describe_batch="page {}".format,
+                grad_norm_groups={"bias": [model.bias]},
+                previous=steps[-1] if steps else None,
+            )
+        )
+    return model, optimizer, steps
+
+
+def test_steps_that_are_read_late_change_nothing_after_divergence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If nothing is read, no step after a non-finite loss changes the weights or moments."""
+    expected, expected_optimizer, _ = _take_steps([1.0, 0.5], monkeypatch, is_pending=True)
+    model, optimizer, steps = _take_steps(
+        [1.0, 0.5, math.nan, 1.0, math.inf, 1.0], monkeypatch, is_pending=True
+    )
+    assert torch.equal(model.weight, expected.weight)
+    assert torch.equal(model.bias, expected.bias)
+    for name in ("exp_avg", "exp_avg_sq", "step"):
+        value = optimizer.state[model.weight][name]
+        assert torch.equal(value, expected_optimizer.state[expected.weight][name])
+    assert [bool(step.has_diverged) for step in steps] == [False, False, True, True, True, True]
+    assert steps[1].read().loss > 0.0
+    with pytest.raises(DivergedError, match=r"in step 3: the loss is nan.*page 2 \(seed 3\)"):
+        steps[2].read()
+
+
+def test_steps_that_are_read_late_have_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without divergence, weights and results equal those of steps that are read immediately."""
+    expected, _, expected_steps = _take_steps([1.0, 0.5, 2.0], monkeypatch, is_pending=False)
+    model, _, steps = _take_steps([1.0, 0.5, 2.0], monkeypatch, is_pending=True)
+    assert torch.equal(model.weight, expected.weight)
+    assert [step.read() for step in steps] == [step.read() for step in expected_steps]
+    assert set(steps[0].read().grad_norms) == {"bias"}

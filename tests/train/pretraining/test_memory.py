@@ -43,7 +43,7 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
             lr=4e-3,
             max_grad_norm=1.0,
         )
-        losses.append(result.losses)
+        losses.append(result.read().losses)
     # The vocabulary has 66 tokens, and ln 66 is 4.2.
     assert 3.5 < losses[0]["mlm_loss"] < 5.0
     assert 0.5 < losses[0]["nsp_loss"] < 1.0
