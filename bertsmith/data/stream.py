@@ -282,18 +282,29 @@ class EndlessStream:
         length: int,
         seed: int,
         first_epoch: int = 0,
+        epoch_start: int = 0,
     ) -> None:
         """Start with epoch number ``first_epoch``.
 
-        ``ExampleStream`` describes the other arguments.
+        A sequence that started with an earlier epoch can continue without counting the examples of
+        the epochs before ``first_epoch`` again, which takes seconds per epoch of a large store.
+
+        Args:
+            split: See ``ExampleStream``, as for the arguments up to ``seed``.
+            vocabulary: Special tokens and continuation pieces.
+            settings: How examples are made.
+            length: Maximum number of tokens per sequence.
+            seed: Random seed.
+            first_epoch: Number of the first epoch whose examples are read.
+            epoch_start: Index of its first example in the endless sequence.
         """
         self._make_stream = partial(ExampleStream, split, vocabulary, settings, length, seed)
         self._first_epoch = first_epoch
         self._streams: OrderedDict[int, ExampleStream] = OrderedDict()
         # Index of the first example of each epoch, for the epochs counted so far.
-        self._epoch_starts = [0]
+        self._epoch_starts = [epoch_start]
         # Count the first epoch now, so that a split that is too small raises StoreError here.
-        self.locate(0)
+        self.locate(epoch_start)
 
     def batch(
         self,
@@ -324,16 +335,10 @@ class EndlessStream:
         epoch_offset = int(np.searchsorted(self._epoch_starts, index, "right")) - 1
         return self._first_epoch + epoch_offset, index - self._epoch_starts[epoch_offset]
 
-    def find_epoch_start(self, epoch: int) -> int:
-        """Return the index of an epoch's first example in the endless sequence."""
-        while len(self._epoch_starts) <= epoch - self._first_epoch:
-            self.locate(self._epoch_starts[-1])
-        return self._epoch_starts[epoch - self._first_epoch]
-
     def _get_stream(self, epoch: int) -> ExampleStream:
         """Return the stream of an epoch from the cache, or create it."""
         if epoch not in self._streams:
-            self._streams[epoch] = self._make_stream(epoch)
+            self._streams[epoch] = self._make_stream(epoch=epoch)
             while len(self._streams) > _CACHE_SIZE:
                 self._streams.popitem(last=False)
         return self._streams[epoch]

@@ -231,8 +231,11 @@ def test_endless_stream_concatenates_epochs(split: Split, vocabulary: Vocabulary
     )
     assert endless.locate(end - 1) == (4, end - 1)
     assert endless.locate(end) == (5, 0)
-    assert endless.find_epoch_start(4) == 0
-    assert endless.find_epoch_start(6) == end + len(epoch_5)
+    later = EndlessStream(
+        split, vocabulary, settings, length=64, seed=9, first_epoch=5, epoch_start=end
+    )
+    assert later.locate(end + 2) == (5, 2)
+    assert to_tuples(later.batch(end + 1, 6)) == to_tuples(endless.batch(end + 1, 6))
     two_documents = Split.from_documents([[[5]], [[6]]])
     short = EndlessStream(two_documents, vocabulary, settings, length=16, seed=0)
     assert len(short.batch(5, 32)) == 32

@@ -37,8 +37,8 @@ AVERAGE_FILE = "average.safetensors"
 CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
 #: Names of Adam's step count and first moment in the state of a parameter.
 _STEP, _FIRST_MOMENT = "step", "exp_avg"
-#: Fields of ``TrainingState`` that are only stored in runs with a time budget.
-_TIME_BUDGET_FIELDS = ("elapsed_seconds", "start_seconds", "data_state")
+#: Fields of ``TrainingState`` that are only stored if they are set.
+_OPTIONAL_FIELDS = ("elapsed_seconds", "start_seconds", "data_state")
 #: Exceptions raised by reading a checkpoint that is damaged or belongs to another model.
 _READ_ERRORS = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
@@ -100,7 +100,7 @@ def _to_fields(state: TrainingState) -> dict[str, Any]:
     fields = asdict(state)
     return {
         name: value for name, value in fields.items()
-        if value is not None or name not in _TIME_BUDGET_FIELDS
+        if value is not None or name not in _OPTIONAL_FIELDS
     }  # fmt: skip
 
 

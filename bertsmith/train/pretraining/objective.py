@@ -112,9 +112,9 @@ class PretrainingObjective:
         self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
 
     @property
-    def data_state(self) -> Mapping[str, int] | None:
-        """Position after the last batch; None if it is a function of the step."""
-        return asdict(self._position) if self._duration.total_steps is None else None
+    def data_state(self) -> Mapping[str, int]:
+        """Position after the last batch, so that a resumed run need not count past epochs."""
+        return asdict(self._position)
 
     def iter_batches(
         self, first_step: int, data_state: Mapping[str, int] | None = None

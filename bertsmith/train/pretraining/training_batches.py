@@ -21,6 +21,8 @@ class DataPosition:
         phase: 0, or 1 in the second phase.
         first_epoch: First epoch of the phase. Each phase starts with a new epoch.
         example: Number of examples of the phase before this position.
+        num_epochs: Number of epochs of the phase before the epoch of the last example.
+        epoch_start: Number of examples in these epochs.
         is_causal_over: Whether the left-to-right part of the run is over, which never starts again,
             even if a new estimate of the end of the run moves it. The examples continue.
     """
@@ -28,6 +30,8 @@ class DataPosition:
     phase: int = 0
     first_epoch: int = 0
     example: int = 0
+    num_epochs: int = 0
+    epoch_start: int = 0
     is_causal_over: bool = False
 
 
@@ -100,8 +104,7 @@ class TrainingBatches:
         position = DataPosition()
         for previous_step in range(step):
             position = self._enter_phase(previous_step, position)
-            count = self.compute_batch_size(previous_step)
-            position = replace(position, example=position.example + count)
+            position = self._advance(position, self.compute_batch_size(previous_step))
         return position
 
     def iter_batches(
@@ -127,8 +130,19 @@ class TrainingBatches:
             batch = self._get_stream(position).batch(
                 first, count, masking_rate, is_causal=not position.is_causal_over
             )
-            position = replace(position, example=first + count)
+            position = self._advance(position, count)
             yield batch, position
+
+    def _advance(self, position: DataPosition, count: int) -> DataPosition:
+        """Return the position after ``count`` more examples."""
+        example = position.example + count
+        epoch, index = self._get_stream(position).locate(example - 1)
+        return replace(
+            position,
+            example=example,
+            num_epochs=epoch - position.first_epoch,
+            epoch_start=example - 1 - index,
+        )
 
     def _enter_phase(self, step: int, position: DataPosition) -> DataPosition:
         """Return the position at which the batch of ``step`` starts."""
@@ -142,7 +156,9 @@ class TrainingBatches:
         if position.example == 0:
             return replace(position, phase=1)
         last_epoch, _ = self._get_stream(position).locate(position.example - 1)
-        return replace(position, phase=1, first_epoch=last_epoch + 1, example=0)
+        return DataPosition(
+            phase=1, first_epoch=last_epoch + 1, is_causal_over=position.is_causal_over
+        )
 
     def _get_stream(self, position: DataPosition) -> EndlessStream:
         """Return the examples of a phase."""
@@ -156,7 +172,8 @@ class TrainingBatches:
                     self._data,
                     length=self.get_max_seqlen(position.phase),
                     seed=self._seed,
-                    first_epoch=position.first_epoch,
+                    first_epoch=position.first_epoch + position.num_epochs,
+                    epoch_start=position.epoch_start,
                 )
             }
         return self._streams[key]

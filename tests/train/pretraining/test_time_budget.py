@@ -126,7 +126,8 @@ def test_resumed_run_continues_data_and_time(
     assert batches[:5] == [(0, 0, 4), (0, 4, 4), (0, 8, 4), (1, 0, 4), (1, 4, 4)]
     state = json.loads((run / "checkpoints" / "step-4" / "state.json").read_text())
     assert state["data_state"] == {
-        "phase": 1, "first_epoch": 1, "example": 4, "is_causal_over": True,
+        "phase": 1, "first_epoch": 1, "example": 4, "num_epochs": 0, "epoch_start": 0,
+        "is_causal_over": True,
     }  # fmt: skip
     assert 0 < state["start_seconds"] < state["elapsed_seconds"]
     (run / "elapsed.json").write_text('{"elapsed_seconds": 1000.0}')

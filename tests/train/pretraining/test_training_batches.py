@@ -9,6 +9,7 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
+from bertsmith.data.stream import ExampleStream
 from bertsmith.errors import SettingsError
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.duration import StepDuration
@@ -16,7 +17,7 @@ from bertsmith.train.engine.schedule import ScheduleSettings, convert_epochs_to_
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.recipes import PretrainSettings, RunSettings
 from bertsmith.train.pretraining.session import Session
-from bertsmith.train.pretraining.training_batches import TrainingBatches
+from bertsmith.train.pretraining.training_batches import DataPosition, TrainingBatches
 
 STEPS = 20
 
@@ -79,6 +80,39 @@ def test_resumed_run_has_the_same_batches(
     resumed = _read(_make_batches(opened_store, schedule, **data), first_step)
     assert len(resumed) == STEPS - first_step
     assert all(map(_is_equal, resumed, expected))
+
+
+def test_position_continues_without_counting_past_epochs(
+    opened_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From each position, the next batches are the same, and no earlier epoch is counted.
+
+    The run has several epochs, and batches that cross epochs, in each of its two phases.
+    """
+    schedule = {"phase2_max_seqlen": 64, "phase2_fraction": 0.5}
+
+    def make_batches() -> TrainingBatches:
+        return _make_batches(opened_store, schedule, batch_size=120)
+
+    steps = list(make_batches().iter_batches(0, DataPosition()))
+    num_epochs = [position.num_epochs for _, position in steps]
+    assert max(num_epochs[:10]) >= 2
+    assert max(num_epochs[10:]) >= 2
+    epochs: list[int] = []
+    make_stream = ExampleStream.__init__
+
+    def record_epoch(self: Any, *arguments: Any, **keywords: Any) -> None:
+        epochs.append(keywords["epoch"])
+        make_stream(self, *arguments, **keywords)
+
+    monkeypatch.setattr(ExampleStream, "__init__", record_epoch)
+    for step, (_, position) in enumerate(steps[:-1]):
+        assert make_batches().find_position(step + 1) == position
+        epochs.clear()
+        batch, next_position = next(make_batches().iter_batches(step + 1, position))
+        assert _is_equal(batch, steps[step + 1][0])
+        assert next_position == steps[step + 1][1]
+        assert min(epochs) >= position.first_epoch + position.num_epochs
 
 
 def test_batch_grows_and_uses_every_example_once(opened_store: Store) -> None:
