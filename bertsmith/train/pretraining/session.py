@@ -24,13 +24,12 @@ from bertsmith.model.init.unigram import init_from_unigrams
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.plurals import count_noun
 from bertsmith.runtime import device
-from bertsmith.runtime.device import CpuLoad, Machine
+from bertsmith.runtime.device import CpuLoad
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
 from bertsmith.train.engine import optimizer, probe, schedule
 from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.schedule import Phase
-from bertsmith.train.engine.settings import DEFAULT_MICRO_BATCH_TOKENS
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.threads import (
     MAX_CHOICE_SECONDS,
@@ -39,10 +38,11 @@ from bertsmith.train.engine.threads import (
     list_candidate_thread_counts,
 )
 from bertsmith.train.pretraining.compile_warmup import build_warmup_batches
+from bertsmith.train.pretraining.device_settings import needs_static_shapes, select_for_device
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
-from bertsmith.train.pretraining.recipes import PretrainSettings, RunSettings
+from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.training_batches import compute_batch_size
 
 #: Assumed number of steps of a run before its actual number is known. The value is arbitrary,
@@ -87,7 +87,7 @@ class Session:
             threads=run.threads,
             processes=processes,
         )
-        run = _select_for_device(settings, self.machine)
+        run = select_for_device(settings, self.machine)
         settings = settings.model_copy(update={"run": run})
         assert run.micro_batch_tokens is not None
         batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
@@ -106,7 +106,7 @@ class Session:
         #: The compiled model if run.compile is set, otherwise the model itself.
         self.compiled_model: nn.Module = self.model
         #: Whether all micro-batches of a phase have the same shape.
-        self.has_static_shapes = bool(run.compile) and self._can_have_static_shapes()
+        self.has_static_shapes = needs_static_shapes(settings, self.machine)
         if run.compile:
             # With dynamic=None, the graphs would depend on the first batches of the process, which
             # differ between a new and a resumed run.
@@ -115,19 +115,6 @@ class Session:
         if run.compile and self.machine.device.type == "cpu":
             self._warm_up_compiler()
         self.reset()
-
-    def _can_have_static_shapes(self) -> bool:
-        """Return whether micro-batches can be filled up to a constant shape.
-
-        On the CPU, sequences are padded by length instead. Batch norm would include the filler
-        sequences, and batches that grow have no constant shape.
-        """
-        settings = self.settings
-        return (
-            self.machine.device.type == "cuda"
-            and settings.model.norm != "batch"
-            and settings.data.initial_batch_size is None
-        )
 
     def _warm_up_compiler(self) -> None:
         """Compile all graphs of the model with the same batches at every start of the run."""
@@ -440,20 +427,6 @@ class Session:
             for step in range(phase.start_step, phase.end_step)
         )
         return num_sequences / (_NOMINAL_STEPS * data.batch_size)
-
-
-def _select_for_device(settings: PretrainSettings, machine: Machine) -> RunSettings:
-    """Return the run settings with the values of unset ones that depend on the device."""
-    run = settings.run
-    is_compiled = run.compile
-    if is_compiled is None:
-        is_compiled = device.can_compile_fast(machine)
-    micro_batch_tokens = run.micro_batch_tokens
-    if micro_batch_tokens is None:
-        micro_batch_tokens = device.choose_micro_batch_tokens(
-            machine, settings.model, DEFAULT_MICRO_BATCH_TOKENS
-        )
-    return run.model_copy(update={"compile": is_compiled, "micro_batch_tokens": micro_batch_tokens})
 
 
 def _get_max_seqlen(settings: PretrainSettings) -> int:

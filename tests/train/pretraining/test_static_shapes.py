@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.store import Store
+from bertsmith.model.config import ModelConfig, get_size_preset
 from bertsmith.model.ops.dropout import DropoutSeed
-from bertsmith.runtime.device import Machine
+from bertsmith.runtime import device
 from bertsmith.train.engine.duration import StepDuration
+from bertsmith.train.pretraining.device_settings import needs_static_shapes, select_for_device
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch
 from bertsmith.train.pretraining.objective import compute_mean_losses
@@ -149,16 +152,35 @@ def test_a_run_with_static_shapes_counts_only_real_tokens(session: Session) -> N
     )
 
 
-def test_static_shapes_are_used_on_gpus_only(
-    store: Path, monkeypatch: pytest.MonkeyPatch, session: Session
+def test_gpus_have_compiled_models_with_static_shapes(
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU has static shapes unless the batch grows; the CPU has none."""
-    del store
+    """Unset settings depend on the device: a GPU has larger micro-batches and static shapes.
+
+    Batches that grow and batch norm have dynamic shapes.
+    """
+    settings, cpu = session.settings, session.machine
+    assert (settings.run.compile, settings.run.micro_batch_tokens) == (False, 16384)
     assert not session.has_static_shapes
-    gpu = replace(session.machine, device=torch.device("cuda"))
-    monkeypatch.setattr(session, "machine", gpu)
-    assert isinstance(gpu, Machine)
-    assert session._can_have_static_shapes()
-    data = session.settings.data.model_copy(update={"initial_batch_size": 2})
-    session.settings = session.settings.model_copy(update={"data": data})
-    assert not session._can_have_static_shapes()
+    unset = settings.run.model_copy(update={"compile": None, "micro_batch_tokens": None})
+    settings = settings.model_copy(update={"run": unset})
+    gpu = replace(cpu, device=torch.device("cuda"))
+    total_memory = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: total_memory)
+    monkeypatch.setattr(device, "find_spec", lambda name: name)
+    base = ModelConfig.parse({"vocab_size": 30522, **get_size_preset("base")}, "base")
+    for model, num_tokens in ((settings.model, 131072), (base, 65536)):
+        run = select_for_device(settings.model_copy(update={"model": model}), gpu)
+        assert (run.compile, run.micro_batch_tokens) == (True, num_tokens)
+    total_memory.total_memory = 2**30
+    assert select_for_device(settings.model_copy(update={"model": base}), gpu) == run.model_copy(
+        update={"micro_batch_tokens": 16384}
+    )
+    compiled = settings.model_copy(update={"run": run})
+    assert needs_static_shapes(compiled, gpu)
+    assert not needs_static_shapes(settings, gpu)
+    assert not needs_static_shapes(compiled, cpu)
+    data = compiled.data.model_copy(update={"initial_batch_size": 2})
+    assert not needs_static_shapes(compiled.model_copy(update={"data": data}), gpu)
+    model = compiled.model.model_copy(update={"norm": "batch"})
+    assert not needs_static_shapes(compiled.model_copy(update={"model": model}), gpu)

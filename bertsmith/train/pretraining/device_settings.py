@@ -1,0 +1,34 @@
+"""Settings of a pre-training run whose defaults depend on the device."""
+
+from bertsmith.runtime import device
+from bertsmith.runtime.device import Machine
+from bertsmith.train.engine.settings import DEFAULT_MICRO_BATCH_TOKENS
+from bertsmith.train.pretraining.recipes import PretrainSettings, RunSettings
+
+
+def select_for_device(settings: PretrainSettings, machine: Machine) -> RunSettings:
+    """Return the run settings with a value for run.compile and run.micro_batch_tokens."""
+    run = settings.run
+    is_compiled = run.compile
+    if is_compiled is None:
+        is_compiled = device.can_compile_fast(machine)
+    micro_batch_tokens = run.micro_batch_tokens
+    if micro_batch_tokens is None:
+        micro_batch_tokens = device.choose_micro_batch_tokens(
+            machine, settings.model, DEFAULT_MICRO_BATCH_TOKENS
+        )
+    return run.model_copy(update={"compile": is_compiled, "micro_batch_tokens": micro_batch_tokens})
+
+
+def needs_static_shapes(settings: PretrainSettings, machine: Machine) -> bool:
+    """Return whether micro-batches are filled up to a constant shape.
+
+    A compiled model on a GPU needs it. On the CPU, sequences are padded by length instead. Batch
+    norm would include the filler sequences, and batches that grow have no constant shape.
+    """
+    return (
+        bool(settings.run.compile)
+        and machine.device.type == "cuda"
+        and settings.model.norm != "batch"
+        and settings.data.initial_batch_size is None
+    )
