@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from bertsmith.train.embedding.finetune import finetune_embedder
     from bertsmith.train.finetuning.finetune import finetune
     from bertsmith.train.pretraining.pretrain import pretrain
+    from bertsmith.train.reranking.finetune import finetune_reranker
     from bertsmith.use.answer import answer
     from bertsmith.use.choose import choose
     from bertsmith.use.embed import Embedder, embed
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.evaluate_embeddings import evaluate_embeddings
+    from bertsmith.use.evaluate_reranker import evaluate_reranker
     from bertsmith.use.explain import attention
     from bertsmith.use.fill import fill
     from bertsmith.use.inspection.compare import compare
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from bertsmith.use.pair import pair
     from bertsmith.use.predict import predict
     from bertsmith.use.quantization import quantize_model
+    from bertsmith.use.rerank import rerank
     from bertsmith.use.score import score
     from bertsmith.use.search import search
     from bertsmith.use.similar import similar
@@ -56,15 +59,18 @@ _MODULE_OF_NAME = {
     "evaluate": "bertsmith.use.evaluate",
     "evaluate_embeddings": "bertsmith.use.evaluate_embeddings",
     "evaluate_minimal_pairs": "bertsmith.use.minimal_pairs",
+    "evaluate_reranker": "bertsmith.use.evaluate_reranker",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetuning.finetune",
     "finetune_embedder": "bertsmith.train.embedding.finetune",
+    "finetune_reranker": "bertsmith.train.reranking.finetune",
     "load": "bertsmith.bundle.pretrained",
     "pair": "bertsmith.use.pair",
     "predict": "bertsmith.use.predict",
     "prepare": "bertsmith.data.prepare",
     "pretrain": "bertsmith.train.pretraining.pretrain",
     "quantize_model": "bertsmith.use.quantization",
+    "rerank": "bertsmith.use.rerank",
     "score": "bertsmith.use.score",
     "search": "bertsmith.use.search",
     "similar": "bertsmith.use.similar",
@@ -84,15 +90,18 @@ __all__ = [
     "evaluate",
     "evaluate_embeddings",
     "evaluate_minimal_pairs",
+    "evaluate_reranker",
     "fill",
     "finetune",
     "finetune_embedder",
+    "finetune_reranker",
     "load",
     "pair",
     "predict",
     "prepare",
     "pretrain",
     "quantize_model",
+    "rerank",
     "score",
     "search",
     "similar",

@@ -29,6 +29,7 @@ from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import Settings
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
+from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
@@ -50,6 +51,7 @@ SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Fine-tuning task", "task", TaskSettings),
     ("Embedding model", "embedding", EmbeddingSettings),
     ("Columns of an embedding model's tables", "embedding.columns", TextColumns),
+    ("Reranker", "reranking", RerankingSettings),
     ("Fine-tuning on frozen features", "features", BiLSTMSettings),
     ("Server limits", "serve", ServeSettings),
 )

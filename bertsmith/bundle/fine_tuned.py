@@ -11,13 +11,14 @@ from bertsmith.bundle.config import (
     CONFIG_FILE,
     HF_CLASS_SUFFIXES,
     TaskKind,
+    is_fine_tuned,
     read_json,
     require_task_kind,
     to_hf_config,
 )
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
 from bertsmith.bundle.metadata import INFO_FILE, read_metadata
-from bertsmith.bundle.model_card import MODEL_CARD_FILE, build_model_card
+from bertsmith.bundle.model_card import MODEL_CARD_FILE, RERANKING, build_model_card
 from bertsmith.bundle.pretrained import describe_unused_rows
 from bertsmith.bundle.tensor_files import save_tensors
 from bertsmith.bundle.weight_names import to_hf_state_dict
@@ -146,6 +147,8 @@ def save_fine_tuned(
     head: HeadConfig,
     info: Mapping[str, Any],
     dtype: torch.dtype = torch.float32,
+    *,
+    max_seqlen: int | None = None,
 ) -> None:
     """Write the directory of a fine-tuned model atomically, replacing an existing one.
 
@@ -156,6 +159,8 @@ def save_fine_tuned(
         head: The model's task kind and labels.
         info: Content of bertsmith.json, such as provenance.
         dtype: The dtype of the stored weights.
+        max_seqlen: Maximum tokens of an input, to which other toolkits truncate; None: the maximum
+            of the model.
     """
     hf_config = to_hf_config(model.config)
     if isinstance(model, BertWithBiLSTM):
@@ -180,8 +185,9 @@ def save_fine_tuned(
             new / INFO_FILE,
             {**info, "kind": head.kind, "positions": model.config.positions},
         )
-        tokenizer.save(new, model.config.max_positions)
-        model_card = build_model_card(model.config, tokenizer, info, head.kind, head.labels)
+        tokenizer.save(new, max_seqlen or model.config.max_positions)
+        card_kind = RERANKING if info.get("task") == "rerank" else head.kind
+        model_card = build_model_card(model.config, tokenizer, info, card_kind, head.labels)
         write_atomic(new / MODEL_CARD_FILE, model_card)
 
 
@@ -220,6 +226,8 @@ def load_for_fine_tuning(
     head: HeadConfig,
     config_overrides: Mapping[str, Any] | None = None,
     features: BiLSTMSettings | None = None,
+    *,
+    keep_head: bool = False,
 ) -> FineTunedBundle:
     """Load the encoder of any BERT and add a newly initialized head.
 
@@ -231,6 +239,7 @@ def load_for_fine_tuning(
         head: Task kind and labels of the new head.
         config_overrides: ``ModelConfig`` fields to replace, such as dropout.
         features: Settings of a BiLSTM between the encoder and the output layer; None for no BiLSTM.
+        keep_head: Whether to load the stored head if it has the same kind and labels.
 
     Raises:
         ModelError: A file is missing, damaged or inconsistent with the others.
@@ -244,10 +253,12 @@ def load_for_fine_tuning(
     # their weights here.
     with torch.device("meta" if features is None else "cpu"):
         model = head.build_model(config, features)
-    # A stored head belongs to another task and is not loaded.
     parameter_names = set(model.state_dict())
     head_names = {name for name in parameter_names if not name.startswith(("bert.", "pooler."))}
+    if keep_head and is_fine_tuned(directory) and _read_head(directory, info) == head:
+        head_names = set()
     pooler_names = {name for name in parameter_names if name.startswith("pooler.")}
+    # A head of another task is not loaded.
     stored = match_weights(model, weights, pooler_names, excluded=head_names)
     new_names = sorted(parameter_names - set(stored))
     if features is None:

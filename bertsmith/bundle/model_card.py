@@ -16,12 +16,15 @@ from bertsmith.text.wordpiece import Tokenizer
 MODEL_CARD_FILE: Final = "README.md"
 #: ``pipeline_tag`` of models in the layout of sentence-transformers.
 _SENTENCE_SIMILARITY: Final = "sentence-similarity"
+#: ``pipeline_tag`` of rerankers, and their kind in ``build_model_card``.
+_TEXT_RANKING: Final = "text-ranking"
+RERANKING: Final = "reranking"
 #: Task kind -> ``pipeline_tag`` on the hub.
 _PIPELINE_TAGS: Final = {
     "single": "text-classification", "multi": "text-classification",
     "regression": "text-classification", "entities": "token-classification",
     "tags": "token-classification", "span": "question-answering", "choice": "multiple-choice",
-    "embedding": _SENTENCE_SIMILARITY,
+    "embedding": _SENTENCE_SIMILARITY, RERANKING: _TEXT_RANKING,
 }  # fmt: skip
 #: ``pipeline_tag`` -> name of the class of transformers that loads the model.
 _AUTO_CLASSES: Final = {
@@ -49,7 +52,8 @@ def build_model_card(
         config: The model's config.
         tokenizer: The model's tokenizer.
         info: The content of bertsmith.json.
-        kind: Task kind of a fine-tuned model, or "embedding"; None for a pre-trained model.
+        kind: Task kind of a fine-tuned model, "embedding" or "reranking"; None for a pre-trained
+            model.
         labels: Labels of a fine-tuned model.
     """
     pipeline_tag = _PIPELINE_TAGS[kind] if kind else "fill-mask"
@@ -58,6 +62,8 @@ def build_model_card(
     layout = "Hugging Face"
     if pipeline_tag == _SENTENCE_SIMILARITY:
         title, layout = "BERT for sentence embeddings", "sentence-transformers"
+    elif pipeline_tag == _TEXT_RANKING:
+        title = "BERT for reranking"
     label_lines = [f"- {line}" for line in shorten_list([*map(_to_line, labels)], _MAX_LABELS)]
     lines = [
         *_front_matter(info, pipeline_tag),
@@ -78,9 +84,9 @@ def build_model_card(
 
 def _front_matter(info: Mapping[str, Any], pipeline_tag: str) -> Iterator[str]:
     """Yield the lines of the front matter. Values are written as JSON, which is valid YAML."""
-    is_embedder = pipeline_tag == _SENTENCE_SIMILARITY
+    is_embedder_or_reranker = pipeline_tag in (_SENTENCE_SIMILARITY, _TEXT_RANKING)
     values: dict[str, Any] = {
-        "library_name": "sentence-transformers" if is_embedder else "transformers",
+        "library_name": "sentence-transformers" if is_embedder_or_reranker else "transformers",
         "pipeline_tag": pipeline_tag,
         "tags": ["bert", "bertsmith"],
     }
@@ -119,8 +125,9 @@ def _data_lines(info: Mapping[str, Any]) -> list[str]:
     """Return lines with the names of the training files and the size of the training data."""
     provenance = _get_nested(info, "provenance")
     sources = _get_nested(provenance, "sources")
-    if not isinstance(sources, list):
-        sources = _get_nested(provenance, "embedding", "train_files")
+    for table in ("embedding", "reranking"):
+        if not isinstance(sources, list):
+            sources = _get_nested(provenance, table, "train_files")
     if not isinstance(sources, list):
         sources = [_get_nested(provenance, "task", "train_file")]
     file_names = [Path(source).name for source in sources if isinstance(source, str) and source]
@@ -148,8 +155,11 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
             _get_nested(settings, "data", "batch_size")
             or _get_nested(settings, "task", "batch_size")
             or _get_nested(settings, "embedding", "batch_size")
+            or _get_nested(settings, "reranking", "batch_size")
         ),
-        "loss": _get_nested(settings, "embedding", "loss"),
+        "loss": (
+            _get_nested(settings, "embedding", "loss") or _get_nested(settings, "reranking", "loss")
+        ),
         "Matryoshka dimensions": _format_dims(_get_nested(settings, "embedding")),
         "seed": _get_nested(settings, "run", "seed"),
         "precision": _get_nested(settings, "run", "precision"),
@@ -210,6 +220,15 @@ def _usage_lines(pipeline_tag: str, config: ModelConfig) -> list[str]:
             "",
             'model = SentenceTransformer("path or hub id")',
             'vectors = model.encode(["a sentence", "another"])',
+            "```",
+        ]
+    if pipeline_tag == _TEXT_RANKING:
+        return [
+            "```python",
+            "from sentence_transformers import CrossEncoder",
+            "",
+            'model = CrossEncoder("path or hub id")',
+            'scores = model.predict([("a query", "a document"), ("a query", "another document")])',
             "```",
         ]
     pretrained_class = "AutoModelForPreTraining" if config.nsp else "AutoModelForMaskedLM"

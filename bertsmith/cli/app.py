@@ -18,7 +18,7 @@ HELP_SECTIONS = {
     "Getting started": ("demo",),
     "Data": ("corpus", "vocab", "prepare"),
     "Training": ("pretrain", "finetune", "evaluate"),
-    "Inference": ("predict", "fill", "pair", "score", "embed", "similar", "search"),
+    "Inference": ("predict", "fill", "pair", "score", "embed", "similar", "search", "rerank"),
     "Models": ("inspect", "compare", "import", "export", "push"),
     "Serving": ("serve",),
     "Research": ("lab",),

@@ -1,4 +1,4 @@
-"""``bertsmith evaluate``: compute metrics on labeled data, minimal pairs or embeddings."""
+"""``bertsmith evaluate``: compute metrics on labeled data, pairs, embeddings or reranking."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,6 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
 from bertsmith.cli.console import log, print_example_counts, print_json, print_line
-from bertsmith.cli.embedding_evaluation import evaluate_vectors
 from bertsmith.cli.minimal_pairs import evaluate_minimal_pairs
 from bertsmith.cli.model_options import (
     Device,
@@ -22,6 +21,7 @@ from bertsmith.cli.model_options import (
     check_unused_options,
     load_fine_tuned_model,
 )
+from bertsmith.cli.ranking_evaluation import evaluate_reranking, evaluate_vectors
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError, SettingsError
 from bertsmith.settings import load_user_settings
@@ -36,6 +36,8 @@ from bertsmith.settings import load_user_settings
         "bertsmith evaluate my-embedder --embeddings sts-test.csv --text sentence1 \\\n"
         "      --pair sentence2 --score score",
         "bertsmith evaluate my-embedder --embeddings BEIR/scifact",
+        "bertsmith evaluate my-reranker --reranking judged.csv --text query --pair document \\\n"
+        "      --score relevance",
     )
 )
 def evaluate(
@@ -65,6 +67,14 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    reranking: Annotated[
+        Path | None,
+        typer.Option(
+            help="Evaluate a reranker on a table of queries and documents with scores or "
+            "negatives.",
+            show_default=False,
+        ),
+    ] = None,
     pll: Annotated[
         PllOption | None,
         typer.Option(
@@ -84,11 +94,17 @@ def evaluate(
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
     score: Annotated[
-        str | None, typer.Option(help="Embeddings: the column of the similarity of two texts.")
+        str | None,
+        typer.Option(
+            help="Embeddings: the column of the similarity of two texts. Reranking: the column of "
+            "the relevance of the document."
+        ),
     ] = None,
     negatives: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN,...", help="Embeddings: the columns of negatives."),
+        typer.Option(
+            metavar="COLUMN,...", help="Embeddings and reranking: the columns of negatives."
+        ),
     ] = None,
     split: Annotated[
         str | None,
@@ -122,7 +138,7 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compute metrics on labeled data, minimal pairs or embeddings.
+    """Compute metrics on labeled data, minimal pairs, embeddings or reranking.
 
     With --data, the model must be fine-tuned. For classifiers, metrics per label and a confusion
     matrix are also shown. If there are many labels, only those with the lowest F1 and the most
@@ -134,6 +150,9 @@ def evaluate(
     With --embeddings, any model is evaluated by its vectors: Spearman correlation for scored pairs,
     nDCG@10, MRR@10 and recall for pairs and BEIR, triplet accuracy for negatives. Columns have the
     same names as in `finetune embed`.
+
+    With --reranking, a reranker is evaluated: nDCG@10, MRR@10 and MAP of each query's documents.
+    Columns have the same names as in `finetune rerank`.
     """
     if files_after_first and not minimal_pairs:
         raise InputError(f"{files_after_first[0]}: unexpected argument; use --data FILE")
@@ -141,27 +160,43 @@ def evaluate(
         "--data": data, "--metric": metric, "--set": assignments,
         "--null-threshold": null_threshold,
     }  # fmt: skip
-    embedding_options = {"--score": score, "--negatives": negatives, "--split": split,
-                         "--dimensions": dimensions}  # fmt: skip
+    vector_options = {"--split": split, "--dimensions": dimensions}
+    table_options = {"--score": score, "--negatives": negatives}
     columns = {"text": text, "pair": pair, "label": label}
-    reading = {"skip_invalid": skip_invalid, "encoding": encoding, "delimiter": delimiter}
-    if embeddings is not None:
+    reading = _drop_missing(
+        {"skip_invalid": skip_invalid, "encoding": encoding, "delimiter": delimiter}
+    )
+    if embeddings is not None or reranking is not None:
+        task = "--embeddings" if embeddings is not None else "--reranking"
         labeled_data_options |= {"--minimal-pairs": minimal_pairs, "--pll": pll, "--out": out}
-        check_unused_options(labeled_data_options, "not valid with --embeddings; remove it")
+        if embeddings is not None:
+            labeled_data_options |= {"--reranking": reranking}
+        else:
+            labeled_data_options |= {"--label": label, **vector_options}
+        check_unused_options(labeled_data_options, f"not valid with {task}; remove it")
         columns |= {"score": score}
-        evaluate_vectors(
-            model,
-            embeddings,
-            _drop_missing({**columns, "negatives": negatives.split(",") if negatives else None}),
-            split=split,
-            dimensions=dimensions,
-            reading=_drop_missing(reading),
-            device=device,
-            fast=fast,
-            as_json=as_json,
+        table_columns = _drop_missing(
+            {**columns, "negatives": negatives.split(",") if negatives else None}
         )
+        if embeddings is not None:
+            evaluate_vectors(
+                model,
+                embeddings,
+                table_columns,
+                split=split,
+                dimensions=dimensions,
+                reading=reading,
+                device=device,
+                fast=fast,
+                as_json=as_json,
+            )
+        elif reranking is not None:
+            evaluate_reranking(
+                model, reranking, table_columns, reading, device=device, fast=fast, as_json=as_json
+            )
         return
-    check_unused_options(embedding_options, "only valid with --embeddings; remove it")
+    check_unused_options(vector_options, "only valid with --embeddings; remove it")
+    check_unused_options(table_options, "only valid with --embeddings or --reranking; remove it")
     if minimal_pairs:
         labeled_data_options |= {"--text": text, "--pair": pair, "--label": label,
                                  "--delimiter": delimiter}  # fmt: skip
@@ -180,7 +215,8 @@ def evaluate(
         return
     if data is None:
         raise InputError(
-            "nothing to evaluate on: add --data FILE, --minimal-pairs FILE or --embeddings FILE"
+            "nothing to evaluate on: add --data FILE, --minimal-pairs FILE, --embeddings FILE or "
+            "--reranking FILE"
         )
     check_unused_options({"--pll": pll, "--out": out}, "only valid with --minimal-pairs; remove it")
     task_options = _drop_missing({

@@ -54,7 +54,7 @@ class _FinetuneGroup(GroupWithDefaultCommand):
 group = typer.Typer(
     name="finetune",
     cls=_FinetuneGroup,
-    help="Fine-tune a model on a task, or train sentence embeddings.\n\n"
+    help="Fine-tune a model on a task, or train sentence embeddings or a reranker.\n\n"
     "`bertsmith finetune classify ...` is short for `bertsmith finetune task classify ...`, and "
     "likewise for answer, choose, tag and the public tasks.",
     no_args_is_help=True,
@@ -64,6 +64,8 @@ group = typer.Typer(
         "      --text review --label mood --out my-classifier",
         "bertsmith finetune embed --model my-run --data questions.csv \\\n"
         "      --text question --pair answer --out my-embedder",
+        "bertsmith finetune rerank --model my-run --data judged.csv \\\n"
+        "      --text query --pair document --score relevance --out my-reranker",
         "bertsmith finetune task --help",
     ),
 )
@@ -331,3 +333,15 @@ def _print_metrics(result: "FinetuneResult") -> None:
     )
     for name, counts in result.counts.items():
         print_example_counts(counts, f"{name}: ")
+
+
+def drop_missing(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table without values that are None."""
+    return {name: value for name, value in table.items() if value is not None}
+
+
+def name_files(files: list[Path]) -> dict[str, str]:
+    """Return validation files by name: "dev" for a single file, else the names of the files."""
+    if len(files) == 1:
+        return {"dev": str(files[0].resolve())}
+    return {file.name: str(file.resolve()) for file in files}

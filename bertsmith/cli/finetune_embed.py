@@ -13,8 +13,10 @@ from bertsmith.cli.finetune import (
     FilesEncoding,
     RunDirectory,
     StartModel,
+    drop_missing,
     exit_stopped,
     group,
+    name_files,
     print_result_json,
 )
 from bertsmith.cli.hints import quote_path
@@ -133,18 +135,18 @@ def embed(
     }  # fmt: skip
     tables: dict[str, Any] = {
         "embedding": {
-            "columns": _drop_missing(columns) or None, "loss": loss, "temperature": temperature,
+            "columns": drop_missing(columns) or None, "loss": loss, "temperature": temperature,
             "file_weights": _parse_numbers(weights, float, "--weights"),
             "matryoshka_dims": _parse_numbers(matryoshka, int, "--matryoshka"),
             "pooling": pooling, "prompt": prompt, "batch_size": batch_size,
             "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
-            "delimiter": delimiter, "validation_files": _name_files(dev or []) or None,
+            "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
         },
         "optim": {"lr": lr},
         "schedule": {"epochs": epochs},
         "run": {"seed": seed},
     }  # fmt: skip
-    values = {name: _drop_missing(table) for name, table in tables.items()}
+    values = {name: drop_missing(table) for name, table in tables.items()}
     check_single_process("`finetune embed`")
     from bertsmith.train.embedding.settings import check_arguments
 
@@ -171,18 +173,6 @@ def embed(
             print_example_counts(counts, f"{name}: ")
     log(f"wrote {result.model}, a sentence-transformers directory")
     log(f"next: bertsmith embed {quote_path(result.run)} lines.txt --out lines.index")
-
-
-def _drop_missing(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table without values that are None."""
-    return {name: value for name, value in table.items() if value is not None}
-
-
-def _name_files(files: list[Path]) -> dict[str, str]:
-    """Return validation files by name: "dev" for a single file, else the names of the files."""
-    if len(files) == 1:
-        return {"dev": str(files[0].resolve())}
-    return {file.name: str(file.resolve()) for file in files}
 
 
 def _parse_numbers(text: str | None, number_type: type[Any], option: str) -> list[Any] | None:

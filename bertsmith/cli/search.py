@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,12 +17,18 @@ from bertsmith.cli.model_options import (
     Json,
     LinesFormatOption,
     check_device,
+    check_unused_options,
     find_model,
+    load_fine_tuned_model,
     open_texts,
     resolve_device,
 )
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.errors import InputError
+
+if TYPE_CHECKING:
+    from bertsmith.bundle import FineTunedBundle
+    from bertsmith.use.search import SearchResult
 
 _QUERIES_PER_BATCH = 256
 
@@ -31,6 +37,7 @@ _QUERIES_PER_BATCH = 256
     epilog=format_examples(
         "bertsmith embed my-run sentences.txt --out lines.index",
         'bertsmith search lines.index "how to bake bread" --top 3',
+        'bertsmith search lines.index "how to bake bread" --rerank my-reranker',
         "bertsmith search lines.index - --json < queries.txt",
     )
 )
@@ -60,6 +67,19 @@ def search(
         Path | None,
         typer.Option(help="The model of the index. Default: the path stored in the index."),
     ] = None,
+    rerank: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A reranker (cross-encoder), which orders the most similar lines by relevance.",
+        ),
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --rerank: number of most similar lines to order. Default: 50."
+        ),
+    ] = None,
     lines_format: LinesFormatOption = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -67,9 +87,12 @@ def search(
     """Find the indexed lines that are most similar to a query.
 
     The query is embedded with the model that made the index. Prints the cosine similarity, the
-    line number and the line, most similar first.
+    line number and the line, most similar first. With --rerank, prints also the relevance from 0 to
+    1, most relevant first.
     """
     check_device(device)
+    if rerank is None:
+        check_unused_options({"--candidates": candidates}, "only valid with --rerank; remove it")
     if not (index / "index.json").is_file():
         problem = "not an index (it has no index.json)" if index.exists() else "does not exist"
         raise InputError(
@@ -78,25 +101,58 @@ def search(
     remaining_queries = _check_queries(open_texts(queries, lines_format))
     if model is not None:
         model = find_model(model)
-    from bertsmith.use.search import Searcher
+    from bertsmith.use.search import DEFAULT_CANDIDATES, Searcher
 
     searcher = Searcher(index, model=model, device=resolve_device(device))
+    reranker = None if rerank is None else _load_reranker(rerank, device)
     unknown = UnknownTokenWarning(searcher.token_counts)
     unbuffered = queries == [STDIN] and sys.stdin.isatty()
     while batch := list(islice(remaining_queries, 1 if unbuffered else _QUERIES_PER_BATCH)):
-        for query, hits in zip(batch, searcher.search(batch, top, exact=exact), strict=True):
+        results = searcher.search(
+            batch,
+            top,
+            exact=exact,
+            reranker=reranker,
+            candidates=candidates or DEFAULT_CANDIDATES,
+        )
+        for query, hits in zip(batch, results, strict=True):
             if as_json:
-                print_json({"query": query, "hits": [asdict(hit) for hit in hits]})
+                print_json({"query": query, "hits": [_to_json(hit) for hit in hits]})
                 continue
             if len(queries) > 1 or queries == [STDIN]:
                 print_line(query)
-            rows = ((f"{hit.cosine:.4f}", str(hit.line), hit.text) for hit in hits)
-            print_table(("cosine", "line", ""), rows)
+            _print_hits(hits, with_relevance=reranker is not None)
         if unbuffered:
             sys.stdout.flush()
         if queries == [STDIN]:
             unknown.warn()
     unknown.warn()
+
+
+def _load_reranker(model: Path, device: str) -> "FineTunedBundle":
+    """Load a model with one output."""
+    bundle = load_fine_tuned_model(model, device)
+    from bertsmith.use.masked_lm import resolve_task_model
+
+    return resolve_task_model(bundle, "regression")
+
+
+def _to_json(hit: "SearchResult") -> dict[str, Any]:
+    """Return a line as JSON, without the relevance if there is no reranker."""
+    return {name: value for name, value in asdict(hit).items() if value is not None}
+
+
+def _print_hits(hits: list["SearchResult"], *, with_relevance: bool) -> None:
+    """Print the lines that were found for a query."""
+    rows = [(f"{hit.cosine:.4f}", str(hit.line), hit.text) for hit in hits]
+    columns: tuple[str, ...] = ("cosine", "line", "")
+    if with_relevance:
+        print_table(
+            ("relevance", *columns),
+            [(f"{hit.relevance:.4f}", *row) for hit, row in zip(hits, rows, strict=True)],
+        )
+    else:
+        print_table(columns, rows)
 
 
 def _check_queries(queries: Iterable[str]) -> Iterator[str]:

@@ -4,9 +4,7 @@
 Cohere and Jina.
 """
 
-import math
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
@@ -17,7 +15,7 @@ from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.limits import check_not_truncated
 from bertsmith.serve.responses import RankedText, Ranking
 from bertsmith.serve.schemas import CohereRerankBody, RerankBody
-from bertsmith.use.predict import Prediction
+from bertsmith.use.rerank import order_scores
 
 
 class RerankRoutes:
@@ -81,24 +79,3 @@ class RerankRoutes:
             )
 
         return await self._executor.run_in_thread(request, respond)
-
-
-def order_scores(
-    predictions: Sequence[Prediction], *, raw: bool = False
-) -> list[tuple[int, float]]:
-    """Return (index, score) of each prediction, highest score first.
-
-    Args:
-        predictions: predictions of a model with one output.
-        raw: return the outputs; otherwise their sigmoid, which has the same order.
-    """
-    outputs = [prediction.score or 0.0 for prediction in predictions]
-    order = sorted(range(len(outputs)), key=lambda index: -outputs[index])
-    return [(index, outputs[index] if raw else sigmoid(outputs[index])) for index in order]
-
-
-def sigmoid(value: float) -> float:
-    """Return 1 / (1 + exp(-value)), without overflow."""
-    if value >= 0:
-        return 1 / (1 + math.exp(-value))
-    return math.exp(value) / (1 + math.exp(value))

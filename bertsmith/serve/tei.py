@@ -12,12 +12,12 @@ from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.limits import check_limit, check_not_truncated
 from bertsmith.serve.models import ServedModel
-from bertsmith.serve.rerank import sigmoid
 from bertsmith.serve.responses import ModelInfo, PredictResult
 from bertsmith.serve.schemas import DecodeBody, PredictBody
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.predict import Prediction
+from bertsmith.use.rerank import sigmoid
 from bertsmith.version import __version__
 
 

@@ -1,20 +1,20 @@
-"""Rows and columns of the tables of texts on which embedding models are trained."""
+"""Rows and columns of the tables of texts on which embedding models and rerankers are trained."""
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
+from bertsmith.tasks.embedding_settings import TextColumns
 from bertsmith.tasks.tables import Row, TableSource, has_txt_suffix, open_table
 from bertsmith.tasks.text_files import open_text, split_lines
 
 #: Column of the lines of a text file.
 LINE_COLUMN: Final = "line"
-#: Standard columns, in the order in which they are looked for.
+#: Standard columns of an embedding model's tables, in the order in which they are looked for.
 STANDARD_COLUMNS: Final = (
     TextColumns(text="anchor", pair="positive"),
     TextColumns(text="sentence1", pair="sentence2", score="score"),
@@ -22,15 +22,54 @@ STANDARD_COLUMNS: Final = (
     TextColumns(text="text"),
     TextColumns(text=LINE_COLUMN),
 )
-#: Standard names of the columns of negatives, next to the columns "anchor" and "positive".
+#: Standard columns of a reranker's tables.
+STANDARD_RERANKING_COLUMNS: Final = (
+    *(
+        TextColumns(text="query", pair=document, score=score)
+        for document in ("document", "passage", "documents", "docs")
+        for score in ("score", "label", "scores", "labels")
+    ),
+    TextColumns(text="sentence1", pair="sentence2", score="score"),
+    TextColumns(text="query", pair="positive"),
+    TextColumns(text="anchor", pair="positive"),
+    TextColumns(text="query", pair="document"),
+)
+#: Standard names of the columns of negatives, next to the column "positive".
 _STANDARD_NEGATIVES: Final = re.compile(r"negatives?(_[0-9]+)?")
+_EMBEDDING_ADVICE: Final = (
+    "--text and --pair for pairs (and --negatives, or --score for scored pairs), --text and "
+    "--label for labeled texts, or only --text"
+)
+
+
+class ReadingSettings(Protocol):
+    """How tables are read."""
+
+    @property
+    def header(self) -> bool:
+        """Whether the first line contains the column names."""
+
+    @property
+    def encoding(self) -> str:
+        """Text encoding."""
+
+    @property
+    def delimiter(self) -> str:
+        """Delimiter of CSV; "" to detect it."""
+
+    @property
+    def skip_invalid(self) -> bool:
+        """Whether invalid rows are skipped and counted."""
 
 
 def resolve_columns(
     path: Path,
-    settings: EmbeddingSettings,
+    settings: ReadingSettings,
     columns: TextColumns,
     other_columns: TextColumns | None = None,
+    *,
+    standard_columns: Sequence[TextColumns] = STANDARD_COLUMNS,
+    advice: str = _EMBEDDING_ADVICE,
 ) -> TextColumns:
     """Return the columns of a table.
 
@@ -40,6 +79,8 @@ def resolve_columns(
         columns: The columns that the user has named. If there are none, the table is searched for
             ``other_columns``, and for the standard names.
         other_columns: The columns of another table.
+        standard_columns: Columns to look for, in this order.
+        advice: The options that name columns, for the error message.
 
     Raises:
         TaskError: The file cannot be read, or its columns have other names.
@@ -51,21 +92,20 @@ def resolve_columns(
     if first_row is None:
         raise TaskError(f"{path}: this file has no examples; expected at least one")
     names = list(first_row.cells)
-    candidates = [*([] if other_columns is None else [other_columns]), *STANDARD_COLUMNS]
+    candidates = [*([] if other_columns is None else [other_columns]), *standard_columns]
     for candidate in candidates:
         if candidate.list_columns() and set(candidate.list_columns()) <= set(names):
             return _add_negatives(candidate, names)
     listed_names = ", ".join(map(repr, names))
     raise TaskError(
         f"{path}: no column has a standard name; the columns are {listed_names}; name the columns: "
-        "--text and --pair for pairs (and --negatives, or --score for scored pairs), --text and "
-        "--label for labeled texts, or only --text"
+        f"{advice}"
     )
 
 
 def _add_negatives(columns: TextColumns, names: Sequence[str]) -> TextColumns:
     """Add the columns of negatives with standard names to the standard columns of pairs."""
-    if columns != STANDARD_COLUMNS[0]:
+    if columns.pair != "positive" or columns.negatives:
         return columns
     negatives = [name for name in names if _STANDARD_NEGATIVES.fullmatch(name)]
     return columns.model_copy(update={"negatives": negatives})
@@ -73,7 +113,7 @@ def _add_negatives(columns: TextColumns, names: Sequence[str]) -> TextColumns:
 
 @contextmanager
 def open_rows(
-    path: Path, settings: EmbeddingSettings, columns: TextColumns, notes: list[str] | None = None
+    path: Path, settings: ReadingSettings, columns: TextColumns, notes: list[str] | None = None
 ) -> Iterator[Iterator[Row]]:
     """Open a table. In a .txt file, each line is a text, unless ``columns`` names the columns.
 

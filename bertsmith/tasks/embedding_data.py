@@ -183,7 +183,7 @@ class _ExampleCollector:
         if columns.pair is not None:
             texts.append(get_text(row, columns.pair, "--pair"))
         for column in columns.negatives:
-            texts += _parse_negatives(get_cell(row, column, "--negatives"), column)
+            texts += parse_texts(get_cell(row, column, "--negatives"), column)
         score, label = 0.0, 0
         if columns.score is not None:
             score = parse_score(get_cell(row, columns.score, "--score"))
@@ -292,11 +292,11 @@ def describe_kind(kind: ExampleKind) -> str:
     return names.get(kind, kind)
 
 
-def _parse_negatives(value: Any, column: str) -> list[str]:
-    """Return the texts in the cell of a column of negatives: a text, or a list of texts."""
+def parse_texts(value: Any, column: str) -> list[str]:
+    """Return the texts in a cell: a text, or a list of texts."""
     if isinstance(value, list):
         if not value:
-            raise BadExampleError("an empty list of negatives", f" in column {column!r}")
+            raise BadExampleError("an empty list of texts", f" in column {column!r}")
         return [require_text(item, column) for item in value]
     return [require_text(value, column)]
 

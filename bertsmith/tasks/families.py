@@ -145,9 +145,11 @@ def get_task_settings(
     """
     _require_entity_tags(bundle)
     overrides = upgrade_settings(overrides or {}, "task")
-    recorded_settings = bundle.info.get("provenance", {}).get("task", {})
+    provenance = bundle.info.get("provenance", {})
+    recorded_settings = provenance.get("task", {})
     values = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {}).copy()
-    values["max_seqlen"] = bundle.config.max_positions
+    reranking = provenance.get("reranking", {})
+    values["max_seqlen"] = reranking.get("max_seqlen") or bundle.config.max_positions
     if bundle.head.kind == "span" and not recorded_settings:
         # Models trained with other tools get the default windows of transformers.
         length = min(question_answering.DEFAULT_MAX_SEQLEN, bundle.config.max_positions)

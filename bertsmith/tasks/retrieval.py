@@ -5,6 +5,7 @@ width of the vectors.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+#: Weights of the first 10 ranks in nDCG.
+_DISCOUNTS: Final = 1 / np.log2(np.arange(2, 12))
 #: Maximum number of similarities that are in memory at once: 64 MB in float32.
 _MAX_SIMILARITIES: Final = 2**24
 
@@ -73,14 +76,10 @@ def compute_retrieval_metrics(
     """
     ndcg, reciprocal_ranks = [], []
     recalls: dict[int, list[float]] = {cutoff: [] for cutoff in recall_cutoffs}
-    discounts = 1 / np.log2(np.arange(2, 12))
     for ranking, grades in zip(rankings.tolist(), relevance, strict=True):
         gains = np.array([grades.get(document, 0.0) for document in ranking[:10]])
-        ideal_gains = np.array(sorted(grades.values(), reverse=True)[:10])
-        ideal = ideal_gains @ discounts[: len(ideal_gains)]
-        ndcg.append(gains @ discounts[: len(gains)] / ideal)
-        hits = np.flatnonzero(gains)
-        reciprocal_ranks.append(1 / (1 + hits[0]) if len(hits) else 0.0)
+        ndcg.append(_compute_ndcg(gains, np.array(list(grades.values()))))
+        reciprocal_ranks.append(_compute_reciprocal_rank(gains))
         for cutoff, values in recalls.items():
             num_found = sum(document in grades for document in ranking[:cutoff])
             values.append(num_found / len(grades))
@@ -89,3 +88,48 @@ def compute_retrieval_metrics(
         "mrr@10": float(np.mean(reciprocal_ranks)),
         **{f"recall@{cutoff}": float(np.mean(values)) for cutoff, values in recalls.items()},
     }
+
+
+def compute_reranking_metrics(predicted: Floats, grades: Floats, offsets: Ints) -> dict[str, float]:
+    """Return nDCG@10, MRR@10 and MAP of ranked candidates, averaged over all queries.
+
+    Of documents with equal predictions, those with lower grades are ranked first, so that a model
+    that predicts a constant has the worst metrics.
+
+    Args:
+        predicted: float32 [n], the predicted score of each candidate.
+        grades: float32 [n], the grade of each candidate, above 0 for relevant documents. Each query
+            has a relevant document.
+        offsets: int64 [Q + 1], the first candidate of each query.
+    """
+    ndcg, reciprocal_ranks, average_precisions = [], [], []
+    for start, end in pairwise(offsets.tolist()):
+        query_grades = grades[start:end].astype(np.float64)
+        order = np.lexsort((query_grades, -predicted[start:end]))
+        gains = query_grades[order]
+        ndcg.append(_compute_ndcg(gains[:10], gains))
+        reciprocal_ranks.append(_compute_reciprocal_rank(gains[:10]))
+        ranks = np.flatnonzero(gains) + 1
+        average_precisions.append(float(np.mean(np.arange(1, len(ranks) + 1) / ranks)))
+    return {
+        "ndcg@10": float(np.mean(ndcg)),
+        "mrr@10": float(np.mean(reciprocal_ranks)),
+        "map": float(np.mean(average_precisions)),
+    }
+
+
+def _compute_ndcg(gains: NDArray[np.float64], grades: NDArray[np.float64]) -> float:
+    """Return nDCG@10 of a query.
+
+    Args:
+        gains: The grades of the first 10 documents of the ranking, in its order.
+        grades: The grades of all documents, in any order.
+    """
+    ideal_gains = np.sort(grades)[::-1][:10]
+    return float(gains @ _DISCOUNTS[: len(gains)] / (ideal_gains @ _DISCOUNTS[: len(ideal_gains)]))
+
+
+def _compute_reciprocal_rank(gains: NDArray[np.float64]) -> float:
+    """Return 1 / the rank of the first relevant document; 0 if there is none."""
+    hits = np.flatnonzero(gains)
+    return float(1 / (1 + hits[0])) if len(hits) else 0.0

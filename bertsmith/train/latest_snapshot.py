@@ -12,6 +12,8 @@ from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.settings import FinetuneSettings
 from bertsmith.train.pretraining.snapshot import write_snapshot
+from bertsmith.train.reranking.finetune import HEAD, save_reranker
+from bertsmith.train.reranking.settings import RerankingRunSettings
 
 
 def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int | None]:
@@ -30,6 +32,8 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int | None]:
         write = _write_fine_tuned_snapshot
     elif "embedding" in tables:
         write = _write_embedding_snapshot
+    elif "reranking" in tables:
+        write = _write_reranking_snapshot
     reasons = []
     for step, _ in reversed(checkpoint.list_checkpoints(run)):
         try:
@@ -51,6 +55,15 @@ def _write_embedding_snapshot(run: Path, step: int, out: Path) -> None:
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], embedder.model)
     info = {"task": "embed", "provenance": settings.model_dump(mode="json"), "step": step}
     save_embedder(out, embedder, info)
+
+
+def _write_reranking_snapshot(run: Path, step: int, out: Path) -> None:
+    """Write the reranker of the checkpoint of ``step`` to the directory ``out``."""
+    path = run / SETTINGS_FILE
+    settings = RerankingRunSettings.parse(read_stored_settings(path), str(path))
+    reranker = bundle.load_for_fine_tuning(settings.run.start_from, HEAD)
+    checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], reranker.model)
+    save_reranker(out, reranker, settings, {"step": step})
 
 
 def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:

@@ -1,21 +1,26 @@
 """Search embedded lines with the model that embedded them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from bertsmith.bundle import hash_model_files
+from bertsmith.bundle import FineTunedBundle, hash_model_files
 from bertsmith.compatibility import find_index_file, upgrade_embedding_settings
 from bertsmith.errors import InputError, ModelError
 from bertsmith.files import parse_json
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
+from bertsmith.use.masked_lm import resolve_task_model
 from bertsmith.use.nearest_neighbors import GRAPH_FILE, VECTORS_FILE, VectorIndex, memory_map_array
+from bertsmith.use.rerank import rank_documents
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
+
+#: Default number of most similar lines that a reranker orders.
+DEFAULT_CANDIDATES: Final = 50
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,13 @@ class SearchResult:
         line: Line number, from 1.
         text: Text of the line.
         cosine: Cosine similarity of the line and the query.
+        relevance: Relevance from 0 to 1 that a reranker predicts; None without a reranker.
     """
 
     line: int
     text: str
     cosine: float
+    relevance: float | None = None
 
 
 class Searcher:
@@ -71,7 +78,13 @@ class Searcher:
         return len(self._line_offsets) - 1
 
     def search(
-        self, queries: Sequence[str], top: int = 5, *, exact: bool = False
+        self,
+        queries: Sequence[str],
+        top: int = 5,
+        *,
+        exact: bool = False,
+        reranker: FineTunedBundle | None = None,
+        candidates: int = DEFAULT_CANDIDATES,
     ) -> list[list[SearchResult]]:
         """Return the most similar lines for each query, most similar first.
 
@@ -79,15 +92,26 @@ class Searcher:
             queries: The queries.
             top: Number of lines to find for each query.
             exact: Whether to compare the query with every line instead of searching the graph.
+            reranker: A model with one output, which orders the most similar lines by relevance.
+            candidates: Number of most similar lines that the reranker orders.
         """
         if top < 1:
             raise InputError(f"top is {top}; expected 1 or more")
         embedder, settings = self._embedder, self._settings
         query_vectors = embedder.encode_with_spec(queries, embedder.resolve_settings(settings))
-        neighbors = [self._vector_index.search(query, top, exact=exact) for query in query_vectors]
-        return [
+        count = top if reranker is None else max(top, candidates)
+        neighbors = [
+            self._vector_index.search(query, count, exact=exact) for query in query_vectors
+        ]
+        results = [
             [SearchResult(row + 1, self._read_line(row), cosine) for row, cosine in query_neighbors]
             for query_neighbors in neighbors
+        ]
+        if reranker is None:
+            return results
+        return [
+            _rerank_results(reranker, query, query_results)[:top]
+            for query, query_results in zip(queries, results, strict=True)
         ]
 
     def _read_line(self, row: int) -> str:
@@ -105,6 +129,8 @@ def search(
     *,
     exact: bool = False,
     model: Path | str | None = None,
+    reranker: FineTunedBundle | Path | str | None = None,
+    candidates: int = DEFAULT_CANDIDATES,
     device: torch.device | str = "cpu",
 ) -> list[list[SearchResult]]:
     """Find the lines of an index that are most similar to each query.
@@ -117,16 +143,31 @@ def search(
         top: Number of lines to find for each query.
         exact: Whether to compare the query with every line instead of searching the graph.
         model: Current path of the model, if it was moved since the lines were embedded.
+        reranker: A model with one output, which orders the most similar lines by relevance.
+        candidates: Number of most similar lines that the reranker orders.
         device: Device of the model.
 
     Returns:
-        The lines found for each query, most similar first.
+        The lines found for each query, most similar (with a reranker, most relevant) first.
 
     Raises:
         InputError: The index is missing or damaged.
-        ModelError: The model is missing or has changed.
+        ModelError: The model is missing or has changed, or the reranker does not have one output.
     """
-    return Searcher(index, model=model, device=device).search(queries, top, exact=exact)
+    searcher = Searcher(index, model=model, device=device)
+    bundle = None if reranker is None else resolve_task_model(reranker, "regression")
+    return searcher.search(queries, top, exact=exact, reranker=bundle, candidates=candidates)
+
+
+def _rerank_results(
+    reranker: FineTunedBundle, query: str, results: Sequence[SearchResult]
+) -> list[SearchResult]:
+    """Return the results ordered by relevance. Blank lines are last, with the relevance 0."""
+    texts = [result.text for result in results if result.text.strip()]
+    with_text = [result for result in results if result.text.strip()]
+    blank = [replace(result, relevance=0.0) for result in results if not result.text.strip()]
+    ranking = rank_documents(reranker, query, texts)
+    return [replace(with_text[item.index], relevance=item.score) for item in ranking] + blank
 
 
 def read_index_manifest(index: Path) -> dict[str, Any]:

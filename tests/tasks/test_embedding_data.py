@@ -118,7 +118,7 @@ def test_texts_are_tokenized_in_batches(tmp_path: Path, monkeypatch: pytest.Monk
         ([{"anchor": "a", "positive": "a"}], {}, "an anchor and a positive that are the same text"),
         ([{"anchor": "a", "positive": "b", "negative": "a"}], {},
          "a negative that is also the anchor or the positive"),
-        ([{"anchor": "a", "positive": "b", "negatives": []}], {}, "an empty list of negatives"),
+        ([{"anchor": "a", "positive": "b", "negatives": []}], {}, "an empty list of texts"),
         ([{"sentence1": "a", "sentence2": "b", "score": "high"}], {},
          "a score that is not a number: 'high'"),
         ([{"text": "a", "label": ""}], {}, "an empty label"),

@@ -1,12 +1,18 @@
 """Rankings of documents and retrieval metrics."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score, ndcg_score
 
 from bertsmith.tasks import retrieval
-from bertsmith.tasks.retrieval import compute_retrieval_metrics, rank_documents
+from bertsmith.tasks.retrieval import (
+    compute_reranking_metrics,
+    compute_retrieval_metrics,
+    rank_documents,
+)
 
 
 def test_rankings_equal_a_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +58,31 @@ def test_hits_after_rank_10_only_count_for_recall() -> None:
     metrics = compute_retrieval_metrics(np.arange(12)[None], [{10: 1.0}], (10, 11))
     expected = {"ndcg@10": 0.0, "mrr@10": 0.0, "recall@10": 0.0, "recall@11": 1.0}
     assert metrics == expected
+
+
+def test_reranking_metrics_equal_those_of_scikit_learn() -> None:
+    """nDCG@10 with grades and average precision agree with scikit-learn; MRR by hand."""
+    rng = np.random.default_rng(0)
+    counts = [3, 15, 40]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    predicted = rng.normal(size=sum(counts)).astype(np.float32)
+    grades = rng.integers(0, 3, sum(counts)).astype(np.float32)
+    grades[offsets[:-1]] = 1
+    metrics = compute_reranking_metrics(predicted, grades, offsets)
+    ndcg, precisions, reciprocal_ranks = [], [], []
+    for start, end in pairwise(offsets.tolist()):
+        true, scores = grades[start:end], predicted[start:end]
+        ndcg.append(ndcg_score([true], [scores], k=10))
+        precisions.append(average_precision_score(true > 0, scores))
+        ranking = true[np.argsort(-scores)] > 0
+        reciprocal_ranks.append(1 / (1 + ranking.argmax()) if ranking[:10].any() else 0)
+    assert metrics["ndcg@10"] == pytest.approx(np.mean(ndcg))
+    assert metrics["map"] == pytest.approx(np.mean(precisions))
+    assert metrics["mrr@10"] == pytest.approx(np.mean(reciprocal_ranks))
+
+
+def test_equal_predictions_rank_relevant_documents_last() -> None:
+    """A constant prediction is not rewarded for relevant documents that come first in the file."""
+    grades = np.array([1, 0, 0, 0], np.float32)
+    metrics = compute_reranking_metrics(np.zeros(4, np.float32), grades, np.array([0, 4]))
+    assert (metrics["mrr@10"], metrics["map"]) == (0.25, 0.25)

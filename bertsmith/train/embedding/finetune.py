@@ -14,7 +14,6 @@ from bertsmith.tasks.embedding_data import describe_kind
 from bertsmith.train.embedding.objective import EmbeddingObjective
 from bertsmith.train.embedding.settings import (
     EmbeddingRunSettings,
-    get_model_overrides,
     read_overrides,
     resolve_settings,
 )
@@ -33,6 +32,7 @@ from bertsmith.train.embedding.training_data import (
 from bertsmith.train.engine import checkpoint, loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides
 from bertsmith.train.engine.finetuning_run import (
     MODEL_DIR,
     FinetuneResult,

@@ -24,12 +24,16 @@ WriteTable = Callable[[str, Sequence[dict[str, Any]]], Path]
 @pytest.fixture(scope="session")
 def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a model with random weights and the vocabulary WORDS."""
+    return save_start_model(tmp_path_factory.mktemp("start") / "model")
+
+
+def save_start_model(directory: Path) -> Path:
+    """Write a model with random weights and the vocabulary WORDS."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     config = make_prime_size_config(
         vocab_size=tokenizer.vocab_size, width=WIDTH, heads=2, feed_forward=61, init_range=0.1
     )
-    directory = tmp_path_factory.mktemp("start") / "model"
     bundle.save(directory, BertForPreTraining(config), tokenizer, {})
     return directory
 
@@ -37,13 +41,13 @@ def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def write_table(tmp_path: Path) -> WriteTable:
     """A function that writes rows as JSON lines to a file in tmp_path."""
+    return lambda name, rows: write_rows(tmp_path / name, rows)
 
-    def write(name: str, rows: Sequence[dict[str, Any]]) -> Path:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return path
 
-    return write
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def make_text(topic: int, rng: np.random.Generator) -> str:

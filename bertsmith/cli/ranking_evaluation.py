@@ -1,11 +1,17 @@
-"""``bertsmith evaluate --embeddings``: evaluate the vectors of a model."""
+"""``bertsmith evaluate --embeddings`` and ``--reranking``: evaluate vectors, or a reranker."""
 
 from pathlib import Path
 from typing import Any
 
 from bertsmith.cli.console import print_example_counts, print_json, print_line
-from bertsmith.cli.model_options import check_device, find_model, resolve_device
+from bertsmith.cli.model_options import (
+    check_device,
+    find_model,
+    load_fine_tuned_model,
+    resolve_device,
+)
 from bertsmith.errors import InputError
+from bertsmith.plurals import count_noun
 
 
 def evaluate_vectors(
@@ -47,6 +53,48 @@ def evaluate_vectors(
     metrics = evaluate_embeddings(
         embedder, data, settings=settings, split=split or "test", dimensions=dimensions
     )
+    _print_metrics(metrics, as_json=as_json)
+
+
+def evaluate_reranking(
+    model: Path,
+    data: Path,
+    columns: dict[str, Any],
+    reading: dict[str, Any],
+    *,
+    device: str,
+    fast: bool,
+    as_json: bool,
+) -> None:
+    """Compute and print the metrics of a reranker.
+
+    Args:
+        model: The model.
+        data: A table of queries and documents.
+        columns: Columns of the table by their name in ``TextColumns``.
+        reading: Fields of ``RerankingSettings`` for reading the table.
+        device: Device of the model.
+        fast: Whether to use 8-bit or 16-bit arithmetic.
+        as_json: Whether to print JSON.
+    """
+    if not data.exists():
+        raise InputError(f"{data}: no such file")
+    from bertsmith.tasks.reranking_settings import RerankingSettings
+
+    settings = RerankingSettings.parse({"columns": columns, **reading}, "the options")
+    bundle = load_fine_tuned_model(model, device, fast=fast)
+    from bertsmith.use.evaluate_reranker import evaluate_reranker
+
+    metrics = evaluate_reranker(bundle, data, settings=settings)
+    examples = metrics.pop("examples")
+    if not as_json:
+        unit = ("query", "queries") if "map" in metrics else ("pair", "pairs")
+        print_line(f"evaluated {count_noun(examples, *unit)}")
+    _print_metrics(metrics if not as_json else {**metrics, "examples": examples}, as_json=as_json)
+
+
+def _print_metrics(metrics: dict[str, Any], *, as_json: bool) -> None:
+    """Print metrics and the counts of the rows."""
     if as_json:
         print_json(metrics)
         return

@@ -1,0 +1,180 @@
+"""``bertsmith finetune rerank``: train a reranker."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertsmith.cli.app import format_examples
+from bertsmith.cli.console import TerminalProgress, log, print_example_counts, print_line
+from bertsmith.cli.finetune import (
+    Assignments,
+    ConfigFile,
+    FilesEncoding,
+    RunDirectory,
+    StartModel,
+    drop_missing,
+    exit_stopped,
+    group,
+    name_files,
+    print_result_json,
+)
+from bertsmith.cli.hints import quote_path
+from bertsmith.cli.launcher import check_single_process
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
+from bertsmith.plurals import count_noun
+
+
+class RerankingLoss(StrEnum):
+    """Values of --loss."""
+
+    bce = "bce"
+    ranknet = "ranknet"
+    margin_mse = "margin_mse"
+    listnet = "listnet"
+    mnrl = "mnrl"
+
+
+@group.command(
+    epilog=format_examples(
+        "bertsmith finetune rerank --model my-run --data judged.csv \\\n"
+        "      --text query --pair document --score relevance --out my-reranker",
+        "bertsmith finetune rerank --model my-run --data triplets.jsonl --loss mnrl \\\n"
+        "      --text anchor --pair positive --negatives negative --out my-reranker",
+    )
+)
+def rerank(
+    model: StartModel,
+    data: Annotated[
+        list[Path], typer.Option(help="A table of queries and documents; may be repeated.")
+    ],
+    out: RunDirectory,
+    dev: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A validation table; may be repeated. Default: the documents of a tenth of the "
+            "queries, at most 1,000 queries."
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The column of the query.")] = None,
+    pair: Annotated[
+        str | None, typer.Option(help="The column of the document, or of a list of documents.")
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of the relevance of the document: 0 or 1, or any numbers. Without "
+            "it, the document is relevant."
+        ),
+    ] = None,
+    negatives: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,...",
+            help="The columns of documents that are not relevant, each a text or a list.",
+        ),
+    ] = None,
+    loss: Annotated[
+        RerankingLoss | None,
+        typer.Option(
+            help="Pointwise: bce (binary cross-entropy). Pairwise: ranknet or margin_mse. "
+            "Listwise: listnet or mnrl (multiple negatives ranking). Default: bce."
+        ),
+    ] = None,
+    random_negatives: Annotated[
+        int | None,
+        typer.Option(
+            help="Random documents of other queries to add to each query in each step. Default: 4 "
+            "if all documents are relevant, else 0.",
+            min=0,
+        ),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Batch size: queries with all their documents, or pairs for bce. Default: 16 "
+            "queries or 32 pairs.",
+            min=1,
+        ),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 3e-5.")] = None,
+    max_seqlen: Annotated[
+        int | None,
+        typer.Option(
+            help="Maximum tokens of a query and a document together. Default: 512, or less if the "
+            "model takes less.",
+            min=8,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Random seed of the new weights, the data order and dropout.", min=0),
+    ] = None,
+    skip_invalid: SkipInvalid = False,
+    encoding: FilesEncoding = None,
+    delimiter: TableDelimiter = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a reranker (cross-encoder) on queries with relevant and other documents.
+
+    A reranker reads a query and a document together and predicts how relevant the document is. It
+    is more accurate than embeddings, and slower: use it to reorder the results of a search
+    (`bertsmith rerank`, `bertsmith search --rerank`).
+
+    A row has a query and a document with its score, or a query, a relevant document and negatives.
+    Rows of the same query need not be consecutive. Columns named query, document (or passage) and
+    score (or label), or query (or anchor), positive and negative are found without options.
+
+    OUT/model is loaded by transformers, and by the CrossEncoder of sentence-transformers. Ctrl-C
+    and SIGTERM save a checkpoint; the same command then continues the run.
+    """
+    columns = {
+        "text": text, "pair": pair, "score": score,
+        "negatives": negatives.split(",") if negatives else None,
+    }  # fmt: skip
+    tables: dict[str, Any] = {
+        "reranking": {
+            "columns": drop_missing(columns) or None, "loss": loss.value if loss else None,
+            "random_negatives": random_negatives, "batch_size": batch_size,
+            "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
+            "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
+        },
+        "optim": {"lr": lr},
+        "schedule": {"epochs": epochs},
+        "run": {"seed": seed},
+    }  # fmt: skip
+    values = {name: drop_missing(table) for name, table in tables.items()}
+    check_single_process("`finetune rerank`")
+    from bertsmith.train.reranking.settings import check_arguments
+
+    check_arguments(model, data, out, config, assignments or [], values)
+    from bertsmith.train.reranking.finetune import finetune_reranker
+
+    result = finetune_reranker(
+        model,
+        out,
+        data=data,
+        config=config,
+        assignments=assignments or [],
+        values=values,
+        progress=TerminalProgress(),
+    )
+    if as_json:
+        print_result_json(result)
+    if result.model is None:
+        exit_stopped(result)
+    if not as_json:
+        metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in result.metric_names)
+        is_ranking = "map" in result.metric_names
+        unit = ("query", "queries") if is_ranking else ("pair", "pairs")
+        print_line(f"held out ({count_noun(result.metrics['examples'], *unit)}): {metrics}")
+        for name, counts in result.counts.items():
+            print_example_counts(counts, f"{name}: ")
+    log(f"wrote {result.model}")
+    log(f'next: bertsmith rerank {quote_path(result.run)} "QUERY" --documents lines.txt')

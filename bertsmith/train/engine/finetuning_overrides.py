@@ -1,0 +1,152 @@
+"""Resolves the settings of runs that train on tables of texts: embedding models and rerankers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bertsmith.errors import SettingsError, TaskError
+from bertsmith.settings import get_table, load_user_settings, merge_settings
+
+#: Fields of the model config that training may change.
+_MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
+
+
+def read_table_overrides(
+    table: str,
+    config: Path | None,
+    values: Mapping[str, Any] | None,
+    assignments: Sequence[str],
+) -> dict[str, Any]:
+    """Return the user's settings as nested tables.
+
+    ``values`` override the TOML file, and ``assignments`` override ``values``. If the file is the
+    settings.toml of a run, the values that the run computed are removed.
+
+    Args:
+        table: The settings table of this kind of run, "embedding" or "reranking".
+        config: The TOML file.
+        values: Nested settings.
+        assignments: Settings as "section.name=value".
+
+    Raises:
+        SettingsError: If a setting has the wrong form, or the file has the settings of a run of
+            another kind.
+    """
+    file_values = load_user_settings(config)
+    other_tables = file_values.keys() & ({"task", "data", "embedding", "reranking"} - {table})
+    if other_tables:
+        command = {"embedding": "finetune embed", "reranking": "finetune rerank"}[table]
+        raise SettingsError(
+            f"{config}: these are not the settings of `{command}`: it has no table "
+            f"{min(other_tables)!r}; give the settings of such a run"
+        )
+    user_values = load_user_settings(None, values, assignments)
+    if get_table(file_values, table).get("fingerprint"):
+        file_values = _drop_computed_values(table, file_values, user_values)
+    overrides = merge_settings(file_values, user_values)
+    for name, value in overrides.items():
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"{name} is {value!r}; expected a table of settings")
+    return overrides
+
+
+def _drop_computed_values(
+    table: str, settings: Mapping[str, Any], user_values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of another run without the values that the new run computes itself.
+
+    These are the model config except for the dropout rates, the start model, the hash of the files,
+    and the number of steps if epochs are set or the user sets a new length.
+    """
+    tables = {name: get_table(settings, name) for name in settings}
+    tables["model"] = {
+        name: value
+        for name, value in get_table(settings, "model").items()
+        if name in _MUTABLE_MODEL_FIELDS
+    }
+    del tables[table]["fingerprint"]
+    tables.get("run", {}).pop("start_from", None)
+    schedule = tables.get("schedule", {})
+    has_new_length = bool(get_table(user_values, "schedule").keys() & {"steps", "epochs"})
+    if has_new_length or schedule.get("epochs") is not None:
+        schedule.pop("steps", None)
+    if has_new_length:
+        schedule.pop("epochs", None)
+    return tables
+
+
+def build_run_values(
+    table: str,
+    model: Path,
+    data: Sequence[Path],
+    overrides: Mapping[str, Any],
+    *,
+    lr: float,
+    epochs: float,
+    run: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return nested settings with defaults and the user's overrides, to be parsed.
+
+    The model config is a placeholder, which is replaced when the model is loaded.
+
+    Args:
+        table: The settings table of this kind of run, "embedding" or "reranking".
+        model: Model directory to start from.
+        data: Training tables, which replace those of the overrides.
+        overrides: Settings of the user, as nested tables.
+        lr: Default learning rate.
+        epochs: Default number of epochs, if the user has set no number of steps.
+        run: Other default settings of the table "run".
+
+    Raises:
+        SettingsError: If a setting is invalid.
+    """
+    schedule = get_table(overrides, "schedule")
+    if schedule.get("steps") is not None and schedule.get("epochs") is not None:
+        raise SettingsError(
+            f"schedule.steps is {schedule['steps']} and schedule.epochs is {schedule['epochs']}; "
+            "set only one of them"
+        )
+    defaults: dict[str, Any] = {
+        "optim": {"lr": lr},
+        "schedule": {"epochs": None if schedule.get("steps") is not None else epochs},
+        "run": {"start_from": str(model.resolve()), **(run or {})},
+    }
+    get_model_overrides(overrides)
+    values = merge_settings(defaults, overrides)
+    if data:
+        train_files = [str(file.resolve()) for file in data]
+        values = merge_settings(values, {table: {"train_files": train_files}})
+    values["model"] = {"vocab_size": 1}
+    return values
+
+
+def check_data_files(train_files: Sequence[str], files: Sequence[Path]) -> None:
+    """Check that there is a training file and that all data files exist.
+
+    Raises:
+        SettingsError: If there is no training file.
+        TaskError: If a file does not exist.
+    """
+    if not train_files:
+        raise SettingsError("no training file: give --data FILE")
+    for file in files:
+        if not file.exists():
+            raise TaskError(f"{file}: no such file")
+
+
+def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model table of the overrides.
+
+    Raises:
+        SettingsError: If the table has other fields than the dropout rates.
+    """
+    table = get_table(overrides, "model")
+    invalid = sorted(set(table) - _MUTABLE_MODEL_FIELDS)
+    if invalid:
+        names = " and ".join(f"model.{name}" for name in sorted(_MUTABLE_MODEL_FIELDS))
+        raise SettingsError(
+            f"model.{invalid[0]} cannot be set: it is fixed by the model that training starts "
+            f"from; only {names} can be set"
+        )
+    return table

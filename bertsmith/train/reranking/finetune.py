@@ -1,0 +1,262 @@
+"""Trains a reranker and writes a model directory with one output."""
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertsmith.bundle import (
+    FineTunedBundle,
+    HeadConfig,
+    load_for_fine_tuning,
+    pin_model_path,
+    save_fine_tuned,
+)
+from bertsmith.errors import SettingsError
+from bertsmith.files import write_atomic
+from bertsmith.model.config import ModelConfig
+from bertsmith.plurals import count_noun
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.runtime import device
+from bertsmith.tasks.reranking_data import PairEncoder
+from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
+from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine.data_files import hash_files
+from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides
+from bertsmith.train.engine.finetuning_run import (
+    MODEL_DIR,
+    FinetuneResult,
+    build_loop_options,
+    create_result,
+    freeze_layers,
+    load_best_weights,
+    open_run,
+    resolve_run_machine,
+    resolve_steps,
+    write_result,
+)
+from bertsmith.train.engine.run_device import needs_machine, record_machine
+from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
+from bertsmith.train.engine.threads import restore_num_threads
+from bertsmith.train.reranking.objective import RerankingObjective
+from bertsmith.train.reranking.settings import (
+    RerankingRunSettings,
+    read_overrides,
+    resolve_settings,
+)
+from bertsmith.train.reranking.training_data import RerankingData, read_data
+
+#: The head of a reranker. In config.json it is a regression with one output.
+HEAD = HeadConfig("regression")
+
+
+def finetune_reranker(
+    model: Path | str,
+    out: Path | str,
+    *,
+    data: Path | str | Sequence[Path | str] = (),
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> FinetuneResult:
+    """Train a reranker, and write the run and its model to ``out``.
+
+    A reranker (cross-encoder) reads a query and a document together and predicts how relevant the
+    document is. If the run was interrupted, a call with the same arguments resumes it.
+
+    Args:
+        model: Model directory, run directory or hub id to start from. The output layer of another
+            reranker is kept.
+        out: Run directory. ``transformers`` and the ``CrossEncoder`` of sentence-transformers load
+            OUT/model.
+        data: Training table, or several tables.
+        config: TOML file with settings.
+        assignments: Settings as "section.name=value"; override ``values`` and ``config``.
+        values: Nested settings as in ``RerankingRunSettings``; override ``config``.
+        progress: Receives log messages and progress.
+
+    Raises:
+        BertsmithError: If the arguments or the data are invalid.
+    """
+    run = Path(out)
+    progress = progress or NullProgress()
+    model = pin_model_path(model)
+    check_run_directory(run)
+    files = [data] if isinstance(data, Path | str) else data
+    overrides = read_overrides(config, values, assignments)
+    settings = resolve_settings(model, [Path(file) for file in files], overrides)
+    torch.manual_seed(settings.run.seed)
+    bundle = load_for_fine_tuning(model, HEAD, get_model_overrides(overrides), keep_head=True)
+    max_seqlen = _resolve_max_seqlen(settings.reranking, bundle.config)
+    examples = read_data(
+        settings.reranking.model_copy(update={"max_seqlen": max_seqlen}), bundle.tokenizer
+    )
+    reranking = examples.settings.model_copy(
+        update={
+            "fingerprint": hash_files(settings.reranking.list_files()),
+            "batch_size": settings.reranking.get_batch_size(),
+        }
+    )
+    settings = settings.model_copy(update={"model": bundle.config, "reranking": reranking})
+    run.mkdir(parents=True, exist_ok=True)
+    with lock_run(run), restore_num_threads(settings.run.threads):
+        stored_settings, finished_result = open_run(
+            run, settings, overrides, progress, attrgetter("reranking")
+        )
+        if finished_result is not None:
+            return finished_result
+        is_new = stored_settings is None
+        settings = stored_settings or settings
+        return _train(settings, bundle, examples, run, progress, is_new=is_new)
+
+
+def _resolve_max_seqlen(settings: RerankingSettings, config: ModelConfig) -> int:
+    """Return the maximum number of tokens of a query and a document.
+
+    Raises:
+        SettingsError: If the model takes fewer tokens.
+    """
+    if settings.max_seqlen is not None and settings.max_seqlen > config.max_positions:
+        raise SettingsError(
+            f"reranking.max_seqlen is {settings.max_seqlen}, but the model takes at most "
+            f"{config.max_positions} tokens; reduce reranking.max_seqlen"
+        )
+    return settings.max_seqlen or min(DEFAULT_MAX_SEQLEN, config.max_positions)
+
+
+def _train(
+    settings: RerankingRunSettings,
+    bundle: FineTunedBundle,
+    data: RerankingData,
+    run: Path,
+    progress: Progress,
+    *,
+    is_new: bool,
+) -> FinetuneResult:
+    """Train or resume a run; if no signal stops it, write its model and result."""
+    batch_tokens = _estimate_batch_tokens(settings.reranking, bundle, data)
+    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, progress)
+    model = bundle.model.to(machine.device)
+    model.bert.kernel = machine.kernel
+    freeze_layers(model.bert, settings.run.num_frozen_layers)
+    objective = RerankingObjective(
+        model,
+        settings.reranking,
+        data.train,
+        data.heldout,
+        machine,
+        bundle.tokenizer,
+        micro_batch_tokens=settings.run.micro_batch_tokens,
+        seed=settings.run.seed,
+    )
+    must_write_settings = is_new or needs_machine(settings)
+    if must_write_settings:
+        settings = record_machine(settings, machine)
+    if is_new:
+        budget, checkpoints = resolve_steps(
+            settings.schedule, settings.checkpoint, objective.steps_per_epoch
+        )
+        settings = settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
+    if must_write_settings:
+        write_atomic(run / SETTINGS_FILE, settings.to_toml())
+    _log_summary(progress, run, settings, bundle, data, machine)
+    first_heldout = next(iter(data.heldout.values()))
+    loop_options = build_loop_options(
+        settings.run,
+        settings.optim,
+        settings.schedule,
+        settings.checkpoint,
+        machine=machine,
+        steps_per_epoch=objective.steps_per_epoch,
+        selection_metric=first_heldout.metric_names[0],
+        higher_is_better=True,
+    )
+    adam = optimizer.build_optimizer(model, settings.optim)
+    outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
+    metrics = load_best_weights(run, outcome, settings.run, model)
+    num_steps = settings.schedule.total_steps()
+    result = create_result(
+        run, outcome, num_steps, list(first_heldout.metric_names), metrics, data.counts
+    )
+    if outcome.signal is not None:
+        return result
+    save_reranker(run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics})
+    if not settings.checkpoint.keep_optimizer:
+        checkpoint.remove_optimizer_state(run, progress)
+    return write_result(result, outcome)
+
+
+def save_reranker(
+    directory: Path,
+    bundle: FineTunedBundle,
+    settings: RerankingRunSettings,
+    info: Mapping[str, Any],
+) -> None:
+    """Write the model directory of a reranker.
+
+    Args:
+        directory: The directory to write; an existing one is replaced.
+        bundle: The model.
+        settings: Settings of the run, which become its provenance.
+        info: Other content of bertsmith.json.
+    """
+    info = {"task": "rerank", "provenance": settings.model_dump(mode="json"), **info}
+    save_fine_tuned(
+        directory,
+        bundle.model,
+        bundle.tokenizer,
+        HEAD,
+        info,
+        max_seqlen=settings.reranking.max_seqlen,
+    )
+
+
+def _estimate_batch_tokens(
+    settings: RerankingSettings, bundle: FineTunedBundle, data: RerankingData
+) -> int:
+    """Return the approximate number of tokens of a batch."""
+    assert settings.max_seqlen is not None
+    train = data.train
+    encoder = PairEncoder(train.texts, bundle.tokenizer, settings.max_seqlen)
+    mean_length = encoder.count_tokens(train.queries[train.query_rows], train.documents).mean()
+    num_documents = 1.0
+    if settings.loss != "bce":
+        num_documents = float(np.minimum(train.counts, settings.max_documents).mean())
+    num_documents += settings.random_negatives or 0
+    return round(settings.get_batch_size() * num_documents * float(mean_length))
+
+
+def _log_summary(
+    progress: Progress,
+    run: Path,
+    settings: RerankingRunSettings,
+    bundle: FineTunedBundle,
+    data: RerankingData,
+    machine: device.Machine,
+) -> None:
+    """Log the model, data, loss and device of a run, and warnings about its data."""
+    heldout_sizes = ", ".join(
+        f"{len(heldout.examples):,} ({name})" for name, heldout in data.heldout.items()
+    )
+    train, reranking = data.train, settings.reranking
+    progress.log(
+        f"{run}: {bundle.path} on {count_noun(len(train), 'query', 'queries')} with "
+        f"{count_noun(len(train.documents), 'document')}, held-out queries: {heldout_sizes} "
+        f"({device.describe_machine(machine)})"
+    )
+    unit = "pairs" if reranking.loss == "bce" else "queries"
+    negatives = ""
+    if reranking.random_negatives:
+        negatives = f", {count_noun(reranking.random_negatives, 'random negative')} each"
+    progress.log(
+        f"loss {reranking.loss}, batches of {reranking.get_batch_size()} {unit}{negatives}, "
+        f"up to {reranking.max_seqlen} tokens"
+    )
+    for name, counts in data.counts.items():
+        log_example_counts(progress, name, counts)
+    warn_unknown_tokens(progress, data.counts)

@@ -1,0 +1,170 @@
+"""The objective of a reranker: batches, losses and held-out metrics."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.packed import PackedBatch, pack_sequences
+from bertsmith.model.task_models import TaskModel
+from bertsmith.runtime.device import Machine
+from bertsmith.tasks.reranking_data import PairEncoder, RerankingExamples
+from bertsmith.tasks.reranking_settings import RerankingSettings
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.train.engine.batch_split import split_lengths
+from bertsmith.train.reranking.batches import BatchSampler
+from bertsmith.train.reranking.evaluation import HeldoutQueries
+from bertsmith.train.reranking.losses import (
+    Targets,
+    build_targets,
+    move_targets,
+    sum_loss_terms,
+)
+
+
+@dataclass(frozen=True)
+class RerankingMicroBatch:
+    """Documents of one or several queries, and the targets of their scores.
+
+    All documents of a query that are compared are in the same micro-batch.
+    """
+
+    packed: PackedBatch
+    targets: Targets
+
+
+class RerankingObjective:
+    """Implements ``Objective`` for the training examples of a reranker."""
+
+    def __init__(
+        self,
+        model: TaskModel,
+        settings: RerankingSettings,
+        examples: RerankingExamples,
+        heldout: Mapping[str, HeldoutQueries],
+        machine: Machine,
+        tokenizer: Tokenizer,
+        *,
+        micro_batch_tokens: int,
+        seed: int,
+    ) -> None:
+        """Create the objective.
+
+        Args:
+            model: Model to train, with one output.
+            settings: Loss and batch size; ``max_seqlen`` is set.
+            examples: Training examples; each query has a term in the loss.
+            heldout: Held-out queries by name; the first ones select the best epoch.
+            machine: Device and precision.
+            tokenizer: Has the special tokens, and decodes queries for error messages.
+            micro_batch_tokens: Maximum tokens of a micro-batch. The documents of a query are not
+                split.
+            seed: Seed of the order of the queries and of random documents.
+        """
+        assert settings.max_seqlen is not None
+        self.model = model
+        self._settings = settings
+        self._texts = examples.texts
+        self._heldout = heldout
+        self._machine = machine
+        self._tokenizer = tokenizer
+        self._micro_batch_tokens = micro_batch_tokens
+        self._sampler = BatchSampler(examples, settings, seed)
+        self._encoder = PairEncoder(examples.texts, tokenizer, settings.max_seqlen)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps in an epoch."""
+        return self._sampler.num_batches
+
+    @property
+    def data_state(self) -> Mapping[str, int] | None:
+        """None, because the position in the data is a function of the step."""
+        return None
+
+    def iter_batches(
+        self, first_step: int, data_state: Mapping[str, int] | None = None
+    ) -> Iterator[list[RerankingMicroBatch]]:
+        """Yield the micro-batches of each step from ``first_step`` on, without end.
+
+        ``data_state`` is not used.
+        """
+        for step in itertools.count(first_step):
+            yield self.make_micro_batches(step)
+
+    def make_micro_batches(self, step: int) -> list[RerankingMicroBatch]:
+        """Return the batch of a step in micro-batches of entire queries."""
+        groups = self._sampler.draw_batch(*divmod(step, self.steps_per_epoch))
+        sequences = [
+            [self._encoder.encode(group.query, document) for document in group.documents.tolist()]
+            for group in groups
+        ]
+        lengths = [sum(len(ids) for ids, _ in group_sequences) for group_sequences in sequences]
+        device = self._machine.device
+        micro_batches = []
+        for start, end in split_lengths(lengths, self._micro_batch_tokens):
+            packed = pack_sequences([pair for group in sequences[start:end] for pair in group])
+            scores = [group.scores for group in groups[start:end]]
+            targets = move_targets(build_targets(scores, self._settings), device)
+            micro_batches.append(RerankingMicroBatch(packed.to(device), targets))
+        return micro_batches
+
+    def compute_losses(
+        self,
+        micro_batch: RerankingMicroBatch,
+        micro_batches: list[RerankingMicroBatch],
+        dropout_seed: DropoutSeed,
+    ) -> dict[str, Tensor]:
+        """Return the contribution of a micro-batch to the mean loss of its batch."""
+        with self._machine.autocast():
+            outputs = self.model(micro_batch.packed, None, dropout_seed)[:, 0]
+        num_terms = sum(len(batch.targets) for batch in micro_batches)
+        # Scores of 16 bits are too coarse for the loss.
+        with torch.autocast(outputs.device.type, enabled=False):
+            total = sum_loss_terms(outputs.float(), micro_batch.targets, self._settings)
+        return {"loss": total / num_terms}
+
+    def describe_batch(self, step: int) -> str:
+        """Return the epoch and the start of the first query of a batch, for an error message."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        groups = self._sampler.draw_batch(epoch, step_in_epoch)
+        query = self._tokenizer.decode(self._texts.get(groups[0].query))[:60]
+        return f"that of epoch {epoch + 1} with the query {query!r} and {len(groups) - 1} more"
+
+    def count_tokens(self, micro_batches: list[RerankingMicroBatch]) -> int:
+        """Return the number of tokens in a batch."""
+        return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
+
+    def count_macs(self, micro_batches: list[RerankingMicroBatch]) -> float:
+        """Return the number of multiply-accumulates of a step.
+
+        The backward pass has twice as many as the forward pass.
+        """
+        config = self.model.config
+        total = 0.0
+        for micro_batch in micro_batches:
+            num_tokens = len(micro_batch.packed.ids)
+            num_pairs = len(micro_batch.packed.cu_seqlens) - 1
+            macs = num_tokens * config.macs_per_token(num_tokens / num_pairs)
+            macs -= (num_tokens - num_pairs) * config.macs_saved_per_unused_output()
+            total += 3 * macs
+        return total
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics of all held-out sets.
+
+        The names are prefixed with the name of the set, except for the first set.
+        """
+        assert self._settings.max_seqlen is not None
+        metrics: dict[str, float] = {}
+        for index, (name, heldout) in enumerate(self._heldout.items()):
+            prefix = f"{name}_" if index else ""
+            encoder = PairEncoder(
+                heldout.examples.texts, self._tokenizer, self._settings.max_seqlen
+            )
+            set_metrics = heldout.evaluate(self.model, encoder, self._machine.autocast)
+            metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
+        return metrics

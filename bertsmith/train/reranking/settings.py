@@ -1,0 +1,82 @@
+"""Settings of a run that trains a reranker; does not import torch."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertsmith.bundle.directory import locate_model, pin_model_path
+from bertsmith.model.config import ModelConfig
+from bertsmith.settings import Settings
+from bertsmith.tasks.reranking_settings import RerankingSettings
+from bertsmith.train.engine.finetuning_overrides import (
+    build_run_values,
+    check_data_files,
+    read_table_overrides,
+)
+from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
+from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+
+_DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
+
+
+class RerankingRunSettings(Settings):
+    """All settings of a run that trains a reranker, stored in RUN/settings.toml."""
+
+    model: ModelConfig
+    reranking: RerankingSettings = RerankingSettings()
+    optim: OptimSettings = OptimSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    run: FinetuneRunSettings = FinetuneRunSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+
+
+def read_overrides(
+    config: Path | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
+) -> dict[str, Any]:
+    """Return the user's settings as nested tables; see ``read_table_overrides``."""
+    return read_table_overrides("reranking", config, values, assignments)
+
+
+def resolve_settings(
+    model: Path, data: Sequence[Path], overrides: Mapping[str, Any]
+) -> RerankingRunSettings:
+    """Return the settings of a run that can be resolved without reading its model and data files.
+
+    The model config is a placeholder, which is replaced when the model is loaded.
+
+    Args:
+        model: Model directory to start from.
+        data: Training tables, which replace those of the overrides.
+        overrides: Settings of the user, as nested tables.
+
+    Raises:
+        SettingsError: If a setting is invalid.
+        TaskError: If a data file does not exist.
+    """
+    values = build_run_values(
+        "reranking", model, data, overrides, lr=_DEFAULT_LR, epochs=_DEFAULT_EPOCHS
+    )
+    settings = RerankingRunSettings.parse(values, "the settings")
+    check_data_files(settings.reranking.train_files, settings.reranking.list_files())
+    return settings
+
+
+def check_arguments(
+    model: Path,
+    data: Sequence[Path],
+    out: Path,
+    config: Path | None,
+    assignments: Sequence[str],
+    values: Mapping[str, Any],
+) -> None:
+    """Check the arguments of ``finetune_reranker`` without importing torch.
+
+    Raises:
+        BertsmithError: If ``finetune_reranker`` would reject these arguments.
+    """
+    check_run_directory(out)
+    overrides = read_overrides(config, values, assignments)
+    locate_model(model)
+    resolve_settings(pin_model_path(model), data, overrides)
