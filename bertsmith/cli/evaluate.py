@@ -36,8 +36,8 @@ from bertsmith.settings import load_user_settings
         "bertsmith evaluate my-embedder --embeddings sts-test.csv --text sentence1 \\\n"
         "      --pair sentence2 --score score",
         "bertsmith evaluate my-embedder --embeddings BEIR/scifact",
-        "bertsmith evaluate my-reranker --reranking judged.csv --text query --pair document \\\n"
-        "      --score relevance",
+        "bertsmith evaluate my-reranker --reranking judged.csv --text query \\\n"
+        "      --pair document --score relevance",
     )
 )
 def evaluate(
@@ -138,7 +138,7 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compute metrics on labeled data, minimal pairs, embeddings or reranking.
+    """Compute metrics on labels, minimal pairs, embeddings or reranking.
 
     With --data, the model must be fine-tuned. For classifiers, metrics per label and a confusion
     matrix are also shown. If there are many labels, only those with the lowest F1 and the most

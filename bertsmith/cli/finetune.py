@@ -54,7 +54,7 @@ class _FinetuneGroup(GroupWithDefaultCommand):
 group = typer.Typer(
     name="finetune",
     cls=_FinetuneGroup,
-    help="Fine-tune a model on a task, or train sentence embeddings or a reranker.\n\n"
+    help="Fine-tune a model on a task, or train embeddings or a reranker.\n\n"
     "`bertsmith finetune classify ...` is short for `bertsmith finetune task classify ...`, and "
     "likewise for answer, choose, tag and the public tasks.",
     no_args_is_help=True,

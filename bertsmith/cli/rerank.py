@@ -24,8 +24,8 @@ from bertsmith.plurals import count_noun
 
 @app.command(
     epilog=format_examples(
-        'bertsmith rerank my-reranker "how to bake bread" "Mix flour and water." "Stars shine."',
-        'bertsmith rerank my-reranker "how to bake bread" --documents lines.txt --top 3',
+        'bertsmith rerank my-reranker "bread" "Mix flour and water." "Stars shine."',
+        'bertsmith rerank my-reranker "bread" --documents lines.txt --top 3',
         'bertsmith rerank cross-encoder/ms-marco-MiniLM-L6-v2 "bread" - < lines.txt',
     )
 )
@@ -56,9 +56,9 @@ def rerank(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Order documents by their relevance to a query, most relevant first.
+    """Order documents by their relevance to a query.
 
-    The model is a reranker (cross-encoder) with one output, from `bertsmith finetune rerank` or
+    The most relevant document is printed first. The model is a reranker (cross-encoder) with one output, from `bertsmith finetune rerank` or
     another toolkit. Prints the relevance from 0 to 1, the number of the document and the document.
     In JSON, the index counts from 0.
     """
