@@ -58,9 +58,9 @@ def rerank(
 ) -> None:
     """Order documents by their relevance to a query.
 
-    The most relevant document is printed first. The model is a reranker (cross-encoder) with one output, from `bertsmith finetune rerank` or
-    another toolkit. Prints the relevance from 0 to 1, the number of the document and the document.
-    In JSON, the index counts from 0.
+    The most relevant document is printed first, with its relevance from 0 to 1 and its number; in
+    JSON, the index counts from 0. The model is a reranker (cross-encoder) with one output, from
+    `bertsmith finetune rerank` or another toolkit.
     """
     if (documents_file is None) == (not documents):
         raise InputError("give the documents either as arguments or with --documents FILE")
