@@ -166,34 +166,28 @@ def evaluate(
     reading = _drop_missing(
         {"skip_invalid": skip_invalid, "encoding": encoding, "delimiter": delimiter}
     )
-    if embeddings is not None or reranking is not None:
-        task = "--embeddings" if embeddings is not None else "--reranking"
-        labeled_data_options |= {"--minimal-pairs": minimal_pairs, "--pll": pll, "--out": out}
-        if embeddings is not None:
-            labeled_data_options |= {"--reranking": reranking}
-        else:
-            labeled_data_options |= {"--label": label, **vector_options}
-        check_unused_options(labeled_data_options, f"not valid with {task}; remove it")
-        columns |= {"score": score}
-        table_columns = _drop_missing(
-            {**columns, "negatives": negatives.split(",") if negatives else None}
+    common: dict[str, Any] = {"device": device, "fast": fast, "as_json": as_json}
+    other_options = {"--minimal-pairs": minimal_pairs, "--pll": pll, "--out": out}
+    table_columns = _drop_missing(
+        {**columns, "score": score, "negatives": negatives.split(",") if negatives else None}
+    )
+    if embeddings is not None:
+        unused = {**labeled_data_options, **other_options, "--reranking": reranking}
+        check_unused_options(unused, "not valid with --embeddings; remove it")
+        evaluate_vectors(
+            model,
+            embeddings,
+            table_columns,
+            split=split,
+            dimensions=dimensions,
+            reading=reading,
+            **common,
         )
-        if embeddings is not None:
-            evaluate_vectors(
-                model,
-                embeddings,
-                table_columns,
-                split=split,
-                dimensions=dimensions,
-                reading=reading,
-                device=device,
-                fast=fast,
-                as_json=as_json,
-            )
-        elif reranking is not None:
-            evaluate_reranking(
-                model, reranking, table_columns, reading, device=device, fast=fast, as_json=as_json
-            )
+        return
+    if reranking is not None:
+        unused = {**labeled_data_options, **other_options, "--label": label, **vector_options}
+        check_unused_options(unused, "not valid with --reranking; remove it")
+        evaluate_reranking(model, reranking, table_columns, reading, **common)
         return
     check_unused_options(vector_options, "only valid with --embeddings; remove it")
     check_unused_options(table_options, "only valid with --embeddings or --reranking; remove it")
@@ -208,9 +202,7 @@ def evaluate(
             skip_invalid=skip_invalid,
             encoding=encoding,
             out=out,
-            device=device,
-            fast=fast,
-            as_json=as_json,
+            **common,
         )
         return
     if data is None:
@@ -223,9 +215,7 @@ def evaluate(
         **{f"{name}_column": value for name, value in columns.items()}, **reading,
         "null_threshold": null_threshold, "metrics": metric or None,
     })  # fmt: skip
-    _evaluate_labeled_data(
-        model, data, task_options, assignments or [], device=device, fast=fast, as_json=as_json
-    )
+    _evaluate_labeled_data(model, data, task_options, assignments or [], **common)
 
 
 def _drop_missing(options: dict[str, Any]) -> dict[str, Any]:
