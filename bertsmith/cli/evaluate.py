@@ -174,15 +174,8 @@ def evaluate(
     if embeddings is not None:
         unused = {**labeled_data_options, **other_options, "--reranking": reranking}
         check_unused_options(unused, "not valid with --embeddings; remove it")
-        evaluate_vectors(
-            model,
-            embeddings,
-            table_columns,
-            split=split,
-            dimensions=dimensions,
-            reading=reading,
-            **common,
-        )
+        common |= {"split": split, "dimensions": dimensions, "reading": reading}
+        evaluate_vectors(model, embeddings, table_columns, **common)
         return
     if reranking is not None:
         unused = {**labeled_data_options, **other_options, "--label": label, **vector_options}
