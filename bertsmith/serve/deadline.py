@@ -51,17 +51,20 @@ class Deadline:
 
     Attributes:
         expires_at: time of the deadline, in seconds of the monotonic clock.
+        client: client that sent the request, for fairness between clients.
         is_cancelled: whether ``cancel`` was called.
         token_counts: tokens of all texts of the request, including truncated tokens.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, client: str = "") -> None:
         """Start the time limit.
 
         Args:
             seconds: duration of the time limit.
+            client: client that sent the request.
         """
         self.expires_at = time.monotonic() + seconds
+        self.client = client
         self.is_cancelled = False
         self.token_counts = TokenCounts()
         self._future: Future[Any] | None = None

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from bertsmith.serve.auth import ApiKey
+from bertsmith.serve.clients import CLIENT_KEY, ConcurrencyLimit, identify_client
 from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.page import is_page_path
@@ -93,8 +94,7 @@ class RequestMiddleware:
                 expose_headers=[UNKNOWN_SHARE_HEADER, TRUNCATED_HEADER],
             )
             self._handle = self._cors
-        #: Number of running requests.
-        self._num_active = 0
+        self._concurrency = ConcurrencyLimit(settings.max_concurrent_requests)
         self._receiver = BodyReceiver(settings)
         self._response_monitor = ResponseMonitor(settings)
 
@@ -113,6 +113,7 @@ class RequestMiddleware:
         headers = {name.lower(): value for name, value in scope["headers"]}
         request = _Request(scope, headers, send, self._response_monitor, self._metrics)
         scope[_REQUEST_KEY] = request
+        identify_client(scope)
         try:
             await self._handle(scope, receive, request.send)
         except Exception:
@@ -153,11 +154,8 @@ class RequestMiddleware:
             rejection.headers["Connection"] = "close"
             await rejection(scope, receive, send)
             return
-        self._num_active += 1
-        try:
+        with self._concurrency.count(scope[CLIENT_KEY]):
             await self._app(scope, receive, send)
-        finally:
-            self._num_active -= 1
 
     def _check_header(
         self, scope: MutableMapping[str, Any], request: "_Request"
@@ -184,12 +182,12 @@ class RequestMiddleware:
 
     def _check_concurrency(self, scope: MutableMapping[str, Any]) -> Response | None:
         """Return a 429 response if too many requests are running, else None."""
-        limit = self._settings.max_concurrent_requests
-        if self._num_active < limit or _is_health_check(scope):
+        if self._concurrency.has_room(scope[CLIENT_KEY]) or _is_health_check(scope):
             return None
         return create_error_response(
             429,
-            f"the server is busy: {limit:,} requests are running; retry in a second",
+            f"the server is busy: {self._concurrency.num_active:,} requests are running; retry in "
+            "a second",
             _create_retry_headers(429),
         )
 

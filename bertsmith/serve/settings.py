@@ -43,9 +43,10 @@ class ServeSettings(SettingsTable):
     #: Bytes of unread responses. Beyond this size, clients that have stopped reading are
     #: disconnected.
     max_unsent_bytes: Count = 256 * 2**20
-    #: Tokens in the queue, summed over all clients (429).
+    #: Tokens in the queue, summed over all clients (429). Requests of several batches may use 90 %
+    #: of them.
     max_queue_tokens: Count = 262_144
-    #: Concurrent requests (429).
+    #: Concurrent requests (429). One client can use at most four fifths of them.
     max_concurrent_requests: Count = 1024
     #: Tokens per batch, including padding: each sequence counts as many tokens as the longest one.
     #: Smaller batches let short requests overtake long ones sooner. A CPU computes up to four

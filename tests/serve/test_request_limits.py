@@ -205,7 +205,7 @@ def test_too_many_concurrent_requests_return_429(models: list[ServedModel]) -> N
     ):
         with paused_model():
             futures = [pool.submit(server.post, "/embed", {"inputs": "a"}) for _ in range(2)]
-            wait_until(lambda: get_middleware(server)._num_active == 2)
+            wait_until(lambda: get_middleware(server)._concurrency.num_active == 2)
             response = server.post("/embed", {"inputs": "a"})
             assert (response.status_code, response.headers["retry-after"]) == (429, "1")
             assert "2 requests are running" in response.json()["error"]["message"]
@@ -255,7 +255,7 @@ def test_disconnect_cancels_the_request(models: list[ServedModel], path: str) ->
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(HEADER % (path.encode(), len(body)) + body)
             wait_until(lambda: pause.started.is_set() and batcher.queued_tokens > 100)
-        wait_until(lambda: not get_middleware(server)._num_active)
+        wait_until(lambda: not get_middleware(server)._concurrency.num_active)
         num_batches = pause.num_batches
         pause.resume.set()
         assert_works(server)

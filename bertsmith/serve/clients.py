@@ -1,0 +1,74 @@
+"""Identify the clients of a server, and limit how many requests each of them runs."""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+#: Key of the client's identity in an ASGI scope.
+CLIENT_KEY: Final = "bertsmith.client"
+#: A client may run at most this many requests per unused request of the server. A single client can
+#: therefore use 4/5 of the limit, and there is always room for other clients.
+_REQUESTS_PER_FREE_REQUEST: Final = 4
+
+
+def get_client_address(scope: Mapping[str, Any]) -> str:
+    """Return the IP address of a request's client; "unix" for a unix socket."""
+    client = scope.get("client")
+    return str(client[0]) if client and client[0] else "unix"
+
+
+def get_address_group(address: str) -> str:
+    """Return the addresses that one client can use: an IPv4 address, or an IPv6 network (/64)."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if parsed.version == 6 and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
+
+
+def identify_client(scope: MutableMapping[str, Any], key_name: str | None = None) -> str:
+    """Set and return the identity of a request's client, for fairness and limits.
+
+    Args:
+        scope: ASGI scope of the request.
+        key_name: name of the API key that the client sent. Clients without a key are identified by
+            their address.
+    """
+    client = get_address_group(get_client_address(scope)) if key_name is None else f"key {key_name}"
+    scope[CLIENT_KEY] = client
+    return client
+
+
+class ConcurrencyLimit:
+    """Counts running requests; not thread-safe.
+
+    Attributes:
+        num_active: number of running requests.
+    """
+
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self._counts: Counter[str] = Counter()
+        self.num_active = 0
+
+    def has_room(self, client: str) -> bool:
+        """Return whether a client may run another request."""
+        num_free = self._max_requests - self.num_active
+        return self._counts[client] < _REQUESTS_PER_FREE_REQUEST * num_free
+
+    @contextmanager
+    def count(self, client: str) -> Iterator[None]:
+        """Count a request of a client as running within the block."""
+        self.num_active += 1
+        self._counts[client] += 1
+        try:
+            yield
+        finally:
+            self.num_active -= 1
+            self._counts[client] -= 1
+            if not self._counts[client]:
+                del self._counts[client]
