@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bertsmith.use.explain import attention
     from bertsmith.use.fill import fill
     from bertsmith.use.inspection.compare import compare
+    from bertsmith.use.mine_negatives import mine_negatives
     from bertsmith.use.minimal_pairs import evaluate_minimal_pairs
     from bertsmith.use.pair import pair
     from bertsmith.use.predict import predict
@@ -65,6 +66,7 @@ _MODULE_OF_NAME = {
     "finetune_embedder": "bertsmith.train.embedding.finetune",
     "finetune_reranker": "bertsmith.train.reranking.finetune",
     "load": "bertsmith.bundle.pretrained",
+    "mine_negatives": "bertsmith.use.mine_negatives",
     "pair": "bertsmith.use.pair",
     "predict": "bertsmith.use.predict",
     "prepare": "bertsmith.data.prepare",
@@ -96,6 +98,7 @@ __all__ = [
     "finetune_embedder",
     "finetune_reranker",
     "load",
+    "mine_negatives",
     "pair",
     "predict",
     "prepare",

@@ -14,6 +14,7 @@ from bertsmith.cli import finetune_rerank as finetune_rerank
 from bertsmith.cli import import_ as import_
 from bertsmith.cli import inspect as inspect
 from bertsmith.cli import lab as lab
+from bertsmith.cli import mine as mine
 from bertsmith.cli import pair as pair
 from bertsmith.cli import panel as panel
 from bertsmith.cli import predict as predict

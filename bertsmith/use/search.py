@@ -14,7 +14,13 @@ from bertsmith.files import parse_json
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.masked_lm import resolve_task_model
-from bertsmith.use.nearest_neighbors import GRAPH_FILE, VECTORS_FILE, VectorIndex, memory_map_array
+from bertsmith.use.nearest_neighbors import (
+    GRAPH_FILE,
+    VECTORS_FILE,
+    Floats,
+    VectorIndex,
+    memory_map_array,
+)
 from bertsmith.use.rerank import rank_documents
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
@@ -97,21 +103,36 @@ class Searcher:
         """
         if top < 1:
             raise InputError(f"top is {top}; expected 1 or more")
-        embedder, settings = self._embedder, self._settings
-        query_vectors = embedder.encode_with_spec(queries, embedder.resolve_settings(settings))
         count = top if reranker is None else max(top, candidates)
-        neighbors = [
-            self._vector_index.search(query, count, exact=exact) for query in query_vectors
-        ]
-        results = [
-            [SearchResult(row + 1, self._read_line(row), cosine) for row, cosine in query_neighbors]
-            for query_neighbors in neighbors
-        ]
+        results = self.find_neighbors(self.encode(queries), count, exact=exact)
         if reranker is None:
             return results
         return [
             _rerank_results(reranker, query, query_results)[:top]
             for query, query_results in zip(queries, results, strict=True)
+        ]
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        """Return the vector of each text, with the settings of the index; float32 [n, W]."""
+        spec = self._embedder.resolve_settings(self._settings)
+        return self._embedder.encode_with_spec(texts, spec)
+
+    def find_neighbors(
+        self, vectors: Floats, top: int, *, exact: bool = False
+    ) -> list[list[SearchResult]]:
+        """Return the lines whose vectors are most similar to each vector, most similar first.
+
+        Args:
+            vectors: float32 [n, W].
+            top: Number of lines to find for each vector.
+            exact: Whether to compare with every line instead of searching the graph.
+        """
+        return [
+            [
+                SearchResult(row + 1, self._read_line(row), cosine)
+                for row, cosine in self._vector_index.search(vector, top, exact=exact)
+            ]
+            for vector in vectors
         ]
 
     def _read_line(self, row: int) -> str:
