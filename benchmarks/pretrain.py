@@ -71,7 +71,8 @@ def build_bertsmith_step(
     """Return a function that runs one training step of Bertsmith."""
     config = make_config(size)
     model = BertForPreTraining(config, machine.kernel).to(machine.device).train()
-    forward: Any = torch.compile(model, dynamic=True) if is_compiled else model
+    is_dynamic = machine.device.type != "cuda"
+    forward: Any = torch.compile(model, dynamic=is_dynamic) if is_compiled else model
     adam = optimizer.build_optimizer(model, OptimSettings(lr=LEARNING_RATE))
     loss_fn = partial(compute_mean_losses, forward)
     step_numbers = itertools.count()

@@ -1,0 +1,180 @@
+"""Measures training steps of a session: speed, memory and a profile of the GPU."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bertsmith.data.store import Store
+from bertsmith.runtime import device
+from bertsmith.train.engine.duration import StepDuration
+from bertsmith.train.engine.step import PendingStep, take_step
+from bertsmith.train.pretraining.objective import PretrainingObjective
+from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
+from bertsmith.train.pretraining.session import Session
+
+#: Steps after the first one that are not measured.
+WARMUP_STEPS = 4
+#: Number of steps in a profile, and of kernels that are listed.
+PROFILE_STEPS, NUM_KERNELS = 5, 15
+#: Names of profiler events for which the CPU waits for the GPU.
+SYNCHRONIZATIONS = (
+    "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize",
+    "aten::_local_scalar_dense",
+)  # fmt: skip
+
+
+def open_session(store: Path, size: str, settings: Sequence[str]) -> Session:
+    """Return the session of a run with these settings."""
+    overrides = Overrides(
+        data=store, size=size, assignments=settings, cuda=torch.cuda.is_available()
+    )
+    opened_store = Store.open(store)
+    return Session(resolve_settings(overrides, opened_store), opened_store)
+
+
+class StepRunner:
+    """Takes training steps as the training loop does, without evaluations and checkpoints.
+
+    Attributes:
+        session: The run.
+        objective: Its data and losses.
+        wait_seconds: Time spent waiting for batches.
+        num_tokens: Number of tokens of all steps.
+        num_macs: Number of multiply-accumulates of all steps.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Start at the first batch of the run."""
+        self.session = session
+        self.objective: PretrainingObjective = session.build_objective(StepDuration(10**6))
+        self._batches: Iterator[list[Any]] = self.objective.iter_batches(0)
+        self._step = 0
+        self._pending: PendingStep | None = None
+        self.reset_counts()
+        session.model.train()
+
+    def reset_counts(self) -> None:
+        """Set all counts to 0."""
+        self.wait_seconds = self.num_macs = 0.0
+        self.num_tokens = 0
+
+    def run(self, num_steps: int) -> float:
+        """Take steps and wait for the last one; return the seconds."""
+        start = time.perf_counter()
+        for _ in range(num_steps):
+            self._take_step()
+        self._read()
+        device.synchronize(self.session.machine)
+        return time.perf_counter() - start
+
+    def _read(self) -> None:
+        """Read the result of the last step."""
+        if self._pending is not None:
+            self._pending.read()
+        self._pending = None
+
+    def _take_step(self) -> None:
+        """Take a step, and read the result of the previous one."""
+        start = time.perf_counter()
+        batch = next(self._batches)
+        self.wait_seconds += time.perf_counter() - start
+        session = self.session
+        pending = take_step(
+            self.objective.compute_losses,
+            batch,
+            session.model,
+            session.optimizer,
+            session.machine,
+            step=self._step,
+            seed=0,
+            lr=1e-4,
+            max_grad_norm=1.0,
+            describe_batch=self.objective.describe_batch,
+            previous=self._pending,
+        )
+        self._read()
+        self._pending = pending
+        self._step += 1
+        self.num_tokens += self.objective.count_tokens(batch)
+        self.num_macs += self.objective.count_macs(batch)
+
+
+def measure(session: Session, num_steps: int) -> tuple[StepRunner, dict[str, Any]]:
+    """Time training steps of a session.
+
+    Returns:
+        The runner, for further measurements; and the seconds of the first step (with compilation),
+        milliseconds per step, tokens per second, share of the peak matmul speed, share of the time
+        spent waiting for data, and peak memory in GiB.
+    """
+    machine = session.machine
+    if machine.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(machine.device)
+    runner = StepRunner(session)
+    first_seconds = runner.run(1)
+    runner.run(WARMUP_STEPS)
+    peak = device.measure_peak_macs_per_second(machine, seconds=0.3)
+    runner.reset_counts()
+    seconds = runner.run(num_steps)
+    return runner, {
+        "first_step_seconds": first_seconds,
+        "step_milliseconds": 1e3 * seconds / num_steps,
+        "tokens_per_second": runner.num_tokens / seconds,
+        "tokens_per_step": runner.num_tokens / num_steps,
+        "mfu": runner.num_macs / seconds / peak,
+        "data_wait_share": runner.wait_seconds / seconds,
+        "peak_memory_gib": device.get_peak_memory_bytes(machine) / 2**30,
+        "kernel": machine.kernel,
+        "precision": machine.precision,
+        "compiled": bool(session.settings.run.compile),
+        "static_shapes": session.has_static_shapes,
+    }
+
+
+def profile_steps(runner: StepRunner) -> dict[str, Any]:
+    """Profile some steps.
+
+    Returns:
+        Share of the time in which the GPU is busy, synchronizations per step, and the kernels that
+        take most time, with their share of the kernel time. On the CPU, operators instead of
+        kernels.
+    """
+    is_cuda = runner.session.machine.device.type == "cuda"
+    activities = [ProfilerActivity.CPU]
+    if is_cuda:
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        seconds = runner.run(PROFILE_STEPS)
+    kernels: Counter[str] = Counter()
+    synchronizations: Counter[str] = Counter()
+    for event in profiler.key_averages():
+        if event.key in SYNCHRONIZATIONS:
+            synchronizations[event.key] += event.count
+        microseconds = event.self_device_time_total if is_cuda else event.self_cpu_time_total
+        kernels[event.key[:100]] += microseconds
+    total = sum(kernels.values())
+    result: dict[str, Any] = {
+        "synchronizations_per_step": {
+            name: count / PROFILE_STEPS for name, count in synchronizations.items()
+        },
+        "top": {name: value / total for name, value in kernels.most_common(NUM_KERNELS)},
+    }
+    if is_cuda:
+        result["gpu_busy_share"] = total / 1e6 / seconds
+    return result
+
+
+def run_and_catch(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of a function, or its error if memory is exhausted."""
+    try:
+        return function()
+    except torch.OutOfMemoryError as error:
+        return {"error": str(error).partition("\n")[0]}
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

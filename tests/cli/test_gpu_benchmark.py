@@ -1,0 +1,45 @@
+"""benchmarks/gpu.py: checks that succeed, fail and hang, on the CPU."""
+
+import json
+from pathlib import Path
+
+import gpu
+import pytest
+
+
+def test_dry_checks_write_their_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --dry, a stage runs without a GPU and writes one file with all results."""
+    arguments = ["--stage", "A", "--dry", "--out", str(tmp_path), "--only", "hardware,kernels"]
+    assert gpu.main(arguments) == 0
+    record = json.loads((tmp_path / "stage-A.json").read_text())
+    assert record["dry"] is True
+    assert {outcome["status"] for outcome in record["checks"].values()} == {"ok"}
+    kernels = record["checks"]["kernels"]["results"]
+    assert kernels["padded, fp32, eager"]["loss_error"] < 1e-5
+    assert kernels["padded, bf16, eager"]["gradient_cosine"] > 0.99
+    assert record["checks"]["hardware"]["results"]["matmul_teraflops_bf16"] > 0
+    assert "kernels: ok" in capsys.readouterr().out
+
+
+def test_a_failed_check_is_reported_and_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that fails, exceeds its time or has no time left does not end the stage."""
+    limits = {"speedrun": 60.0, "fp8": 0.2, "hardware": 60.0}
+    monkeypatch.setitem(gpu.STAGES, "C", limits)
+    assert gpu.main(["--stage", "C", "--dry", "--out", str(tmp_path)]) == 1
+    checks = json.loads((tmp_path / "stage-C.json").read_text())["checks"]
+    assert {name: outcome["status"] for name, outcome in checks.items()} == {
+        "speedrun": "failed", "fp8": "timeout", "hardware": "ok",
+    }  # fmt: skip
+    assert checks["speedrun"]["error"].startswith("--data is missing")
+    monkeypatch.setattr(gpu, "MIN_SECONDS", 1e9)
+    assert gpu.main(["--stage", "C", "--dry", "--out", str(tmp_path), "--only", "fp8"]) == 1
+    checks = json.loads((tmp_path / "stage-C.json").read_text())["checks"]
+    assert checks["fp8"]["status"] == "skipped"
+
+
+def test_unknown_checks_are_an_error(tmp_path: Path) -> None:
+    """The error lists the checks of the stage."""
+    with pytest.raises(SystemExit, match="--only speed: stage B has the checks large, length"):
+        gpu.main(["--stage", "B", "--dry", "--out", str(tmp_path), "--only", "speed"])
