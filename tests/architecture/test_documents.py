@@ -17,7 +17,16 @@ ROOT = Path(__file__).resolve().parents[2]
 #: An option of the command line.
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 #: Options of scripts in benchmarks/ that no Bertsmith command has.
-BENCHMARK_OPTIONS = {"--precision", "--store", "--sample", "--texts", "--kills", "--mode"}
+BENCHMARK_OPTIONS = {
+    "--precision",
+    "--store",
+    "--sample",
+    "--texts",
+    "--kills",
+    "--mode",
+    "--stage",
+    "--dry",
+}
 #: Options of torchrun and of sbatch.
 LAUNCHER_OPTIONS = {
     "--standalone", "--max-restarts", "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-id",
