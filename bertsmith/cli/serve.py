@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,6 +46,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with a table for each API key: [NAME], key, and optionally "
+            "requests_per_minute and tokens_per_minute. SIGHUP reads it again.",
+            show_default=False,
+        ),
+    ] = None,
     cors: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,6 +66,40 @@ def serve(
             help="Additional host name to accept in requests, such as bert.example.com, or * for "
             "any; may be repeated. Default: only the loopback names if --host is a loopback "
             "address, else any.",
+            show_default=False,
+        ),
+    ] = None,
+    uds: Annotated[
+        Path | None,
+        typer.Option(
+            help="Path of a unix socket to listen on instead of --host and --port.",
+            show_default=False,
+        ),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file with the TLS certificate chain; serves HTTPS. SIGHUP reads it again.",
+            show_default=False,
+        ),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with the private key of --ssl-certfile.", show_default=False),
+    ] = None,
+    root_path: Annotated[
+        str,
+        typer.Option(
+            help="Path under which a proxy publishes the server, such as /bert, if the proxy "
+            "removes it from requests.",
+            show_default=False,
+        ),
+    ] = "",
+    forwarded_allow_ips: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are "
+            "used; may be repeated. Default: none.",
             show_default=False,
         ),
     ] = None,
@@ -84,60 +126,97 @@ def serve(
     """Serve models over HTTP, with a web page.
 
     Open the address in a browser to try the models. /docs describes all endpoints. /v1/embeddings
-    is compatible with OpenAI clients, and /metrics with Prometheus. Ctrl-C, SIGTERM and SIGHUP
-    finish the current requests and stop the server.
+    is compatible with OpenAI clients, and /metrics with Prometheus. Ctrl-C and SIGTERM finish the
+    current requests and stop the server. SIGHUP loads models, keys and certificates again.
     """
     # Set before PyTorch is imported. With the default policy, idle OpenMP threads busy-wait and use
     # the cores that the threads that read requests need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_device(device)
-    key = _resolve_api_key(api_key)
-    overrides = load_user_settings(None, {}, assignments or [])
+    key = _resolve_api_key(api_key, key_file)
+    certificate = _resolve_certificate(ssl_certfile, ssl_keyfile)
+    limits = _resolve_limits(assignments or [])
+    named_models = _name_models(models)
+    try:
+        from bertsmith.serve.hosts import get_allowed_hosts
+        from bertsmith.serve.server import bind_socket, bind_unix_socket
+        from bertsmith.serve.settings import ServeSettings
+
+        settings = ServeSettings.parse(limits, "--set serve")
+        if uds is None:
+            server_socket = bind_socket(host, port)
+            bound_host, bound_port = server_socket.getsockname()[:2]
+            hosts = get_allowed_hosts(host, bound_host, allow_host or ())
+            url_host = f"[{host}]" if ":" in host else host
+            scheme = "http" if certificate is None else "https"
+            address = f"{scheme}://{url_host}:{bound_port}"
+        else:
+            server_socket = bind_unix_socket(uds)
+            hosts = get_allowed_hosts("localhost", "127.0.0.1", allow_host) if allow_host else None
+            address = str(uds)
+        paths = [find_model(Path(model)) for _, model in named_models]
+        from bertsmith.serve.launch import ServerOptions, ServerProcess
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "serve", "serving") from None
+    options = ServerOptions(
+        models=tuple((name, path) for (name, _), path in zip(named_models, paths, strict=True)),
+        settings=settings,
+        device=resolve_device(device),
+        fast=fast,
+        num_threads=threads,
+        api_key=key,
+        key_file=key_file,
+        origins=tuple(cors or ()),
+        hosts=hosts,
+        has_page=page,
+        root_path=_normalize_root_path(root_path),
+        trusted_proxies=tuple(forwarded_allow_ips or ()),
+        certificate=certificate,
+    )
+    process = ServerProcess(options, log)
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
+    log(f"serving at {address} (API: /docs); Ctrl-C stops the server")
+    process.run(server_socket)
+
+
+def _resolve_limits(assignments: list[str]) -> dict[str, Any]:
+    """Return the settings of ``--set serve.…``; SettingsError for settings of other tables."""
+    overrides = load_user_settings(None, {}, assignments)
     if set(overrides) - {"serve"}:
         raise SettingsError(
             f"--set {next(iter(overrides))}: expected a setting of the table serve, such as "
             "serve.request_timeout_seconds=5"
         )
-    named_models = _name_models(models)
-    try:
-        from bertsmith.serve.hosts import get_allowed_hosts
-        from bertsmith.serve.server import bind_socket, serve_until_signal, start_listening
-        from bertsmith.serve.settings import ServeSettings
-
-        settings = ServeSettings.parse(overrides.get("serve", {}), "--set serve")
-        server_socket = bind_socket(host, port)
-        bound_host, bound_port = server_socket.getsockname()[:2]
-        hosts = get_allowed_hosts(host, bound_host, allow_host or ())
-        paths = [find_model(Path(model)) for _, model in named_models]
-        from bertsmith.serve.app import create_app
-        from bertsmith.serve.models import load_served_model
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "serve", "serving") from None
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    device = resolve_device(device)
-    served_models = []
-    for (name, model), path in zip(named_models, paths, strict=True):
-        served_model = load_served_model(name, path, device=device, fast=fast)
-        served_models.append(served_model)
-        log(f"{name}: {model}: {', '.join(sorted(served_model.tasks))}")
-    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
-    http_app = create_app(
-        served_models, settings, key=key, origins=cors or (), hosts=hosts, has_page=page
-    )
-    start_listening(server_socket)
-    url_host = f"[{host}]" if ":" in host else host
-    log(f"serving at http://{url_host}:{bound_port} (API: /docs); Ctrl-C stops the server")
-    serve_until_signal(http_app, settings, server_socket)
+    limits: dict[str, Any] = overrides.get("serve", {})
+    return limits
 
 
-def _resolve_api_key(api_key: str | None) -> str | None:
+def _resolve_certificate(
+    certificate: Path | None, private_key: Path | None
+) -> tuple[Path, Path] | None:
+    """Return the files for TLS; None for HTTP. SettingsError if only one of them is given."""
+    if certificate is None and private_key is None:
+        return None
+    if certificate is None or private_key is None:
+        missing = "--ssl-certfile" if certificate is None else "--ssl-keyfile"
+        raise SettingsError(f"TLS needs a certificate and its private key; add {missing} FILE")
+    return certificate, private_key
+
+
+def _normalize_root_path(root_path: str) -> str:
+    """Return a root path that starts with a slash and does not end with one; empty for none."""
+    path = root_path.strip("/")
+    return f"/{path}" if path else ""
+
+
+def _resolve_api_key(api_key: str | None, key_file: Path | None) -> str | None:
     """Return the API key of the option or the environment; None if neither is set.
 
-    Raises SettingsError for an empty key, because a server without a key would accept everyone.
+    Raises SettingsError for an empty key, because a server without a key would accept everyone; or
+    if there is a key file too.
     """
+    if api_key is not None and key_file is not None:
+        raise SettingsError("--api-key and --key-file exclude each other; add the key to the file")
     origin = f"${API_KEY_VARIABLE}" if api_key is None else "--api-key"
     key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
     if key is not None and not key.strip():

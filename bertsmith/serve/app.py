@@ -1,6 +1,7 @@
 """Build the ASGI app of a server: endpoints, error handlers, middleware and web page."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -8,7 +9,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from bertsmith.serve.auth import ApiKey
+from bertsmith.serve.control import ServerControl
 from bertsmith.serve.docs_page import DOCS_HEADERS, render_docs
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.errors import add_error_handlers, create_error_response
@@ -16,6 +17,7 @@ from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.hosts import HostCheck
 from bertsmith.serve.inference_api import InferenceRoutes
 from bertsmith.serve.inspection import InspectionRoutes
+from bertsmith.serve.keys import KeyRing
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware, SecurityHeaders
 from bertsmith.serve.models import ServedModel
@@ -34,20 +36,22 @@ def create_app(
     models: Sequence[ServedModel],
     settings: ServeSettings | None = None,
     *,
-    key: str | None = None,
+    keys: KeyRing | None = None,
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
     has_page: bool = False,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> RequestMiddleware:
     """Return the ASGI app of a server with these models.
 
     Args:
         models: the loaded models.
         settings: the limits of the server.
-        key: API key that clients must send; None for no authentication.
+        keys: API keys of which clients must send one; None for no authentication.
         origins: origins of other sites whose scripts may send requests (CORS).
         hosts: host names that ``HostCheck`` allows, see ``get_allowed_hosts``; None for all.
         has_page: whether the app has a web page at "/".
+        sleep: waits a number of seconds, before the answer to a wrong key.
     """
     settings = settings or ServeSettings()
     metrics = Metrics()
@@ -71,11 +75,13 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
+    control = ServerControl(service.replace_models)
     add_error_handlers(app)
     if hosts is not None:
         app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(SecurityHeaders)
-    _add_server_endpoints(app, service, metrics, needs_key=key is not None)
+    _add_probes(app, service, control)
+    _add_server_endpoints(app, service, metrics, needs_key=keys is not None)
     embeddings = EmbeddingRoutes(executor)
     app.include_router(embeddings.router)
     app.include_router(InferenceRoutes(executor, embeddings).router)
@@ -85,30 +91,44 @@ def create_app(
     app.include_router(InspectionRoutes(executor).router)
     if has_page:
         app.router.routes.extend(Page().routes())
-    api_key = None if key is None else ApiKey(key, has_page=has_page)
     return RequestMiddleware(
-        app, settings=settings, metrics=metrics, key=api_key, origins=origins, has_page=has_page
+        app,
+        settings=settings,
+        metrics=metrics,
+        keys=keys,
+        origins=origins,
+        has_page=has_page,
+        control=control,
+        sleep=sleep,
     )
 
 
-def _add_server_endpoints(
-    app: FastAPI, service: Service, metrics: Metrics, *, needs_key: bool
-) -> None:
-    """Add health, readiness, metrics and documentation endpoints."""
+def _add_probes(app: FastAPI, service: Service, control: ServerControl) -> None:
+    """Add the health and readiness endpoints."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_model=Status)
     async def health() -> Response:
-        """Liveness probe: 200 while the server runs."""
+        """Liveness probe: 200 while the server works, 503 if it must be restarted."""
+        if service.batcher.has_dead_thread:
+            return create_error_response(503, "a model thread has died; restart the server")
         return to_json_response({"status": "ok"})
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", response_model=Status)
     async def ready() -> Response:
         """Readiness probe: 200 while the server accepts requests, else 503."""
-        if service.batcher.is_alive:
-            return to_json_response({"status": "ready"})
-        return create_error_response(503, "the server is shutting down, or a model thread has died")
+        if control.is_draining or not service.batcher.is_alive:
+            return create_error_response(
+                503, "the server is shutting down, or a model thread has died"
+            )
+        return to_json_response({"status": "ready"})
+
+
+def _add_server_endpoints(
+    app: FastAPI, service: Service, metrics: Metrics, *, needs_key: bool
+) -> None:
+    """Add metrics and documentation endpoints."""
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_page() -> Response:

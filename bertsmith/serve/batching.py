@@ -81,6 +81,11 @@ class Batcher:
         """Whether the batcher accepts calls and all of its threads run."""
         return self._is_open and all(thread.is_alive() for thread in self._threads)
 
+    @property
+    def has_dead_thread(self) -> bool:
+        """Whether a thread has ended although the batcher is open."""
+        return self._is_open and not all(thread.is_alive() for thread in self._threads)
+
     def submit(
         self,
         key: Hashable,
@@ -99,7 +104,8 @@ class Batcher:
 
         Raises:
             RequestTooLargeError: the call has too many tokens.
-            BusyError: the queue is full, or the call would not be answered in time.
+            BusyError: the queue is full, the call would not be answered in time, or the client has
+                used its tokens.
             ShuttingDownError: the batcher is closed.
         """
         num_tokens = sum(length for length, _ in payloads)
@@ -108,6 +114,7 @@ class Batcher:
                 f"the limit is {self._max_call_tokens:,} tokens per request, got {num_tokens:,}; "
                 "split the request"
             )
+        deadline.charge_tokens(num_tokens)
         call = Call(
             key,
             deadline.client,

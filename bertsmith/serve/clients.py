@@ -2,12 +2,14 @@
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-#: Key of the client's identity in an ASGI scope.
+#: Key of the client's identity in an ASGI scope: its address or the name of its API key.
 CLIENT_KEY: Final = "bertsmith.client"
+#: Key of the client's ``TokenBucket`` in an ASGI scope.
+TOKEN_BUCKET_KEY: Final = "bertsmith.token_bucket"
 #: A client may run at most this many requests per unused request of the server. A single client can
 #: therefore use 4/5 of the limit, and there is always room for other clients.
 _REQUESTS_PER_FREE_REQUEST: Final = 4
@@ -30,17 +32,9 @@ def get_address_group(address: str) -> str:
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
-def identify_client(scope: MutableMapping[str, Any], key_name: str | None = None) -> str:
-    """Set and return the identity of a request's client, for fairness and limits.
-
-    Args:
-        scope: ASGI scope of the request.
-        key_name: name of the API key that the client sent. Clients without a key are identified by
-            their address.
-    """
-    client = get_address_group(get_client_address(scope)) if key_name is None else f"key {key_name}"
-    scope[CLIENT_KEY] = client
-    return client
+def get_path(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request, without the path under which a proxy publishes the server."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 class ConcurrencyLimit:

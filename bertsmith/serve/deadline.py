@@ -5,6 +5,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from bertsmith.errors import BertsmithError
+from bertsmith.serve.rate_limits import TokenBucket
 from bertsmith.text.unknown import TokenCounts
 
 
@@ -52,22 +53,38 @@ class Deadline:
     Attributes:
         expires_at: time of the deadline, in seconds of the monotonic clock.
         client: client that sent the request, for fairness between clients.
+        token_bucket: limits the tokens of the client per minute; None for no limit.
         is_cancelled: whether ``cancel`` was called.
         token_counts: tokens of all texts of the request, including truncated tokens.
     """
 
-    def __init__(self, seconds: float, client: str = "") -> None:
+    def __init__(
+        self, seconds: float, client: str = "", token_bucket: TokenBucket | None = None
+    ) -> None:
         """Start the time limit.
 
         Args:
             seconds: duration of the time limit.
             client: client that sent the request.
+            token_bucket: limits the tokens of the client per minute; None for no limit.
         """
         self.expires_at = time.monotonic() + seconds
         self.client = client
+        self.token_bucket = token_bucket
         self.is_cancelled = False
         self.token_counts = TokenCounts()
         self._future: Future[Any] | None = None
+
+    def charge_tokens(self, num_tokens: int) -> None:
+        """Count tokens against the client's limit; raise BusyError beyond it."""
+        if self.token_bucket is not None:
+            seconds = self.token_bucket.take(num_tokens)
+            if seconds:
+                raise BusyError(
+                    f"the limit of this API key is {self.token_bucket.per_minute:,.0f} tokens per "
+                    f"minute; retry in {max(seconds, 1.0):.0f} seconds",
+                    seconds,
+                )
 
     def get_remaining_seconds(self) -> float:
         """Return the seconds until the deadline; negative after it."""

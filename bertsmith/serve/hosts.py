@@ -8,6 +8,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.errors import SettingsError
+from bertsmith.serve.clients import get_path
 from bertsmith.serve.errors import create_error_response
 
 #: Health probes use the IP address of a pod or container as the host.
@@ -50,7 +51,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app for an allowed host, and answer requests for other hosts with 400."""
-        if scope["type"] != "http" or scope["path"] in _HEALTH_PATHS:
+        if scope["type"] != "http" or get_path(scope) in _HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
         headers = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]

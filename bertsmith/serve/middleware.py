@@ -3,8 +3,10 @@
 The log never contains request texts.
 """
 
+import asyncio
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -15,9 +17,17 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from bertsmith.serve.auth import ApiKey
-from bertsmith.serve.clients import CLIENT_KEY, ConcurrencyLimit, identify_client
+from bertsmith.serve.clients import (
+    CLIENT_KEY,
+    TOKEN_BUCKET_KEY,
+    ConcurrencyLimit,
+    get_address_group,
+    get_client_address,
+    get_path,
+)
+from bertsmith.serve.control import ServerControl
 from bertsmith.serve.errors import create_error_response
+from bertsmith.serve.keys import FailedLogins, KeyRing, NamedKey
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.page import is_page_path
 from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
@@ -54,7 +64,11 @@ _LOG = logging.getLogger("bertsmith.serve")
 
 
 class RequestMiddleware:
-    """ASGI middleware that admits, rejects, logs and counts every request of an app."""
+    """ASGI middleware that admits, rejects, logs and counts every request of an app.
+
+    Attributes:
+        control: state of the server that signals change.
+    """
 
     def __init__(
         self,
@@ -62,9 +76,11 @@ class RequestMiddleware:
         *,
         settings: ServeSettings,
         metrics: Metrics,
-        key: ApiKey | None = None,
+        keys: KeyRing | None = None,
         origins: Sequence[str] = (),
         has_page: bool = False,
+        control: ServerControl | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Wrap an app.
 
@@ -72,15 +88,20 @@ class RequestMiddleware:
             app: the ASGI app.
             settings: the limits of the server.
             metrics: counts the requests.
-            key: key that clients must send; None for no authentication.
+            keys: keys of which clients must send one; None for no authentication.
             origins: origins of other sites whose scripts may send requests (CORS).
             has_page: whether the app has a web page. Its files need no key, because the page asks
                 for the key.
+            control: state of the server that signals change.
+            sleep: waits a number of seconds, before the answer to a wrong key.
         """
         self._app = app
         self._settings = settings
         self._metrics = metrics
-        self._key = key
+        self._keys = keys
+        self._failed_logins = FailedLogins()
+        self._sleep = sleep
+        self.control = control or ServerControl()
         self._has_page = has_page
         self._handle: App = self._handle_request
         self._cors: CORSMiddleware | None = None
@@ -113,7 +134,7 @@ class RequestMiddleware:
         headers = {name.lower(): value for name, value in scope["headers"]}
         request = _Request(scope, headers, send, self._response_monitor, self._metrics)
         scope[_REQUEST_KEY] = request
-        identify_client(scope)
+        scope[CLIENT_KEY] = get_address_group(request.address)
         try:
             await self._handle(scope, receive, request.send)
         except Exception:
@@ -132,7 +153,7 @@ class RequestMiddleware:
     ) -> None:
         """Admit or reject a request, receive its body, and run the app."""
         request: _Request = scope[_REQUEST_KEY]
-        rejection = self._check_header(scope, request)
+        rejection = await self._authorize(scope, request) or self._check_header(scope, request)
         if rejection is None and scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
             try:
                 content = await self._receiver.receive(request.body, receive)
@@ -162,8 +183,6 @@ class RequestMiddleware:
     ) -> Response | None:
         """Return the response that rejects a request because of its header; None to admit it."""
         headers = request.headers
-        if self._key is not None and not self._is_authorized(self._key, scope, headers):
-            return self._key.create_unauthorized_response(headers)
         if scope["method"] == "POST" and self._is_foreign(headers):
             return create_error_response(
                 403,
@@ -201,14 +220,38 @@ class RequestMiddleware:
         origin = headers.get(b"origin", b"").decode("latin-1")
         return self._cors is None or not self._cors.is_allowed_origin(origin)
 
-    def _is_authorized(
-        self, key: ApiKey, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
-    ) -> bool:
-        """Return whether a request has the API key or does not need it."""
-        is_page = self._has_page and is_page_path(scope["path"])
-        if _is_health_check(scope) or (is_page and scope["method"] in ("GET", "HEAD")):
-            return True
-        return key.matches(scope["method"], headers)
+    async def _authorize(
+        self, scope: MutableMapping[str, Any], request: "_Request"
+    ) -> Response | None:
+        """Return the response to a request without a valid key, or beyond its limit; else None."""
+        if self._keys is None:
+            return None
+        key = self._keys.find(scope["method"], request.headers)
+        if key is None:
+            is_page = self._has_page and is_page_path(get_path(scope))
+            if _is_health_check(scope) or (is_page and scope["method"] in ("GET", "HEAD")):
+                return None
+            if b"authorization" in request.headers:
+                await self._sleep(self._failed_logins.record(scope[CLIENT_KEY]))
+            return self._keys.get_any().create_unauthorized_response(request.headers)
+        request.key_name = key.name
+        if len(self._keys) > 1:
+            scope[CLIENT_KEY] = f"key {key.name}"
+        scope[TOKEN_BUCKET_KEY] = key.tokens
+        return None if _is_health_check(scope) else _check_request_rate(key)
+
+
+def _check_request_rate(key: NamedKey) -> Response | None:
+    """Return a 429 response if a key has used its requests, else None."""
+    seconds = 0.0 if key.requests is None else key.requests.take(1)
+    if key.requests is None or not seconds:
+        return None
+    return create_error_response(
+        429,
+        f"the limit of this API key is {key.requests.per_minute:,.0f} requests per minute; retry "
+        f"in {math.ceil(seconds)} seconds",
+        {"Retry-After": str(math.ceil(seconds))},
+    )
 
 
 class SecurityHeaders:
@@ -234,6 +277,8 @@ class _Request:
     """State of one request, for the access log and metrics.
 
     Attributes:
+        address: IP address of the client.
+        key_name: name of the API key of the request; None without a valid key.
         headers: request headers with lower-case names.
         status: HTTP status of the response; 0 until it starts.
         body: the body being received.
@@ -249,6 +294,8 @@ class _Request:
         metrics: Metrics,
     ) -> None:
         self._scope = scope
+        self.address = get_client_address(scope)
+        self.key_name: str | None = None
         self._send = send
         self._response_monitor = response_monitor
         self._metrics = metrics
@@ -286,12 +333,15 @@ class _Request:
         line: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "id": self._id,
+            "client": self.address,
             "method": self._scope["method"],
             "path": self._scope["path"][:200],
             "status": self.status,
             "seconds": round(seconds, 4),
             "bytes": self.body_size,
         }
+        if self.key_name is not None:
+            line["key"] = self.key_name
         if self._is_aborted:
             line["aborted"] = "the client did not read the response"
         _LOG.info(json.dumps(line))
@@ -315,7 +365,7 @@ def _create_retry_headers(status: int) -> dict[str, str]:
 def _is_health_check(scope: MutableMapping[str, Any]) -> bool:
     """Return whether a request is a health probe."""
     # Requests with a body use memory, so they are limited like all others.
-    return scope["path"] in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
+    return get_path(scope) in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
 
 
 def _choose_request_id(headers: dict[bytes, bytes]) -> str:

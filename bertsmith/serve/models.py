@@ -45,12 +45,15 @@ class ServedModel:
         embedder: computes vectors with the same model.
         tasks: tasks that the model supports: "embed" (every model), "fill", "pair", "classify",
             "rerank" (models with one output), "tag", "answer" or "choose".
+        version: distinguishes models that were loaded under the same name; their sequences do not
+            share batches.
     """
 
     name: str
     bundle: PretrainedBundle | FineTunedBundle | EncoderBundle
     embedder: Embedder
     tasks: frozenset[str]
+    version: int = 0
 
     def with_token_counter(self, counter: TokenCounter) -> "ServedModel":
         """Return a copy of the model whose tokenizers report the tokens that they encode."""

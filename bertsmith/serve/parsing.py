@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from bertsmith.errors import InputError
 from bertsmith.serve.body_fields import BRANCH_TAGS
-from bertsmith.serve.clients import CLIENT_KEY
+from bertsmith.serve.clients import CLIENT_KEY, TOKEN_BUCKET_KEY
 from bertsmith.serve.deadline import Deadline, create_deadline_error
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
@@ -86,8 +86,11 @@ class BodyParser:
         """
         # Not request.body(), which would keep the bytes until the response is sent.
         body = b"".join([chunk async for chunk in request.stream()])
-        client = request.scope.get(CLIENT_KEY, "")
-        request.state.deadline = Deadline(self._settings.request_timeout_seconds, client)
+        request.state.deadline = Deadline(
+            self._settings.request_timeout_seconds,
+            request.scope.get(CLIENT_KEY, ""),
+            request.scope.get(TOKEN_BUCKET_KEY),
+        )
         content_type = request.headers.get("content-type", "")
         if "json" not in content_type:
             raise InputError(

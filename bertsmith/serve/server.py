@@ -3,14 +3,19 @@
 import asyncio
 import gc
 import logging
+import math
+import os
 import resource
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -62,6 +67,8 @@ def start_listening(sock: socket.socket) -> None:
     try:
         sock.listen(_BACKLOG)
     except OSError as error:
+        if sock.family == socket.AF_UNIX:
+            raise
         host, port = sock.getsockname()[:2]
         sock.close()
         raise _create_listen_error(host, port, error) from None
@@ -74,14 +81,52 @@ def _create_listen_error(host: str, port: int, error: OSError) -> SettingsError:
     )
 
 
+def bind_unix_socket(path: Path) -> socket.socket:
+    """Return a unix socket at a path, which its user and group can connect to.
+
+    The file of a server that has stopped is replaced.
+
+    Raises:
+        SettingsError: a server listens on the socket, or the path cannot be used.
+    """
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as client, suppress(ConnectionRefusedError):
+                client.connect(str(path))
+                raise SettingsError(
+                    f"--uds {path}: another server listens there; stop it, or give another path"
+                )
+            path.unlink()
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(str(path))
+        path.chmod(0o660)
+    except OSError as error:
+        raise SettingsError(
+            f"--uds {path}: cannot create the socket: {error.strerror or error}; give another path"
+        ) from None
+    return sock
+
+
 def serve_until_signal(
-    app: RequestMiddleware, settings: ServeSettings, sock: socket.socket
+    app: RequestMiddleware,
+    config: uvicorn.Config,
+    settings: ServeSettings,
+    sock: socket.socket,
+    reload: Callable[[], None] | None = None,
 ) -> None:
-    """Serve an app on a bound socket until SIGTERM, SIGHUP or Ctrl-C."""
+    """Serve an app on a bound socket until SIGTERM or Ctrl-C.
+
+    Args:
+        app: the app.
+        config: uvicorn's configuration, of ``create_config``.
+        settings: the limits of the server.
+        sock: the socket.
+        reload: called in a thread on SIGHUP.
+    """
     start_listening(sock)
     _raise_file_limit()
     with _reduce_latency():
-        create_server(app, create_config(settings)).run([sock])
+        create_server(app, config, settings, reload).run([sock])
 
 
 def _raise_file_limit() -> None:
@@ -94,13 +139,8 @@ def _raise_file_limit() -> None:
 
 @contextmanager
 def _reduce_latency() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, and switch threads more often.
-
-    Models and libraries have hundreds of thousands of objects, all of which a full garbage
-    collection would visit.
-    """
-    gc.collect()
-    gc.freeze()
+    """Exclude existing objects from garbage collection, and switch threads more often."""
+    freeze_objects()
     previous_interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     try:
@@ -110,14 +150,22 @@ def _reduce_latency() -> Iterator[None]:
         gc.unfreeze()
 
 
-def create_server(app: RequestMiddleware, config: uvicorn.Config) -> uvicorn.Server:
-    """Return a uvicorn server of an app."""
+def create_server(
+    app: RequestMiddleware,
+    config: uvicorn.Config,
+    settings: ServeSettings | None = None,
+    reload: Callable[[], None] | None = None,
+) -> uvicorn.Server:
+    """Return a uvicorn server of an app; the arguments are those of ``serve_until_signal``."""
     config.app = app
-    return _Server(config)
+    return _Server(config, app, settings or ServeSettings(), reload)
 
 
-def create_config(settings: ServeSettings) -> uvicorn.Config:
-    """Return uvicorn's configuration, and set the level of the access log."""
+def create_config(settings: ServeSettings, **options: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration, and set the level of the access log.
+
+    ``options`` are further arguments of ``uvicorn.Config``.
+    """
     logging.getLogger("bertsmith.serve").setLevel(logging.INFO)
 
     class ConfiguredProtocol(_LimitedProtocol):
@@ -125,44 +173,111 @@ def create_config(settings: ServeSettings) -> uvicorn.Config:
         max_header_bytes = settings.max_header_bytes
 
     # ``create_server`` replaces the empty app.
-    return uvicorn.Config(
-        "",
-        http=ConfiguredProtocol,
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout_seconds) or 1,
-        server_header=False,
-        lifespan="on",
+    defaults: dict[str, Any] = {
+        "http": ConfiguredProtocol,
+        "ws": "none",
+        "log_level": "warning",
+        "access_log": False,
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": int(settings.shutdown_timeout_seconds) or 1,
+        "server_header": False,
+        "lifespan": "on",
         # uvicorn trusts X-Forwarded headers of all clients on this machine by default.
-        proxy_headers=False,
-    )
+        "proxy_headers": False,
+    }
+    return uvicorn.Config("", **{**defaults, **options})
 
 
 class _Server(uvicorn.Server):
-    """Server that handles SIGHUP and exits with status 0 after a signal."""
+    """Server that drains on SIGTERM, reloads on SIGHUP, and exits with status 0 after a signal."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: RequestMiddleware,
+        settings: ServeSettings,
+        reload: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(config)
+        self._control = app.control
+        self._clock: Callable[[], float] = time.monotonic
+        self._drain_seconds = settings.drain_seconds
+        #: Time at which draining ends, in seconds of the clock.
+        self._drained_at = math.inf
+        self._reload = reload
+        self._has_terminal = has_terminal()
+        #: Notified by SIGHUP; a second signal during a reload causes another reload.
+        self._needs_reload = threading.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Also shut down gracefully on SIGHUP, which a closing terminal sends."""
+        """Also handle SIGHUP."""
         is_main = threading.current_thread() is threading.main_thread()
         with super().capture_signals():
             # nohup ignores SIGHUP; keep it ignored.
             if not is_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
                 yield
                 return
-            previous_handler = signal.signal(signal.SIGHUP, self.handle_exit)
+            threading.Thread(target=self._reload_on_request, daemon=True).start()
+            previous_handler = signal.signal(signal.SIGHUP, self._handle_hangup)
             try:
                 yield
             finally:
                 signal.signal(signal.SIGHUP, previous_handler)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop the server; on SIGTERM, only after load balancers had time to notice."""
+        is_first = not (self.should_exit or self._control.is_draining)
+        self._control.is_draining = True
+        if sig == signal.SIGTERM and is_first and self._drain_seconds:
+            self._drained_at = self._clock() + self._drain_seconds
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to stop the server."""
+        return await super().on_tick(counter) or self._clock() >= self._drained_at
+
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening and finish running requests."""
+        self._control.is_draining = True
         await super().shutdown(sockets)
         # uvicorn would raise the captured signals again, and the exit status would be a failure.
         self._captured_signals.clear()
+
+    def _handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+        """Reload on SIGHUP; stop if the signal says that the server's terminal was closed."""
+        if self._has_terminal and not has_terminal():
+            super().handle_exit(sig, frame)
+        else:
+            self._needs_reload.set()
+
+    def _reload_on_request(self) -> None:
+        """Reload after each SIGHUP, in a thread of its own."""
+        while self._needs_reload.wait():
+            self._needs_reload.clear()
+            if self._reload is not None:
+                self._reload()
+
+
+def has_terminal() -> bool:
+    """Return whether the process has a terminal; False after the terminal was closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def freeze_objects() -> None:
+    """Exclude existing objects from garbage collection.
+
+    Models and libraries have hundreds of thousands of objects, all of which a full garbage
+    collection would visit.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -243,9 +358,10 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _get_cors_headers(self) -> dict[str, str]:
         """Return the CORS headers for the origin, if the header was read up to its Origin field."""
         origins = [value for name, value in self.headers or () if name == b"origin"]
-        if not origins or not isinstance(self.app, RequestMiddleware):
+        app = self.config.app
+        if not origins or not isinstance(app, RequestMiddleware):
             return {}
-        return self.app.get_cors_headers(origins[-1].decode("latin-1"))
+        return app.get_cors_headers(origins[-1].decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """Stop the header timer."""

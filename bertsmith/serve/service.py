@@ -7,7 +7,7 @@ concurrent calls share batches.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -100,9 +100,10 @@ class Service:
             get_token_counter: takes a model's name and returns the counter of its tokens. The
                 counter is called from several threads.
         """
-        if get_token_counter is not None:
-            models = [model.with_token_counter(get_token_counter(model.name)) for model in models]
-        self.models = {model.name: model for model in models}
+        self._get_token_counter = get_token_counter
+        self._version = 0
+        self.models: dict[str, ServedModel] = {}
+        self.replace_models(models)
         self.settings = settings or ServeSettings()
         self.batcher = Batcher(
             max_batch_tokens=self.settings.max_batch_tokens,
@@ -115,6 +116,17 @@ class Service:
             ),
             on_batch=on_batch,
         )
+
+    def replace_models(self, models: Iterable[ServedModel]) -> None:
+        """Answer later requests with other models. Running requests use the previous models."""
+        self._version += 1
+        models = [replace(model, version=self._version) for model in models]
+        if self._get_token_counter is not None:
+            models = [
+                model.with_token_counter(self._get_token_counter(model.name)) for model in models
+            ]
+        # One assignment, because other threads read the models.
+        self.models = {model.name: model for model in models}
 
     def get_model_names(self, task: str) -> list[str]:
         """Return the names of the models that support a task."""
@@ -169,7 +181,7 @@ class Service:
             payloads = [(len(ids), (ids, segments)) for ids, segments in sequences]
             compute_batch = require_finite(model.name, partial(compute_batch_probabilities, bundle))
             return self.batcher.submit_and_wait(
-                (model.name, "pair"), compute_batch, payloads, deadline
+                (model.name, model.version, "pair"), compute_batch, payloads, deadline
             )
 
         return list(iter_pair_predictions(model.bundle, pairs, compute))
@@ -282,7 +294,7 @@ class Service:
         check_limit("vector elements", len(texts) * spec.width, self.settings.max_vector_elements)
         payloads = [(len(ids), ids) for ids in tokenized.sequences]
         compute_batch = require_finite(model.name, partial(model.embedder.encode_batch, spec=spec))
-        key = (model.name, "embed", settings)
+        key = (model.name, model.version, "embed", settings)
         future = self.batcher.submit(key, compute_batch, payloads, deadline)
         num_tokens = sum(length for length, _ in payloads)
         return PendingEmbeddings(
@@ -311,7 +323,7 @@ class Service:
         model = self.check_request(model_name, "embed", texts, deadline)
         deadline = self._resolve_deadline(deadline)
         settings = settings.model_copy(update={"pooling": "none"})
-        key = (model.name, "embed", settings)
+        key = (model.name, model.version, "embed", settings)
 
         def compute(
             sequences: Sequence[list[int]], spec: VectorSpec, _: int | None
@@ -354,7 +366,7 @@ class Service:
         compute_batch = require_finite(model.name, partial(compute_attentions, model))
         deadline = self._resolve_deadline(deadline)
         results: list[AttentionMaps] = self.batcher.submit_and_wait(
-            (model.name, "attention"), compute_batch, payloads, deadline
+            (model.name, model.version, "attention"), compute_batch, payloads, deadline
         )
         return results[0]
 
@@ -434,7 +446,7 @@ class Service:
                 ]
             compute_batch = require_finite(model.name, partial(compute_task_outputs, task_model))
             outputs = self.batcher.submit_and_wait(
-                (model.name, "outputs"), compute_batch, payloads, deadline
+                (model.name, model.version, "outputs"), compute_batch, payloads, deadline
             )
             # Join the outputs of the sequences of each example.
             remaining_outputs = iter(outputs)
@@ -458,7 +470,7 @@ class Service:
             payloads = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
             compute_batch = require_finite(model.name, partial(compute_mask_predictions, bundle))
             results = self.batcher.submit_and_wait(
-                (model.name, "fill"), compute_batch, payloads, deadline
+                (model.name, model.version, "fill"), compute_batch, payloads, deadline
             )
             for index, log_probabilities in enumerate(results):
                 rows = [(index, mask) for mask in range(len(log_probabilities))]

@@ -54,5 +54,8 @@ class ServeSettings(SettingsTable):
     max_batch_tokens: Count = 1024
     #: Milliseconds that a request waits for others to share its batch.
     max_wait_ms: Annotated[float, Field(ge=0.0)] = 2.0
-    #: Seconds to finish running requests after SIGTERM.
+    #: Seconds after SIGTERM in which the server still accepts requests while /ready returns 503, so
+    #: that load balancers notice. Ctrl-C and a second SIGTERM end this time.
+    drain_seconds: Annotated[float, Field(ge=0.0)] = 1.0
+    #: Seconds to finish running requests after that, or after Ctrl-C.
     shutdown_timeout_seconds: Seconds = 20.0

@@ -27,6 +27,10 @@ from tests.cli.conftest import RunCli
         (["nowhere", "--host", ""], "--host is empty; give an address"),
         (["nowhere", "--host", " "], "--host is empty; give an address"),
         (["nowhere", "--allow-host", "https://a.example"], "--allow-host"),
+        (["nowhere", "--api-key", "a", "--key-file", "b"], "--api-key and --key-file exclude"),
+        (["nowhere", "--ssl-certfile", "a.pem"], "add --ssl-keyfile FILE"),
+        (["nowhere", "--ssl-keyfile", "a.pem"], "add --ssl-certfile FILE"),
+        (["nowhere", "--uds", "missing/server.sock"], "--uds missing/server.sock: cannot create"),
     ],
 )
 def test_invalid_arguments_are_errors(run_cli: RunCli, arguments: list[str], message: str) -> None:

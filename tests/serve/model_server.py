@@ -13,6 +13,7 @@ import uvicorn
 from bertsmith.bundle import TaskKind
 from bertsmith.model.config import ModelConfig
 from bertsmith.serve.app import create_app
+from bertsmith.serve.keys import KeyRing, KeySettings
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.server import bind_socket, create_config, create_server
 from bertsmith.serve.settings import ServeSettings
@@ -77,12 +78,28 @@ class RunningServer:
 
 @contextmanager
 def run_server(
-    models: list[ServedModel], settings: ServeSettings | None = None, **options: Any
+    models: list[ServedModel],
+    settings: ServeSettings | None = None,
+    *,
+    key: str | None = None,
+    uvicorn_options: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[RunningServer]:
-    """Serve models on a free loopback port; ``options`` are arguments of ``create_app``."""
+    """Serve models on a free loopback port.
+
+    Args:
+        models: the models.
+        settings: the limits of the server.
+        key: the only API key; None for no authentication.
+        uvicorn_options: arguments of ``uvicorn.Config``.
+        options: arguments of ``create_app``.
+    """
     settings = settings or ServeSettings()
+    if key is not None:
+        has_page = options.get("has_page", False)
+        options["keys"] = KeyRing({"default": KeySettings(key=key)}, has_page=has_page)
     app = create_app(models, settings, **options)
-    server = create_server(app, create_config(settings))
+    server = create_server(app, create_config(settings, **(uvicorn_options or {})))
     sock = bind_socket("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()

@@ -1,8 +1,12 @@
 """Starting a server: sockets, signals and the limit of open files."""
 
+import asyncio
 import resource
 import signal
 import socket
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,7 @@ from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.server import (
     bind_socket,
+    bind_unix_socket,
     create_config,
     create_server,
     serve_until_signal,
@@ -35,26 +40,88 @@ def test_second_server_on_a_port_is_an_error() -> None:
     message = f"cannot listen at 127.0.0.1, port {port}: Address already in use; give another"
     with pytest.raises(SettingsError, match=message):
         start_listening(second)
+    settings = ServeSettings()
     with pytest.raises(SettingsError, match=message):
-        serve_until_signal(_empty_app(), ServeSettings(), third)
+        serve_until_signal(_empty_app(), create_config(settings), settings, third)
     socket.create_connection(("127.0.0.1", port), 60).close()
     first.close()
 
 
-def test_sighup_stops_the_server_unless_it_is_ignored() -> None:
-    """SIGHUP works like SIGTERM; under nohup, which ignores SIGHUP, the server keeps running."""
+def test_sighup_reloads_unless_it_is_ignored() -> None:
+    """SIGHUP calls the reload function; under nohup, which ignores SIGHUP, nothing happens."""
     previous_handler = signal.getsignal(signal.SIGHUP)
     try:
         for handler in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(signal.SIGHUP, handler)
-            server = create_server(_empty_app(), create_config(ServeSettings()))
+            reloaded = threading.Event()
+            settings = ServeSettings()
+            config = create_config(settings)
+            server = create_server(_empty_app(), config, settings, reloaded.set)
             with server.capture_signals():
                 signal.raise_signal(signal.SIGHUP)
-                assert server.should_exit == (handler is signal.SIG_DFL)
-                server._captured_signals.clear()
+                assert reloaded.wait(60 if handler is signal.SIG_DFL else 0) == (
+                    handler is signal.SIG_DFL
+                )
+                assert not server.should_exit
             assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         signal.signal(signal.SIGHUP, previous_handler)
+
+
+def test_server_stops_when_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closing terminal sends SIGHUP to its processes, which then have no terminal."""
+    previous_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        monkeypatch.setattr(server_module, "has_terminal", lambda: True)
+        server = create_server(_empty_app(), create_config(ServeSettings()))
+        with server.capture_signals():
+            monkeypatch.setattr(server_module, "has_terminal", lambda: False)
+            signal.raise_signal(signal.SIGHUP)
+            assert server.should_exit
+            server._captured_signals.clear()
+    finally:
+        signal.signal(signal.SIGHUP, previous_handler)
+
+
+def test_server_drains_before_it_stops() -> None:
+    """After SIGTERM, the server runs for ``drain_seconds`` without being ready."""
+    app = _empty_app()
+    settings = ServeSettings(drain_seconds=5.0)
+    server: Any = create_server(app, create_config(settings), settings)
+
+    def state_at(now: float) -> tuple[bool, bool]:
+        """Return whether the server stops, and whether it is ready."""
+        server._clock = lambda: now
+        return asyncio.run(server.on_tick(1)), not app.control.is_draining
+
+    assert state_at(100.0) == (False, True)
+    server.handle_exit(signal.SIGTERM, None)
+    assert state_at(104.9) == (False, False)
+    assert state_at(105.0) == (True, False)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_ends_the_drain_time(signal_number: signal.Signals) -> None:
+    """Ctrl-C, or a second SIGTERM, stops the server at once."""
+    settings = ServeSettings(drain_seconds=1000.0)
+    server = create_server(_empty_app(), create_config(settings), settings)
+    server.handle_exit(signal.SIGTERM, None)
+    assert not asyncio.run(server.on_tick(1))
+    server.handle_exit(signal_number, None)
+    assert asyncio.run(server.on_tick(1))
+
+
+def test_unix_socket_replaces_that_of_a_stopped_server(tmp_path: Path) -> None:
+    """The file of a stopped server is replaced, but not that of a running one."""
+    path = tmp_path / "server.sock"
+    bind_unix_socket(path).close()
+    with bind_unix_socket(path) as sock:
+        start_listening(sock)
+        assert path.stat().st_mode & 0o777 == 0o660
+        with pytest.raises(SettingsError, match="another server listens there"):
+            bind_unix_socket(path)
+    with pytest.raises(SettingsError, match="cannot create the socket: No such file"):
+        bind_unix_socket(tmp_path / "missing" / "server.sock")
 
 
 def test_limit_of_open_files_is_raised_but_never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,166 @@
+"""Start a server process: load models and keys, serve them, and reload them on SIGHUP."""
+
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertsmith.errors import BertsmithError, SettingsError
+from bertsmith.serve.app import create_app
+from bertsmith.serve.keys import KeyRing, KeySettings, read_key_file
+from bertsmith.serve.middleware import RequestMiddleware
+from bertsmith.serve.models import ServedModel, load_served_model
+from bertsmith.serve.server import create_config, freeze_objects, serve_until_signal
+from bertsmith.serve.settings import ServeSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Options of a server process; can be sent to other processes.
+
+    Attributes:
+        models: name and path of each model.
+        settings: the limits of the server.
+        device: where the models run.
+        fast: use weights of 8 or 16 bits.
+        num_threads: number of CPU threads; None for PyTorch's default.
+        api_key: key that clients must send; None without a single key.
+        key_file: file with several keys.
+        origins: origins of other sites whose scripts may send requests (CORS).
+        hosts: host names that requests may have; None for all.
+        has_page: whether there is a web page.
+        root_path: path under which a proxy publishes the server.
+        trusted_proxies: addresses of proxies whose X-Forwarded headers are used.
+        certificate: files of the TLS certificate chain and its private key; None for HTTP.
+        num_processes: number of processes that serve the same port.
+    """
+
+    models: tuple[tuple[str, Path], ...]
+    settings: ServeSettings
+    device: str
+    fast: bool = False
+    num_threads: int | None = None
+    api_key: str | None = None
+    key_file: Path | None = None
+    origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] | None = None
+    has_page: bool = True
+    root_path: str = ""
+    trusted_proxies: tuple[str, ...] = ()
+    certificate: tuple[Path, Path] | None = None
+    num_processes: int = 1
+
+
+class ServerProcess:
+    """A server in this process."""
+
+    def __init__(self, options: ServerOptions, log: Callable[[str], None]) -> None:
+        """Load the models and keys.
+
+        Args:
+            options: the options.
+            log: prints a message.
+
+        Raises:
+            BertsmithError: a model, key or certificate cannot be used.
+        """
+        self._options = options
+        self._log = log
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        self._keys = create_key_ring(options)
+        if options.certificate is not None:
+            check_certificate(*options.certificate)
+        self._app = self._create_app(self._load_models())
+        self._config = create_config(options.settings, **_get_uvicorn_options(options))
+
+    def run(self, sock: socket.socket) -> None:
+        """Serve the app on a bound socket until a signal stops it."""
+        serve_until_signal(self._app, self._config, self._options.settings, sock, self.reload)
+
+    def reload(self) -> None:
+        """Load the models, keys and certificate again. After an error, nothing changes."""
+        options = self._options
+        try:
+            keys = None if options.key_file is None else read_key_file(options.key_file)
+            if options.certificate is not None:
+                check_certificate(*options.certificate)
+            models = self._load_models()
+            if keys is not None and self._keys is not None:
+                self._keys.replace(keys)
+        except (BertsmithError, OSError) as error:
+            self._log(f"reload failed, nothing changed: {error}")
+            return
+        if options.certificate is not None and self._config.ssl is not None:
+            self._config.ssl.load_cert_chain(*options.certificate)
+        self._app.control.replace_models(models)
+        freeze_objects()
+        self._log("reloaded the models" + (" and keys" if keys is not None else ""))
+
+    def _load_models(self) -> list[ServedModel]:
+        """Load all models, and log their tasks."""
+        models = []
+        for name, path in self._options.models:
+            model = load_served_model(
+                name, path, device=self._options.device, fast=self._options.fast
+            )
+            models.append(model)
+            self._log(f"{name}: {path}: {', '.join(sorted(model.tasks))}")
+        return models
+
+    def _create_app(self, models: list[ServedModel]) -> RequestMiddleware:
+        options = self._options
+        return create_app(
+            models,
+            options.settings,
+            keys=self._keys,
+            origins=options.origins,
+            hosts=options.hosts,
+            has_page=options.has_page,
+        )
+
+
+def create_key_ring(options: ServerOptions) -> KeyRing | None:
+    """Return the API keys of a server; None if it needs no key.
+
+    Raises:
+        SettingsError: the key file is not valid.
+    """
+    if options.key_file is not None:
+        keys = read_key_file(options.key_file)
+    elif options.api_key is not None:
+        keys = {"default": KeySettings(key=options.api_key)}
+    else:
+        return None
+    return KeyRing(keys, has_page=options.has_page, num_processes=options.num_processes)
+
+
+def check_certificate(certificate: Path, private_key: Path) -> None:
+    """Raise SettingsError if a TLS certificate and its private key cannot be used."""
+    for option, path in (("--ssl-certfile", certificate), ("--ssl-keyfile", private_key)):
+        if not path.is_file():
+            raise SettingsError(f"{option} {path}: no such file")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            certificate, private_key, password=""
+        )
+    except (ssl.SSLError, OSError) as error:
+        raise SettingsError(
+            f"--ssl-certfile {certificate}, --ssl-keyfile {private_key}: cannot be used: "
+            f"{error.strerror or error}; give a PEM certificate chain and its key without password"
+        ) from None
+
+
+def _get_uvicorn_options(options: ServerOptions) -> dict[str, Any]:
+    """Return the arguments of ``uvicorn.Config`` for a server."""
+    arguments: dict[str, Any] = {"root_path": options.root_path}
+    if options.trusted_proxies:
+        arguments["proxy_headers"] = True
+        arguments["forwarded_allow_ips"] = list(options.trusted_proxies)
+    if options.certificate is not None:
+        arguments["ssl_certfile"], arguments["ssl_keyfile"] = map(str, options.certificate)
+    return arguments

@@ -1,0 +1,181 @@
+"""Several API keys, their limits, and the delay after wrong keys."""
+
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bertsmith.errors import SettingsError
+from bertsmith.serve.keys import FailedLogins, KeyRing, KeySettings, read_key_file
+from bertsmith.serve.models import ServedModel
+from bertsmith.serve.rate_limits import TokenBucket
+from tests.serve.model_pause import wait_until
+from tests.serve.model_server import run_server
+
+ALICE = {b"authorization": b"Bearer first"}
+
+
+class FakeClock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+
+def bearer(key: str) -> dict[str, str]:
+    """Return the header of a request with a key."""
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_key_file_has_a_table_for_each_key(tmp_path: Path) -> None:
+    """Each table has a key and optional limits; other content is an error."""
+    path = tmp_path / "keys.toml"
+    path.write_text('[alice]\nkey = "first"\nrequests_per_minute = 60\n[bob]\nkey = "second"\n')
+    assert read_key_file(path) == {
+        "alice": KeySettings(key="first", requests_per_minute=60),
+        "bob": KeySettings(key="second"),
+    }
+    for content, message in (
+        ('alice = "first"', "alice is not in a table"),
+        ('[alice]\nkey = "first"\nrequests = 5', "requests"),
+        ('[alice]\nkey = "first"\ntokens_per_minute = 0', "tokens_per_minute"),
+        ("[alice", "keys.toml"),
+    ):
+        path.write_text(content)
+        with pytest.raises(SettingsError, match=message):
+            read_key_file(path)
+
+
+def test_keys_must_be_unique_and_not_empty() -> None:
+    """A server without keys would accept everyone, and equal keys would share one name."""
+    for keys, message in (
+        ({}, "there is no API key"),
+        ({"a": KeySettings(key=" ")}, "the API key is empty"),
+        ({"a": KeySettings(key="x"), "b": KeySettings(key="x ")}, r"\[a\] and \[b\]"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            KeyRing(keys)
+
+
+def test_keys_are_replaced_without_losing_the_limits_of_others() -> None:
+    """A removed key is refused at once; an unchanged key keeps its used limit."""
+    alice = KeySettings(key="first", requests_per_minute=1)
+    ring = KeyRing({"alice": alice, "bob": KeySettings(key="second")}, clock=FakeClock())
+    key = ring.find("POST", ALICE)
+    assert key is not None
+    assert key.name == "alice"
+    assert key.requests is not None
+    assert key.requests.take(1) == 0
+    ring.replace({"alice": alice, "carol": KeySettings(key="third")})
+    assert ring.find("POST", {b"authorization": b"Bearer second"}) is None
+    assert ring.find("POST", {b"authorization": b"Bearer third"}) is not None
+    unchanged = ring.find("POST", ALICE)
+    assert unchanged is not None
+    assert unchanged.requests is not None
+    assert unchanged.requests.take(1) > 0
+    # An error leaves the current keys in place.
+    with pytest.raises(SettingsError):
+        ring.replace({})
+    assert ring.find("POST", ALICE) is unchanged
+
+
+def test_token_bucket_allows_its_amount_per_minute() -> None:
+    """A minute's amount may be used at once; a larger amount must be paid back first."""
+    clock = FakeClock()
+    bucket = TokenBucket(60.0, clock=clock)
+    assert bucket.take(50) == 0
+    assert bucket.take(100) == 0
+    # The level is -90, and one is available again after 91 seconds.
+    assert bucket.take(1) == pytest.approx(91)
+    clock.now = 91.0
+    assert bucket.take(1) == 0
+    assert bucket.take(1) > 0
+    # The level does not exceed the amount per minute.
+    clock.now = 10_000.0
+    assert bucket.take(60) == 0
+    assert bucket.take(1) > 0
+
+
+def test_processes_divide_the_limits() -> None:
+    """Each of two processes allows half of the requests of a key."""
+    keys = {"alice": KeySettings(key="first", requests_per_minute=4)}
+    ring = KeyRing(keys, num_processes=2, clock=FakeClock())
+    key = ring.find("POST", ALICE)
+    assert key is not None
+    assert key.requests is not None
+    assert [key.requests.take(1) == 0 for _ in range(3)] == [True, True, False]
+
+
+def test_limits_of_a_key_give_429(
+    models: list[ServedModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond its requests or tokens, a key gets 429 and Retry-After; other keys are not affected.
+
+    The log names the key.
+    """
+    keys = {
+        "alice": KeySettings(key="first", requests_per_minute=0.001),
+        "bob": KeySettings(key="second", tokens_per_minute=0.001),
+        "carol": KeySettings(key="third"),
+    }
+    with (
+        caplog.at_level(logging.INFO, "bertsmith.serve"),
+        run_server(models[:1], keys=KeyRing(keys)) as server,
+    ):
+        body = {"inputs": "a hammer"}
+        for key, limit in (("first", "requests per minute"), ("second", "tokens per minute")):
+            assert server.post("/embed", body, headers=bearer(key)).status_code == 200
+            response = server.post("/embed", body, headers=bearer(key))
+            assert response.status_code == 429
+            assert int(response.headers["retry-after"]) > 60
+            assert limit in response.json()["error"]["message"]
+            # Health probes do not count.
+            assert httpx.get(f"{server.url}/health", headers=bearer(key)).status_code == 200
+        assert server.post("/embed", body, headers=bearer("third")).status_code == 200
+        wait_until(lambda: '"key": "carol"' in caplog.text)
+    assert '"key": "alice"' in caplog.text
+    assert "first" not in caplog.text
+
+
+def test_failures_of_an_address_delay_its_answers() -> None:
+    """The fourth failure is delayed, each later one twice as long, until failures stop."""
+    clock = FakeClock()
+    logins = FailedLogins(clock)
+    delays = [logins.record("a") for _ in range(12)]
+    assert delays == [0, 0, 0, 0.25, 0.5, 1, 2, 4, 8, 8, 8, 8]
+    assert logins.record("b") == 0
+    clock.now = FailedLogins.FORGET_SECONDS + 1
+    assert logins.record("a") == 0
+
+
+def test_failed_logins_use_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the addresses that failed last are remembered."""
+    monkeypatch.setattr(FailedLogins, "MAX_ADDRESSES", 2)
+    logins = FailedLogins(FakeClock())
+    for address in "aaabbbc":
+        logins.record(address)
+    assert logins.record("b") > 0
+    assert logins.record("a") == 0
+
+
+def test_wrong_keys_are_delayed_but_not_the_right_one(models: list[ServedModel]) -> None:
+    """The answer to a wrong key waits; requests without a key and with the right key do not."""
+    delays: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+
+    keys = KeyRing({"alice": KeySettings(key="first")})
+    with run_server(models[:1], keys=keys, sleep=sleep) as server:
+        for _ in range(5):
+            response = server.post("/embed", {"inputs": "a"}, headers=bearer("wrong"))
+            assert response.status_code == 401
+        assert delays == [0, 0, 0, 0.25, 0.5]
+        assert server.post("/embed", {"inputs": "a"}).status_code == 401
+        assert server.post("/embed", {"inputs": "a"}, headers=bearer("first")).status_code == 200
+        assert len(delays) == 5

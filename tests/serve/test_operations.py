@@ -1,0 +1,200 @@
+"""Operation of a server: probes, reload, TLS, unix socket, and proxies."""
+
+import json
+import logging
+import shutil
+import signal
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from bertsmith import bundle
+from bertsmith.errors import SettingsError
+from bertsmith.model.bert import BertForPreTraining, BertModel
+from bertsmith.serve.launch import check_certificate
+from bertsmith.serve.models import ServedModel, load_served_model
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.text.wordpiece import Tokenizer
+from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
+from tests.serve.model_server import model_config, run_server
+from tests.serve.server_process import find_free_port, run_process
+
+FIXTURES = Path(__file__).parent / "fixtures"
+CERTIFICATE = FIXTURES / "localhost.crt"
+PRIVATE_KEY = FIXTURES / "localhost.key"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_probes_fail_when_a_model_thread_is_dead(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Liveness and readiness return 503, so that the server is restarted."""
+
+    def exit_thread(*_: Any, **__: Any) -> Any:
+        raise SystemExit
+
+    with run_server(models[:1], ServeSettings(request_timeout_seconds=0.5)) as server:
+        for path in ("/health", "/ready"):
+            assert httpx.get(server.url + path).status_code == 200
+        monkeypatch.setattr(BertModel, "iter_hidden_states", exit_thread)
+        assert server.post("/embed", {"inputs": "a"}).status_code == 504
+        for path in ("/health", "/ready"):
+            response = httpx.get(server.url + path)
+            assert response.status_code == 503
+            assert "a model thread has died" in response.json()["error"]["message"]
+
+
+def test_draining_server_is_live_but_not_ready(models: list[ServedModel]) -> None:
+    """While the server drains, it answers requests, but load balancers should use others."""
+    with run_server(models[:1]) as server:
+        server.server.config.app.control.is_draining = True  # type: ignore[union-attr]
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200
+
+
+def test_replaced_models_answer_later_requests(
+    models: list[ServedModel], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """A running request is answered by the previous model, and a later one by the new model."""
+    torch.manual_seed(5)
+    bundle.save(tmp_path / "m", BertForPreTraining(model_config(tokenizer)), tokenizer, {})
+    replacement = load_served_model("plain", tmp_path / "m")
+    with (
+        run_server(models[:1]) as server,
+        ThreadPoolExecutor(2) as pool,
+        paused_model() as pause,
+    ):
+        running = pool.submit(server.post, "/embed", {"inputs": "a hammer"})
+        assert pause.started.wait(TIMEOUT)
+        server.server.config.app.control.replace_models([replacement])  # type: ignore[union-attr]
+        later = pool.submit(server.post, "/embed", {"inputs": "a hammer"})
+        pause.resume.set()
+        vectors = [future.result(TIMEOUT).json()[0] for future in (running, later)]
+    for model, vector in zip((models[0], replacement), vectors, strict=True):
+        expected = model.embedder.encode(["a hammer"], normalize=True)[0]
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_sighup_reloads_models_and_keys(
+    model_dirs: dict[str, Path], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """The process answers with the new model and keys; a broken model changes nothing."""
+    shutil.copytree(model_dirs["plain"], tmp_path / "m")
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkey = "first"\n')
+    port = find_free_port()
+
+    def embed(key: str) -> httpx.Response:
+        return httpx.post(
+            f"http://127.0.0.1:{port}/embed",
+            json={"inputs": "a hammer"},
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=TIMEOUT,
+        )
+
+    with run_process(tmp_path / "m", "--port", str(port), "--key-file", str(keys)) as server:
+        wait_until(lambda: _accepts(port))
+        before = embed("first").json()
+        torch.manual_seed(6)
+        shutil.rmtree(tmp_path / "m")
+        bundle.save(tmp_path / "m", BertForPreTraining(model_config(tokenizer)), tokenizer, {})
+        keys.write_text('[bob]\nkey = "second"\n')
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_line("reloaded the models and keys")
+        assert embed("first").status_code == 401
+        after = embed("second").json()
+        assert not np.allclose(before, after, atol=1e-3)
+        (tmp_path / "m" / "config.json").write_text("{")
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_line("reload failed, nothing changed")
+        assert embed("second").json() == after
+        assert server.stop() == 0
+    lines = [json.loads(line) for line in server.lines if line.startswith("{")]
+    assert {(line["key"], line["status"]) for line in lines if "key" in line} == {
+        ("alice", 200), ("bob", 200),
+    }  # fmt: skip
+
+
+def _accepts(port: int) -> bool:
+    """Return whether a server answers on a port."""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_server_process_uses_tls_and_a_root_path(model_dirs: dict[str, Path]) -> None:
+    """HTTPS works with the certificate, and the documented address has the path of the proxy."""
+    port = find_free_port()
+    options = ["--port", str(port), "--root-path", "bert/"]
+    options += ["--ssl-certfile", str(CERTIFICATE), "--ssl-keyfile", str(PRIVATE_KEY)]
+    context = ssl.create_default_context(cafile=str(CERTIFICATE))
+    transport = httpx.HTTPTransport(verify=context, retries=10)
+    url = f"https://localhost:{port}"
+    with (
+        run_process(model_dirs["plain"], *options) as server,
+        httpx.Client(transport=transport, timeout=TIMEOUT, base_url=url) as client,
+    ):
+        assert f"https://127.0.0.1:{port}" in server.lines[-1]
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+        schema = client.get("/openapi.json").json()
+        assert schema["servers"] == [{"url": f"{url}/bert"}]
+        assert server.stop() == 0
+
+
+def test_certificate_errors_name_the_option(tmp_path: Path) -> None:
+    """A missing file, and a key that does not belong to the certificate, are user errors."""
+    with pytest.raises(SettingsError, match=r"--ssl-keyfile .*missing: no such file"):
+        check_certificate(CERTIFICATE, tmp_path / "missing")
+    with pytest.raises(SettingsError, match="cannot be used"):
+        check_certificate(CERTIFICATE, CERTIFICATE)
+    check_certificate(CERTIFICATE, PRIVATE_KEY)
+
+
+def test_server_process_listens_on_a_unix_socket(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Clients connect through the socket's path, and any Host header is accepted."""
+    path = tmp_path / "server.sock"
+    with run_process(model_dirs["plain"], "--uds", str(path)) as server:
+        transport = httpx.HTTPTransport(uds=str(path), retries=10)
+        with httpx.Client(transport=transport, timeout=TIMEOUT) as client:
+            assert client.post("http://bert/embed", json={"inputs": "a"}).status_code == 200
+        assert server.stop() == 0
+    assert any('"client": "unix"' in line for line in server.lines)
+
+
+@pytest.mark.parametrize(("is_trusted", "address"), [(True, "192.0.2.7"), (False, "127.0.0.1")])
+def test_forwarded_address_is_used_only_for_trusted_proxies(
+    models: list[ServedModel], caplog: pytest.LogCaptureFixture, is_trusted: bool, address: str
+) -> None:
+    """The log has the address of X-Forwarded-For if the proxy is trusted, else the peer's."""
+    options = {"proxy_headers": True, "forwarded_allow_ips": ["127.0.0.1"]} if is_trusted else {}
+    with (
+        caplog.at_level(logging.INFO, "bertsmith.serve"),
+        run_server(models[:1], uvicorn_options=options) as server,
+    ):
+        headers = {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "https"}
+        assert httpx.get(f"{server.url}/models", headers=headers).status_code == 200
+        wait_until(lambda: "/models" in caplog.text)
+    lines = [json.loads(record.message) for record in caplog.records if "/models" in record.message]
+    assert [line["client"] for line in lines] == [address]
+
+
+def test_paths_are_checked_without_the_root_path(models: list[ServedModel]) -> None:
+    """Probes and the page need no key, also if a proxy publishes the server under a path."""
+    options = {"root_path": "/bert"}
+    with run_server(
+        models[:1], key="open", has_page=True, hosts=("bert.example",), uvicorn_options=options
+    ) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        host = {"Host": "bert.example"}
+        assert httpx.get(server.url, headers=host).status_code == 200
+        assert httpx.get(f"{server.url}/models", headers=host).status_code == 401
