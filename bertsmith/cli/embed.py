@@ -14,6 +14,7 @@ import typer
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import quote_path
+from bertsmith.cli.launcher import report_once
 from bertsmith.cli.model_options import (
     DEFAULT_TEXT_COLUMN,
     FORMAT_OPTION,
@@ -35,8 +36,10 @@ from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Terminated
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.compatibility import OLD_SPECIAL_TOKENS_FLAGS
 from bertsmith.errors import InputError, SettingsError
+from bertsmith.runtime.process_rank import read_process_rank
 
 if TYPE_CHECKING:
+    from bertsmith.runtime.process_group import ProcessGroup
     from bertsmith.use.embed import Embedder
     from bertsmith.use.table_input import TextRow
     from bertsmith.use.vector_settings import VectorSettings
@@ -175,6 +178,8 @@ def embed(
     Only the layers that are needed are computed. With --out, progress is saved, and an interrupted
     command continues with --resume, even after SIGKILL. It writes the same bytes as an
     uninterrupted command, except for the search graph of an .index, which several threads build.
+
+    torchrun --nproc-per-node 2 -m bertsmith embed ... embeds in 2 processes.
     """
     if resume and out is None:
         raise InputError("--resume needs an output file, but --out is missing; pass --out FILE")
@@ -188,22 +193,27 @@ def embed(
             special_tokens if old_special_tokens is None else old_special_tokens
         ),
     )
-    check_device(device)
-    check_readable(file)
-    source = open_input(file or STDIN, encoding)
-    table_format = _detect_table_format(source, input_format and input_format.value, text)
-    has_table_option = text is not None or header is not None or delimiter is not None
-    if table_format is None and has_table_option:
-        raise InputError(
-            f"{source.path} is read as one text per line, without columns; use --format, or "
-            "remove --text, --header and --delimiter"
-        )
-    model = _check_model_and_output(model, out, settings)
+    with report_once():
+        check_device(device)
+        check_readable(file)
+        if read_process_rank().world_size > 1 and (out is None or file in (None, STDIN)):
+            raise InputError(
+                "several processes (torchrun) need an input file and --out; give both, or run the "
+                "command without torchrun"
+            )
+        source = open_input(file or STDIN, encoding)
+        table_format = _detect_table_format(source, input_format and input_format.value, text)
+        has_table_option = text is not None or header is not None or delimiter is not None
+        if table_format is None and has_table_option:
+            raise InputError(
+                f"{source.path} is read as one text per line, without columns; use --format, or "
+                "remove --text, --header and --delimiter"
+            )
+        model = _check_model_and_output(model, out, settings)
+    from bertsmith.runtime.process_group import join_process_group
     from bertsmith.use.embed import Embedder
 
     unknown = UnknownTokenWarning()
-    embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
-    embedder = embedder.with_token_counter(unknown.counts)
     texts = _open_texts(
         source,
         table_format,
@@ -212,12 +222,21 @@ def embed(
         delimiter,
         per_token=settings.pooling == "none",
     )
-    with texts as opened_texts:
+    with join_process_group() as processes, texts as opened_texts:
+        embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
+        embedder = embedder.with_token_counter(unknown.counts)
         if out is None:
             _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)
-        else:
+        elif processes.is_main:
             _write_vectors(
-                embedder, opened_texts, out, settings, batch_tokens, resume=resume, as_json=as_json
+                embedder, opened_texts, out, settings, batch_tokens, processes, resume=resume,
+                as_json=as_json,
+            )  # fmt: skip
+        else:
+            from bertsmith.use.embed_lines import embed_share
+
+            embed_share(
+                embedder, opened_texts.lines, settings, processes, batch_tokens=batch_tokens
             )
     unknown.warn()
 
@@ -387,6 +406,7 @@ def _write_vectors(
     out: Path,
     settings: "VectorSettings",
     batch_tokens: int | None,
+    processes: "ProcessGroup",
     *,
     resume: bool,
     as_json: bool,
@@ -405,6 +425,7 @@ def _write_vectors(
             batch_tokens=batch_tokens,
             resume=resume,
             progress=TerminalProgress(),
+            processes=processes,
         )
     except (KeyboardInterrupt, Terminated) as error:
         log("stopped and saved; the same command with --resume continues")

@@ -7,7 +7,7 @@ from bertsmith.errors import BertsmithError, PeerError, SettingsError
 from bertsmith.runtime.process_rank import read_process_rank
 
 #: Commands that divide their work among the processes.
-_PARALLEL_COMMANDS = ("pretrain", "finetune")
+_PARALLEL_COMMANDS = ("pretrain", "finetune", "embed")
 
 
 @contextmanager
@@ -39,5 +39,5 @@ def check_single_process(description: str) -> None:
     with report_once():
         raise SettingsError(
             f"{description} runs in one process, but torchrun has started {world_size}; run it "
-            f"without torchrun, which supports {' and '.join(_PARALLEL_COMMANDS)}"
+            f"without torchrun, which supports {', '.join(_PARALLEL_COMMANDS)}"
         )

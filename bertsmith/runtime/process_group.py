@@ -77,6 +77,14 @@ class ProcessGroup:
             dist.all_gather_object(values, value)
         return values
 
+    def gather(self, value: T) -> list[T] | None:
+        """Return the values of all processes in the main process, and None in the others."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.world_size if self.is_main else None
+        dist.gather_object(value, values)
+        return values
+
     def run_on_main(self, function: Callable[[], T]) -> T:
         """Call a function in the main process, and return its result in all processes."""
         return self.broadcast(function() if self.is_main else None)  # type: ignore[return-value]

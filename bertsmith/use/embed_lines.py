@@ -16,6 +16,7 @@ from bertsmith.compatibility import upgrade_embedding_state
 from bertsmith.errors import InputError
 from bertsmith.files import hold_lock, parse_json, sync, write_json
 from bertsmith.progress import NullProgress, Progress
+from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.nearest_neighbors import import_usearch
@@ -70,8 +71,8 @@ class EmbeddingSummary:
         num_lines: Number of lines in the file.
         width: Width of the vectors.
         num_truncated: How many of the lines were truncated.
-        unknown_share: Fraction of [UNK] among the tokens that this call embedded, without those of
-            earlier, interrupted calls.
+        unknown_share: Fraction of [UNK] among the tokens that this process embedded, without those
+            of earlier, interrupted calls.
     """
 
     path: Path
@@ -108,8 +109,12 @@ def embed_chunks(
     batch_tokens: int | None = None,
     unbuffered: bool = False,
     progress: Progress | None = None,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[EmbeddedChunk]:
     """Embed lines in chunks.
+
+    Several processes divide the lines of each chunk among them. Only the main process yields
+    chunks.
 
     Args:
         embedder: The model.
@@ -118,24 +123,65 @@ def embed_chunks(
         batch_tokens: Maximum number of tokens per batch.
         unbuffered: Whether to yield the vectors of each line before reading the next line.
         progress: Receives the number of embedded lines.
+        processes: The processes; all of them must have the same lines.
     """
     progress = progress or NullProgress()
-    for chunk in _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES):
+    scale = processes.world_size
+    for chunk in _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES, scale):
         texts = [get_line_text(line) for line in chunk]
         rows = [line.cells for line in chunk if isinstance(line, TextRow)] or None
-        if spec.pooling == "none":
-            token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
-            progress.advance(len(texts))
-            num_truncated = sum(text.is_truncated for text in token_vectors)
-            yield EmbeddedChunk(texts, token_vectors, num_truncated, rows)
-            continue
-        tokenized = embedder.tokenize(texts)
-        vectors = np.empty((len(texts), spec.width), np.float32)
-        batches = embedder.encode_batches(tokenized.sequences, spec, batch_tokens)
-        for indices, batch_vectors in batches:
-            vectors[indices] = batch_vectors
-            progress.advance(len(indices))
-        yield EmbeddedChunk(texts, vectors, tokenized.num_truncated, rows)
+        own_texts = texts[processes.rank :: processes.world_size]
+        own = _embed_texts(embedder, own_texts, spec, batch_tokens, progress, scale)
+        parts = processes.gather(own)
+        if parts is not None:
+            vectors = _interleave([vectors for vectors, _ in parts], len(texts))
+            yield EmbeddedChunk(texts, vectors, sum(count for _, count in parts), rows)
+
+
+def _embed_texts(
+    embedder: Embedder,
+    texts: list[str],
+    spec: VectorSpec,
+    batch_tokens: int | None,
+    progress: Progress,
+    scale: int,
+) -> tuple[Vectors, int]:
+    """Return the vectors of texts, and how many texts were truncated.
+
+    Args:
+        embedder: The model.
+        texts: The texts.
+        spec: How to compute the vectors.
+        batch_tokens: Maximum number of tokens per batch.
+        progress: Receives the number of texts, times ``scale``.
+        scale: Number of processes that each embed as many texts.
+    """
+    if spec.pooling == "none":
+        token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
+        progress.advance(scale * len(texts))
+        return token_vectors, sum(text.is_truncated for text in token_vectors)
+    tokenized = embedder.tokenize(texts)
+    vectors = np.empty((len(texts), spec.width), np.float32)
+    batches = embedder.encode_batches(tokenized.sequences, spec, batch_tokens)
+    for indices, batch_vectors in batches:
+        vectors[indices] = batch_vectors
+        progress.advance(scale * len(indices))
+    return vectors, tokenized.num_truncated
+
+
+def _interleave(parts: list[Vectors], count: int) -> Vectors:
+    """Return the vectors of ``count`` texts; part r has those of the texts r, r + parts, ..."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        vectors: Vectors = np.empty((count, first.shape[1]), first.dtype)
+    else:
+        vectors = list(first) * len(parts)
+        del vectors[count:]
+    for rank, part in enumerate(parts):
+        vectors[rank :: len(parts)] = part  # type: ignore[index, assignment]
+    return vectors
 
 
 def get_line_text(line: str | TextRow) -> str:
@@ -144,11 +190,20 @@ def get_line_text(line: str | TextRow) -> str:
 
 
 def _split_into_chunks(
-    lines: Iterator[str | TextRow], spec: VectorSpec, max_lines: int
+    lines: Iterator[str | TextRow], spec: VectorSpec, max_lines: int, scale: int
 ) -> Iterator[list[str | TextRow]]:
-    """Yield chunks of lines; a chunk ends early when its lines have many characters."""
-    max_characters = _MAX_CHARACTERS
+    """Yield chunks of lines; a chunk ends early when its lines have many characters.
+
+    Args:
+        lines: The lines.
+        spec: How to compute the vectors.
+        max_lines: Maximum number of lines in the chunk of one process.
+        scale: Number of processes.
+    """
+    max_lines *= scale
+    max_characters = scale * _MAX_CHARACTERS
     if spec.pooling == "none":
+        # Process 0 has the vectors of all processes in memory.
         max_characters = _MAX_TOKEN_VECTOR_ELEMENTS // spec.width
     chunk: list[str | TextRow] = []
     num_characters = 0
@@ -173,11 +228,14 @@ def embed_lines(
     total: int | None = None,
     batch_tokens: int | None = None,
     progress: Progress | None = None,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> EmbeddingSummary:
     """Write the vectors of lines to a file.
 
     Until the file is finished, the output and the state of the run are in a directory named like
     the file with ".partial" appended.
+
+    With several processes, the main process calls this function, and the others ``embed_share``.
 
     Args:
         embedder: The model.
@@ -189,6 +247,7 @@ def embed_lines(
         total: Number of lines, if known.
         batch_tokens: Maximum number of tokens per batch.
         progress: Receives the number of embedded lines.
+        processes: The processes that divide the lines among them.
 
     Raises:
         InputError: The output exists, cannot be written or cannot be resumed, or there are no
@@ -208,8 +267,14 @@ def embed_lines(
         _skip_finished_lines(remaining_lines, lines_hash, state, partial)
         progress.start("embedding", total, "lines")
         progress.advance(state.num_lines)
+        processes.broadcast(state.num_lines)
         chunks = embed_chunks(
-            embedder, remaining_lines, spec, batch_tokens=batch_tokens, progress=progress
+            embedder,
+            remaining_lines,
+            spec,
+            batch_tokens=batch_tokens,
+            progress=progress,
+            processes=processes,
         )
         with _convert_write_errors(partial):
             with closing(open_writer(partial / DATA_FILE, state.position)) as writer:
@@ -226,6 +291,33 @@ def embed_lines(
     return EmbeddingSummary(
         out, state.num_lines, spec.width, state.num_truncated, counts.unknown_share
     )
+
+
+def embed_share(
+    embedder: Embedder,
+    lines: Iterable[str | TextRow],
+    settings: VectorSettings,
+    processes: ProcessGroup,
+    *,
+    batch_tokens: int | None = None,
+) -> None:
+    """Embed the lines of this process, while the main process runs ``embed_lines``.
+
+    Args:
+        embedder: The model.
+        lines: The same texts or table rows as in the main process.
+        settings: How to compute the vectors.
+        processes: The processes that divide the lines among them.
+        batch_tokens: Maximum number of tokens per batch.
+    """
+    spec = embedder.resolve_settings(settings)
+    num_finished = processes.broadcast(0)
+    remaining_lines = islice(lines, num_finished, None)
+    chunks = embed_chunks(
+        embedder, remaining_lines, spec, batch_tokens=batch_tokens, processes=processes
+    )
+    for _ in chunks:
+        raise AssertionError("only the main process receives chunks")
 
 
 def _write_chunks(
