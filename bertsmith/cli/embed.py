@@ -376,7 +376,7 @@ def _print_vectors(
     unknown: UnknownTokenWarning,
 ) -> None:
     """Print the vectors as JSON lines, and log how many texts were truncated."""
-    from bertsmith.use.embed_lines import embed_chunks
+    from bertsmith.use.embed_chunks import embed_chunks
     from bertsmith.use.vector_writers import format_json_line
 
     chunks = embed_chunks(

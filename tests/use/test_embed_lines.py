@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.use import embed_lines as embed_lines_module
+from bertsmith.use import embed_chunks
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines
 from bertsmith.use.table_input import TextRow
@@ -61,7 +61,7 @@ def embedder(model_dir: Path) -> Embedder:
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embed ``LINES_PER_CHUNK`` lines per chunk."""
-    monkeypatch.setattr(embed_lines_module, "_MAX_LINES", LINES_PER_CHUNK)
+    monkeypatch.setattr(embed_chunks, "_MAX_LINES", LINES_PER_CHUNK)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -177,10 +177,11 @@ KILL_SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
+from bertsmith.use import embed_chunks
 from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import build_vector_settings
-embed_lines_module._MAX_LINES = 7
+embed_chunks._MAX_LINES = 7
 embedder = Embedder.load(sys.argv[1])
 folder = Path(sys.argv[2])
 suffix, pooling = sys.argv[3:5]
@@ -389,7 +390,7 @@ def test_long_lines_end_a_chunk_early(
     embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a limit of 500 characters, a chunk ends at the line that exceeds it."""
-    monkeypatch.setattr(embed_lines_module, "_MAX_CHARACTERS", 500)
+    monkeypatch.setattr(embed_chunks, "_MAX_CHARACTERS", 500)
     chunk_sizes: list[int] = []
     original_tokenize = Embedder.tokenize
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bertsmith.runtime.process_group import ProcessGroup
-from bertsmith.use import embed_lines as embed_lines_module
+from bertsmith.use import embed_chunks
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines, embed_share
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
@@ -72,7 +72,7 @@ def embed_in_threads(
 @pytest.fixture
 def embedder(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Embedder:
     """The random model; a chunk has at most 4 lines per process."""
-    monkeypatch.setattr(embed_lines_module, "_MAX_LINES", 4)
+    monkeypatch.setattr(embed_chunks, "_MAX_LINES", 4)
     return Embedder.load(model_dir)
 
 
