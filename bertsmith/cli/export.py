@@ -21,6 +21,7 @@ _WRITERS = {
     ),
     "tensorflow": ("bertsmith.interop.tensorflow.write_tensorflow", ()),
     "onnx": ("bertsmith.interop.onnx.write_onnx", ("int8",)),
+    "static": ("bertsmith.interop.model2vec.write_static_model", ("dims", "frequencies")),
 }
 #: The suggested next step for each format.
 _NEXT_STEPS = {
@@ -28,6 +29,7 @@ _NEXT_STEPS = {
     "sentence-transformers": 'in Python, SentenceTransformer({python_path}).encode(["..."])',
     "tensorflow": "bertsmith import {shell_path} --out DIR",
     "onnx": "in Python, open the .onnx file there with onnxruntime.InferenceSession",
+    "static": 'in Python, SentenceTransformer({python_path}).encode(["..."])',
 }
 
 
@@ -36,6 +38,7 @@ _NEXT_STEPS = {
         "bertsmith export my-run --to hf --out my-model",
         "bertsmith export my-run --to onnx --int8 --out my-model-onnx",
         "bertsmith export my-run --to sentence-transformers --out my-embedder",
+        "bertsmith export my-embedder --to static --frequencies my-text --out my-static",
     )
 )
 def export(
@@ -71,12 +74,29 @@ def export(
             "specifies, else yes, unlike `bertsmith embed`.",
         ),
     ] = None,
+    dims: Annotated[
+        int | None,
+        typer.Option(
+            help="static: number of dimensions of the vectors. Default: 256, or less if the "
+            "model's vectors have less.",
+            min=1,
+        ),
+    ] = None,
+    frequencies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="static: a file or folder of text in which tokens are counted, because rare ones "
+            "have more weight. Default: assume that the vocabulary is sorted by frequency.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Convert a model to another format, such as ONNX.
 
-    The converted model computes the same outputs (nearly the same with --int8). A model that the
-    format cannot express is rejected.
+    The converted model computes the same outputs (nearly the same with --int8), except for static.
+    A model that the format cannot express is rejected.
 
     hf: a Hugging Face model directory with a single safetensors file.
 
@@ -86,6 +106,10 @@ def export(
     model must be trained with --recipe paper or --set model.activation=gelu_tanh.
 
     onnx: for onnxruntime, with any batch size and sequence length.
+
+    static: a vector for each token, in the format of model2vec. The vector of a text is the mean
+    of those of its tokens: hundreds of times faster, and less accurate. Loads in model2vec and
+    sentence-transformers.
     """
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new_directory
@@ -95,6 +119,7 @@ def export(
     writer_path, valid_options = _WRITERS[to]
     all_options = {
         "int8": int8 or None, "dtype": dtype, "pooling": pooling, "normalize": normalize,
+        "dims": dims, "frequencies": frequencies,
     }  # fmt: skip
     options = {name: value for name, value in all_options.items() if value is not None}
     for name in sorted(set(options) - set(valid_options)):

@@ -9,7 +9,7 @@ import torch
 from bertsmith.bundle import HeadConfig, load, load_fine_tuned
 from bertsmith.interop.tensorflow.writing import write_checkpoint
 from bertsmith.model.packed import pack_sequences
-from tests.cli.conftest import RunCli
+from tests.cli.conftest import SENTENCES, RunCli
 from tests.interop.conftest import DATA, write_config_and_vocab
 from tests.interop.data import checkpoints
 
@@ -78,16 +78,20 @@ def test_unknown_export_format_is_an_error(run_cli: RunCli, model: Path, tmp_pat
     completed = run_cli("export", model, "--to", "caffe", "--out", tmp_path / "out")
     assert completed.status == 2
     assert (
-        "--to caffe: expected one of hf, sentence-transformers, tensorflow, onnx" in completed.err
+        "--to caffe: expected one of hf, sentence-transformers, tensorflow, onnx, static"
+        in completed.err
     )
 
 
 def test_export_formats_and_their_options(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
     """Each format is written with its options; an option of another format is an error."""
-    options_and_file = {
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(SENTENCES))
+    options_and_file: dict[str, tuple[list[object], str]] = {
         "hf": ([], "model.safetensors"),
         "sentence-transformers": (["--pooling", "cls", "--no-normalize"], "modules.json"),
         "onnx": (["--int8"], "model_quantized.onnx"),
+        "static": (["--dims", "9", "--frequencies", text], "model.safetensors"),
     }
     for name, (options, file) in options_and_file.items():
         completed = run_cli("export", model, "--to", name, "--out", tmp_path / name, *options)
@@ -96,6 +100,7 @@ def test_export_formats_and_their_options(run_cli: RunCli, model: Path, tmp_path
         assert (tmp_path / name / file).is_file(), list((tmp_path / name).iterdir())
     pooling = json.loads((tmp_path / "sentence-transformers/1_Pooling/config.json").read_text())
     assert pooling["pooling_mode_cls_token"] is True
+    assert json.loads((tmp_path / "static/config.json").read_text())["hidden_dim"] == 9
     assert run_cli("compare", model, tmp_path / "hf").status == 0
     completed = run_cli("import", tmp_path / "hf", "--out", tmp_path / "imported")
     assert completed.status == 0, completed.err

@@ -3,6 +3,7 @@
 Unlike random weights, real weights have outliers, which make int8 quantization difficult.
 """
 
+import csv
 import importlib.util
 import json
 import lzma
@@ -13,8 +14,10 @@ import numpy as np
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
+from bertsmith.interop.model2vec import write_static_model
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.text.wordpiece import Tokenizer
@@ -97,3 +100,24 @@ def _run_onnx(file: Path, texts: list[str]) -> NDArray[np.float32]:
     stacked = np.stack(means)
     vectors: NDArray[np.float32] = stacked / np.linalg.norm(stacked, axis=-1, keepdims=True)
     return vectors
+
+
+@pytest.mark.slow
+def test_static_model_keeps_most_of_the_quality(
+    minilm: Path, shared_text: Path, labeled_data: Path, tmp_path: Path
+) -> None:
+    """all-MiniLM-L6-v2 keeps 93 % of its Spearman correlation on STS-B with counted words."""
+    with lzma.open(shared_text / "en-wiki.jsonl.xz", "rt", encoding="utf-8") as articles:
+        (tmp_path / "text.jsonl").write_text("".join(islice(articles, 2000)), encoding="utf-8")
+    write_static_model(minilm, tmp_path / "static", frequencies=str(tmp_path / "text.jsonl"))
+    with (labeled_data / "glue" / "STS-B" / "dev.tsv").open(encoding="utf-8") as file:
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+    scores = [float(row[9]) for row in rows]
+
+    def correlate(model: SentenceTransformer) -> float:
+        first, second = (model.encode([row[column] for row in rows]) for column in (7, 8))
+        return float(spearmanr((first * second).sum(1), scores)[0])
+
+    static = correlate(SentenceTransformer(str(tmp_path / "static"), device="cpu"))
+    parent = correlate(SentenceTransformer(str(minilm), device="cpu"))
+    assert static > 0.93 * parent

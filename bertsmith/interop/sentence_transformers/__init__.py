@@ -4,6 +4,7 @@ from bertsmith.interop.sentence_transformers.pooling import (
     Dense,
     PoolingConfig,
     PoolingMode,
+    build_embedding_model,
     read_pooling,
 )
 from bertsmith.interop.sentence_transformers.writing import (
@@ -17,6 +18,7 @@ __all__ = [
     "Dense",
     "PoolingConfig",
     "PoolingMode",
+    "build_embedding_model",
     "check_is_expressible",
     "read_pooling",
     "resolve_pooling",

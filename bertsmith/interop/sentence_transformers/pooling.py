@@ -15,6 +15,8 @@ from bertsmith.bundle.config import read_json
 from bertsmith.bundle.tensor_files import FLOAT_DTYPES
 from bertsmith.errors import ModelError
 from bertsmith.files import parse_json
+from bertsmith.model.bert import BertModel
+from bertsmith.model.sentence_embedding import BertForSentenceEmbedding, DenseLayer
 from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -105,6 +107,17 @@ class PoolingConfig:
                     )
                 width = module.weight.shape[0]
         return width
+
+
+def build_embedding_model(bert: BertModel, pooling: PoolingConfig) -> BertForSentenceEmbedding:
+    """Return an encoder with pooling and copies of the modules after it."""
+    post_modules: list[DenseLayer | Literal["normalize"]] = [
+        module
+        if isinstance(module, str)
+        else DenseLayer(module.weight, module.bias, module.activation)
+        for module in pooling.post_modules
+    ]
+    return BertForSentenceEmbedding(bert, pooling.modes, post_modules)
 
 
 def read_pooling(directory: Path) -> PoolingConfig | None:

@@ -11,6 +11,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.interop.sentence_transformers import (
     Dense,
     PoolingConfig,
+    build_embedding_model,
     check_is_expressible,
     resolve_pooling,
     save_sentence_transformers,
@@ -75,13 +76,7 @@ def load_start_model(
                 f"embedding.matryoshka_dims has {dim}, but vectors have {width} dimensions; give "
                 "at most that many"
             )
-    post_modules: list[DenseLayer | Literal["normalize"]] = [
-        module
-        if isinstance(module, str)
-        else DenseLayer(module.weight, module.bias, module.activation)
-        for module in pooling.post_modules
-    ]
-    model = BertForSentenceEmbedding(encoder.model, pooling.modes, post_modules)
+    model = build_embedding_model(encoder.model, pooling)
     return EmbeddingBundle(encoder, pooling, model)
 
 
