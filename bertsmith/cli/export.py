@@ -38,7 +38,7 @@ _NEXT_STEPS = {
         "bertsmith export my-run --to hf --out my-model",
         "bertsmith export my-run --to onnx --int8 --out my-model-onnx",
         "bertsmith export my-run --to sentence-transformers --out my-embedder",
-        "bertsmith export my-embedder --to static --frequencies my-text --out my-static",
+        "bertsmith export my-embedder --to static --out my-static",
     )
 )
 def export(
