@@ -56,7 +56,6 @@ def create_app(
     settings = settings or ServeSettings()
     metrics = Metrics()
     service = Service(models, settings, metrics.count_batch, metrics.get_token_counter)
-    metrics.set_queue_gauge(lambda: float(service.batcher.queued_tokens))
     executor = RequestExecutor(service)
 
     @asynccontextmanager
@@ -91,7 +90,7 @@ def create_app(
     app.include_router(InspectionRoutes(executor).router)
     if has_page:
         app.router.routes.extend(Page().routes())
-    return RequestMiddleware(
+    middleware = RequestMiddleware(
         app,
         settings=settings,
         metrics=metrics,
@@ -101,6 +100,10 @@ def create_app(
         control=control,
         sleep=sleep,
     )
+    metrics.set_gauges(
+        lambda: service.batcher.queued_tokens, lambda: middleware.num_running_requests
+    )
+    return middleware
 
 
 def _add_probes(app: FastAPI, service: Service, control: ServerControl) -> None:

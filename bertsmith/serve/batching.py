@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +19,28 @@ from bertsmith.serve.deadline import (
 from bertsmith.serve.fair_queue import BatchFunction, Call, QueuedSequence
 from bertsmith.serve.scheduling import CallScheduler
 
-#: Called after each batch with its number of sequences, number of tokens and seconds.
-BatchCallback = Callable[[int, int, float], None]
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """Figures of a computed batch, for metrics.
+
+    Attributes:
+        key: key of its calls.
+        num_sequences: number of sequences.
+        num_tokens: tokens of all sequences, without padding.
+        seconds: duration of the computation.
+        wait_seconds: time in the queue of each call whose first sequence is in the batch.
+    """
+
+    key: Hashable
+    num_sequences: int
+    num_tokens: int
+    seconds: float
+    wait_seconds: list[float]
+
+
+#: Called after each batch.
+BatchCallback = Callable[[ComputedBatch], None]
 
 
 class Batcher:
@@ -226,7 +247,11 @@ class Batcher:
             self._scheduler.measure_speed(batch, seconds, concurrency_at_start)
         self._store_results(batch, results)
         if self._on_batch is not None:
-            self._on_batch(len(batch), sum(sequence.num_tokens for sequence in batch), seconds)
+            first_sequences = [item for item in batch if item.index == item.call.order[0]]
+            waits = [started_at - sequence.call.queued_at for sequence in first_sequences]
+            num_tokens = sum(sequence.num_tokens for sequence in batch)
+            key = batch[0].call.key
+            self._on_batch(ComputedBatch(key, len(batch), num_tokens, seconds, waits))
 
     def _store_results(self, batch: list[QueuedSequence], results: Sequence[Any]) -> None:
         """Store the results in the calls, and answer the calls that are complete."""

@@ -1,14 +1,24 @@
-"""Prometheus metrics of requests, batches and the queue."""
+"""Prometheus metrics of requests, batches, the queue and the process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
+from bertsmith.serve.batching import ComputedBatch
 from bertsmith.text.unknown import TokenCounter
 
 #: Histogram buckets of request times in seconds.
 _SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+#: Histogram buckets of sequences per batch.
+_SEQUENCES_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: Histogram buckets of tokens per batch.
 _TOKENS_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -30,62 +40,73 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "bertsmith_requests_total", "Requests.", ["endpoint", "status"], registry=registry
-        )
-        self._request_seconds = Histogram(
-            "bertsmith_request_seconds",
-            "Duration of a request in seconds.",
-            ["endpoint"],
-            buckets=_SECONDS_BUCKETS,
-            registry=registry,
-        )
-        self._sequences = Counter(
-            "bertsmith_sequences_total", "Sequences computed.", registry=registry
-        )
-        self._tokens = Counter("bertsmith_tokens_total", "Tokens computed.", registry=registry)
-        self._batch_tokens = Histogram(
-            "bertsmith_batch_tokens",
-            "Tokens per batch.",
-            buckets=_TOKENS_BUCKETS,
-            registry=registry,
-        )
-        self._model_seconds = Counter(
-            "bertsmith_model_seconds_total",
-            "Seconds of model computation, summed over concurrent batches.",
-            registry=registry,
-        )
-        self._queued_tokens = Gauge(
-            "bertsmith_waiting_tokens", "Tokens in the queue.", registry=registry
-        )
-        self._text_tokens = Counter(
-            "bertsmith_text_tokens_total",
-            "Tokens of request texts, without special tokens.",
-            ["model"],
-            registry=registry,
-        )
-        self._unknown_tokens = Counter(
-            "bertsmith_unknown_tokens_total",
-            "[UNK] tokens of request texts.",
-            ["model"],
-            registry=registry,
-        )
 
-    def set_queue_gauge(self, queued_tokens: Callable[[], float]) -> None:
-        """Set the function that returns the current number of queued tokens."""
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"bertsmith_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"bertsmith_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, label: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"bertsmith_{name}", text, [label], buckets=buckets, registry=registry)
+
+        self._requests = counter("requests_total", "Requests.", "endpoint", "status")
+        self._request_seconds = histogram(
+            "request_seconds", "Duration of a request in seconds.", "endpoint", _SECONDS_BUCKETS
+        )
+        self._running_requests = gauge("running_requests", "Requests being answered.")
+        self._queued_tokens = gauge("waiting_tokens", "Tokens in the queue.")
+        self._queue_seconds = histogram(
+            "queue_seconds",
+            "Time in the queue, until the first sequence of a request is computed.",
+            "model",
+            _SECONDS_BUCKETS,
+        )
+        self._sequences = counter("sequences_total", "Sequences computed.", "model")
+        self._batch_sequences = histogram(
+            "batch_sequences", "Sequences per batch.", "model", _SEQUENCES_BUCKETS
+        )
+        self._tokens = counter("tokens_total", "Tokens computed.", "model")
+        self._batch_tokens = histogram(
+            "batch_tokens", "Tokens per batch.", "model", _TOKENS_BUCKETS
+        )
+        self._model_seconds = counter(
+            "model_seconds_total",
+            "Seconds of model computation, summed over concurrent batches.",
+            "model",
+        )
+        self._text_tokens = counter(
+            "text_tokens_total", "Tokens of request texts, without special tokens.", "model"
+        )
+        self._unknown_tokens = counter(
+            "unknown_tokens_total", "[UNK] tokens of request texts.", "model"
+        )
+        # Memory, CPU time and open files of the process: process_resident_memory_bytes, ...
+        ProcessCollector(registry=registry)
+
+    def set_gauges(
+        self, queued_tokens: Callable[[], float], running_requests: Callable[[], float]
+    ) -> None:
+        """Set the functions that return the numbers of queued tokens and running requests."""
         self._queued_tokens.set_function(queued_tokens)
+        self._running_requests.set_function(running_requests)
 
     def count_request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count a request. For an unknown path, ``endpoint`` is empty and counted as "other"."""
         self._requests.labels(endpoint or "other", str(status)).inc()
         self._request_seconds.labels(endpoint or "other").observe(seconds)
 
-    def count_batch(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        """Count a computed batch."""
-        self._sequences.inc(num_sequences)
-        self._tokens.inc(num_tokens)
-        self._batch_tokens.observe(num_tokens)
-        self._model_seconds.inc(seconds)
+    def count_batch(self, batch: ComputedBatch) -> None:
+        """Count a computed batch; its key starts with the name of the model."""
+        assert isinstance(batch.key, tuple)
+        model = batch.key[0]
+        self._sequences.labels(model).inc(batch.num_sequences)
+        self._tokens.labels(model).inc(batch.num_tokens)
+        self._batch_tokens.labels(model).observe(batch.num_tokens)
+        self._batch_sequences.labels(model).observe(batch.num_sequences)
+        self._model_seconds.labels(model).inc(batch.seconds)
+        for seconds in batch.wait_seconds:
+            self._queue_seconds.labels(model).observe(seconds)
 
     def get_token_counter(self, model: str) -> TokenCounter:
         """Return a counter for the tokens of the texts sent to a model."""

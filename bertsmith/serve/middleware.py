@@ -119,6 +119,11 @@ class RequestMiddleware:
         self._receiver = BodyReceiver(settings)
         self._response_monitor = ResponseMonitor(settings)
 
+    @property
+    def num_running_requests(self) -> int:
+        """Number of requests being answered, without those whose body is being received."""
+        return self._concurrency.num_active
+
     def get_cors_headers(self, origin: str) -> dict[str, str]:
         """Return the CORS headers of a response that is sent without this middleware."""
         if self._cors is None or not self._cors.is_allowed_origin(origin):

@@ -17,6 +17,8 @@ import torch
 from bertsmith import bundle
 from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, BertModel
+from bertsmith.serve.batching import Batcher, ComputedBatch
+from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.launch import check_certificate
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.settings import ServeSettings
@@ -198,3 +200,72 @@ def test_paths_are_checked_without_the_root_path(models: list[ServedModel]) -> N
         host = {"Host": "bert.example"}
         assert httpx.get(server.url, headers=host).status_code == 200
         assert httpx.get(f"{server.url}/models", headers=host).status_code == 401
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Return the value of each time series of /metrics, by its name and labels."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    values = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in values}
+
+
+def test_metrics_have_the_load_of_each_model(models: list[ServedModel]) -> None:
+    """Sequences, tokens, batches and waiting time are counted per model; memory per process."""
+    settings = ServeSettings(request_timeout_seconds=TIMEOUT)
+    with run_server(models[:2], settings) as server, ThreadPoolExecutor(3) as pool:
+        names = [model.name for model in models[:2]]
+        bodies: list[Any] = [
+            {"model": names[0], "inputs": ["a", "a"]},
+            {"model": names[1], "inputs": "a"},
+        ]
+        with paused_model() as pause:
+            futures = [pool.submit(server.post, "/embed", body) for body in bodies]
+            assert pause.started.wait(TIMEOUT)
+            wait_until(lambda: read_metrics(server.url)["bertsmith_running_requests"] == 3)
+            pause.resume.set()
+        assert [future.result(TIMEOUT).status_code for future in futures] == [200, 200]
+
+        def count(name: str) -> list[float]:
+            metrics = read_metrics(server.url)
+            return [metrics.get(f'{name}{{model="{model}"}}', 0.0) for model in names]
+
+        # The counters are increased after the response is sent.
+        wait_until(lambda: count("bertsmith_queue_seconds_count") == [1, 1])
+        assert count("bertsmith_sequences_total") == [2, 1]
+        assert count("bertsmith_batch_sequences_sum") == [2, 1]
+        # Each sequence has [CLS], one word and [SEP].
+        assert count("bertsmith_tokens_total") == [6, 3]
+        assert count("bertsmith_batch_tokens_sum") == [6, 3]
+        assert all(seconds > 0 for seconds in count("bertsmith_model_seconds_total"))
+        metrics = read_metrics(server.url)
+        # The request for the metrics itself is running.
+        assert metrics["bertsmith_running_requests"] == 1
+        assert metrics["bertsmith_waiting_tokens"] == 0
+        assert metrics["process_resident_memory_bytes"] > 2**20
+
+
+def test_queue_time_is_that_before_the_first_sequence() -> None:
+    """A call in two batches counts once, with the time until the first batch starts."""
+    now = 100.0
+    batches: list[ComputedBatch] = []
+
+    def compute(payloads: list[Any]) -> list[Any]:
+        nonlocal now
+        now += 5.0
+        return payloads
+
+    batcher = Batcher(
+        max_batch_tokens=10,
+        max_queue_tokens=100,
+        max_call_tokens=100,
+        max_wait_seconds=0.0,
+        on_batch=batches.append,
+        clock=lambda: now,
+    )
+    deadline = Deadline(TIMEOUT)
+    deadline.expires_at = 1000.0
+    batcher.submit("key", compute, [(10, 1), (10, 2)], deadline).result(TIMEOUT)
+    batcher.close(TIMEOUT)
+    assert [(batch.num_tokens, batch.seconds, batch.wait_seconds) for batch in batches] == [
+        (10, 5.0, [0.0]), (10, 5.0, []),
+    ]  # fmt: skip

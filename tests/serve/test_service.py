@@ -77,7 +77,7 @@ def test_each_batch_is_one_forward_pass(
     # With this limit, code that groups the sequences again would compute them one by one.
     monkeypatch.setattr(inference_batches, "max_batch_size", lambda *_: 1)
     served = [model for model in models if model.name == model_name]
-    service = Service(served, on_batch=lambda num_sequences, *_: batch_sizes.append(num_sequences))
+    service = Service(served, on_batch=lambda batch: batch_sizes.append(batch.num_sequences))
     try:
         predict(service)
     finally:
