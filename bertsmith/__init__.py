@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from bertsmith.use.score import score
     from bertsmith.use.search import search
     from bertsmith.use.similar import similar
+    from bertsmith.use.sparse import embed_sparse
 
 #: The module of each public name. Keep in sync with the imports for type checkers above.
 _MODULE_OF_NAME = {
@@ -57,6 +58,7 @@ _MODULE_OF_NAME = {
     "choose": "bertsmith.use.choose",
     "compare": "bertsmith.use.inspection.compare",
     "embed": "bertsmith.use.embed",
+    "embed_sparse": "bertsmith.use.sparse",
     "evaluate": "bertsmith.use.evaluate",
     "evaluate_embeddings": "bertsmith.use.evaluate_embeddings",
     "evaluate_minimal_pairs": "bertsmith.use.minimal_pairs",
@@ -89,6 +91,7 @@ __all__ = [
     "choose",
     "compare",
     "embed",
+    "embed_sparse",
     "evaluate",
     "evaluate_embeddings",
     "evaluate_minimal_pairs",

@@ -140,6 +140,14 @@ def embed(
     old_special_tokens: Annotated[
         bool | None, typer.Option(OLD_SPECIAL_TOKENS_FLAGS, hidden=True)
     ] = None,
+    prompt_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a prompt of a sentence-transformers model, such as query, which is added "
+            "to each text. Default: as the model specifies.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -224,7 +232,7 @@ def embed(
     )
     with join_process_group() as processes, texts as opened_texts:
         embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
-        embedder = embedder.with_token_counter(unknown.counts)
+        embedder = embedder.with_prompt(prompt_name).with_token_counter(unknown.counts)
         if out is None:
             _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)
         elif processes.is_main:

@@ -28,6 +28,7 @@ from bertsmith.serve.responses import Status
 from bertsmith.serve.routes import TaskRoutes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.sparse import SparseRoutes
 from bertsmith.serve.tei import TeiRoutes
 from bertsmith.version import __version__
 
@@ -83,6 +84,7 @@ def create_app(
     _add_server_endpoints(app, service, metrics, needs_key=keys is not None)
     embeddings = EmbeddingRoutes(executor)
     app.include_router(embeddings.router)
+    app.include_router(SparseRoutes(executor).router)
     app.include_router(InferenceRoutes(executor, embeddings).router)
     app.include_router(TaskRoutes(executor).router)
     app.include_router(RerankRoutes(executor).router)

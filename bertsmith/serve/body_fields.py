@@ -94,12 +94,30 @@ TextOrPair = Annotated[list[str], FailFastList(), Field(min_length=1, max_length
 TextPair = tuple[str, str]
 #: Weight of a layer. Larger values would overflow float32 in the weighted sum.
 Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+Truncate = Annotated[
+    bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
+]
+PromptName = Annotated[
+    str | None,
+    Field(
+        description="Name of a prompt of a sentence-transformers model, which is added to each "
+        "text; null: the default prompt of the model, if it has one."
+    ),
+]
+#: text-embeddings-inference writes the first letter of directions in upper case.
+_TO_LOWER_CASE = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
 TruncationDirection = Annotated[
     Literal["right", "left"],
-    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
-    # text-embeddings-inference writes the first letter in upper case.
+    _TO_LOWER_CASE,
     WithJsonSchema({"type": "string", "enum": ["right", "left", "Right", "Left"]}),
     Field(description="Side on which texts are truncated."),
+]
+#: Direction of endpoints that truncate the longer text of a pair at its end.
+RightTruncation = Annotated[
+    Literal["right"],
+    _TO_LOWER_CASE,
+    WithJsonSchema({"type": "string", "enum": ["right", "Right"]}),
+    Field(description="Side on which texts are truncated; only the right side is supported."),
 ]
 #: Elements of shortened vectors.
 Dimensions = Annotated[

@@ -31,7 +31,8 @@ from bertsmith.serve.responses import (
 from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
 from bertsmith.serve.service import PendingEmbeddings
-from bertsmith.use.embed import Embedder, Floats
+from bertsmith.use.embed import Embedder
+from bertsmith.use.token_vectors import Floats, TokenVectors
 from bertsmith.use.vector_settings import VectorSettings
 
 #: Largest request, in characters, that is tokenized on the event loop; larger ones are tokenized
@@ -100,7 +101,9 @@ class EmbeddingRoutes:
         # files of a sentence-transformers model say whether its vectors are normalized.
         settings = VectorSettings(normalize=True if embedder.pooling_config is None else None)
         check_dimensions(body.dimensions, embedder, settings)
-        pending, vectors = await self._compute_vectors(request, body.model, texts, settings)
+        pending, vectors = await self._compute_vectors(
+            request, body.model, texts, settings, prompt_name=body.prompt_name
+        )
         vectors = shorten_vectors(vectors, body.dimensions)
 
         def encode() -> bytes:
@@ -148,6 +151,7 @@ class EmbeddingRoutes:
             settings,
             truncate=body.truncate,
             truncation_side=body.truncation_direction,
+            prompt_name=body.prompt_name,
         )
         vectors = shorten_vectors(vectors, body.dimensions)
         return _add_truncated_header(await self._create_vectors_response(vectors), pending)
@@ -156,10 +160,18 @@ class EmbeddingRoutes:
         """Embed tokens: one vector per token of each text."""
         texts = as_list(body.inputs)
         settings = body.to_vector_settings()
-        results = await self._executor.run_in_thread(
-            request,
-            lambda deadline: self._service.embed_tokens(body.model, texts, settings, deadline),
-        )
+
+        def embed_tokens(deadline: Deadline) -> list[TokenVectors]:
+            return self._service.embed_tokens(
+                body.model,
+                texts,
+                settings,
+                deadline,
+                truncation_side=body.truncation_direction,
+                prompt_name=body.prompt_name,
+            )
+
+        results = await self._executor.run_in_thread(request, embed_tokens)
         if not body.truncate:
             check_not_truncated(results)
         return await self._create_vectors_response([result.vectors for result in results])
@@ -173,7 +185,13 @@ class EmbeddingRoutes:
         else:
             texts = [body.inputs.source_sentence, *body.inputs.sentences]
         _, vectors = await self._compute_vectors(
-            request, body.model, texts, VectorSettings(normalize=True)
+            request,
+            body.model,
+            texts,
+            VectorSettings(normalize=True),
+            truncate=body.parameters.truncate,
+            truncation_side=body.parameters.truncation_direction,
+            prompt_name=body.parameters.prompt_name,
         )
         matrix = np.stack(vectors)
         if not isinstance(body.inputs, list):

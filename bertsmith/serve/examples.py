@@ -9,6 +9,7 @@ from bertsmith.serve.models import ServedModel
 _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/embeddings": {"input": ["a sentence", "another one"]},
     "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},
+    "/embed_sparse": {"inputs": "a sentence"},
     "/embed_all": {"inputs": "a sentence"},
     "/similarity": {"inputs": {"source_sentence": "a cat sleeps", "sentences": ["a dog sleeps"]}},
     "/word_distances": {"inputs": ["the bank of the river", "money in the bank"], "word": "bank"},
@@ -35,7 +36,7 @@ def get_task(path: str) -> str:
     """Return the task that a model must support for an endpoint."""
     task = _TASKS.get(path, path[1:])
     # Every model supports the other endpoints.
-    tasks = ("fill", "pair", "classify", "tag", "answer", "choose", "rerank")
+    tasks = ("embed_sparse", "fill", "pair", "classify", "tag", "answer", "choose", "rerank")
     return task if task in tasks else "embed"
 
 

@@ -20,9 +20,9 @@ from bertsmith.serve.limits import check_limit, check_no_surrogates
 from bertsmith.serve.responses import AttentionResult, WordDistances
 from bertsmith.serve.schemas import AttentionBody, WordDistancesBody
 from bertsmith.serve.service import Service
-from bertsmith.use.embed import Floats, WordVector
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.similar import cosine_distances
+from bertsmith.use.token_vectors import Floats, WordVector
 from bertsmith.use.vector_settings import build_vector_settings
 
 #: Tokens of a text or pair whose attention is computed; longer ones are truncated.

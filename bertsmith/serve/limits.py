@@ -34,6 +34,15 @@ def check_not_truncated(results: Iterable[_Result], what: str = "a text") -> Non
         )
 
 
+def check_num_truncated(num_truncated: int, max_seqlen: int) -> None:
+    """Raise RequestTooLargeError if texts were truncated to ``max_seqlen`` tokens."""
+    if num_truncated:
+        raise RequestTooLargeError(
+            f"{num_truncated:,} of the texts are longer than the model's maximum of {max_seqlen} "
+            "tokens; shorten them, or send truncate: true"
+        )
+
+
 def check_top(top: int) -> None:
     """Raise InputError if the number of predictions per mask is out of range."""
     if not 1 <= top <= MAX_TOP:

@@ -23,16 +23,25 @@ from bertsmith.serve.deadline import NotFiniteError
 from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.tasks.outputs import compute_batch_outputs
 from bertsmith.text.unknown import TokenCounter
-from bertsmith.use.embed import Embedder, Floats
+from bertsmith.use.embed import Embedder
 from bertsmith.use.explain import AttentionMaps, attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_batch
 from bertsmith.use.model_setup import set_up_model
+from bertsmith.use.sparse import SparseVector
+from bertsmith.use.token_vectors import Floats
 
 #: Task that a fine-tuned model supports, by the kind of its head.
 _TASK_BY_KIND = {
     "single": "classify", "multi": "classify", "regression": "classify", "entities": "tag",
     "tags": "tag", "span": "answer", "choice": "choose",
 }  # fmt: skip
+
+
+#: What a model needs for a task whose name does not say it.
+_REQUIREMENTS = {
+    "embed_sparse": "a masked-LM head",
+    "rerank": "one output for a pair of texts",
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,9 @@ class ServedModel:
         name: name of the model in requests.
         bundle: model and tokenizer.
         embedder: computes vectors with the same model.
-        tasks: tasks that the model supports: "embed" (every model), "fill", "pair", "classify",
-            "rerank" (models with one output), "tag", "answer" or "choose".
+        tasks: tasks that the model supports: "embed" (every model), "fill" and "embed_sparse"
+            (models with a masked-LM head), "pair", "classify", "rerank" (models with one output),
+            "tag", "answer" or "choose".
         version: distinguishes models that were loaded under the same name; their sequences do not
             share batches.
     """
@@ -90,7 +100,7 @@ def load_served_model(
     elif isinstance(bundle, PretrainedBundle):
         # Without the weights of a masked-LM head, the loaded head is randomly initialized.
         if not any(parameter.startswith("mlm.") for parameter in bundle.new_weights):
-            tasks.add("fill")
+            tasks |= {"fill", "embed_sparse"}
         if bundle.config.nsp:
             tasks.add("pair")
     if not isinstance(bundle, EncoderBundle):
@@ -99,6 +109,12 @@ def load_served_model(
     # The files may be deleted before the first request that needs the pooler.
     embedder.preload_pooler()
     return ServedModel(name, bundle, embedder, frozenset(tasks))
+
+
+def describe_task(task: str) -> str:
+    """Return a task with what a model needs for it, for error messages."""
+    requirement = _REQUIREMENTS.get(task)
+    return task if requirement is None else f"{task}, which needs {requirement}"
 
 
 def require_finite(
@@ -115,7 +131,11 @@ def require_finite(
             if isinstance(result, Tensor):
                 is_finite = not bool((result.isnan() | result.isposinf()).any())
             else:
-                numbers = result.probabilities if isinstance(result, AttentionMaps) else result
+                numbers = result
+                if isinstance(result, AttentionMaps):
+                    numbers = result.probabilities
+                elif isinstance(result, SparseVector):
+                    numbers = result.weights
                 is_finite = bool(np.isfinite(numbers).all())
             if not is_finite:
                 raise NotFiniteError(model)

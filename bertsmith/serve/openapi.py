@@ -14,7 +14,7 @@ from bertsmith.serve.responses import ErrorResponse
 
 #: Endpoints that need no API key.
 _PUBLIC_PATHS: Final = ("/health", "/ready")
-_EMBEDDING_PATHS: Final = ("/embed", "/v1/embeddings")
+_EMBEDDING_PATHS: Final = ("/embed", "/embed_sparse", "/v1/embeddings")
 #: Errors of every endpoint.
 _ERRORS: Final = {
     400: "The request is malformed, or its Host header is not allowed.",

@@ -51,6 +51,14 @@ class Status(TypedDict):
 
 
 @_exact
+class SparseEntry(TypedDict):
+    """A vocabulary entry with a weight above 0."""
+
+    index: Annotated[int, Field(description="Token id.")]
+    value: Annotated[float, Field(description="Weight.")]
+
+
+@_exact
 class EmbeddingItem(TypedDict):
     """The vector of a text."""
 

@@ -18,11 +18,14 @@ from bertsmith.serve.body_fields import (
     FailFastList,
     Inputs,
     ModelName,
+    PromptName,
+    RightTruncation,
     StrictModel,
     TextOrPair,
     TextPair,
     Texts,
     TokenIds,
+    Truncate,
     TruncationDirection,
     Weight,
     select_branch,
@@ -59,15 +62,9 @@ class VectorsBody(BaseBody):
         default_factory=list
     )
     include_special_tokens: bool = True
-    truncate: Annotated[
-        bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
-    ] = True
-    prompt_name: Annotated[
-        Literal["default"] | None,
-        Field(
-            description='Null or "default": the default prompt of a sentence-transformers model.'
-        ),
-    ] = None
+    truncate: Truncate = True
+    truncation_direction: TruncationDirection = "right"
+    prompt_name: PromptName = None
 
     def to_vector_settings(self, **overrides: Any) -> VectorSettings:
         """Return the body's settings.
@@ -89,8 +86,16 @@ class EmbedBody(VectorsBody):
 
     pooling: str | None = None
     normalize: bool | None = True
-    truncation_direction: TruncationDirection = "right"
     dimensions: Dimensions = None
+
+
+class EmbedSparseBody(BaseBody):
+    """Body of POST /embed_sparse."""
+
+    inputs: Inputs
+    truncate: Truncate = True
+    truncation_direction: TruncationDirection = "right"
+    prompt_name: PromptName = None
 
 
 class OpenAiBody(BaseModel):
@@ -110,6 +115,7 @@ class OpenAiBody(BaseModel):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Dimensions = None
+    prompt_name: PromptName = None
     user: str | None = None
 
 
@@ -125,6 +131,7 @@ class RerankBody(BaseBody):
     truncate: Annotated[
         bool, Field(description="Truncate pairs that are too long, instead of rejecting them.")
     ] = True
+    truncation_direction: RightTruncation = "right"
 
 
 class Document(BaseModel):
@@ -151,6 +158,14 @@ class SimilarityInputs(StrictModel):
     sentences: Texts
 
 
+class SimilarityParameters(StrictModel):
+    """Parameters of POST /similarity, as clients of text-embeddings-inference send them."""
+
+    truncate: Truncate = True
+    truncation_direction: TruncationDirection = "right"
+    prompt_name: PromptName = None
+
+
 class SimilarityBody(BaseBody):
     """Body of POST /similarity: a sentence and others, or a list of texts."""
 
@@ -158,6 +173,7 @@ class SimilarityBody(BaseBody):
         Annotated[SimilarityInputs, Tag("<one>")] | Annotated[Texts, Tag("<list>")],
         Discriminator(select_branch),
     ]
+    parameters: SimilarityParameters = SimilarityParameters()
 
 
 class WordDistancesBody(BaseBody):
@@ -250,9 +266,8 @@ class PredictBody(BaseBody):
     raw_scores: Annotated[
         bool, Field(description="Return the output of a model with one output, without a sigmoid.")
     ] = False
-    truncate: Annotated[
-        bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
-    ] = True
+    truncate: Truncate = True
+    truncation_direction: RightTruncation = "right"
 
 
 class DecodeBody(BaseBody):

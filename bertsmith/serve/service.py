@@ -18,24 +18,30 @@ from bertsmith.errors import ModelError, SettingsError
 from bertsmith.model.task_models import TaskModel
 from bertsmith.runtime.thread_pool import choose_num_workers
 from bertsmith.serve.batching import BatchCallback, Batcher
-from bertsmith.serve.deadline import Deadline, RequestTooLargeError, wait_for_result
-from bertsmith.serve.limits import check_limit, check_no_surrogates, check_top
+from bertsmith.serve.deadline import Deadline, wait_for_result
+from bertsmith.serve.limits import (
+    check_limit,
+    check_no_surrogates,
+    check_num_truncated,
+    check_top,
+)
 from bertsmith.serve.models import (
     ServedModel,
     compute_attentions,
     compute_mask_predictions,
     compute_task_outputs,
+    describe_task,
     require_finite,
 )
 from bertsmith.serve.settings import ServeSettings
-from bertsmith.serve.token_ids import truncate_token_ids
+from bertsmith.serve.token_ids import tokenize_inputs
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.outputs import ComputeOutputs
 from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, iter_answers
 from bertsmith.use.choose import Choice, iter_choices
-from bertsmith.use.embed import Floats, TokenVectors, VectorBatches
+from bertsmith.use.embed import VectorBatches
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.fill import Filling, iter_fillings
 from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence, MaskedTokenPredictor
@@ -47,6 +53,7 @@ from bertsmith.use.pair import (
 )
 from bertsmith.use.predict import Prediction, iter_predictions
 from bertsmith.use.tag import TaggedText, iter_tagged_texts
+from bertsmith.use.token_vectors import Floats, TokenVectors
 from bertsmith.use.vector_settings import TruncationSide, VectorSettings
 from bertsmith.use.vectors import VectorSpec
 
@@ -144,10 +151,11 @@ class Service:
             )
         names = self.get_model_names(task)
         if not names:
-            raise ModelError(f"no loaded model can {task}; start the server with such a model")
+            raise ModelError(f"no loaded model can {describe_task(task)}; load such a model")
         if model_name is not None and model_name not in names:
             raise ModelError(
-                f"the model {model_name!r} cannot {task}; expected one of {', '.join(names)}"
+                f"the model {model_name!r} cannot {describe_task(task)}; expected one of "
+                f"{', '.join(names)}"
             )
         return self.models[model_name or names[0]]
 
@@ -257,6 +265,7 @@ class Service:
         *,
         truncate: bool = True,
         truncation_side: TruncationSide = "right",
+        prompt_name: str | None = None,
     ) -> PendingEmbeddings:
         """Submit texts to the batcher without waiting for their vectors.
 
@@ -267,9 +276,10 @@ class Service:
             deadline: the request's deadline.
             truncate: truncate texts that are too long, instead of rejecting them.
             truncation_side: side on which texts are truncated.
+            prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
 
         Raises:
-            InputError: token ids are not those of the model's tokenizer.
+            InputError: token ids or the prompt are not those of the model.
             SettingsError: the settings have no pooling, which gives a vector for each token.
             RequestTooLargeError: the texts exceed a limit of the server; or, without
                 ``truncate``, a text is longer than the model's maximum.
@@ -281,16 +291,9 @@ class Service:
             raise SettingsError(
                 'pooling "none" returns one vector per token; send the request to /embed_all'
             )
-        token_ids = [ids for ids in texts if not isinstance(ids, str)]
-        if token_ids:
-            tokenized = truncate_token_ids(model.embedder, token_ids, truncation_side)
-        else:
-            tokenized = model.embedder.tokenize(strings, truncation_side)
-        if tokenized.num_truncated and not truncate:
-            raise RequestTooLargeError(
-                f"{tokenized.num_truncated:,} of the texts are longer than the model's maximum of "
-                f"{model.embedder.max_seqlen} tokens; shorten them, or send truncate: true"
-            )
+        tokenized = tokenize_inputs(model.embedder, texts, truncation_side, prompt_name)
+        if not truncate:
+            check_num_truncated(tokenized.num_truncated, model.embedder.max_seqlen)
         check_limit("vector elements", len(texts) * spec.width, self.settings.max_vector_elements)
         payloads = [(len(ids), ids) for ids in tokenized.sequences]
         compute_batch = require_finite(model.name, partial(model.embedder.encode_batch, spec=spec))
@@ -309,6 +312,8 @@ class Service:
         deadline: Deadline | None = None,
         *,
         max_vector_elements: int | None = None,
+        truncation_side: TruncationSide = "right",
+        prompt_name: str | None = None,
     ) -> list[TokenVectors]:
         """Return the vectors of the tokens of each text; the pooling of ``settings`` is ignored.
 
@@ -317,8 +322,9 @@ class Service:
             texts: the texts.
             settings: layers, weights and special tokens.
             deadline: the request's deadline.
-            max_vector_elements: maximum number of elements of all vectors together; None for the
-                server's limit.
+            max_vector_elements: maximum number of elements of all vectors; None for the default.
+            truncation_side: side on which texts are truncated.
+            prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
         """
         model = self.check_request(model_name, "embed", texts, deadline)
         deadline = self._resolve_deadline(deadline)
@@ -339,7 +345,8 @@ class Service:
             yield list(range(len(payloads))), vectors
 
         spec = model.embedder.resolve_settings(settings)
-        return model.embedder.encode_tokens_with_spec(texts, spec, None, compute)
+        embedder = model.embedder.with_prompt(prompt_name)
+        return embedder.encode_tokens_with_spec(texts, spec, None, compute, truncation_side)
 
     def attention(
         self,
@@ -360,7 +367,6 @@ class Service:
             deadline: the request's deadline.
         """
         model = self.check_request(model_name, "embed", [text])
-        # The text is tokenized with the batch, so its length is not known yet.
         num_tokens = max_seqlen or model.embedder.max_seqlen
         payloads = [(num_tokens, (text, pair, max_seqlen))]
         compute_batch = require_finite(model.name, partial(compute_attentions, model))

@@ -1,10 +1,37 @@
-"""Check and truncate token ids that clients send instead of texts."""
+"""Tokenize texts, and check and truncate token ids that clients send instead of texts."""
 
 from collections.abc import Sequence
 
 from bertsmith.errors import InputError
 from bertsmith.use.embed import Embedder, TokenizedTexts
 from bertsmith.use.vector_settings import TruncationSide
+
+
+def tokenize_inputs(
+    embedder: Embedder,
+    inputs: Sequence[str] | Sequence[list[int]],
+    truncation_side: TruncationSide,
+    prompt_name: str | None,
+) -> TokenizedTexts:
+    """Return the token ids of texts, truncated to the model's maximum length.
+
+    Args:
+        embedder: the model.
+        inputs: texts, or token ids as for ``truncate_token_ids``.
+        truncation_side: side on which texts are truncated.
+        prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
+
+    Raises:
+        InputError: the model declares no such prompt, or token ids are not valid or have a prompt.
+    """
+    embedder = embedder.with_prompt(prompt_name)
+    token_ids = [ids for ids in inputs if not isinstance(ids, str)]
+    if not token_ids:
+        texts = [text for text in inputs if isinstance(text, str)]
+        return embedder.tokenize(texts, truncation_side)
+    if prompt_name is not None:
+        raise InputError("prompt_name has no effect on token ids; send texts, or leave it out")
+    return truncate_token_ids(embedder, token_ids, truncation_side)
 
 
 def truncate_token_ids(

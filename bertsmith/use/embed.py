@@ -4,22 +4,21 @@ In shapes, n is the number of texts and W the width of a vector.
 """
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle, load_encoder
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import InputError, ModelError
-from bertsmith.interop.sentence_transformers import PoolingConfig, read_pooling
+from bertsmith.interop.sentence_transformers import read_pooling
+from bertsmith.interop.sentence_transformers.splade import SpladeConfig, read_splade
 from bertsmith.memory import format_bytes, get_total_memory_bytes
 from bertsmith.model.heads import Pooler
 from bertsmith.model.packed import pack_sequences
@@ -31,13 +30,20 @@ from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.masked_lm import check_is_text_list
 from bertsmith.use.model_setup import set_up_encoder
 from bertsmith.use.quantization import quantize
+from bertsmith.use.token_vectors import (
+    Floats,
+    TokenVectors,
+    WordVector,
+    average_word_tokens,
+    find_word,
+)
 from bertsmith.use.vector_settings import TruncationSide, VectorSettings, build_vector_settings
 from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
 
-Floats = NDArray[np.float32]
 #: For each batch, the indices of its texts, and their vectors: float32 [n, W] with one vector per
 #: text, or a list of n arrays [S, W] with one vector per token.
 VectorBatches = Iterator[tuple[list[int], Any]]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -53,45 +59,21 @@ class TokenizedTexts:
     num_truncated: int
 
 
-@dataclass(frozen=True)
-class TokenVectors:
-    """The tokens of one text and their vectors.
-
-    Attributes:
-        tokens: The tokens as strings.
-        ids: The token ids.
-        offsets: The range [start, end) of the characters of each token; an empty range for [CLS]
-            and [SEP].
-        vectors: float32 [S, W].
-        is_truncated: Whether the text was longer than the model's maximum length.
-    """
-
-    tokens: list[str]
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-    vectors: Floats
-    is_truncated: bool
-
-
-@dataclass(frozen=True)
-class WordVector:
-    """The vector of one occurrence of a word.
-
-    Attributes:
-        text_index: Index of the text that contains the word, from 0.
-        start: Index of the word's first character in the text.
-        end: Index after the word's last character in the text.
-        vector: float32 [W].
-    """
-
-    text_index: int
-    start: int
-    end: int
-    vector: Floats
-
-
 class Embedder:
-    """Computes vectors of texts with any BERT model directory."""
+    """Computes vectors of texts with any BERT model directory.
+
+    Attributes:
+        path: The model directory.
+        config: The model's config.
+        tokenizer: The model's tokenizer.
+        encoder: The encoder.
+        fast: Whether the encoder uses 8-bit or 16-bit arithmetic.
+        device: The device of the encoder.
+        pooling_config: What a sentence-transformers directory specifies; None for other models.
+        prompt_name: The argument of ``with_prompt``; None for the model's default prompt.
+        splade_config: What a sentence-transformers directory specifies for sparse vectors.
+        text_config: How texts are preprocessed: prompts, lowercasing and maximum length.
+    """
 
     def __init__(
         self, bundle: PretrainedBundle | FineTunedBundle | EncoderBundle, *, fast: bool = False
@@ -118,8 +100,9 @@ class Embedder:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.pooling_config = read_pooling(bundle.path)
-        # How texts are preprocessed: prompt, lowercasing and maximum length.
-        self._text_config = self.pooling_config or PoolingConfig()
+        self.prompt_name: str | None = None
+        self.splade_config = read_splade(bundle.path) or SpladeConfig()
+        self.text_config = self.pooling_config or self.splade_config.text_config
 
     @classmethod
     def load(
@@ -143,10 +126,36 @@ class Embedder:
         return embedder
 
     @property
+    def prompts(self) -> Mapping[str, str]:
+        """Prompts by name, as declared by a sentence-transformers directory."""
+        return self.text_config.prompts
+
+    def with_prompt(self, name: str | None) -> Self:
+        """Return an embedder with the same model that adds a prompt to every text.
+
+        Args:
+            name: Name of a prompt in ``prompts``; None or "default" for the model's default prompt,
+                if it has one.
+
+        Raises:
+            InputError: The model declares no such prompt.
+        """
+        if name is None or (name == "default" and name not in self.prompts):
+            return self
+        if name not in self.prompts:
+            names = ", ".join(map(repr, self.prompts))
+            advice = f"expected one of {names}" if names else "the model declares no prompts"
+            raise InputError(f"unknown prompt {name!r}; {advice}")
+        embedder = copy.copy(self)
+        embedder.prompt_name = name
+        embedder.text_config = replace(self.text_config, default_prompt_name=name)
+        return embedder
+
+    @property
     def max_seqlen(self) -> int:
         """Number of tokens, including [CLS] and [SEP], to which longer texts are truncated."""
         max_positions = self.config.max_positions
-        return min(self._text_config.max_seq_length or max_positions, max_positions)
+        return min(self.text_config.max_seq_length or max_positions, max_positions)
 
     def encode(
         self,
@@ -159,6 +168,7 @@ class Embedder:
         combine: str = "concat",
         weights: Sequence[float] = (),
         batch_tokens: int | None = None,
+        prompt_name: str | None = None,
     ) -> Floats:
         """Compute one vector per text. Texts longer than the maximum length are truncated.
 
@@ -176,12 +186,14 @@ class Embedder:
             weights: One weight per layer, if ``combine`` is "weighted".
             batch_tokens: Maximum number of tokens per batch. On a CPU, up to four batches are
                 computed in parallel.
+            prompt_name: Name of the prompt to add to each text; see ``with_prompt``.
 
         Returns:
             float32 [n, W], in input order.
 
         Raises:
             SettingsError: The settings are invalid for this model.
+            InputError: The model declares no such prompt.
         """
         spec = self.resolve_settings(
             build_vector_settings(
@@ -197,7 +209,7 @@ class Embedder:
             raise InputError(
                 'pooling is "none", which gives one vector per token; call encode_tokens() instead'
             )
-        return self.encode_with_spec(texts, spec, batch_tokens)
+        return self.with_prompt(prompt_name).encode_with_spec(texts, spec, batch_tokens)
 
     def encode_with_spec(
         self, texts: Sequence[str], spec: VectorSpec, batch_tokens: int | None = None
@@ -215,11 +227,13 @@ class Embedder:
         *,
         layer: int | Sequence[int] | None = None,
         batch_tokens: int | None = None,
+        prompt_name: str | None = None,
         **settings: Any,
     ) -> list[TokenVectors]:
         """Compute one vector per token of each text; arguments as for ``encode``."""
         spec = self.resolve_settings(build_vector_settings(layer, pooling="none", **settings))
-        return self.encode_tokens_with_spec(texts, spec, batch_tokens)
+        embedder = self.with_prompt(prompt_name)
+        return embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
 
     def encode_tokens_with_spec(
         self,
@@ -228,6 +242,7 @@ class Embedder:
         batch_tokens: int | None = None,
         compute: Callable[[Sequence[list[int]], VectorSpec, int | None], VectorBatches]
         | None = None,
+        truncation_side: TruncationSide = "right",
     ) -> list[TokenVectors]:
         """Compute one vector per token of each text.
 
@@ -236,36 +251,46 @@ class Embedder:
             spec: A spec whose pooling is "none".
             batch_tokens: Maximum number of tokens per batch.
             compute: Computes the vectors of the sequences; by default ``encode_batches``.
+            truncation_side: Side on which texts are truncated.
         """
         encoded = self.tokenizer.encode_batch_with_offsets(self._preprocess(texts))
-        sequences = [self.build_sequence(ids) for ids, _ in encoded]
+        sequences = [self.build_sequence(ids, truncation_side) for ids, _ in encoded]
         compute = compute or self.encode_batches
         results: list[Any] = [None] * len(texts)
         for indices, batch in compute(sequences, spec, batch_tokens):
             for index, vectors in zip(indices, batch, strict=True):
                 ids, offsets = encoded[index]
-                results[index] = self._build_token_vectors(texts[index], ids, offsets, vectors)
+                results[index] = self._build_token_vectors(
+                    texts[index],
+                    self._truncate(ids, truncation_side),
+                    self._truncate(offsets, truncation_side),
+                    vectors,
+                    is_truncated=len(ids) > self._max_text_tokens,
+                )
         return results
 
     def _build_token_vectors(
-        self, text: str, ids: list[int], offsets: list[tuple[int, int]], vectors: Floats
+        self,
+        text: str,
+        ids: list[int],
+        offsets: list[tuple[int, int]],
+        vectors: Floats,
+        *,
+        is_truncated: bool,
     ) -> TokenVectors:
         """Combine the tokens of a text with their vectors.
 
         Args:
             text: The text without the prompt.
-            ids: The token ids of the prompt and the text, not truncated, without [CLS] and [SEP].
+            ids: The token ids of the prompt and the text, without [CLS] and [SEP].
             offsets: The range [start, end) of the characters of each of these tokens.
             vectors: float32 [S, W], with or without the vectors of [CLS] and [SEP].
+            is_truncated: Whether the ids were truncated.
         """
-        max_tokens = self._max_text_tokens
-        is_truncated = len(ids) > max_tokens
-        ids = ids[:max_tokens]
         # Offsets in the result refer to the text without the prompt.
-        prompt_length = len(self._text_config.prompt)
+        prompt_length = len(self.text_config.prompt)
         offsets = [
-            (max(start - prompt_length, 0), max(end - prompt_length, 0))
-            for start, end in offsets[:max_tokens]
+            (max(start - prompt_length, 0), max(end - prompt_length, 0)) for start, end in offsets
         ]
         has_special_tokens = len(vectors) > len(ids)
         if has_special_tokens:
@@ -301,7 +326,7 @@ class Embedder:
         spans_by_text = self._find_word_in_texts(texts, word, skip=skip)
         texts_with_word = [texts[index] for index in spans_by_text]
         vectors = self.encode_tokens(texts_with_word, layer=layer, **settings)
-        return self._average_word_tokens(word, spans_by_text, vectors, skip=skip)
+        return average_word_tokens(word, spans_by_text, vectors, self.max_seqlen, skip=skip)
 
     def compute_word_vectors(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
@@ -317,7 +342,7 @@ class Embedder:
             InputError: A text does not contain the word.
         """
         spans_by_text = self._find_word_in_texts(texts, word, skip=False)
-        return self._average_word_tokens(word, spans_by_text, vectors, skip=False)
+        return average_word_tokens(word, spans_by_text, vectors, self.max_seqlen)
 
     def _find_word_in_texts(
         self, texts: Sequence[str], word: str, *, skip: bool
@@ -332,33 +357,6 @@ class Embedder:
                     "expected the word in every text"
                 )
         return {index: spans for index, spans in spans_by_text.items() if spans}
-
-    def _average_word_tokens(
-        self,
-        word: str,
-        spans_by_text: Mapping[int, list[tuple[int, int]]],
-        vectors: Sequence[TokenVectors],
-        *,
-        skip: bool,
-    ) -> list[WordVector]:
-        """Return the mean vector of the tokens of each occurrence of the word."""
-        word_vectors = []
-        for (index, spans), tokens in zip(spans_by_text.items(), vectors, strict=True):
-            for start, end in spans:
-                token_indices = [
-                    token_index
-                    for token_index, (token_start, token_end) in enumerate(tokens.offsets)
-                    if token_start < end and token_end > start
-                ]
-                if token_indices:
-                    vector = tokens.vectors[token_indices].mean(0)
-                    word_vectors.append(WordVector(index, start, end, vector))
-                elif not skip:
-                    raise InputError(
-                        f"text {index + 1}: the word {word!r} is beyond the model's limit of "
-                        f"{self.max_seqlen} tokens; shorten the text"
-                    )
-        return word_vectors
 
     def resolve_settings(self, settings: VectorSettings) -> VectorSpec:
         """Resolve settings for this model.
@@ -386,9 +384,14 @@ class Embedder:
         self, ids: list[int], truncation_side: TruncationSide = "right"
     ) -> list[int]:
         """Return [CLS] text [SEP] for the token ids of a text, truncated to the maximum length."""
+        ids = self._truncate(ids, truncation_side)
+        return [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
+
+    def _truncate(self, items: list[Item], truncation_side: TruncationSide) -> list[Item]:
+        """Return the ids or offsets of a text's tokens, without those beyond the maximum length."""
         if truncation_side == "left":
-            ids = ids[max(len(ids) - self._max_text_tokens, 0) :]
-        return [self.tokenizer.cls_id, *ids[: self._max_text_tokens], self.tokenizer.sep_id]
+            return items[max(len(items) - self._max_text_tokens, 0) :]
+        return items[: self._max_text_tokens]
 
     @torch.inference_mode()
     def encode_batch(self, sequences: Sequence[list[int]], spec: VectorSpec) -> Any:
@@ -448,7 +451,7 @@ class Embedder:
             InputError: ``texts`` is a single string.
         """
         check_is_text_list(texts)
-        return self._text_config.prepare_texts(texts, self.tokenizer)
+        return self.text_config.prepare_texts(texts, self.tokenizer)
 
     def count_word(self, texts: Sequence[str], word: str) -> int:
         """Count the occurrences of a word in texts, without running the model."""
@@ -456,16 +459,7 @@ class Embedder:
 
     def _find_word(self, text: str, word: str) -> list[tuple[int, int]]:
         """Return the range [start, end) of the characters of each occurrence of a word."""
-        word = word.strip()
-        if not word:
-            return []
-        flags = re.IGNORECASE if self.tokenizer.lowercase else 0
-        prefix_pattern = rf"(?<!\w){re.escape(word)}"
-        word_pattern = rf"{prefix_pattern}(?!\w)"
-        spans = [match.span() for match in re.finditer(word_pattern, text, flags)]
-        if not spans:
-            spans = [match.span() for match in re.finditer(prefix_pattern, text, flags)]
-        return spans
+        return find_word(text, word, ignore_case=self.tokenizer.lowercase)
 
 
 def embed(

@@ -239,6 +239,7 @@ def _get_run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str,
         "model_sha256": hash_model_files(embedder.path),
         "fast": embedder.fast,
         **settings.model_dump(mode="json"),
+        "prompt_name": embedder.prompt_name,
     }
 
 

@@ -12,8 +12,8 @@ from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.attention_layout import build_attention_layout
 from bertsmith.model.packed import pack_sequences
 from bertsmith.tasks.text_pairs import add_special_tokens
-from bertsmith.use.embed import Floats
 from bertsmith.use.pair import truncate_pair
+from bertsmith.use.token_vectors import Floats
 
 
 @dataclass(frozen=True)

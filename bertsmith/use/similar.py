@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from bertsmith.errors import InputError, MissingExtraError
-from bertsmith.use.embed import Embedder, Floats, WordVector
+from bertsmith.use.embed import Embedder
+from bertsmith.use.token_vectors import Floats, WordVector
 
 #: Suffixes of the image formats that matplotlib can write without additional packages.
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")

@@ -16,7 +16,6 @@ import numpy as np
 from bertsmith.errors import InputError
 from bertsmith.files import dump_json, sync, write_json
 from bertsmith.progress import Progress
-from bertsmith.use.embed import Floats, TokenVectors
 from bertsmith.use.nearest_neighbors import GRAPH_FILE, VECTORS_FILE, build_graph
 from bertsmith.use.table_output import (
     Cells,
@@ -26,6 +25,7 @@ from bertsmith.use.table_output import (
     to_arrow_table,
     to_json_line,
 )
+from bertsmith.use.token_vectors import Floats, TokenVectors
 
 #: Vectors of n texts: float32 [n, W] with one vector of width W per text, or the token vectors of
 #: each text.

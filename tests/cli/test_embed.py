@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from bertsmith.cli.embed import count_lines
+from bertsmith.errors import InputError
+from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.use.embed import Embedder
+from bertsmith.use.embed_lines import embed_lines
 from bertsmith.use.search import search
+from bertsmith.use.vector_settings import VectorSettings
 from tests.cli.conftest import MAX_SEQLEN, MODEL_WIDTH, SENTENCES, RunCli
 
 
@@ -107,6 +111,40 @@ def test_embed_options_equal_those_of_encode(
         include_special_tokens=False,
     )
     np.testing.assert_allclose(np.load(out), expected, rtol=0, atol=1e-5)
+
+
+def test_prompt_is_added_to_each_line(
+    run_cli: RunCli, model: Path, lines_file: Path, tmp_path: Path
+) -> None:
+    """--prompt-name selects a prompt of the model, is part of a resumed run, and is checked."""
+    prompted = tmp_path / "prompted"
+    write_sentence_transformers(model, prompted)
+    path = prompted / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"prompts": {"query": "the river: ", "document": ""}}))
+    out = tmp_path / "v.npy"
+    command = ("embed", prompted, lines_file, "--out", out, "--prompt-name")
+    assert run_cli(*command, "query").status == 0
+    texts = [f"the river: {text}" for text in lines_file.read_text().split("\n")]
+    expected = Embedder.load(model).encode(texts, normalize=True)
+    np.testing.assert_allclose(np.load(out), expected, rtol=0, atol=1e-5)
+    out.unlink()
+    completed = run_cli(*command, "question")
+    assert completed.status == 2
+    assert "unknown prompt 'question'; expected one of 'query', 'document'" in completed.err
+    embedder = Embedder.load(prompted)
+    lines = iter(["ferry"] * 3000)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        embed_lines(embedder.with_prompt("query"), _interrupt(lines), out, VectorSettings())
+    with pytest.raises(InputError, match="a different prompt name"):
+        embed_lines(
+            embedder.with_prompt("document"), ["ferry"] * 3000, out, VectorSettings(), resume=True
+        )
+
+
+def _interrupt(lines: Iterator[str]) -> Iterator[str]:
+    """Yield all lines, then fail."""
+    yield from lines
+    raise RuntimeError("interrupted")
 
 
 def test_old_name_of_the_special_tokens_option_is_accepted(

@@ -27,7 +27,7 @@ from bertsmith.bundle import (
     save,
     save_fine_tuned,
 )
-from bertsmith.errors import ModelError
+from bertsmith.errors import InputError, ModelError
 from bertsmith.interop.sentence_transformers import (
     PoolingConfig,
     PoolingMode,
@@ -36,8 +36,10 @@ from bertsmith.interop.sentence_transformers import (
 )
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
+from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
+from bertsmith.train.embedding.start_model import load_start_model, save_embedder
 from bertsmith.use.embed import embed
 from tests.model.examples import randomize_weights
 
@@ -167,6 +169,33 @@ def test_directory_of_sentence_transformers_is_read(
     assert_close(embed(tmp_path / "exported", TEXTS), expected)
     with pytest.raises(ModelError, match="Dense module was trained with mean, cls, max"):
         write_sentence_transformers(tmp_path / "reference", tmp_path / "no", pooling="max")
+
+
+def test_prompts_are_applied_and_exported(tmp_path: Path, pretrained_dir: Path) -> None:
+    """Each prompt gives the vectors of sentence-transformers, and exports keep all prompts."""
+    prompts = {"query": "the smith: ", "document": ""}
+    reference = SentenceTransformer(
+        modules=[models.Transformer(str(pretrained_dir)), models.Pooling(WIDTH)],
+        prompts=prompts,
+        device="cpu",
+    )
+    reference.save(str(tmp_path / "reference"))
+    write_sentence_transformers(tmp_path / "reference", tmp_path / "exported")
+    exported = SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    assert exported.prompts == prompts
+    assert exported.default_prompt_name is None
+    for name in ("query", "document", None):
+        expected = reference.encode(TEXTS, prompt_name=name)
+        for directory in ("reference", "exported"):
+            assert_close(embed(tmp_path / directory, TEXTS, prompt_name=name), expected)
+    with pytest.raises(InputError, match="unknown prompt 'q'; expected one of 'document', 'query'"):
+        embed(tmp_path / "exported", TEXTS, prompt_name="q")
+    bundle = load_start_model(tmp_path / "exported", EmbeddingSettings(prompt="every: "), {})
+    save_embedder(tmp_path / "tuned", bundle, {})
+    pooling = read_pooling(tmp_path / "tuned")
+    assert pooling is not None
+    assert pooling.prompts == {**prompts, "default": "every: "}
+    assert pooling.default_prompt_name == "default"
 
 
 def test_do_lower_case_applies_to_a_cased_tokenizer(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_malformed_requests_get_errors(server: RunningServer) -> None:
 def test_information_endpoints_respond(server: RunningServer) -> None:
     """/models, /health, /ready and /metrics respond; /docs lists all endpoints."""
     models = {model["name"]: model for model in httpx.get(f"{server.url}/models").json()}
-    assert models["plain"]["tasks"] == ["embed", "fill", "pair"]
+    assert models["plain"]["tasks"] == ["embed", "embed_sparse", "fill", "pair"]
     assert models["names"]["labels"] == ["O", "B-PER", "I-PER", "B-LOC"]
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{server.url}/ready").json() == {"status": "ready"}
@@ -344,7 +344,7 @@ def test_examples_of_the_docs_page_work(server: RunningServer) -> None:
     """The curl commands of /docs run as they are: they name this server and loaded models."""
     page = httpx.get(f"{server.url}/docs").text
     commands = [html.unescape(match) for match in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
-    assert len(commands) == 19
+    assert len(commands) == 20
     for command in commands:
         shell_command = ["bash", "-c", f"{command} --fail"]
         process = subprocess.run(shell_command, capture_output=True, check=False)

@@ -19,8 +19,9 @@ from bertsmith.model.ops.cpu import has_vnni
 from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 from bertsmith.model.packed import PackedBatch
-from bertsmith.use.embed import Embedder, Floats, embed
+from bertsmith.use.embed import Embedder, embed
 from bertsmith.use.quantization import quantize
+from bertsmith.use.token_vectors import Floats
 from bertsmith.use.vector_settings import VectorSettings
 from tests.use.conftest import MAX_POSITIONS, WIDTH
 

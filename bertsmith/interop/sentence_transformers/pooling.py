@@ -4,7 +4,7 @@ Only known types of modules are read. Code that a file refers to is not executed
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -27,6 +27,10 @@ TRANSFORMER_CONFIG: Final = "sentence_bert_config.json"
 MODEL_CONFIG: Final = "config_sentence_transformers.json"
 #: Config file of each module after the Transformer module.
 MODULE_CONFIG: Final = "config.json"
+#: Type of the second module of a sparse model.
+SPLADE_POOLING: Final = "SpladePooling"
+#: Types of the first module; older sparse models have an MLMTransformer.
+_TRANSFORMER_TYPES: Final = ("Transformer", "MLMTransformer")
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid"]
@@ -67,7 +71,9 @@ class PoolingConfig:
         max_seq_length: Number of tokens to which texts are truncated, including [CLS] and [SEP];
             None for the model's maximum.
         lowercase: Whether text is lowercased before tokenization.
-        prompt: Prefix that is added to each text.
+        prompts: Prefixes of texts by name, such as "query" and "document".
+        default_prompt_name: Name of the prompt that is added to each text unless another one is
+            selected; None for no prompt.
         matryoshka_dims: Numbers of first dimensions that were trained to be used alone.
     """
 
@@ -75,11 +81,17 @@ class PoolingConfig:
     post_modules: tuple[Dense | Literal["normalize"], ...] = ()
     max_seq_length: int | None = None
     lowercase: bool = False
-    prompt: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
     matryoshka_dims: tuple[int, ...] = ()
 
+    @property
+    def prompt(self) -> str:
+        """The default prompt; "" if there is none."""
+        return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
+
     def prepare_texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
-        """Prepend the prompt to texts, and lowercase them unless the tokenizer does it."""
+        """Prepend the default prompt to texts, and lowercase them unless the tokenizer does it."""
         texts = [self.prompt + text for text in texts]
         if self.lowercase and not tokenizer.lowercase:
             # Hugging Face tokenizers lowercase each character separately, unlike str.lower(), which
@@ -124,35 +136,39 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
     """Read the pooling config in a model directory or in its parent directory.
 
     Returns:
-        The pooling config; None if this is not a sentence-transformers directory.
+        The pooling config; None if this is not a sentence-transformers directory, or one of a
+        sparse model, see ``read_splade``.
 
     Raises:
         ModelError: A file cannot be read, or a module is not supported.
     """
-    root = _find_root(directory)
+    root = find_root(directory)
     if root is None:
         return None
-    transformer, pooling, *later_modules = _read_modules(root)
+    transformer, pooling, *later_modules = read_modules(root)
     _, transformer_folder = transformer
     pooling_type, pooling_folder = pooling
+    if pooling_type == SPLADE_POOLING:
+        return None
     if pooling_type != "Pooling":
         raise ModelError(
             f"{root / MODULES_FILE}: expected Pooling after Transformer, found {pooling_type}"
         )
     modes, includes_prompt = _read_modes(pooling_folder)
-    prompt, matryoshka_dims = _read_model_config(root)
-    if prompt and not includes_prompt:
+    prompts, default_prompt_name, matryoshka_dims = read_model_config(root)
+    if any(prompts.values()) and not includes_prompt:
         raise ModelError(
             f"{pooling_folder / MODULE_CONFIG}: pooling without the prompt (include_prompt: false) "
             "is not supported"
         )
-    max_seq_length, lowercase = _read_transformer_config(transformer_folder)
+    max_seq_length, lowercase = read_transformer_config(transformer_folder)
     return PoolingConfig(
         modes=modes,
         post_modules=_read_post_modules(root, later_modules),
         max_seq_length=max_seq_length,
         lowercase=lowercase,
-        prompt=prompt,
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
         matryoshka_dims=matryoshka_dims,
     )
 
@@ -176,7 +192,7 @@ def _read_post_modules(
     return tuple(post_modules)
 
 
-def _find_root(directory: Path) -> Path | None:
+def find_root(directory: Path) -> Path | None:
     """Return the folder with modules.json; None if there is none.
 
     This is ``directory``, or its parent if ``directory`` is the folder of the Transformer module.
@@ -186,11 +202,11 @@ def _find_root(directory: Path) -> Path | None:
     directory = directory.resolve()
     if not (directory.parent / MODULES_FILE).is_file():
         return None
-    _, transformer_folder = _read_modules(directory.parent)[0]
+    _, transformer_folder = read_modules(directory.parent)[0]
     return directory.parent if transformer_folder == directory else None
 
 
-def _read_modules(root: Path) -> list[tuple[str, Path]]:
+def read_modules(root: Path) -> list[tuple[str, Path]]:
     """Return the type and the folder of each module, after checking that Transformer is first."""
     path = root / MODULES_FILE
     try:
@@ -208,7 +224,7 @@ def _read_modules(root: Path) -> list[tuple[str, Path]]:
                 f"{path}: the folder of the module {module_type} is outside {root}; use another "
                 "model"
             )
-    if len(modules) < 2 or modules[0][0] != "Transformer":
+    if len(modules) < 2 or modules[0][0] not in _TRANSFORMER_TYPES:
         module_types = ", ".join(module_type for module_type, _ in modules) or "nothing"
         raise ModelError(f"{path}: expected Transformer and Pooling, found {module_types}")
     return modules
@@ -232,7 +248,7 @@ def _read_modes(folder: Path) -> tuple[tuple[PoolingMode, ...], bool]:
     return tuple(modes), bool(raw.get("include_prompt", True))
 
 
-def _read_transformer_config(folder: Path) -> tuple[int | None, bool]:
+def read_transformer_config(folder: Path) -> tuple[int | None, bool]:
     """Return the maximum length in tokens, and whether text is lowercased before tokenization."""
     path = folder / TRANSFORMER_CONFIG
     raw = read_json(path) if path.is_file() else {}
@@ -250,8 +266,8 @@ def _read_transformer_config(folder: Path) -> tuple[int | None, bool]:
     return int(max_seq_length), bool(raw.get("do_lower_case"))
 
 
-def _read_model_config(root: Path) -> tuple[str, tuple[int, ...]]:
-    """Return the default prompt, "" if there is none, and the Matryoshka dimensions.
+def read_model_config(root: Path) -> tuple[dict[str, str], str | None, tuple[int, ...]]:
+    """Return the prompts, the name of the default prompt, and the Matryoshka dimensions.
 
     Only Bertsmith writes the Matryoshka dimensions to this file.
     """
@@ -259,6 +275,8 @@ def _read_model_config(root: Path) -> tuple[str, tuple[int, ...]]:
     raw = read_json(path) if path.is_file() else {}
     name = raw.get("default_prompt_name")
     prompts = raw.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelError(f"{path}: prompts is {prompts!r}; expected an object of texts")
     if name is not None and name not in prompts:
         raise ModelError(
             f"{path}: the default prompt {name!r} is not in the list of prompts; add it there"
@@ -267,7 +285,7 @@ def _read_model_config(root: Path) -> tuple[str, tuple[int, ...]]:
     is_valid = isinstance(dims, list | tuple) and all(type(dim) is int and dim > 0 for dim in dims)
     if not is_valid:
         raise ModelError(f"{path}: matryoshka_dims is {dims!r}; expected positive integers")
-    return "" if name is None else str(prompts[name]), tuple(dims)
+    return prompts, name, tuple(dims)
 
 
 def _read_dense(folder: Path) -> Dense:

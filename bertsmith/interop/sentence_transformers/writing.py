@@ -179,9 +179,12 @@ def _write_modules(
     if not has_pooler:
         transformer["model_args"] = {"add_pooling_layer": False}
     write_json(folder / TRANSFORMER_CONFIG, transformer)
-    model_config: dict[str, Any] = {"prompts": {}, "similarity_fn_name": "cosine"}
-    if config.prompt:
-        model_config |= {"prompts": {"default": config.prompt}, "default_prompt_name": "default"}
+    model_config: dict[str, Any] = {
+        "prompts": dict(config.prompts),
+        "similarity_fn_name": "cosine",
+    }
+    if config.default_prompt_name is not None:
+        model_config["default_prompt_name"] = config.default_prompt_name
     if config.matryoshka_dims:
         model_config["matryoshka_dims"] = list(config.matryoshka_dims)
     write_json(folder / MODEL_CONFIG, model_config)

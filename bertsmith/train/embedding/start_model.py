@@ -66,9 +66,11 @@ def load_start_model(
     pooling = replace(
         pooling,
         max_seq_length=min(max_seqlen, max_positions),
-        prompt=pooling.prompt if settings.prompt is None else settings.prompt,
         matryoshka_dims=tuple(settings.matryoshka_dims) or pooling.matryoshka_dims,
     )
+    if settings.prompt is not None:
+        prompts = {**pooling.prompts, "default": settings.prompt}
+        pooling = replace(pooling, prompts=prompts, default_prompt_name="default")
     width = pooling.output_width(encoder.config.width)
     for dim in settings.matryoshka_dims:
         if dim > width:
