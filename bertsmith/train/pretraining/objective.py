@@ -130,7 +130,6 @@ class PretrainingObjective:
             self._position = DataPosition(**fields)
         for batch in prefetch(self._prepare_batches(first_step, self._position)):
             self._position, self._batch_size = batch.position, batch.batch_size
-            # Only the sizes of the micro-batches of other processes are needed.
             assigned = self._machine.processes.assign_indices(len(batch.micro_batches))
             yield [
                 part.to(self._machine.device) if index in assigned else part
@@ -151,8 +150,13 @@ class PretrainingObjective:
                 parts = shape.split(batch)
             else:
                 parts = split_batch(batch, max_tokens, num_processes)
+            # Only the sizes of the micro-batches of other processes are needed.
+            assigned = self._machine.processes.assign_indices(len(parts))
             micro_batches = [
-                PretrainingMicroBatch.build(part, shape, pin_memory=is_cuda) for part in parts
+                PretrainingMicroBatch.build(part, shape, pin_memory=is_cuda)
+                if index in assigned
+                else PretrainingMicroBatch.build(part)
+                for index, part in enumerate(parts)
             ]
             yield _PreparedBatch(micro_batches, next_position, len(batch))
 
