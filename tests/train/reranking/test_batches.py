@@ -64,7 +64,7 @@ def test_documents_of_a_query_are_in_one_batch(write_table: WriteTable, loss: st
 
 
 def test_batch_is_a_function_of_seed_epoch_and_step(write_table: WriteTable) -> None:
-    """A new sampler draws the same documents for a step, and other documents with another seed."""
+    """A new sampler draws the same documents for a step; seed and epoch change them."""
     table = write_table("t.jsonl", make_rows("pairs", 20))
     examples, settings = read(table, loss="mnrl", batch_size=5, random_negatives=3)
 
@@ -77,6 +77,14 @@ def test_batch_is_a_function_of_seed_epoch_and_step(write_table: WriteTable) -> 
         drawn = [[g.query, *g.documents.tolist()] for g in sampler.draw_batch(epoch, step)]
         assert drawn == draw(7, epoch, step)
     assert draw(7, 0, 0) != draw(8, 0, 0)
+    # The random documents of a query change from epoch to epoch.
+    documents = [
+        {group[0]: group[1:] for step in range(4) for group in draw(7, epoch, step)}
+        for epoch in (0, 1)
+    ]
+    assert documents[0].keys() == documents[1].keys()
+    num_changed = sum(documents[0][query] != documents[1][query] for query in documents[0])
+    assert num_changed > 10
 
 
 @pytest.mark.parametrize("loss", ["bce", "mnrl"])
