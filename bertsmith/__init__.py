@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bertsmith.train.pretraining.pretrain import pretrain
     from bertsmith.train.reranking.finetune import finetune_reranker
     from bertsmith.use.answer import answer
+    from bertsmith.use.attributions import attribute
     from bertsmith.use.choose import choose
     from bertsmith.use.embed import Embedder, embed
     from bertsmith.use.evaluate import evaluate
@@ -55,6 +56,7 @@ _MODULE_OF_NAME = {
     "Tokenizer": "bertsmith.text.wordpiece",
     "answer": "bertsmith.use.answer",
     "attention": "bertsmith.use.explain",
+    "attribute": "bertsmith.use.attributions",
     "choose": "bertsmith.use.choose",
     "compare": "bertsmith.use.inspection.compare",
     "embed": "bertsmith.use.embed",
@@ -88,6 +90,7 @@ __all__ = [
     "__version__",
     "answer",
     "attention",
+    "attribute",
     "choose",
     "compare",
     "embed",

@@ -19,6 +19,7 @@ _CSS = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
 h2{margin-top:2rem;font-size:1.1rem}code,pre{font-family:ui-monospace,monospace;font-size:.9rem}
 pre{background:#8881;padding:.7rem;overflow-x:auto;border-radius:.4rem}
+table{display:block;overflow-x:auto}
 td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}
 :root{color-scheme:light dark}
 """
@@ -136,12 +137,13 @@ def _render_object(
             f"<code>{escape(field)}</code>",
             f"<code>{escape(describe_type(properties))}</code>",
         ]
-        if field in body.get("required", ()):
-            cells.append("required")
-        elif is_request:
-            cells.append(escape(json.dumps(properties.get("default"))))
+        is_required = field in body.get("required", ())
+        if is_request:
+            default = json.dumps(properties.get("default"))
+            cells.append("required" if is_required else escape(default))
         else:
-            cells.append("optional")
+            cells.append("" if is_required else "optional")
         cells.append(escape(properties.get("description", "")))
         rows.append(f"<tr><td>{'<td>'.join(cells)}")
-    return f"<table><tr><th>field<th>type<th>default<th>{''.join(rows)}</table>"
+    default = "default" if is_request else ""
+    return f"<table><tr><th>field<th>type<th>{default}<th>{''.join(rows)}</table>"

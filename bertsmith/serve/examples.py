@@ -14,6 +14,7 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/similarity": {"inputs": {"source_sentence": "a cat sleeps", "sentences": ["a dog sleeps"]}},
     "/word_distances": {"inputs": ["the bank of the river", "money in the bank"], "word": "bank"},
     "/attention": {"inputs": "a sentence", "layer": 1, "head": 1},
+    "/attributions": {"inputs": "a fine piece of work"},
     "/rerank": {"query": "where do fish live?", "texts": ["Fish live in water.", "I am tired."]},
     "/v1/rerank": {"query": "where do fish live?", "documents": ["In water.", "I am tired."]},
     "/v2/rerank": {"query": "where do fish live?", "documents": ["In water.", "I am tired."]},
@@ -29,7 +30,12 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/choose": {"inputs": {"prompt": "The oven is hot.", "endings": ["It cools.", "It bakes."]}},
 }
 #: Task of the endpoints that are not named after their task and that not every model supports.
-_TASKS: Final = {"/predict": "classify", "/v1/rerank": "rerank", "/v2/rerank": "rerank"}
+_TASKS: Final = {
+    "/predict": "classify",
+    "/attributions": "classify",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+}
 
 
 def get_task(path: str) -> str:

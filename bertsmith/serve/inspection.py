@@ -1,4 +1,4 @@
-"""Endpoints that look into a model: a word's vectors in several texts, and attention."""
+"""Endpoints that look into a model: a word's vectors, attention, and attributions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -15,11 +15,13 @@ from bertsmith.serve.execution import (
     create_json_response,
     join_json_items,
     serialize_array,
+    to_json_response,
 )
 from bertsmith.serve.limits import check_limit, check_no_surrogates
-from bertsmith.serve.responses import AttentionResult, WordDistances
-from bertsmith.serve.schemas import AttentionBody, WordDistancesBody
+from bertsmith.serve.responses import AttentionResult, AttributionsResult, WordDistances
+from bertsmith.serve.schemas import AttentionBody, AttributionsBody, WordDistancesBody
 from bertsmith.serve.service import Service
+from bertsmith.use.attributions import attribute
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.similar import cosine_distances
 from bertsmith.use.token_vectors import Floats, WordVector
@@ -27,6 +29,8 @@ from bertsmith.use.vector_settings import build_vector_settings
 
 #: Tokens of a text or pair whose attention is computed; longer ones are truncated.
 MAX_ATTENTION_TOKENS: Final = 256
+#: Tokens of a text or pair with attributions; the model computes a sequence for each token.
+MAX_ATTRIBUTION_TOKENS: Final = 256
 #: Occurrences of a word per request; every two occurrences are compared in every layer.
 MAX_OCCURRENCES: Final = 100
 #: Elements of the vectors of all tokens in all layers: 256 MB, about 6,700 tokens of a base model.
@@ -47,6 +51,7 @@ class InspectionRoutes:
         post = self.router.post
         post("/word_distances", response_model=WordDistances)(self.word_distances)
         post("/attention", response_model=AttentionResult)(self.attention)
+        post("/attributions", response_model=AttributionsResult)(self.attributions)
 
     async def word_distances(self, request: Request, body: WordDistancesBody) -> Response:
         """Compare one word's vectors in several texts: cosine distances in each layer."""
@@ -100,6 +105,36 @@ class InspectionRoutes:
                     num_removed_tokens=orjson.dumps(maps.num_removed_tokens),
                     maps=join_json_items(_iter_maps(maps, layers, heads, size)),
                 )
+            )
+
+        return await self._executor.run_in_thread(request, respond)
+
+    async def attributions(self, request: Request, body: AttributionsBody) -> Response:
+        """Return how much each token changes the prediction of a classifier or regression model.
+
+        Each token is replaced by [MASK] in turn. Texts can have at most 256 tokens.
+        """
+
+        def respond(deadline: Deadline) -> Response:
+            bundle, compute = self._service.prepare_task(
+                body.model, "classify", [body.inputs], deadline
+            )
+            result = attribute(
+                bundle,
+                body.inputs,
+                body.label,
+                max_tokens=MAX_ATTRIBUTION_TOKENS,
+                compute=compute,
+            )
+            return to_json_response(
+                {
+                    "label": result.label,
+                    "score": result.score,
+                    "tokens": result.tokens,
+                    "segments": result.segments,
+                    "attributions": result.values,
+                    "truncated": result.is_truncated,
+                }
             )
 
         return await self._executor.run_in_thread(request, respond)

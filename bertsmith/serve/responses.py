@@ -298,6 +298,20 @@ class AttentionResult(TypedDict):
 
 
 @_exact
+class AttributionsResult(TypedDict):
+    """Response of POST /attributions."""
+
+    label: Annotated[str | None, Field(description="Null for a regression model.")]
+    score: Annotated[float, Field(description="Probability of the label, or the output.")]
+    tokens: list[str]
+    segments: list[int]
+    attributions: Annotated[
+        Vector, Field(description="Score minus the score if the token is replaced by [MASK].")
+    ]
+    truncated: bool
+
+
+@_exact
 class InferenceAnswer(TypedDict):
     """An answer, in the format of Hugging Face's inference API."""
 

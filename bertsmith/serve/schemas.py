@@ -208,6 +208,18 @@ class AttentionBody(BaseBody):
     ] = None
 
 
+class AttributionsBody(BaseBody):
+    """Body of POST /attributions: a text, or a pair [A, B]."""
+
+    inputs: Annotated[
+        Annotated[str, Tag("<one>")] | Annotated[TextPair, Tag("<list>")],
+        Discriminator(select_branch),
+    ]
+    label: Annotated[
+        str | None, Field(description="Label to explain; null: the most probable one.")
+    ] = None
+
+
 class TokenizeBody(BaseBody):
     """Body of POST /tokenize."""
 

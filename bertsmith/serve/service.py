@@ -201,7 +201,7 @@ class Service:
         deadline: Deadline | None = None,
     ) -> list[Prediction]:
         """Return the labels, or the regression score, of each text or pair."""
-        bundle, compute_outputs = self._prepare_task(model_name, "classify", texts, deadline)
+        bundle, compute_outputs = self.prepare_task(model_name, "classify", texts, deadline)
         return list(iter_predictions(bundle, texts, compute_outputs))
 
     def rerank(
@@ -213,14 +213,14 @@ class Service:
     ) -> list[Prediction]:
         """Return the score of each pair (query, text) by a model with one output."""
         pairs = [(query, text) for text in texts]
-        bundle, compute_outputs = self._prepare_task(model_name, "rerank", pairs, deadline)
+        bundle, compute_outputs = self.prepare_task(model_name, "rerank", pairs, deadline)
         return list(iter_predictions(bundle, pairs, compute_outputs))
 
     def tag(
         self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None
     ) -> list[TaggedText]:
         """Return the entities, or the tags of the words, of each text."""
-        bundle, compute_outputs = self._prepare_task(model_name, "tag", texts, deadline)
+        bundle, compute_outputs = self.prepare_task(model_name, "tag", texts, deadline)
         return list(iter_tagged_texts(bundle, texts, compute_outputs))
 
     def answer(
@@ -230,7 +230,7 @@ class Service:
         deadline: Deadline | None = None,
     ) -> list[Answer]:
         """Return the answer to each (question, context)."""
-        bundle, compute_outputs = self._prepare_task(model_name, "answer", questions, deadline)
+        bundle, compute_outputs = self.prepare_task(model_name, "answer", questions, deadline)
         return list(iter_answers(bundle, questions, compute_outputs))
 
     def choose(
@@ -240,7 +240,7 @@ class Service:
         deadline: Deadline | None = None,
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
-        bundle, compute_outputs = self._prepare_task(model_name, "choose", prompts, deadline)
+        bundle, compute_outputs = self.prepare_task(model_name, "choose", prompts, deadline)
         return list(iter_choices(bundle, prompts, compute_outputs))
 
     def embed(
@@ -429,7 +429,7 @@ class Service:
         """Return the deadline, or a new one with the default time limit for None."""
         return deadline or Deadline(self.settings.request_timeout_seconds)
 
-    def _prepare_task(
+    def prepare_task(
         self, model_name: str | None, task: str, texts: Sequence[Any], deadline: Deadline | None
     ) -> tuple[FineTunedBundle, ComputeOutputs]:
         """Check a request of a task.

@@ -17,7 +17,7 @@ from bertsmith.use.masked_lm import check_is_text_list, chunked, resolve_task_mo
 #: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 1024
 #: The task kinds of classification and regression.
-_KINDS: tuple[TaskKind, ...] = ("single", "multi", "regression")
+KINDS: tuple[TaskKind, ...] = ("single", "multi", "regression")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def predict(
         InputError: A text is empty, or ``texts`` is a single string.
     """
     check_is_text_list(texts)
-    bundle = resolve_task_model(model, *_KINDS, fast=fast)
+    bundle = resolve_task_model(model, *KINDS, fast=fast)
     return list(iter_predictions(bundle, texts))
 
 
@@ -75,7 +75,7 @@ def iter_predictions(
         texts: Texts or pairs of texts. Error messages contain the number of the text, from 1.
         compute: Computes the outputs of the model.
     """
-    bundle = resolve_task_model(model, *_KINDS)
+    bundle = resolve_task_model(model, *KINDS)
     examples = (to_text_example(text, f"text {number:,}") for number, text in enumerate(texts, 1))
     for chunk in chunked(examples, _CHUNK_SIZE):
         yield from _predict_examples(bundle, chunk, compute)

@@ -344,7 +344,7 @@ def test_examples_of_the_docs_page_work(server: RunningServer) -> None:
     """The curl commands of /docs run as they are: they name this server and loaded models."""
     page = httpx.get(f"{server.url}/docs").text
     commands = [html.unescape(match) for match in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
-    assert len(commands) == 20
+    assert len(commands) == 21
     for command in commands:
         shell_command = ["bash", "-c", f"{command} --fail"]
         process = subprocess.run(shell_command, capture_output=True, check=False)
@@ -360,7 +360,7 @@ def test_docs_page_uses_the_host_of_the_request(models: list[ServedModel]) -> No
     assert "http://bert.example.com:81/fill" in page
     assert "Authorization: Bearer $BERTSMITH_API_KEY" in page
     assert "secret" not in page
-    assert page.count("No loaded model can ") == 8
+    assert page.count("No loaded model can ") == 9
 
 
 def test_responses_have_a_request_id(server: RunningServer) -> None:

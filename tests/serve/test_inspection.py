@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import BertsmithError
+from bertsmith.serve import inspection
 from bertsmith.serve.inspection import compute_occurrences, max_pool
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.use.attributions import attribute
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
 from tests.serve.model_server import SENTENCES, RunningServer, run_server
@@ -131,3 +134,40 @@ def test_frequent_word_is_rejected_before_vectors_are_computed(
     texts = ("he " + "then " * 20,) * 9
     assert len(compute_occurrences(service, None, texts, "he", [0])) == 9
     service.close()
+
+
+def test_attributions_equal_those_of_the_library(
+    server: RunningServer, models: list[ServedModel]
+) -> None:
+    """/attributions explains a label of a text or pair; limits and models are checked."""
+    bundle = next(model.bundle for model in models if model.name == "mood")
+    assert isinstance(bundle, FineTunedBundle)
+    for inputs, label in ((SENTENCES[0], None), ((SENTENCES[0], "the smith"), "bad")):
+        expected = attribute(bundle, inputs, label)
+        request = {"inputs": inputs, "label": label, "model": "mood"}
+        response = server.post("/attributions", request).json()
+        assert response["tokens"] == expected.tokens
+        assert response["segments"] == expected.segments
+        assert response["label"] == (label or expected.label)
+        np.testing.assert_allclose(response["attributions"], expected.values, atol=1e-5)
+    for body, status, message in (
+        ({"inputs": "a", "model": "plain"}, 404, "cannot classify"),
+        ({"inputs": "a", "model": "mood", "label": "no"}, 422, "expected one of bad, good"),
+        ({"inputs": " "}, 422, "is empty"),
+    ):
+        error = server.post("/attributions", body)
+        assert error.status_code == status
+        assert message in error.json()["error"]["message"]
+
+
+def test_attributions_are_limited(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text with too many tokens is rejected before the model computes it."""
+    monkeypatch.setattr(inspection, "MAX_ATTRIBUTION_TOKENS", 9)
+    mood = next(model for model in models if model.name == "mood")
+    with run_server([mood]) as server:
+        response = server.post("/attributions", {"inputs": SENTENCES[0]})
+        assert response.status_code == 422
+        assert "limited to 9 tokens" in response.json()["error"]["message"]
+        assert server.post("/attributions", {"inputs": "iron"}).status_code == 200

@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.page import Page
 from bertsmith.serve.service import Service
+from bertsmith.use.attributions import attribute
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
 from tests.serve.browsing import (
@@ -96,6 +99,40 @@ def test_classify(desktop_page: Any, service: Service) -> None:
     result = submit_form(panel, "Classify", fields, "stars")
     (number,) = service.classify("stars", [SENTENCES[2]])
     assert result.locator("output").inner_text() == f"{number.score:.3f}"
+
+
+@needs_browser
+def test_attributions_of_a_classification(
+    desktop_page: Any, page_models: list[ServedModel]
+) -> None:
+    """The tokens are shaded by their attributions, and a sentence names the strongest ones."""
+    bundle = next(model.bundle for model in page_models if model.name == "mood")
+    assert isinstance(bundle, FineTunedBundle)
+    expected = attribute(bundle, SENTENCES[2])
+    panel = open_tab(desktop_page, "Classify")
+    fields = {"Text": SENTENCES[2], "Second text": ""}
+    result = submit_form(panel, "Classify", fields, "mood")
+    view = result.locator(".attributions")
+    assert view.locator(".token").count() == 0
+    view.locator("summary").click()
+    view.locator(".token").first.wait_for()
+    assert view.locator(".token").all_inner_texts() == expected.tokens
+    changes = [f"{'−' if value < 0 else '+'}{100 * abs(value):.1f} %" for value in expected.values]
+    titles = [token.get_attribute("title") for token in view.locator(".token").all()]
+    assert titles == changes
+    strongest = int(np.argmax(np.abs(expected.values)))
+    styles = [token.get_attribute("style") for token in view.locator(".token").all()]
+    assert styles[strongest] == "--amount: 60%;"
+    kind = "raises" if expected.values[strongest] > 0 else "lowers"
+    assert kind in str(view.locator(".token").nth(strongest).get_attribute("class"))
+    best = int(np.argmax(expected.values))
+    summary = view.locator(".summary").inner_text()
+    assert f"the probability of “{expected.label}”" in summary
+    assert f"Raise it: {expected.tokens[best]} {changes[best]}" in summary
+    # The box stays open for the next result.
+    result = submit_form(panel, "Classify", {"Text": "iron " * 150}, "mood")
+    result.locator(".attributions .token").nth(100).wait_for()
+    result.locator(".attributions summary").click()
 
 
 @needs_browser

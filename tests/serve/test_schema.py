@@ -41,6 +41,10 @@ PAIR = SENTENCES[:2]
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/embeddings": [{"input": "the smith", "encoding_format": "base64"}],
     "/similarity": [{"inputs": SENTENCES[:3]}],
+    "/attributions": [
+        {"inputs": PAIR, "label": "bad"},
+        {"inputs": "the smith", "model": "grade"},
+    ],
     "/embed_sparse": [{"inputs": PAIR}],
     "/rerank": [{"query": "the smith", "texts": PAIR, "return_text": True}],
     "/v1/rerank": [{"query": "the smith", "documents": PAIR, "return_documents": True}],
@@ -127,7 +131,7 @@ def test_responses_match_the_schema(protected_server: RunningServer, schema: Any
                 assert response.status_code == 200, response.text
                 validate(schema, path, response)
                 num_requests += 1
-    assert num_requests == 20 + sum(map(len, BODIES.values()))
+    assert num_requests == 21 + sum(map(len, BODIES.values()))
 
 
 def test_undocumented_fields_are_found(schema: Any) -> None:
@@ -245,7 +249,7 @@ def test_generated_requests_get_documented_responses(
             if mode is GenerationMode.POSITIVE or operation.ok().body:
                 assert _send_generated_requests(operation.ok(), mode, needs_key=needs_key)
                 num_operations += 1
-    assert num_operations == (28 if mode is GenerationMode.POSITIVE else 20)
+    assert num_operations == (29 if mode is GenerationMode.POSITIVE else 21)
 
 
 def _send_generated_requests(operation: Any, mode: GenerationMode, *, needs_key: bool) -> set[int]:
@@ -287,5 +291,5 @@ def test_openapi_schema_lists_every_endpoint(models: list[ServedModel]) -> None:
         "/fill", "/pair", "/classify", "/tag", "/answer", "/choose", "/models", "/health",
         "/ready", "/metrics", "/docs", "/word_distances", "/attention",
         "/", "/v1/models/{name}", "/info", "/predict", "/decode", "/rerank", "/v1/rerank",
-        "/v2/rerank", "/embed_sparse",
+        "/v2/rerank", "/embed_sparse", "/attributions",
     }  # fmt: skip

@@ -196,7 +196,7 @@ export class Panel {
         return null;
       }
     };
-    const context = { body, call, model, values, state: this.#state };
+    const context = { body, call, model, onError, signal, state: this.#state, values };
     const tokens = createTokenView(model.name, this.#tab.texts(values), {
       isOpen: this.#showsTokens, onToggle: (isOpen) => { this.#showsTokens = isOpen; }, onError, signal,
     });

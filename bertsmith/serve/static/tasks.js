@@ -1,5 +1,6 @@
 // The tabs: fields, request and result of each.
 import { renderAttention } from "./attention.js";
+import { createAttributionView } from "./attributions.js";
 import { bars, highlight, lines, notice, percent, plural, section } from "./dom.js";
 import { renderSimilarity } from "./similarity.js";
 import { renderWord } from "./word.js";
@@ -47,15 +48,18 @@ function renderPair({ next_sentence_probability: probability, num_removed_tokens
   ];
 }
 
-function renderClassify({ labels, score, truncated }, { model }) {
+function renderClassify({ labels, score, truncated }, context) {
+  const { body, model } = context;
   const note = truncated ? notice(TRUNCATED) : null;
+  const attributions = createAttributionView({ model: body.model, inputs: body.inputs[0] }, context,
+    (label) => nameLabel(model, label));
   if (score !== undefined) {
     const output = document.createElement("output");
     output.textContent = score.toFixed(3);
-    return [section("Score", output), note];
+    return [section("Score", output), note, attributions];
   }
   const rows = labels.map((row) => [nameLabel(model, row.label), row.score]);
-  return [section(rows[0][0], bars(rows)), note];
+  return [section(rows[0][0], bars(rows)), note, attributions];
 }
 
 function renderTag(spans, { model, values }) {
