@@ -2,17 +2,24 @@
 
 import logging
 import os
+import socket
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log
 from bertsmith.cli.model_options import Device, check_device, find_model, resolve_device
-from bertsmith.errors import MissingExtraError, SettingsError
+from bertsmith.errors import BertsmithError, MissingExtraError, RunError, SettingsError
 from bertsmith.settings import load_user_settings
+
+if TYPE_CHECKING:
+    from bertsmith.serve.options import ServerOptions
 
 #: Environment variable of the API key; unlike an option, it is not visible in process lists.
 API_KEY_VARIABLE = "BERTSMITH_API_KEY"
@@ -115,6 +122,14 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="Number of CPU threads. Default: all cores.", min=1)
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            help="Number of processes that serve the same port, each with its own copy of the "
+            "models and its share of the CPU threads; for machines with many cores.",
+            min=1,
+        ),
+    ] = 1,
     device: Device = "auto",
     assignments: Annotated[
         list[str] | None,
@@ -139,8 +154,9 @@ def serve(
     named_models = _name_models(models)
     try:
         from bertsmith.serve.hosts import get_allowed_hosts
-        from bertsmith.serve.server import bind_socket, bind_unix_socket
+        from bertsmith.serve.options import ServerOptions
         from bertsmith.serve.settings import ServeSettings
+        from bertsmith.serve.sockets import bind_socket, bind_unix_socket
 
         settings = ServeSettings.parse(limits, "--set serve")
         if uds is None:
@@ -155,13 +171,12 @@ def serve(
             hosts = get_allowed_hosts("localhost", "127.0.0.1", allow_host) if allow_host else None
             address = str(uds)
         paths = [find_model(Path(model)) for _, model in named_models]
-        from bertsmith.serve.launch import ServerOptions, ServerProcess
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
     options = ServerOptions(
         models=tuple((name, path) for (name, _), path in zip(named_models, paths, strict=True)),
         settings=settings,
-        device=resolve_device(device),
+        device=device,
         fast=fast,
         num_threads=threads,
         api_key=key,
@@ -172,11 +187,60 @@ def serve(
         root_path=_normalize_root_path(root_path),
         trusted_proxies=tuple(forwarded_allow_ips or ()),
         certificate=certificate,
+        num_processes=workers,
     )
-    process = ServerProcess(options, log)
+    message = f"serving at {address} (API: /docs); Ctrl-C stops the server"
+    if workers == 1:
+        _run_process(options, server_socket, message)
+    else:
+        _run_supervisor(options, server_socket, message)
+
+
+def _run_process(options: "ServerOptions", sock: socket.socket, message: str) -> None:
+    """Run a server in this process; ``message`` is logged when it serves."""
+    try:
+        from bertsmith.serve.launch import ServerProcess
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "serve", "serving") from None
+    process = ServerProcess(replace(options, device=resolve_device(options.device)), log)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
-    log(f"serving at {address} (API: /docs); Ctrl-C stops the server")
-    process.run(server_socket)
+    process.run(sock, message)
+    if process.has_failed:
+        raise RunError("a model thread has died: its error is above; restart the server")
+
+
+def _run_supervisor(options: "ServerOptions", sock: socket.socket, message: str) -> None:
+    """Run a server in several processes, which share their metrics in a temporary folder."""
+    try:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        from bertsmith.serve.sockets import start_listening
+        from bertsmith.serve.supervisor import Supervisor
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "serve", "serving") from None
+    start_listening(sock)
+    with TemporaryDirectory(prefix="bertsmith-metrics-") as directory:
+        # prometheus_client reads this variable when the new processes import it.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+        options = replace(options, metrics_directory=Path(directory))
+        Supervisor(
+            partial(_run_worker, options, message),
+            sock,
+            options.num_processes,
+            log=log,
+            on_exit=partial(mark_process_dead, path=directory),
+        ).run()
+
+
+def _run_worker(options: "ServerOptions", message: str, sock: socket.socket) -> None:
+    """Run a server in a process of the supervisor; exit with STARTUP_FAILURE after an error."""
+    from bertsmith.serve.supervisor import STARTUP_FAILURE
+
+    try:
+        _run_process(options, sock, f"{message} [process {os.getpid()}]")
+    except BertsmithError as error:
+        log(f"error: {error}")
+        sys.exit(1 if isinstance(error, RunError) else STARTUP_FAILURE)
 
 
 def _resolve_limits(assignments: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -41,6 +42,7 @@ def create_app(
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
     has_page: bool = False,
+    metrics_directory: Path | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> RequestMiddleware:
     """Return the ASGI app of a server with these models.
@@ -52,10 +54,11 @@ def create_app(
         origins: origins of other sites whose scripts may send requests (CORS).
         hosts: host names that ``HostCheck`` allows, see ``get_allowed_hosts``; None for all.
         has_page: whether the app has a web page at "/".
+        metrics_directory: folder in which several processes share metrics, see ``Metrics``.
         sleep: waits a number of seconds, before the answer to a wrong key.
     """
     settings = settings or ServeSettings()
-    metrics = Metrics()
+    metrics = Metrics(metrics_directory)
     service = Service(models, settings, metrics.count_batch, metrics.get_token_counter)
     executor = RequestExecutor(service)
 
@@ -75,7 +78,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    control = ServerControl(service.replace_models)
+    control = ServerControl(service.replace_models, lambda: service.batcher.has_dead_thread)
     add_error_handlers(app)
     if hosts is not None:
         app.add_middleware(HostCheck, hosts=hosts)
@@ -115,7 +118,7 @@ def _add_probes(app: FastAPI, service: Service, control: ServerControl) -> None:
     @app.get("/health", response_model=Status)
     async def health() -> Response:
         """Liveness probe: 200 while the server works, 503 if it must be restarted."""
-        if service.batcher.has_dead_thread:
+        if control.has_failed():
             return create_error_response(503, "a model thread has died; restart the server")
         return to_json_response({"status": "ok"})
 

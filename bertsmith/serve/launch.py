@@ -3,7 +3,6 @@
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +13,8 @@ from bertsmith.serve.app import create_app
 from bertsmith.serve.keys import KeyRing, KeySettings, read_key_file
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.models import ServedModel, load_served_model
+from bertsmith.serve.options import ServerOptions
 from bertsmith.serve.server import create_config, freeze_objects, serve_until_signal
-from bertsmith.serve.settings import ServeSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """Options of a server process; can be sent to other processes.
-
-    Attributes:
-        models: name and path of each model.
-        settings: the limits of the server.
-        device: where the models run.
-        fast: use weights of 8 or 16 bits.
-        num_threads: number of CPU threads; None for PyTorch's default.
-        api_key: key that clients must send; None without a single key.
-        key_file: file with several keys.
-        origins: origins of other sites whose scripts may send requests (CORS).
-        hosts: host names that requests may have; None for all.
-        has_page: whether there is a web page.
-        root_path: path under which a proxy publishes the server.
-        trusted_proxies: addresses of proxies whose X-Forwarded headers are used.
-        certificate: files of the TLS certificate chain and its private key; None for HTTP.
-        num_processes: number of processes that serve the same port.
-    """
-
-    models: tuple[tuple[str, Path], ...]
-    settings: ServeSettings
-    device: str
-    fast: bool = False
-    num_threads: int | None = None
-    api_key: str | None = None
-    key_file: Path | None = None
-    origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] | None = None
-    has_page: bool = True
-    root_path: str = ""
-    trusted_proxies: tuple[str, ...] = ()
-    certificate: tuple[Path, Path] | None = None
-    num_processes: int = 1
 
 
 class ServerProcess:
@@ -70,17 +32,30 @@ class ServerProcess:
         """
         self._options = options
         self._log = log
-        if options.num_threads is not None:
-            torch.set_num_threads(options.num_threads)
+        num_threads = options.num_threads or torch.get_num_threads()
+        torch.set_num_threads(max(num_threads // options.num_processes, 1))
         self._keys = create_key_ring(options)
         if options.certificate is not None:
             check_certificate(*options.certificate)
         self._app = self._create_app(self._load_models())
+        self._app.control.is_supervised = options.num_processes > 1
         self._config = create_config(options.settings, **_get_uvicorn_options(options))
 
-    def run(self, sock: socket.socket) -> None:
-        """Serve the app on a bound socket until a signal stops it."""
-        serve_until_signal(self._app, self._config, self._options.settings, sock, self.reload)
+    @property
+    def has_failed(self) -> bool:
+        """Whether a model thread is dead."""
+        return self._app.control.has_failed()
+
+    def run(self, sock: socket.socket, message: str) -> None:
+        """Serve the app on a bound socket until a signal stops it; log a message at the start."""
+        serve_until_signal(
+            self._app,
+            self._config,
+            self._options.settings,
+            sock,
+            self.reload,
+            lambda: self._log(message),
+        )
 
     def reload(self) -> None:
         """Load the models, keys and certificate again. After an error, nothing changes."""
@@ -121,6 +96,7 @@ class ServerProcess:
             origins=options.origins,
             hosts=options.hosts,
             has_page=options.has_page,
+            metrics_directory=options.metrics_directory,
         )
 
 

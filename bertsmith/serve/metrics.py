@@ -1,6 +1,7 @@
 """Prometheus metrics of requests, batches, the queue and the process."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -11,6 +12,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from bertsmith.serve.batching import ComputedBatch
 from bertsmith.text.unknown import TokenCounter
@@ -38,14 +40,24 @@ class _ModelTokenCounter(NamedTuple):
 class Metrics:
     """Metrics of one server, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
+        """Create the metrics.
+
+        Args:
+            directory: folder in which several processes share their metrics. Each of them then
+                returns the sums of all, without the figures of the process. The environment
+                variable PROMETHEUS_MULTIPROC_DIR must have the same value since the start of the
+                process. None for a single process.
+        """
+        self._directory = directory
+        self._get_gauges: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"bertsmith_{name}", text, labels, registry=registry)
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"bertsmith_{name}", text, registry=registry)
+            return Gauge(f"bertsmith_{name}", text, registry=registry, multiprocess_mode="livesum")
 
         def histogram(name: str, text: str, label: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(f"bertsmith_{name}", text, [label], buckets=buckets, registry=registry)
@@ -81,20 +93,21 @@ class Metrics:
         self._unknown_tokens = counter(
             "unknown_tokens_total", "[UNK] tokens of request texts.", "model"
         )
-        # Memory, CPU time and open files of the process: process_resident_memory_bytes, ...
-        ProcessCollector(registry=registry)
+        if directory is None:
+            # Memory, CPU time and open files of the process: process_resident_memory_bytes, ...
+            ProcessCollector(registry=registry)
 
     def set_gauges(
         self, queued_tokens: Callable[[], float], running_requests: Callable[[], float]
     ) -> None:
         """Set the functions that return the numbers of queued tokens and running requests."""
-        self._queued_tokens.set_function(queued_tokens)
-        self._running_requests.set_function(running_requests)
+        self._get_gauges = lambda: (queued_tokens(), running_requests())
 
     def count_request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count a request. For an unknown path, ``endpoint`` is empty and counted as "other"."""
         self._requests.labels(endpoint or "other", str(status)).inc()
         self._request_seconds.labels(endpoint or "other").observe(seconds)
+        self._update_gauges()
 
     def count_batch(self, batch: ComputedBatch) -> None:
         """Count a computed batch; its key starts with the name of the model."""
@@ -107,6 +120,7 @@ class Metrics:
         self._model_seconds.labels(model).inc(batch.seconds)
         for seconds in batch.wait_seconds:
             self._queue_seconds.labels(model).observe(seconds)
+        self._update_gauges()
 
     def get_token_counter(self, model: str) -> TokenCounter:
         """Return a counter for the tokens of the texts sent to a model."""
@@ -116,4 +130,15 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        self._update_gauges()
+        registry = self._registry
+        if self._directory is not None:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, str(self._directory))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+    def _update_gauges(self) -> None:
+        """Set the gauges, which other processes read from a file."""
+        queued_tokens, running_requests = self._get_gauges()
+        self._queued_tokens.set(queued_tokens)
+        self._running_requests.set(running_requests)

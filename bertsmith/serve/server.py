@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import math
-import os
 import resource
 import signal
 import socket
@@ -12,99 +11,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http import HTTPStatus
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bertsmith.errors import SettingsError
 from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.middleware import CONNECTION_KEY, RequestMiddleware
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.sockets import start_listening
+from bertsmith.serve.terminal import has_terminal
 
 #: Seconds after which a thread must release the GIL on request. With Python's default of 0.005, a
 #: model thread waits longer for the GIL than a matrix multiplication takes.
 _SWITCH_INTERVAL_SECONDS = 0.0005
-#: Connections that the operating system queues until they are accepted.
-_BACKLOG = 2048
 _MAX_OPEN_FILES = 65_536
-
-
-def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address.
-
-    Raises:
-        SettingsError: the address is empty or cannot be bound.
-    """
-    if not host.strip():
-        # The socket API would listen on all interfaces.
-        raise SettingsError(
-            "--host is empty; give an address, such as 127.0.0.1 for this machine only or 0.0.0.0 "
-            "for all interfaces"
-        )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family)
-    # A new server can start while connections of the previous one are still closing.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise _create_listen_error(host, port, error) from None
-    return sock
-
-
-def start_listening(sock: socket.socket) -> None:
-    """Accept connections on a bound socket.
-
-    Raises:
-        SettingsError: another process listens on the port; binding alone does not detect this.
-    """
-    try:
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        if sock.family == socket.AF_UNIX:
-            raise
-        host, port = sock.getsockname()[:2]
-        sock.close()
-        raise _create_listen_error(host, port, error) from None
-
-
-def _create_listen_error(host: str, port: int, error: OSError) -> SettingsError:
-    return SettingsError(
-        f"cannot listen at {host}, port {port}: {error.strerror or error}; give another --port "
-        "or --host, or stop the process that listens there"
-    )
-
-
-def bind_unix_socket(path: Path) -> socket.socket:
-    """Return a unix socket at a path, which its user and group can connect to.
-
-    The file of a server that has stopped is replaced.
-
-    Raises:
-        SettingsError: a server listens on the socket, or the path cannot be used.
-    """
-    try:
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as client, suppress(ConnectionRefusedError):
-                client.connect(str(path))
-                raise SettingsError(
-                    f"--uds {path}: another server listens there; stop it, or give another path"
-                )
-            path.unlink()
-        sock = socket.socket(socket.AF_UNIX)
-        sock.bind(str(path))
-        path.chmod(0o660)
-    except OSError as error:
-        raise SettingsError(
-            f"--uds {path}: cannot create the socket: {error.strerror or error}; give another path"
-        ) from None
-    return sock
 
 
 def serve_until_signal(
@@ -113,6 +37,7 @@ def serve_until_signal(
     settings: ServeSettings,
     sock: socket.socket,
     reload: Callable[[], None] | None = None,
+    on_started: Callable[[], None] | None = None,
 ) -> None:
     """Serve an app on a bound socket until SIGTERM or Ctrl-C.
 
@@ -122,11 +47,12 @@ def serve_until_signal(
         settings: the limits of the server.
         sock: the socket.
         reload: called in a thread on SIGHUP.
+        on_started: called when the server accepts connections and handles signals.
     """
     start_listening(sock)
     _raise_file_limit()
     with _reduce_latency():
-        create_server(app, config, settings, reload).run([sock])
+        create_server(app, config, settings, reload, on_started).run([sock])
 
 
 def _raise_file_limit() -> None:
@@ -155,10 +81,11 @@ def create_server(
     config: uvicorn.Config,
     settings: ServeSettings | None = None,
     reload: Callable[[], None] | None = None,
+    on_started: Callable[[], None] | None = None,
 ) -> uvicorn.Server:
     """Return a uvicorn server of an app; the arguments are those of ``serve_until_signal``."""
     config.app = app
-    return _Server(config, app, settings or ServeSettings(), reload)
+    return _Server(config, app, settings or ServeSettings(), reload, on_started)
 
 
 def create_config(settings: ServeSettings, **options: Any) -> uvicorn.Config:
@@ -197,8 +124,10 @@ class _Server(uvicorn.Server):
         app: RequestMiddleware,
         settings: ServeSettings,
         reload: Callable[[], None] | None,
+        on_started: Callable[[], None] | None,
     ) -> None:
         super().__init__(config)
+        self._on_started = on_started
         self._control = app.control
         self._clock: Callable[[], float] = time.monotonic
         self._drain_seconds = settings.drain_seconds
@@ -235,8 +164,19 @@ class _Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to stop the server."""
-        return await super().on_tick(counter) or self._clock() >= self._drained_at
+        """Return whether to stop the server: after draining, or when a model thread is dead.
+
+        A server that a supervisor restarts stops in the second case.
+        """
+        if await super().on_tick(counter) or self._clock() >= self._drained_at:
+            return True
+        return self._control.is_supervised and self._control.has_failed()
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Start to accept connections."""
+        await super().startup(sockets)
+        if self._on_started is not None:
+            self._on_started()
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening and finish running requests."""
@@ -258,15 +198,6 @@ class _Server(uvicorn.Server):
             self._needs_reload.clear()
             if self._reload is not None:
                 self._reload()
-
-
-def has_terminal() -> bool:
-    """Return whether the process has a terminal; False after the terminal was closed."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
 
 
 def freeze_objects() -> None:

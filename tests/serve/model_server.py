@@ -15,8 +15,9 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.serve.app import create_app
 from bertsmith.serve.keys import KeyRing, KeySettings
 from bertsmith.serve.models import ServedModel
-from bertsmith.serve.server import bind_socket, create_config, create_server
+from bertsmith.serve.server import create_config, create_server
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.sockets import bind_socket
 from bertsmith.text.wordpiece import Tokenizer
 
 SENTENCES = [

@@ -14,15 +14,9 @@ from bertsmith.errors import SettingsError
 from bertsmith.serve import server as server_module
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware
-from bertsmith.serve.server import (
-    bind_socket,
-    bind_unix_socket,
-    create_config,
-    create_server,
-    serve_until_signal,
-    start_listening,
-)
+from bertsmith.serve.server import create_config, create_server, serve_until_signal
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.sockets import bind_socket, bind_unix_socket, start_listening
 
 
 def _empty_app() -> RequestMiddleware:
