@@ -26,6 +26,7 @@ from bertsmith.cli.model_options import (
     load_fine_tuned_model,
     resolve_device,
 )
+from bertsmith.cli.search import check_index
 from bertsmith.errors import InputError
 from bertsmith.files import check_new_file
 from bertsmith.plurals import count_noun
@@ -133,6 +134,7 @@ def mine(
     The corpus is not loaded into memory.
     """
     check_device(device)
+    check_index(index)
     if not data.is_file():
         raise InputError(f"{data}: no such file")
     check_new_file(out)

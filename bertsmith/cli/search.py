@@ -93,11 +93,7 @@ def search(
     check_device(device)
     if rerank is None:
         check_unused_options({"--candidates": candidates}, "only valid with --rerank; remove it")
-    if not (index / "index.json").is_file():
-        problem = "not an index (it has no index.json)" if index.exists() else "does not exist"
-        raise InputError(
-            f"{index}: {problem}; make an index with: bertsmith embed MODEL FILE --out NAME.index"
-        )
+    check_index(index)
     remaining_queries = _check_queries(open_texts(queries, lines_format))
     if model is not None:
         model = find_model(model)
@@ -127,6 +123,15 @@ def search(
         if queries == [STDIN]:
             unknown.warn()
     unknown.warn()
+
+
+def check_index(index: Path) -> None:
+    """Raise InputError if a path is not an index, without loading torch."""
+    if not (index / "index.json").is_file():
+        problem = "not an index (it has no index.json)" if index.exists() else "does not exist"
+        raise InputError(
+            f"{index}: {problem}; make an index with: bertsmith embed MODEL FILE --out NAME.index"
+        )
 
 
 def _load_reranker(model: Path, device: str) -> "FineTunedBundle":

@@ -45,17 +45,19 @@ def test_mine_and_train(run_cli: RunCli, model: Path, lines: Path, tmp_path: Pat
         assert completed.status == 0, completed.err
 
 
-def test_mistakes_are_explained(run_cli: RunCli, lines: Path, tmp_path: Path) -> None:
+def test_mistakes_are_explained(run_cli: RunCli, model: Path, lines: Path, tmp_path: Path) -> None:
     """A mistake exits with status 2 and a message."""
+    index = tmp_path / "lines.index"
+    assert run_cli("embed", model, lines, "--out", index).status == 0
     out, pairs = tmp_path / "out.jsonl", tmp_path / "pairs.csv"
     pairs.write_text("query,positive\na,b\n")
     for options, message in [
-        (["no.index", "--data", pairs, "--out", out], "no.index: no such directory"),
-        (["no.index", "--data", lines, "--out", out], "name the columns: --text for the query"),
-        (["no.index", "--data", "no.csv", "--out", out], "no.csv: no such file"),
-        (["no.index", "--data", lines, "--out", lines], "this file exists already"),
-        (["no.index", "--data", lines, "--out", out, "--skip", "50"], "candidates is 50 and skip"),
-        (["no.index", "--data", lines, "--out", out, "--sampling", "best"], "'best'"),
+        (["no.index", "--data", pairs, "--out", out], "no.index: does not exist; make an index"),
+        ([index, "--data", lines, "--out", out], "name the columns: --text for the query"),
+        ([index, "--data", "no.csv", "--out", out], "no.csv: no such file"),
+        ([index, "--data", lines, "--out", lines], "this file exists already"),
+        ([index, "--data", lines, "--out", out, "--skip", "50"], "candidates is 50 and skip"),
+        ([index, "--data", lines, "--out", out, "--sampling", "best"], "'best'"),
     ]:
         completed = run_cli("mine", *options)
         assert (completed.status, message in completed.err) == (2, True), completed.err
