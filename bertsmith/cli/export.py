@@ -108,7 +108,7 @@ def export(
     onnx: for onnxruntime, with any batch size and sequence length.
 
     static: a vector for each token, in the format of model2vec. The vector of a text is the mean
-    of those of its tokens: hundreds of times faster, and less accurate. Loads in model2vec and
+    of those of its tokens: much faster, and less accurate. Loads in model2vec and
     sentence-transformers.
     """
     from bertsmith.errors import SettingsError
