@@ -29,7 +29,7 @@ from bertsmith.train.embedding.training_data import (
     read_data,
     resolve_loss,
 )
-from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine import loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
@@ -37,15 +37,12 @@ from bertsmith.train.engine.finetuning_run import (
     MODEL_DIR,
     FinetuneResult,
     build_loop_options,
-    create_result,
+    finish_run,
     freeze_layers,
-    load_best_weights,
     open_run,
     resolve_run_machine,
-    resolve_steps,
-    write_result,
+    select_on_machine,
 )
-from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
@@ -136,15 +133,9 @@ def _train(
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
     )
-    if is_new:
-        settings = record_machine(settings, machine)
-        budget, checkpoints = resolve_steps(
-            settings.schedule, settings.checkpoint, objective.steps_per_epoch
-        )
-        settings = settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
-        write_atomic(run / SETTINGS_FILE, settings.to_toml())
-    elif needs_machine(settings):
-        settings = record_machine(settings, machine)
+    resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
+    if resolved is not settings:
+        settings = resolved
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     _log_summary(progress, run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
@@ -160,22 +151,14 @@ def _train(
     )
     adam = optimizer.build_optimizer(model, settings.optim)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
-    metrics = load_best_weights(run, outcome, settings.run, model)
-    num_steps = settings.schedule.total_steps()
-    result = create_result(
-        run, outcome, num_steps, first_heldout.metric_names, metrics, data.counts
+
+    def save_model(metrics: dict[str, float]) -> None:
+        info = {"task": "embed", "provenance": settings.model_dump(mode="json")}
+        save_embedder(run / MODEL_DIR, bundle, info | {"heldout_metrics": metrics})
+
+    return finish_run(
+        run, outcome, settings, model, first_heldout.metric_names, data.counts, progress, save_model
     )
-    if outcome.signal is not None:
-        return result
-    info = {
-        "task": "embed",
-        "provenance": settings.model_dump(mode="json"),
-        "heldout_metrics": metrics,
-    }
-    save_embedder(run / MODEL_DIR, bundle, info)
-    if not settings.checkpoint.keep_optimizer:
-        checkpoint.remove_optimizer_state(run, progress)
-    return write_result(result, outcome)
 
 
 def _log_summary(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,18 +16,21 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
+from bertsmith.settings import Settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint, metrics_log, schedule
 from bertsmith.train.engine.data_files import DataFiles, SettingsType, check_files_unchanged
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
+from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import load_run_settings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 from bertsmith.train.engine.threads import count_free_cores
 
 MODEL_DIR, RESULT_FILE = "model", "result.json"
+RunSettingsType = TypeVar("RunSettingsType", bound=Settings)
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,56 @@ def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> in
         "(set run.threads to change it)"
     )
     return threads
+
+
+def select_on_machine(
+    settings: RunSettingsType, machine: device.Machine, steps_per_epoch: int, *, is_new: bool
+) -> RunSettingsType:
+    """Return the settings with the values that a run selects; the same object if it selects none.
+
+    These are the device, precision, attention kernel and threads, unless they are already selected,
+    and for a new run the number of steps and the checkpoint interval.
+    """
+    if is_new or needs_machine(settings):
+        settings = record_machine(settings, machine)
+    if is_new:
+        values: Any = settings
+        budget, checkpoints = resolve_steps(values.schedule, values.checkpoint, steps_per_epoch)
+        settings = settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
+    return settings
+
+
+def finish_run(
+    run: Path,
+    outcome: TrainingOutcome,
+    settings: Any,
+    model: nn.Module,
+    metric_names: list[str],
+    counts: Mapping[str, ExampleCounts],
+    progress: Progress,
+    save_model: Callable[[dict[str, float]], None],
+) -> FinetuneResult:
+    """Return the result of a run; write it and the model, unless a signal stopped training.
+
+    Args:
+        run: Run directory.
+        outcome: How training ended.
+        settings: Settings of the run, with the tables ``run``, ``schedule`` and ``checkpoint``.
+        model: The trained model, which gets the weights that the settings select.
+        metric_names: Names of the metrics; the first one selects the best epoch.
+        counts: For each file, how many examples were read, skipped and truncated.
+        progress: Receives log messages.
+        save_model: Writes the model, given its held-out metrics.
+    """
+    metrics = load_best_weights(run, outcome, settings.run, model)
+    num_steps = settings.schedule.total_steps()
+    result = create_result(run, outcome, num_steps, metric_names, metrics, counts)
+    if outcome.signal is not None:
+        return result
+    save_model(metrics)
+    if not settings.checkpoint.keep_optimizer:
+        checkpoint.remove_optimizer_state(run, progress)
+    return write_result(result, outcome)
 
 
 def resolve_steps(

@@ -26,25 +26,21 @@ from bertsmith.tasks.families import get_family, resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine import loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.finetuning_run import (
     MODEL_DIR,
     FinetuneResult,
     build_loop_options,
-    create_result,
+    finish_run,
     freeze_layers,
-    load_best_weights,
     open_run,
     resolve_run_machine,
-    resolve_steps,
-    write_result,
+    select_on_machine,
 )
 from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.run_device import (
     check_same_settings,
-    needs_machine,
-    record_machine,
     set_world_size,
 )
 from bertsmith.train.engine.run_directory import (
@@ -173,12 +169,9 @@ def _train(
     model.bert.kernel = machine.kernel
     objective = _build_objective(settings, bundle, head, data, machine)
     _freeze_layers(bundle, settings.run.num_frozen_layers)
-    must_write_settings = is_new or needs_machine(settings)
-    if is_new:
-        settings = _resolve_on_machine(settings, machine, objective.steps_per_epoch)
-    elif needs_machine(settings):
-        settings = record_machine(settings, machine)
-    settings = processes.broadcast(settings)
+    resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
+    must_write_settings = resolved is not settings
+    settings = processes.broadcast(resolved)
     if must_write_settings and processes.is_main:
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     log_run_summary(progress, run, settings.task, bundle, data, machine)
@@ -209,22 +202,20 @@ def _finish(
     outcome: TrainingOutcome,
 ) -> FinetuneResult:
     """Return the result of a run; write it and the model, unless a signal stopped training."""
-    model = bundle.model
-    metrics = load_best_weights(run, outcome, settings.run, model)
-    num_steps = settings.schedule.total_steps()
-    result = create_result(run, outcome, num_steps, settings.task.metrics, metrics, data.counts)
-    if outcome.signal is not None:
-        return result
-    warn_below_majority_class(progress, settings.task, data, metrics)
-    info = {
-        "task": settings.task.name,
-        "provenance": settings.model_dump(mode="json"),
-        "heldout_metrics": metrics,
-    }
-    save_fine_tuned(run / MODEL_DIR, model, bundle.tokenizer, head, info)
-    if not settings.checkpoint.keep_optimizer:
-        checkpoint.remove_optimizer_state(run, progress)
-    return write_result(result, outcome)
+
+    def save_model(metrics: dict[str, float]) -> None:
+        warn_below_majority_class(progress, settings.task, data, metrics)
+        info = {
+            "task": settings.task.name,
+            "provenance": settings.model_dump(mode="json"),
+            "heldout_metrics": metrics,
+        }
+        save_fine_tuned(run / MODEL_DIR, bundle.model, bundle.tokenizer, head, info)
+
+    return finish_run(
+        run, outcome, settings, bundle.model, settings.task.metrics, data.counts, progress,
+        save_model,
+    )  # fmt: skip
 
 
 def _build_objective(
@@ -280,18 +271,6 @@ def _compute_class_weights(
     targets = np.concatenate(train.targets)
     class_counts = np.bincount(targets, minlength=head.num_outputs)
     return (len(targets) / (head.num_outputs * class_counts.clip(min=1))).astype(np.float32)
-
-
-def _resolve_on_machine(
-    settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
-) -> FinetuneSettings:
-    """Return the settings with the values that depend on the machine and the data.
-
-    These are the device, precision, attention kernel, threads, steps and checkpoint interval.
-    """
-    settings = record_machine(settings, machine)
-    budget, checkpoints = resolve_steps(settings.schedule, settings.checkpoint, steps_per_epoch)
-    return settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
 
 
 def _freeze_layers(bundle: FineTunedBundle, num_layers: int | None) -> None:

@@ -23,7 +23,7 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
-from bertsmith.train.engine import checkpoint, loop, optimizer
+from bertsmith.train.engine import loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
@@ -31,15 +31,12 @@ from bertsmith.train.engine.finetuning_run import (
     MODEL_DIR,
     FinetuneResult,
     build_loop_options,
-    create_result,
+    finish_run,
     freeze_layers,
-    load_best_weights,
     open_run,
     resolve_run_machine,
-    resolve_steps,
-    write_result,
+    select_on_machine,
 )
-from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
 from bertsmith.train.engine.threads import restore_num_threads
 from bertsmith.train.reranking.objective import RerankingObjective
@@ -154,15 +151,9 @@ def _train(
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
     )
-    must_write_settings = is_new or needs_machine(settings)
-    if must_write_settings:
-        settings = record_machine(settings, machine)
-    if is_new:
-        budget, checkpoints = resolve_steps(
-            settings.schedule, settings.checkpoint, objective.steps_per_epoch
-        )
-        settings = settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
-    if must_write_settings:
+    resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
+    if resolved is not settings:
+        settings = resolved
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     _log_summary(progress, run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
@@ -178,17 +169,12 @@ def _train(
     )
     adam = optimizer.build_optimizer(model, settings.optim)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
-    metrics = load_best_weights(run, outcome, settings.run, model)
-    num_steps = settings.schedule.total_steps()
-    result = create_result(
-        run, outcome, num_steps, list(first_heldout.metric_names), metrics, data.counts
-    )
-    if outcome.signal is not None:
-        return result
-    save_reranker(run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics})
-    if not settings.checkpoint.keep_optimizer:
-        checkpoint.remove_optimizer_state(run, progress)
-    return write_result(result, outcome)
+    return finish_run(
+        run, outcome, settings, model, list(first_heldout.metric_names), data.counts, progress,
+        lambda metrics: save_reranker(
+            run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics}
+        ),
+    )  # fmt: skip
 
 
 def save_reranker(
