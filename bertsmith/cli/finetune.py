@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -238,14 +239,9 @@ def _finetune_once(
     from bertsmith.train.finetuning import finetune as finetuning
 
     result = finetuning.finetune(task, model, out, **options)
-    if as_json:
-        print_result_json(result)
-    if result.model is None:
-        exit_stopped(result)
-    if not as_json:
-        _print_metrics(result)
-    log(f"wrote {result.model}")
-    _log_next_command(result.run, result.model)
+    model_path = report_result(result, as_json=as_json, other_metrics=["loss"])
+    log(f"wrote {model_path}")
+    _log_next_command(result.run, model_path)
 
 
 def _run_sweep(
@@ -265,8 +261,8 @@ def _run_sweep(
     sweep = run_sweep(task, model, out, seeds=seeds, grid=grid, **options)
     if sweep.stopped_run is not None:
         if as_json:
-            print_result_json(sweep.stopped_run)
-        exit_stopped(sweep.stopped_run)
+            _print_result_json(sweep.stopped_run)
+        _exit_stopped(sweep.stopped_run)
     assert sweep.best is not None
     assert sweep.model is not None
     metric = sweep.best.metric_names[0]
@@ -282,7 +278,7 @@ def _run_sweep(
                 f"{hyperparameters or metric}: median {median:.4f}, {minimum:.4f} to "
                 f"{maximum:.4f} over {count_noun(len(point.runs), 'seed')}"
             )
-        _print_metrics(sweep.best)
+        _print_metrics(sweep.best, ("example", "examples"), ["loss"])
     log(f"wrote {sweep.model}, the best by {metric}: {sweep.best.run.name}")
     _log_next_command(sweep.best.run, sweep.model)
 
@@ -300,7 +296,7 @@ def _log_next_command(run: Path, model: Path) -> None:
     log(f"next: {command}")
 
 
-def exit_stopped(result: "FinetuneResult") -> NoReturn:
+def _exit_stopped(result: "FinetuneResult") -> NoReturn:
     """Log that a run was stopped, and exit with the status of the signal that stopped it."""
     log(
         f"stopped after step {result.step} of {result.steps} and saved a checkpoint; "
@@ -310,7 +306,7 @@ def exit_stopped(result: "FinetuneResult") -> NoReturn:
     raise typer.Exit(SIGNAL_EXIT_OFFSET + stop_signal)
 
 
-def print_result_json(result: "FinetuneResult") -> None:
+def _print_result_json(result: "FinetuneResult") -> None:
     """Print the result of a run as JSON."""
     print_json(
         {
@@ -324,13 +320,37 @@ def print_result_json(result: "FinetuneResult") -> None:
     )
 
 
-def _print_metrics(result: "FinetuneResult") -> None:
+def report_result(
+    result: "FinetuneResult",
+    *,
+    as_json: bool,
+    unit: tuple[str, str] = ("example", "examples"),
+    other_metrics: Sequence[str] = (),
+) -> Path:
+    """Print the result of a run, and exit if a signal stopped it; return the model directory.
+
+    Args:
+        result: The result.
+        as_json: Whether to print JSON instead of the validation metrics and the examples used.
+        unit: Singular and plural of what the metrics are computed on.
+        other_metrics: Names of metrics to print after those of the result.
+    """
+    if as_json:
+        _print_result_json(result)
+    if result.model is None:
+        _exit_stopped(result)
+    if not as_json:
+        _print_metrics(result, unit, other_metrics)
+    return result.model
+
+
+def _print_metrics(
+    result: "FinetuneResult", unit: tuple[str, str], other_metrics: Sequence[str]
+) -> None:
     """Print the validation metrics, and how many examples of each file were used."""
-    metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in result.metric_names)
-    print_line(
-        f"held out ({count_noun(result.metrics['examples'], 'example')}): {metrics}, "
-        f"loss {result.metrics['loss']:.4f}"
-    )
+    names = [*result.metric_names, *other_metrics]
+    metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in names)
+    print_line(f"held out ({count_noun(result.metrics['examples'], *unit)}): {metrics}")
     for name, counts in result.counts.items():
         print_example_counts(counts, f"{name}: ")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith.cli.app import format_examples
-from bertsmith.cli.console import TerminalProgress, log, print_example_counts, print_line
+from bertsmith.cli.console import TerminalProgress, log
 from bertsmith.cli.finetune import (
     Assignments,
     ConfigFile,
@@ -14,15 +14,13 @@ from bertsmith.cli.finetune import (
     RunDirectory,
     StartModel,
     drop_missing,
-    exit_stopped,
     group,
     name_files,
-    print_result_json,
+    report_result,
 )
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
-from bertsmith.plurals import count_noun
 
 
 @group.command(
@@ -162,16 +160,8 @@ def embed(
         values=values,
         progress=TerminalProgress(),
     )
-    if as_json:
-        print_result_json(result)
-    if result.model is None:
-        exit_stopped(result)
-    if not as_json:
-        metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in result.metric_names)
-        print_line(f"held out ({count_noun(result.metrics['examples'], 'example')}): {metrics}")
-        for name, counts in result.counts.items():
-            print_example_counts(counts, f"{name}: ")
-    log(f"wrote {result.model}, a sentence-transformers directory")
+    model_path = report_result(result, as_json=as_json)
+    log(f"wrote {model_path}, a sentence-transformers directory")
     log(f"next: bertsmith embed {quote_path(result.run)} lines.txt --out lines.index")
 
 

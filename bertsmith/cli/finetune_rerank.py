@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith.cli.app import format_examples
-from bertsmith.cli.console import TerminalProgress, log, print_example_counts, print_line
+from bertsmith.cli.console import TerminalProgress, log
 from bertsmith.cli.finetune import (
     Assignments,
     ConfigFile,
@@ -15,15 +15,13 @@ from bertsmith.cli.finetune import (
     RunDirectory,
     StartModel,
     drop_missing,
-    exit_stopped,
     group,
     name_files,
-    print_result_json,
+    report_result,
 )
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
-from bertsmith.plurals import count_noun
 
 
 class RerankingLoss(StrEnum):
@@ -165,16 +163,8 @@ def rerank(
         values=values,
         progress=TerminalProgress(),
     )
-    if as_json:
-        print_result_json(result)
-    if result.model is None:
-        exit_stopped(result)
-    if not as_json:
-        metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in result.metric_names)
-        is_ranking = "map" in result.metric_names
-        unit = ("query", "queries") if is_ranking else ("pair", "pairs")
-        print_line(f"held out ({count_noun(result.metrics['examples'], *unit)}): {metrics}")
-        for name, counts in result.counts.items():
-            print_example_counts(counts, f"{name}: ")
-    log(f"wrote {result.model}")
+    is_ranking = "map" in result.metric_names
+    unit = ("query", "queries") if is_ranking else ("pair", "pairs")
+    model_path = report_result(result, as_json=as_json, unit=unit)
+    log(f"wrote {model_path}")
     log(f'next: bertsmith rerank {quote_path(result.run)} "QUERY" --documents lines.txt')
