@@ -26,11 +26,11 @@ class _Result(Protocol):
     def is_truncated(self) -> bool: ...
 
 
-def check_not_truncated(results: Iterable[_Result], what: str = "a text") -> None:
-    """Raise RequestTooLargeError if an input, described by ``what``, was truncated."""
+def check_not_truncated(results: Iterable[_Result], description: str = "a text") -> None:
+    """Raise RequestTooLargeError if an input was truncated; the message has ``description``."""
     if any(result.is_truncated for result in results):
         raise RequestTooLargeError(
-            f"{what} is longer than the model's maximum; shorten it, or send truncate: true"
+            f"{description} is longer than the model's maximum; shorten it, or send truncate: true"
         )
 
 

@@ -69,9 +69,8 @@ def embed_chunks(
     for chunk in _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES, scale):
         texts = [get_line_text(line) for line in chunk]
         rows = [line.cells for line in chunk if isinstance(line, TextRow)] or None
-        own_texts = texts[processes.rank :: processes.world_size]
-        own = _embed_texts(embedder, own_texts, spec, batch_tokens, progress, scale)
-        parts = processes.gather(own)
+        share = texts[processes.rank :: processes.world_size]
+        parts = processes.gather(_embed_texts(embedder, share, spec, batch_tokens, progress, scale))
         if parts is not None:
             vectors = _interleave([vectors for vectors, _ in parts], len(texts))
             yield EmbeddedChunk(texts, vectors, sum(count for _, count in parts), rows)

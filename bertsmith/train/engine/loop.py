@@ -311,7 +311,6 @@ class _Loop:
 
     def run_until(self, signals: DeferredSignals) -> None:
         """Train until training is finished or a signal arrives, and save the last step."""
-        self._stopwatch = _Stopwatch(self.state.seconds)
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
         while not (self._has_signal(signals) or self.is_finished()):

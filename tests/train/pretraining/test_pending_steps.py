@@ -50,12 +50,12 @@ def test_reading_late_changes_no_result(
 
 
 @pytest.mark.usefixtures("read_late")
-@pytest.mark.parametrize(("every", "last_step", "saved_steps"), [(3, 5, [3]), (4, 4, [])])
+@pytest.mark.parametrize(("interval", "last_step", "saved_steps"), [(3, 5, [3]), (4, 4, [])])
 def test_a_diverged_step_is_reported_after_the_next_one(
     train: TrainFunction,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    every: int,
+    interval: int,
     last_step: int,
     saved_steps: list[int],
 ) -> None:
@@ -74,6 +74,6 @@ def test_a_diverged_step_is_reported_after_the_next_one(
     monkeypatch.setattr(PretrainingObjective, "compute_losses", return_nan_in_step_4)
     options = {"data__batch_size": 4, "run__micro_batch_tokens": 4096, "steps": 9}
     with pytest.raises(DivergedError, match=r"in step 4: the loss is nan.* examples 12 to 15 of"):
-        train(checkpoint__every=every, run__eval_every=9, **options)
+        train(checkpoint__every=interval, run__eval_every=9, **options)
     assert num_calls == last_step
     assert [number for number, _ in list_checkpoints(tmp_path / "run")] == saved_steps
