@@ -36,6 +36,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from speedrun import ROOT, describe_environment, prepare_store
 
 from bertsmith.files import write_json
@@ -193,6 +194,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Run a stage and write its results; return the exit status."""
     options = parse_arguments(argv)
+    if not (options.dry or torch.cuda.is_available()):
+        sys.exit("PyTorch finds no CUDA device here; --dry runs the checks on the CPU")
     start = datetime.now(UTC).isoformat(timespec="seconds")
     outcomes = run_stage(options)
     path = options.out / f"stage-{options.stage}.json"

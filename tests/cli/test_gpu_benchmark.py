@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gpu
 import pytest
+import torch
 
 
 def test_dry_checks_write_their_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,3 +44,11 @@ def test_unknown_checks_are_an_error(tmp_path: Path) -> None:
     """The error lists the checks of the stage."""
     with pytest.raises(SystemExit, match="--only speed: stage B has the checks large, length"):
         gpu.main(["--stage", "B", "--dry", "--out", str(tmp_path), "--only", "speed"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_stage_needs_a_gpu(tmp_path: Path) -> None:
+    """Without a GPU, the error suggests --dry, and nothing is written."""
+    with pytest.raises(SystemExit, match="no CUDA device here; --dry runs"):
+        gpu.main(["--stage", "A", "--out", str(tmp_path / "gpu")])
+    assert not (tmp_path / "gpu").exists()
