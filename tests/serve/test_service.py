@@ -1,21 +1,28 @@
 """The service computes each batch of the batcher as one batch of the model."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from bertsmith.model.bert import BertModel
+from bertsmith import bundle
+from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.packed import PackedBatch
 from bertsmith.runtime import inference_batches
-from bertsmith.serve.models import ServedModel
+from bertsmith.serve.deadline import Deadline
+from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import VectorSettings
 from bertsmith.use.vectors import VectorSpec
-from tests.serve.model_server import SENTENCES
+from tests.serve.model_pause import TIMEOUT, paused_model
+from tests.serve.model_server import SENTENCES, model_config
 
 
 def test_embeddings_are_computed_in_the_batches_of_the_batcher(
@@ -84,3 +91,31 @@ def test_each_batch_is_one_forward_pass(
         service.close()
     assert forward_sizes == batch_sizes
     assert max(batch_sizes) > 1
+
+
+def test_requests_before_and_after_a_reload_share_no_batch(
+    models: list[ServedModel], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Two requests in the queue are answered by the models that were loaded when they arrived."""
+    torch.manual_seed(5)
+    bundle.save(tmp_path / "m", BertForPreTraining(model_config(tokenizer)), tokenizer, {})
+    replacement = load_served_model("plain", tmp_path / "m")
+    service = Service(models[:1])
+    deadline = Deadline(TIMEOUT)
+
+    def submit(text: str) -> Future[Any]:
+        return service.submit_embeddings(None, [text], VectorSettings(), deadline).future
+
+    try:
+        with paused_model() as pause:
+            submit("the smith")
+            assert pause.started.wait(TIMEOUT)
+            futures = [submit("a hammer")]
+            service.replace_models([replacement])
+            futures.append(submit("a hammer"))
+            pause.resume.set()
+            vectors = [future.result(TIMEOUT)[0] for future in futures]
+    finally:
+        service.close()
+    for model, vector in zip((models[0], replacement), vectors, strict=True):
+        np.testing.assert_allclose(vector, model.embedder.encode(["a hammer"])[0], atol=1e-5)
