@@ -144,7 +144,7 @@ def embed(
         str | None,
         typer.Option(
             help="Name of a prompt of a sentence-transformers model, such as query, which is added "
-            "to each text. Default: as the model specifies.",
+            "to each text. Default: as the model specifies; for an index, document.",
             show_default=False,
         ),
     ] = None,
@@ -232,6 +232,8 @@ def embed(
     )
     with join_process_group() as processes, texts as opened_texts:
         embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
+        if prompt_name is None and out is not None and out.suffix == ".index":
+            embedder = embedder.with_document_prompt()
         embedder = embedder.with_prompt(prompt_name).with_token_counter(unknown.counts)
         if out is None:
             _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)

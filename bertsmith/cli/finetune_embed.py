@@ -94,6 +94,12 @@ def embed(
     prompt: Annotated[
         str | None, typer.Option(help="A prefix of every text. Default: that of the model.")
     ] = None,
+    query_prompt: Annotated[
+        str | None, typer.Option(help="Pairs: a prefix of the column --text, such as 'query: '.")
+    ] = None,
+    document_prompt: Annotated[
+        str | None, typer.Option(help="Pairs: a prefix of the columns --pair and --negatives.")
+    ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
     ] = None,
@@ -136,7 +142,8 @@ def embed(
             "columns": drop_missing(columns) or None, "loss": loss, "temperature": temperature,
             "file_weights": _parse_numbers(weights, float, "--weights"),
             "matryoshka_dims": _parse_numbers(matryoshka, int, "--matryoshka"),
-            "pooling": pooling, "prompt": prompt, "batch_size": batch_size,
+            "pooling": pooling, "prompt": prompt, "query_prompt": query_prompt,
+            "document_prompt": document_prompt, "batch_size": batch_size,
             "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
             "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
         },

@@ -80,6 +80,13 @@ def search(
             min=1, help="With --rerank: number of most similar lines to order. Default: 50."
         ),
     ] = None,
+    prompt_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the prompt of the model that is added to each query. Default: query, if "
+            "the model has it."
+        ),
+    ] = None,
     lines_format: LinesFormatOption = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -99,7 +106,7 @@ def search(
         model = find_model(model)
     from bertsmith.use.search import DEFAULT_CANDIDATES, Searcher
 
-    searcher = Searcher(index, model=model, device=resolve_device(device))
+    searcher = Searcher(index, model=model, device=resolve_device(device), prompt_name=prompt_name)
     reranker = None if rerank is None else _load_reranker(rerank, device)
     unknown = UnknownTokenWarning(searcher.token_counts)
     unbuffered = queries == [STDIN] and sys.stdin.isatty()

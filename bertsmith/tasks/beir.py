@@ -11,7 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.embedding_data import EncodedTexts, Ints, TextCollector, TokenizeTexts
+from bertsmith.tasks.embedding_data import (
+    EncodedTexts,
+    Ints,
+    TextCollector,
+    TextPrompts,
+    TokenizeTexts,
+)
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.retrieval import (
     Floats,
@@ -83,7 +89,7 @@ def find_qrels(folder: Path, splits: Sequence[str]) -> Path:
 
 
 def read_retrieval_set(
-    folder: Path, qrels: Path, tokenize: TokenizeTexts
+    folder: Path, qrels: Path, tokenize: TokenizeTexts, prompts: TextPrompts | None = None
 ) -> tuple[RetrievalSet, ExampleCounts]:
     """Read a folder in BEIR's format. Only queries with a relevant document are used.
 
@@ -92,7 +98,8 @@ def read_retrieval_set(
     Args:
         folder: The folder with corpus.jsonl and queries.jsonl.
         qrels: The relevance judgments; see ``find_qrels``.
-        tokenize: Tokenizes texts.
+        tokenize: Tokenizes texts that include their prompts.
+        prompts: The prompts of queries and documents; None for no prompts.
 
     Returns:
         The queries and documents, and the counts of the queries.
@@ -101,13 +108,14 @@ def read_retrieval_set(
         TaskError: A file is missing or has an invalid row, or a judgment has an unknown id.
     """
     counts = ExampleCounts()
-    collector = TextCollector(tokenize)
+    collector = TextCollector(tokenize, prompts)
     document_rows: dict[str, int] = {}
     documents: list[int] = []
     for row, document_id in _iter_rows(_find_file(folder, "corpus"), document_rows):
         document_rows[document_id] = len(documents)
         title = str(row.cells.get("title") or "").strip()
-        documents.append(collector.add(f"{title} {_get_text(row)}".strip(), counts))
+        text = f"{title} {_get_text(row)}".strip()
+        documents.append(collector.add(text, counts, "document"))
     grades = _read_grades(qrels, document_rows)
     query_ids: dict[str, int] = {}
     queries: list[int] = []
@@ -117,7 +125,7 @@ def read_retrieval_set(
         if grades.get(query_id):
             counts.num_read += 1
             counts.num_used += 1
-            queries.append(collector.add(_get_text(row), counts))
+            queries.append(collector.add(_get_text(row), counts, "query"))
             relevance.append(grades[query_id])
     unknown_ids = sorted(grades.keys() - query_ids.keys())
     if unknown_ids:

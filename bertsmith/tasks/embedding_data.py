@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
 from bertsmith.tasks.tables import Row, get_cell, get_text, require_text
 
 Ints = NDArray[np.int64]
+#: What a text is in an example. Queries and documents may have different prompts.
+TextRole = Literal["text", "query", "document"]
 #: Texts that are tokenized together.
 _TEXTS_PER_BATCH: Final = 4096
 
@@ -33,16 +35,43 @@ class TokenizeTexts(Protocol):
 
 
 @dataclass(frozen=True)
+class TextPrompts:
+    """The prefix of the texts of each role.
+
+    Attributes:
+        text: Prefix of texts that are neither queries nor documents.
+        query: Prefix of queries: the anchors of pairs.
+        document: Prefix of documents: the positives and negatives of pairs.
+    """
+
+    text: str = ""
+    query: str = ""
+    document: str = ""
+
+    def get(self, role: TextRole) -> str:
+        """Return the prefix of texts of this role."""
+        return {"text": self.text, "query": self.query, "document": self.document}[role]
+
+    @property
+    def distinguishes_roles(self) -> bool:
+        """Whether queries and documents have different prefixes."""
+        return self.query != self.document
+
+
+@dataclass(frozen=True)
 class EncodedTexts:
-    """Token ids of distinct texts, one after another.
+    """Token ids of distinct texts with their prompts, one after another.
 
     Attributes:
         ids: int32 [number of tokens], with [CLS] and [SEP].
         offsets: int64 [number of texts + 1], the start of each text in ``ids``.
+        identities: int64 [number of texts]. Texts that differ only in their prompt have the same
+            number.
     """
 
     ids: NDArray[np.int32]
     offsets: Ints
+    identities: Ints
 
     def __len__(self) -> int:
         """Return the number of texts."""
@@ -65,19 +94,31 @@ class TextCollector:
     A text is identified by its hash, so that texts need not stay in memory.
     """
 
-    def __init__(self, tokenize: TokenizeTexts) -> None:
+    def __init__(self, tokenize: TokenizeTexts, prompts: TextPrompts | None = None) -> None:
+        """Create the collector.
+
+        Args:
+            tokenize: Tokenizes texts that include their prompts.
+            prompts: The prompt of each role; None for no prompts.
+        """
         self._tokenize = tokenize
+        self._prompts = prompts or TextPrompts()
         self._index_of_digest: dict[bytes, int] = {}
+        #: Numbers of the texts without prompts, if roles have different prompts.
+        self._identity_of_digest: dict[bytes, int] = {}
+        self._identities = array("q")
         self._pending: list[str] = []
         self._chunks: list[NDArray[np.int32]] = []
         self._lengths = array("q")
 
-    def add(self, text: str, counts: ExampleCounts) -> int:
+    def add(self, text: str, counts: ExampleCounts, role: TextRole = "text") -> int:
         """Return the number of a text; ``counts`` counts truncated texts and [UNK] tokens."""
-        digest = blake2b(text.encode(), digest_size=16).digest()
-        index = self._index_of_digest.setdefault(digest, len(self._index_of_digest))
+        prompted = self._prompts.get(role) + text
+        index = _number_text(self._index_of_digest, prompted)
         if index == len(self._lengths) + len(self._pending):
-            self._pending.append(text)
+            if self._prompts.distinguishes_roles:
+                self._identities.append(_number_text(self._identity_of_digest, text))
+            self._pending.append(prompted)
             if len(self._pending) == _TEXTS_PER_BATCH:
                 self.flush(counts)
         return index
@@ -95,7 +136,16 @@ class TextCollector:
         """Return all texts; ``flush`` must have been called."""
         offsets = np.concatenate([[0], np.cumsum(np.array(self._lengths, np.int64))])
         ids = np.concatenate(self._chunks) if self._chunks else np.empty(0, np.int32)
-        return EncodedTexts(ids, offsets.astype(np.int64))
+        identities = np.array(self._identities, np.int64)
+        if not self._prompts.distinguishes_roles:
+            identities = np.arange(len(self._lengths))
+        return EncodedTexts(ids, offsets.astype(np.int64), identities)
+
+
+def _number_text(number_of_digest: dict[bytes, int], text: str) -> int:
+    """Return the number of a text, which is the next one for a new text."""
+    digest = blake2b(text.encode(), digest_size=16).digest()
+    return number_of_digest.setdefault(digest, len(number_of_digest))
 
 
 @dataclass(frozen=True)
@@ -192,9 +242,14 @@ class _ExampleCollector:
             label_name = to_label_name(get_cell(row, columns.label, "--label"))
             if not label_name:
                 raise BadExampleError("an empty label")
+        roles: list[TextRole] = ["text"] * len(texts)
         if columns.kind == "pairs":
             _reject_equal_texts(texts)
-        numbers = [self.texts.add(text, counts) for text in texts]
+            roles = ["document"] * len(texts)
+            roles[0] = "query"
+        numbers = [
+            self.texts.add(text, counts, role) for text, role in zip(texts, roles, strict=True)
+        ]
         if label_name:
             label = self._number_label(numbers[0], label_name)
         key = hash((*numbers, score))
@@ -240,6 +295,7 @@ def read_examples(
     tokenize: TokenizeTexts,
     columns: TextColumns,
     other_columns: TextColumns | None = None,
+    prompts: TextPrompts | None = None,
 ) -> tuple[EmbeddingExamples, list[ExampleCounts]]:
     """Read the examples of one or several tables, which must be of the same kind.
 
@@ -248,9 +304,10 @@ def read_examples(
     Args:
         paths: The tables.
         settings: How to read the tables.
-        tokenize: Tokenizes texts.
+        tokenize: Tokenizes texts that include their prompts.
         columns: The columns that the user has named; see ``resolve_columns``.
         other_columns: Columns to look for if the user has named none.
+        prompts: The prompt of each role; None for no prompts.
 
     Returns:
         The examples, and the counts of each table.
@@ -259,7 +316,7 @@ def read_examples(
         TaskError: A table cannot be read, has no valid example, or is of another kind than the
             first.
     """
-    collector = _ExampleCollector(TextCollector(tokenize))
+    collector = _ExampleCollector(TextCollector(tokenize, prompts))
     all_counts: list[ExampleCounts] = []
     kind: ExampleKind | None = None
     for file_index, path in enumerate(paths):

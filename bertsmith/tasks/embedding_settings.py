@@ -134,8 +134,14 @@ class EmbeddingSettings(SettingsTable):
     pooling: PoolingMode | None = None
     #: Whether vectors have length 1. None: as the start model specifies, else true.
     normalize: bool | None = None
-    #: Prefix of every text, such as "query: ". None: that of the start model.
+    #: Prefix of every text. None: that of the start model.
     prompt: str | None = None
+    #: Pairs: prefix of the anchors (queries), such as "query: ". None: `prompt`, or that of the
+    #: start model.
+    query_prompt: str | None = None
+    #: Pairs: prefix of the positives and negatives (documents). None: `prompt`, or that of the
+    #: start model.
+    document_prompt: str | None = None
     #: Maximum tokens per text, including [CLS] and [SEP]. None: that of the start model, else 128.
     max_seqlen: Annotated[int, Field(ge=8)] | None = None
     #: Examples per optimizer step. Each pair has the other pairs of its batch as negatives.

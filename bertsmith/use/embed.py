@@ -151,6 +151,20 @@ class Embedder:
         embedder.text_config = replace(self.text_config, default_prompt_name=name)
         return embedder
 
+    def without_prompt(self) -> Self:
+        """Return an embedder with the same model that adds no prompt to texts."""
+        embedder = copy.copy(self)
+        embedder.text_config = replace(self.text_config, default_prompt_name=None)
+        return embedder
+
+    def with_query_prompt(self) -> Self:
+        """Return an embedder that adds the model's prompt of queries."""
+        return self.with_prompt(self.text_config.query_prompt_name)
+
+    def with_document_prompt(self) -> Self:
+        """Return an embedder that adds the model's prompt of documents."""
+        return self.with_prompt(self.text_config.document_prompt_name)
+
     @property
     def max_seqlen(self) -> int:
         """Number of tokens, including [CLS] and [SEP], to which longer texts are truncated."""

@@ -8,10 +8,11 @@ import numpy as np
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.beir import RetrievalSet, find_qrels, is_beir_folder, read_retrieval_set
-from bertsmith.tasks.embedding_data import EmbeddingExamples, read_examples
+from bertsmith.tasks.embedding_data import EmbeddingExamples, TextPrompts, read_examples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.embedding.evaluation import compute_metrics
+from bertsmith.train.embedding.training_data import get_text_prompts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import VectorSettings
 
@@ -27,9 +28,12 @@ def evaluate_embeddings(
 ) -> dict[str, Any]:
     """Compute the metrics of a model's vectors.
 
+    In pairs and BEIR, the texts have the model's prompts of queries and documents.
+
     Args:
         model: An embedder, a model directory, a run directory or a hub id. Any BERT has vectors;
-            see ``Embedder.encode`` for how they are pooled.
+            see ``Embedder.encode`` for how they are pooled. An embedder with a named prompt adds it
+            to every text.
         data: A table as for ``finetune_embedder``, or a folder in BEIR's format.
         settings: Columns of the table and how to read it.
         split: The split of a folder: the name of a file in qrels, without its suffix.
@@ -53,17 +57,25 @@ def evaluate_embeddings(
         )
 
     def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
-        tokenized = embedder.with_token_counter(counts.token_counts).tokenize(texts)
+        counting_embedder = embedder.without_prompt().with_token_counter(counts.token_counts)
+        tokenized = counting_embedder.tokenize(texts)
         counts.num_truncated += tokenized.num_truncated
         return tokenized.sequences
 
+    config = embedder.text_config
+    prompts = get_text_prompts(config)
+    if embedder.prompt_name is not None:
+        prompts = TextPrompts(config.prompt, config.prompt, config.prompt)
     path = Path(data)
     examples: EmbeddingExamples | RetrievalSet
     if is_beir_folder(path):
-        examples, counts = read_retrieval_set(path, find_qrels(path, [split]), tokenize)
+        qrels = find_qrels(path, [split])
+        examples, counts = read_retrieval_set(path, qrels, tokenize, prompts)
     else:
         settings = settings or EmbeddingSettings()
-        examples, file_counts = read_examples([path], settings, tokenize, settings.columns)
+        examples, file_counts = read_examples(
+            [path], settings, tokenize, settings.columns, prompts=prompts
+        )
         counts = file_counts[0]
         if examples.kind == "texts":
             raise InputError(

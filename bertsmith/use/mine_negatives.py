@@ -201,9 +201,9 @@ class _Miner:
             has_lists: Whether the negatives of a row are a list; otherwise each has its own row.
         """
         settings = self._settings
-        vectors = self._searcher.encode(list(positives))
+        vectors = self._searcher.encode_queries(list(positives))
         texts = [text for query_positives in positives.values() for text in query_positives]
-        positive_vectors = iter(self._searcher.encode(texts))
+        positive_vectors = iter(self._searcher.encode_documents(texts))
         candidates = self._searcher.find_neighbors(vectors, settings.candidates)
         for (text, query_positives), vector, results in zip(
             positives.items(), vectors, candidates, strict=True

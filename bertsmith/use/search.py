@@ -55,6 +55,7 @@ class Searcher:
         *,
         model: Path | str | None = None,
         device: torch.device | str = "cpu",
+        prompt_name: str | None = None,
     ) -> None:
         """Open an index.
 
@@ -62,18 +63,26 @@ class Searcher:
             index: The index directory.
             model: Current path of the model, if it was moved since the lines were embedded.
             device: Device of the model.
+            prompt_name: Name of the prompt of queries; see ``Embedder.with_prompt``. None for the
+                model's prompt of queries.
 
         Raises:
-            InputError: The index is missing or damaged.
+            InputError: The index is missing or damaged, or the model declares no such prompt.
             ModelError: The model is missing or has changed.
         """
         self.path = Path(index)
         manifest = read_index_manifest(self.path)
         #: Numbers of tokens and of [UNK] tokens in all queries so far.
         self.token_counts = TokenCounts()
-        self._embedder = _load_embedder(self.path, manifest, model, device).with_token_counter(
+        embedder = _load_embedder(self.path, manifest, model, device).with_token_counter(
             self.token_counts
         )
+        self._query_embedder = (
+            embedder.with_query_prompt()
+            if prompt_name is None
+            else embedder.with_prompt(prompt_name)
+        )
+        self._document_embedder = embedder.with_prompt(manifest.get("prompt_name"))
         settings = {name: manifest[name] for name in VectorSettings.model_fields}
         self._settings = build_vector_settings(settings.pop("layers"), **settings)
         self._vector_index = VectorIndex(self.path)
@@ -104,7 +113,7 @@ class Searcher:
         if top < 1:
             raise InputError(f"top is {top}; expected 1 or more")
         count = top if reranker is None else max(top, candidates)
-        results = self.find_neighbors(self.encode(queries), count, exact=exact)
+        results = self.find_neighbors(self.encode_queries(queries), count, exact=exact)
         if reranker is None:
             return results
         return [
@@ -112,10 +121,16 @@ class Searcher:
             for query, query_results in zip(queries, results, strict=True)
         ]
 
-    def encode(self, texts: Sequence[str]) -> Floats:
-        """Return the vector of each text, with the settings of the index; float32 [n, W]."""
-        spec = self._embedder.resolve_settings(self._settings)
-        return self._embedder.encode_with_spec(texts, spec)
+    def encode_queries(self, texts: Sequence[str]) -> Floats:
+        """Return the vector of each query, with the settings of the index; float32 [n, W]."""
+        return self._encode(self._query_embedder, texts)
+
+    def encode_documents(self, texts: Sequence[str]) -> Floats:
+        """Return the vector of each text as if it were a line of the index; float32 [n, W]."""
+        return self._encode(self._document_embedder, texts)
+
+    def _encode(self, embedder: Embedder, texts: Sequence[str]) -> Floats:
+        return embedder.encode_with_spec(texts, embedder.resolve_settings(self._settings))
 
     def find_neighbors(
         self, vectors: Floats, top: int, *, exact: bool = False
@@ -153,6 +168,7 @@ def search(
     reranker: FineTunedBundle | Path | str | None = None,
     candidates: int = DEFAULT_CANDIDATES,
     device: torch.device | str = "cpu",
+    prompt_name: str | None = None,
 ) -> list[list[SearchResult]]:
     """Find the lines of an index that are most similar to each query.
 
@@ -167,6 +183,7 @@ def search(
         reranker: A model with one output, which orders the most similar lines by relevance.
         candidates: Number of most similar lines that the reranker orders.
         device: Device of the model.
+        prompt_name: Name of the prompt of queries; None for the model's prompt of queries.
 
     Returns:
         The lines found for each query, most similar (with a reranker, most relevant) first.
@@ -175,7 +192,7 @@ def search(
         InputError: The index is missing or damaged.
         ModelError: The model is missing or has changed, or the reranker does not have one output.
     """
-    searcher = Searcher(index, model=model, device=device)
+    searcher = Searcher(index, model=model, device=device, prompt_name=prompt_name)
     bundle = None if reranker is None else resolve_task_model(reranker, "regression")
     return searcher.search(queries, top, exact=exact, reranker=bundle, candidates=candidates)
 

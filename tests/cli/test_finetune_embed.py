@@ -4,9 +4,11 @@ import json
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bertsmith.train.engine import loop, step
+from bertsmith.use.embed import Embedder
 from tests.cli.conftest import SENTENCES, RunCli
 
 
@@ -110,3 +112,33 @@ def test_mistakes_are_explained(
     assert completed.status == 2
     assert message in completed.err
     assert not (tmp_path / "run").exists()
+
+
+def test_prompts_of_queries_and_documents_are_used_in_search(
+    run_cli: RunCli, model: Path, table: Path, tmp_path: Path
+) -> None:
+    """Lines of an index have the prompt of documents, and queries that of queries."""
+    run, lines = tmp_path / "run", tmp_path / "lines.txt"
+    options = ["--query-prompt", "ferry ", "--document-prompt", "river river "]
+    completed = run_cli(
+        "finetune", "embed", "--model", model, "--data", table, "--text", "question", "--pair",
+        "answer", "--set", "schedule.steps=1", "--set", "run.threads=1", "--out", run, *options
+    )  # fmt: skip
+    assert completed.status == 0, completed.err
+    lines.write_text("\n".join(SENTENCES))
+    index = tmp_path / "lines.index"
+    assert run_cli("embed", run, lines, "--out", index).status == 0
+    embedder = Embedder.load(run)
+    documents = embedder.encode(SENTENCES, prompt_name="document")
+    np.testing.assert_allclose(np.load(index / "vectors.npy"), documents, rtol=0, atol=1e-6)
+    for name, arguments in (("query", []), ("document", ["--prompt-name", "document"])):
+        [query] = embedder.encode([SENTENCES[1]], prompt_name=name)
+        output = run_cli("search", index, SENTENCES[1], "--json", *arguments).out
+        cosines = {hit["text"]: hit["cosine"] for hit in json.loads(output)["hits"]}
+        expected = dict(zip(SENTENCES, (documents @ query).tolist(), strict=True))
+        assert cosines == pytest.approx({text: expected[text] for text in cosines}, abs=1e-5)
+    plain = run_cli("embed", run, lines, "--out", tmp_path / "plain.npy")
+    assert plain.status == 0, plain.err
+    np.testing.assert_allclose(
+        np.load(tmp_path / "plain.npy"), embedder.encode(SENTENCES), rtol=0, atol=1e-6
+    )

@@ -194,7 +194,7 @@ def test_prompts_are_applied_and_exported(tmp_path: Path, pretrained_dir: Path) 
     save_embedder(tmp_path / "tuned", bundle, {})
     pooling = read_pooling(tmp_path / "tuned")
     assert pooling is not None
-    assert pooling.prompts == {**prompts, "default": "every: "}
+    assert pooling.prompts == dict.fromkeys(("query", "document", "default"), "every: ")
     assert pooling.default_prompt_name == "default"
 
 

@@ -13,7 +13,7 @@ import pytest
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.settings import Settings
 from bertsmith.tasks import embedding_data
-from bertsmith.tasks.embedding_data import EmbeddingExamples, read_examples
+from bertsmith.tasks.embedding_data import EmbeddingExamples, TextPrompts, read_examples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
 
@@ -177,3 +177,27 @@ def test_contradictory_settings_are_errors(
     """Columns and lists that contradict each other are rejected."""
     with pytest.raises(SettingsError, match=message):
         settings_class.parse(values, "the settings")
+
+
+def test_queries_and_documents_have_different_prompts(tmp_path: Path) -> None:
+    """A text that is both has two numbers and one identity; scored pairs have another prompt."""
+    prompts = TextPrompts("every ", "query ", "document ")
+    path = write_json_lines(tmp_path / "a.jsonl", [{**row, "negative": "e"} for row in PAIRS])
+    examples, _ = read_examples(
+        [path], EmbeddingSettings(), tokenize, TextColumns(), prompts=prompts
+    )
+    texts = get_texts(examples)
+    assert [texts[number] for number in examples.anchors] == ["query a b", "query d"]
+    assert [texts[number] for number in examples.positives] == ["document c", "document a b"]
+    assert [texts[number] for number in examples.negatives] == ["document e"] * 2
+    identities = examples.texts.identities
+    assert identities[examples.anchors[0]] == identities[examples.positives[1]]
+    assert len(set(identities.tolist())) == 4
+    scored = write_json_lines(
+        tmp_path / "b.jsonl", [{"sentence1": "a", "sentence2": "b", "score": 1}]
+    )
+    examples, _ = read_examples(
+        [scored], EmbeddingSettings(), tokenize, TextColumns(), prompts=prompts
+    )
+    assert get_texts(examples) == ["every a", "every b"]
+    assert examples.texts.identities.tolist() == [0, 1]

@@ -1,6 +1,8 @@
 """Reading and writing of sentence-transformers directories."""
 
 from bertsmith.interop.sentence_transformers.pooling import (
+    DOCUMENT_PROMPT_NAMES,
+    QUERY_PROMPT_NAMES,
     Dense,
     PoolingConfig,
     PoolingMode,
@@ -15,6 +17,8 @@ from bertsmith.interop.sentence_transformers.writing import (
 )
 
 __all__ = [
+    "DOCUMENT_PROMPT_NAMES",
+    "QUERY_PROMPT_NAMES",
     "Dense",
     "PoolingConfig",
     "PoolingMode",

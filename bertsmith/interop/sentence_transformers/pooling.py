@@ -34,6 +34,9 @@ _TRANSFORMER_TYPES: Final = ("Transformer", "MLMTransformer")
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid"]
+#: Names of the prompts of queries and documents, in the order in which they are looked for.
+QUERY_PROMPT_NAMES: Final = ("query",)
+DOCUMENT_PROMPT_NAMES: Final = ("document", "passage", "corpus")
 #: The boolean keys for pooling modes in files of older releases, and the mode of each. Older
 #: releases concatenate the pooled vectors in this order.
 POOLING_MODE_KEYS: Final[dict[str, PoolingMode]] = {
@@ -88,16 +91,36 @@ class PoolingConfig:
     @property
     def prompt(self) -> str:
         """The default prompt; "" if there is none."""
-        return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
+        return self.get_prompt(self.default_prompt_name)
+
+    @property
+    def query_prompt_name(self) -> str | None:
+        """Name of the prompt of queries: "query", or else the default prompt."""
+        return self._find_prompt_name(QUERY_PROMPT_NAMES)
+
+    @property
+    def document_prompt_name(self) -> str | None:
+        """Name of the prompt of documents: "document" or a synonym, or else the default prompt."""
+        return self._find_prompt_name(DOCUMENT_PROMPT_NAMES)
+
+    def _find_prompt_name(self, names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in self.prompts), self.default_prompt_name)
+
+    def get_prompt(self, name: str | None) -> str:
+        """Return the prompt with this name; "" for None."""
+        return "" if name is None else self.prompts[name]
 
     def prepare_texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
         """Prepend the default prompt to texts, and lowercase them unless the tokenizer does it."""
-        texts = [self.prompt + text for text in texts]
-        if self.lowercase and not tokenizer.lowercase:
-            # Hugging Face tokenizers lowercase each character separately, unlike str.lower(), which
-            # has a special rule for a sigma at the end of a word.
-            texts = ["".join(character.lower() for character in text) for text in texts]
-        return texts
+        return self.lowercase_texts([self.prompt + text for text in texts], tokenizer)
+
+    def lowercase_texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+        """Lowercase texts if the model requires it and the tokenizer does not do it."""
+        if not self.lowercase or tokenizer.lowercase:
+            return list(texts)
+        # Hugging Face tokenizers lowercase each character separately, unlike str.lower(), which has
+        # a special rule for a sigma at the end of a word.
+        return ["".join(character.lower() for character in text) for text in texts]
 
     def output_width(self, hidden_width: int) -> int:
         """Return the width of the vectors.

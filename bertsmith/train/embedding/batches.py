@@ -161,7 +161,10 @@ def build_batch(
         counts = np.diff(examples.negative_offsets)[indices]
         return _build_triplets(anchors.repeat(counts), positives.repeat(counts), negatives)
     candidates = np.concatenate([positives, negatives])
-    excluded = _find_excluded_pairs(anchors, positives, candidates)
+    identities = examples.texts.identities
+    excluded = _find_excluded_pairs(
+        identities[anchors], identities[positives], identities[candidates]
+    )
     texts, (anchor_rows, candidate_rows) = _number_texts(anchors, candidates)
     return EmbeddingBatch(texts, RankingTargets(anchor_rows, candidate_rows, *excluded))
 

@@ -202,8 +202,10 @@ def _compute_pair_metrics(vectors: Floats, examples: EmbeddingExamples) -> dict[
     for row, document in zip(anchor_rows.tolist(), document_rows.tolist(), strict=True):
         relevance[row][document] = 1.0
     # An anchor that is also a document would find itself.
-    positions = np.minimum(np.searchsorted(documents, anchors), len(documents) - 1)
-    excluded = np.where(documents[positions] == anchors, positions, -1)
+    identities = examples.texts.identities
+    document_of_identity = np.full(len(examples.texts), -1)
+    document_of_identity[identities[documents]] = np.arange(len(documents))
+    excluded = document_of_identity[identities[anchors]]
     rankings = rank_documents(vectors[anchors], vectors[documents], max(_RECALL_CUTOFFS), excluded)
     results = compute_retrieval_metrics(rankings, relevance, _RECALL_CUTOFFS)
     if len(examples.negatives):

@@ -25,6 +25,7 @@ from bertsmith.train.embedding.start_model import (
 from bertsmith.train.embedding.training_data import (
     EmbeddingData,
     build_tokenize_function,
+    get_text_prompts,
     list_hashed_files,
     read_data,
     resolve_loss,
@@ -86,7 +87,7 @@ def finetune_embedder(
     settings = resolve_settings(model, [Path(file) for file in files], overrides)
     bundle = load_start_model(model, settings.embedding, get_model_overrides(overrides))
     tokenize = build_tokenize_function(bundle.encoder.tokenizer, bundle.pooling)
-    examples = read_data(settings.embedding, tokenize)
+    examples = read_data(settings.embedding, tokenize, get_text_prompts(bundle.pooling))
     embedding = resolve_loss(settings.embedding, examples.train).model_copy(
         update={
             "fingerprint": hash_files(list_hashed_files(settings.embedding)),

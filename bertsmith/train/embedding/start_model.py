@@ -9,6 +9,8 @@ from bertsmith.bundle import EncoderBundle, load_encoder
 from bertsmith.bundle.model_card import build_model_card
 from bertsmith.errors import SettingsError
 from bertsmith.interop.sentence_transformers import (
+    DOCUMENT_PROMPT_NAMES,
+    QUERY_PROMPT_NAMES,
     Dense,
     PoolingConfig,
     build_embedding_model,
@@ -68,9 +70,7 @@ def load_start_model(
         max_seq_length=min(max_seqlen, max_positions),
         matryoshka_dims=tuple(settings.matryoshka_dims) or pooling.matryoshka_dims,
     )
-    if settings.prompt is not None:
-        prompts = {**pooling.prompts, "default": settings.prompt}
-        pooling = replace(pooling, prompts=prompts, default_prompt_name="default")
+    pooling = _replace_prompts(pooling, settings)
     width = pooling.output_width(encoder.config.width)
     for dim in settings.matryoshka_dims:
         if dim > width:
@@ -80,6 +80,28 @@ def load_start_model(
             )
     model = build_embedding_model(encoder.model, pooling)
     return EmbeddingBundle(encoder, pooling, model)
+
+
+def _replace_prompts(pooling: PoolingConfig, settings: EmbeddingSettings) -> PoolingConfig:
+    """Return a pooling config with the prompts of the settings.
+
+    If there are prompts, those of queries and documents are always included, because
+    ``encode_query`` and ``encode_document`` of sentence-transformers ignore the default prompt.
+    """
+    if settings.prompt is not None:
+        names = {*QUERY_PROMPT_NAMES, *DOCUMENT_PROMPT_NAMES}
+        prompts = {name: text for name, text in pooling.prompts.items() if name not in names}
+        prompts["default"] = settings.prompt
+        pooling = replace(pooling, prompts=prompts, default_prompt_name="default")
+    query_prompt, document_prompt = settings.query_prompt, settings.document_prompt
+    if query_prompt is None:
+        query_prompt = pooling.get_prompt(pooling.query_prompt_name)
+    if document_prompt is None:
+        document_prompt = pooling.get_prompt(pooling.document_prompt_name)
+    if not query_prompt and not document_prompt and not pooling.prompts:
+        return pooling
+    prompts = {**pooling.prompts, "query": query_prompt, "document": document_prompt}
+    return replace(pooling, prompts=prompts)
 
 
 def save_embedder(directory: Path, bundle: EmbeddingBundle, info: Mapping[str, Any]) -> None:

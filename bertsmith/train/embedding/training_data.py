@@ -13,6 +13,7 @@ from bertsmith.tasks.beir import find_qrels, is_beir_folder, read_retrieval_set
 from bertsmith.tasks.embedding_columns import resolve_columns
 from bertsmith.tasks.embedding_data import (
     EmbeddingExamples,
+    TextPrompts,
     TokenizeTexts,
     describe_kind,
     read_examples,
@@ -42,29 +43,48 @@ class EmbeddingData:
 
 
 def build_tokenize_function(tokenizer: Tokenizer, pooling: PoolingConfig) -> TokenizeTexts:
-    """Return a function that tokenizes texts with prompt and truncation as at inference."""
+    """Return a function that tokenizes texts that include their prompts, as at inference."""
     assert pooling.max_seq_length is not None
     max_text_tokens = pooling.max_seq_length - 2
 
     def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
         counting_tokenizer = tokenizer.with_counter(counts.token_counts)
-        encoded = counting_tokenizer.encode_batch(pooling.prepare_texts(texts, tokenizer))
+        encoded = counting_tokenizer.encode_batch(pooling.lowercase_texts(texts, tokenizer))
         counts.num_truncated += sum(len(ids) > max_text_tokens for ids in encoded)
         return [[tokenizer.cls_id, *ids[:max_text_tokens], tokenizer.sep_id] for ids in encoded]
 
     return tokenize
 
 
-def read_data(settings: EmbeddingSettings, tokenize: TokenizeTexts) -> EmbeddingData:
+def get_text_prompts(pooling: PoolingConfig) -> TextPrompts:
+    """Return the prompts that a model adds to texts, queries and documents."""
+    return TextPrompts(
+        pooling.prompt,
+        pooling.get_prompt(pooling.query_prompt_name),
+        pooling.get_prompt(pooling.document_prompt_name),
+    )
+
+
+def read_data(
+    settings: EmbeddingSettings, tokenize: TokenizeTexts, prompts: TextPrompts
+) -> EmbeddingData:
     """Read the training and held-out examples, and check that they suit the loss.
+
+    Args:
+        settings: Files, columns and loss.
+        tokenize: Tokenizes texts that include their prompts.
+        prompts: The prompts of texts, queries and documents.
 
     Raises:
         TaskError: If a file has invalid or too few examples.
         SettingsError: If the loss does not suit the examples.
     """
     paths = [Path(file) for file in settings.train_files]
-    train, train_counts = read_examples(paths, settings, tokenize, settings.columns)
+    train, train_counts = read_examples(
+        paths, settings, tokenize, settings.columns, prompts=prompts
+    )
     settings = resolve_loss(settings, train)
+    _check_prompts(settings, train)
     names = ["train"] if len(paths) == 1 else [f"train {path.name}" for path in paths]
     counts = dict(zip(names, train_counts, strict=True))
     heldout: dict[str, HeldoutTexts] = {}
@@ -72,7 +92,7 @@ def read_data(settings: EmbeddingSettings, tokenize: TokenizeTexts) -> Embedding
         train_columns = resolve_columns(paths[0], settings, settings.columns)
         for name, file in settings.validation_files.items():
             heldout[name], counts[name] = _read_heldout_file(
-                Path(file), settings, tokenize, train_columns
+                Path(file), settings, tokenize, train_columns, prompts
             )
     else:
         train, heldout_examples = hold_out_examples(train, settings)
@@ -82,14 +102,19 @@ def read_data(settings: EmbeddingSettings, tokenize: TokenizeTexts) -> Embedding
 
 
 def _read_heldout_file(
-    path: Path, settings: EmbeddingSettings, tokenize: TokenizeTexts, train_columns: TextColumns
+    path: Path,
+    settings: EmbeddingSettings,
+    tokenize: TokenizeTexts,
+    train_columns: TextColumns,
+    prompts: TextPrompts,
 ) -> tuple[HeldoutTexts, ExampleCounts]:
     """Read a validation table or a folder in BEIR's format, and return its counts."""
     if is_beir_folder(path):
-        retrieval, counts = read_retrieval_set(path, find_qrels(path, HELDOUT_SPLITS), tokenize)
+        qrels = find_qrels(path, HELDOUT_SPLITS)
+        retrieval, counts = read_retrieval_set(path, qrels, tokenize, prompts)
         return HeldoutTexts(retrieval, settings), counts
     examples, file_counts = read_examples(
-        [path], settings, tokenize, settings.validation_columns, train_columns
+        [path], settings, tokenize, settings.validation_columns, train_columns, prompts
     )
     return HeldoutTexts(examples, settings), file_counts[0]
 
@@ -109,6 +134,16 @@ def resolve_loss(settings: EmbeddingSettings, examples: EmbeddingExamples) -> Em
             f"{describe_kind(examples.kind)}; use {' or '.join(losses)}"
         )
     return settings
+
+
+def _check_prompts(settings: EmbeddingSettings, examples: EmbeddingExamples) -> None:
+    """Raise SettingsError if the examples have no queries and documents with separate prompts."""
+    for name in ("query_prompt", "document_prompt"):
+        if examples.kind != "pairs" and getattr(settings, name) is not None:
+            raise SettingsError(
+                f"embedding.{name} needs pairs of a query and a document, but the examples are "
+                f"{describe_kind(examples.kind)}; use embedding.prompt (--prompt)"
+            )
 
 
 def hold_out_examples(

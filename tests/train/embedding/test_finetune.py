@@ -14,13 +14,14 @@ from bertsmith import bundle
 from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import BertsmithError
 from bertsmith.interop.sentence_transformers import read_pooling
-from bertsmith.tasks.embedding_data import read_examples
-from bertsmith.tasks.embedding_settings import EmbeddingSettings
+from bertsmith.tasks.embedding_data import TextPrompts, read_examples
+from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
-from bertsmith.train.embedding.batches import BatchSampler, ClassIndex
+from bertsmith.train.embedding.batches import BatchSampler, ClassIndex, build_batch
 from bertsmith.train.embedding.finetune import finetune_embedder
+from bertsmith.train.embedding.losses import RankingTargets
 from bertsmith.train.embedding.start_model import load_start_model
-from bertsmith.train.embedding.training_data import build_tokenize_function
+from bertsmith.train.embedding.training_data import build_tokenize_function, get_text_prompts
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.step import take_step
@@ -160,7 +161,8 @@ def test_sentence_transformers_loads_the_model(
     assert pooling is not None
     tokenize = build_tokenize_function(embedder.tokenizer, pooling)
     counts = ExampleCounts()
-    assert tokenize(texts, counts) == embedder.tokenize(texts).sequences
+    prompted = ["ba be " + text for text in texts]
+    assert tokenize(prompted, counts) == embedder.tokenize(texts).sequences
     assert counts.num_truncated == 1
     assert (pooling.prompt, pooling.matryoshka_dims) == ("ba be ", (WIDTH, 8))
     card = (result.model / "README.md").read_text()
@@ -169,6 +171,78 @@ def test_sentence_transformers_loads_the_model(
     assert read_info(result.model)["heldout_metrics"] == result.metrics
     write_latest_snapshot(tmp_path / "run", tmp_path / "snapshot")
     np.testing.assert_array_equal(embed(tmp_path / "snapshot", texts), embed(result.model, texts))
+
+
+def test_queries_and_documents_have_separate_prompts(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """encode_query and encode_document of sentence-transformers compute the same vectors.
+
+    The prompts are also used in held-out metrics, in ``evaluate_embeddings``, and when the model is
+    trained further.
+    """
+    rows = make_rows("pairs", 40)
+    table, dev = write_table("train.jsonl", rows), write_table("dev.jsonl", rows[:20])
+    folder = write_beir_folder(
+        tmp_path / "beir",
+        [{"_id": f"d{i}", "text": row["positive"]} for i, row in enumerate(rows)],
+        [{"_id": f"q{i}", "text": row["anchor"]} for i, row in enumerate(rows)],
+        [(f"q{i}", f"d{i}", 1) for i in range(len(rows))],
+    )
+    embedding = {
+        "query_prompt": "ba be ", "document_prompt": "bo ", "batch_size": 16,
+        "validation_files": {"dev": str(dev), "beir": str(folder)},
+    }  # fmt: skip
+    result = train(start_model, tmp_path / "run", table, embedding=embedding)
+    assert result.model is not None
+    reference = SentenceTransformer(str(result.model), device="cpu")
+    embedder = Embedder.load(result.model)
+    texts = [row["anchor"] for row in rows]
+    queries, documents = reference.encode_query(texts), reference.encode_document(texts)
+    for vectors, expected in (
+        (embedder.with_query_prompt().encode(texts), queries),
+        (embedder.with_document_prompt().encode(texts), documents),
+        (embedder.encode(texts), reference.encode(texts)),
+    ):
+        np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    assert np.abs(queries - documents).max() > 1e-3
+    for data, prefix in ((dev, ""), (folder, "beir_")):
+        metrics = evaluate_embeddings(result.model, data)
+        assert metrics["mrr@10"] == pytest.approx(result.metrics[f"{prefix}mrr@10"], abs=1e-6)
+    unprompted = evaluate_embeddings(embedder.with_prompt("document"), folder)
+    assert unprompted["mrr@10"] != pytest.approx(result.metrics["beir_mrr@10"], abs=1e-6)
+    for settings, expected_prompts in (
+        (EmbeddingSettings(), ("ba be ", "bo ")),
+        (EmbeddingSettings(query_prompt=""), ("", "bo ")),
+        (EmbeddingSettings(prompt="be ", document_prompt="ba "), ("be ", "ba ")),
+    ):
+        prompts = get_text_prompts(load_start_model(result.model, settings, {}).pooling)
+        assert (prompts.query, prompts.document) == expected_prompts
+
+
+def test_a_query_is_not_its_own_negative_with_another_prompt(
+    start_model: Path, write_table: WriteTable
+) -> None:
+    """The exclusion of an anchor from its candidates does not depend on prompts."""
+    rows = [
+        {"anchor": "ba", "positive": "be"},
+        {"anchor": "bo", "positive": "ba"},
+        {"anchor": "ba", "positive": "bo be"},
+    ]
+    table = write_table("train.jsonl", rows)
+    settings = EmbeddingSettings(train_files=[str(table)], loss="mnrl")
+    model = load_start_model(start_model, settings, {})
+    tokenize = build_tokenize_function(model.encoder.tokenizer, model.pooling)
+    excluded = []
+    for prompts in (TextPrompts(), TextPrompts(query="ba be ")):
+        examples, _ = read_examples([table], settings, tokenize, TextColumns(), prompts=prompts)
+        targets = build_batch(examples, np.arange(3), settings).targets
+        assert isinstance(targets, RankingTargets)
+        pairs = zip(
+            targets.excluded_anchors.tolist(), targets.excluded_candidates.tolist(), strict=True
+        )
+        excluded.append(set(pairs))
+    assert excluded[0] == excluded[1] == {(0, 1), (0, 2), (2, 0), (2, 1)}
 
 
 def test_dense_modules_are_trained(
@@ -280,6 +354,7 @@ def test_large_batches_need_no_more_memory_for_activations(
         ("pairs", {}, {"max_seqlen": 99}, "the model takes at most 43 tokens"),
         ("pairs", {}, {"validation_files": {"dev": "lost.csv"}}, "lost.csv: no such file"),
         ("pairs", {}, {"pooling": "first"}, "embedding.pooling: Input should be"),
+        ("scored_pairs", {}, {"query_prompt": "ba"}, "query_prompt needs pairs of a query and a"),
     ],
 )
 def test_unsuitable_data_and_settings_are_errors(
