@@ -6,13 +6,15 @@ from typing import Protocol
 class Progress(Protocol):
     """Receives progress and messages, and may display them; there is one progress bar at a time."""
 
-    def start(self, description: str, total: float | None, unit: str) -> None:
+    def start(self, description: str, total: float | None, unit: str, initial: float = 0) -> None:
         """Start a progress bar, and finish the previous one.
 
         Args:
             description: Name of the work in progress.
             total: Number of units of the work; None if unknown.
             unit: Name of a unit, such as "lines".
+            initial: Number of units that were completed earlier, such as before a resume. They do
+                not count for the rate.
         """
 
     def advance(self, amount: float, **fields: str) -> None:
@@ -28,7 +30,7 @@ class Progress(Protocol):
 class NullProgress:
     """Ignores progress and messages."""
 
-    def start(self, description: str, total: float | None, unit: str) -> None:
+    def start(self, description: str, total: float | None, unit: str, initial: float = 0) -> None:
         """Do nothing."""
 
     def advance(self, amount: float, **fields: str) -> None:

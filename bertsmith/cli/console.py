@@ -91,16 +91,17 @@ class TerminalProgress:
         self._unit = ""
         self._total: float | None = None
         self._completed = 0.0
+        self._initial = 0.0
         self._start_time = 0.0
         self._last_line_time = 0.0
 
-    def start(self, description: str, total: float | None, unit: str) -> None:
+    def start(self, description: str, total: float | None, unit: str, initial: float = 0) -> None:
         """Finish the previous bar and start a new one."""
         self.finish()
         self._description = description
         self._unit = unit
         self._total = total
-        self._completed = 0.0
+        self._completed = self._initial = initial
         self._start_time = self._last_line_time = time.monotonic()
         if not stderr.is_terminal:
             return
@@ -116,7 +117,9 @@ class TerminalProgress:
             console=stderr,
             transient=False,
         )
-        self._task_id = self._bar.add_task(description, total=total, unit=unit, details="")
+        self._task_id = self._bar.add_task(
+            description, total=total, completed=int(initial), unit=unit, details=""
+        )
         self._bar.start()
 
     def advance(self, amount: float, **fields: str) -> None:
@@ -131,7 +134,7 @@ class TerminalProgress:
         now = time.monotonic()
         elapsed_seconds = now - self._start_time
         if self._bar is not None and self._task_id is not None:
-            rate = _format_rate(self._completed, elapsed_seconds, self._unit)
+            rate = _format_rate(self._completed - self._initial, elapsed_seconds, self._unit)
             self._bar.update(self._task_id, completed=int(self._completed), details=details or rate)
         elif now - self._last_line_time >= PLAIN_LINE_INTERVAL:
             self._last_line_time = now
@@ -149,14 +152,17 @@ class TerminalProgress:
 
     def _format_line(self, details: str, elapsed_seconds: float) -> str:
         """Return the progress as one line of text, for output that is not a terminal."""
+        num_new = self._completed - self._initial
         total = remaining = ""
         if self._total:
             total = f" of {self._total:,.0f}"
-            remaining_seconds = elapsed_seconds * (self._total / max(self._completed, 1e-9) - 1)
+        if self._total and num_new:
+            seconds_per_unit = elapsed_seconds / num_new
+            remaining_seconds = seconds_per_unit * (self._total - self._completed)
             remaining = f", {remaining_seconds:,.0f} s left"
         rate = ""
         if self._unit != "seconds":
-            rate = f", {_format_rate(self._completed, elapsed_seconds, self._unit)}"
+            rate = f", {_format_rate(num_new, elapsed_seconds, self._unit)}"
         return (
             f"{self._description}: {self._completed:,.0f}{total} {self._unit}"
             f"{rate}{remaining}  {details}"

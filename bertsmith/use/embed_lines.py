@@ -122,8 +122,7 @@ def embed_lines(
         remaining_lines = iter(lines)
         lines_hash = hashlib.sha256()
         _skip_finished_lines(remaining_lines, lines_hash, state, partial)
-        progress.start("embedding", total, "lines")
-        progress.advance(state.num_lines)
+        progress.start("embedding", total, "lines", state.num_lines)
         processes.broadcast(state.num_lines)
         chunks = embed_chunks(
             embedder,

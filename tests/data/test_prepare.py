@@ -145,7 +145,7 @@ from bertsmith.text.wordpiece import Tokenizer
 
 class SignalingProgress(NullProgress):
     remaining = int(sys.argv[4])
-    def start(self, description, total, unit):
+    def start(self, description, total, unit, initial=0):
         self.stage = description
     def advance(self, amount, **fields):
         if self.stage == sys.argv[5]:

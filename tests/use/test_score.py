@@ -117,7 +117,9 @@ def test_progress_counts_tokens(pretrained: PretrainedBundle) -> None:
     events: list[Any] = []
 
     class RecordingProgress:
-        def start(self, description: str, total: float | None, unit: str) -> None:
+        def start(
+            self, description: str, total: float | None, unit: str, initial: float = 0
+        ) -> None:
             events.append((description, unit))
 
         def advance(self, amount: float, **fields: str) -> None:

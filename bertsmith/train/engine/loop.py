@@ -209,8 +209,7 @@ def train(
     if duration.total_steps is None:
         progress.start("training", duration.remaining_seconds, "seconds")
     else:
-        progress.start("training", duration.total_steps, "steps")
-        progress.advance(state.step)
+        progress.start("training", duration.total_steps, "steps", state.step)
     loop = _Loop(
         objective, model, optimizer, average, machine, options, run, state, metrics_log, progress
     )
