@@ -249,6 +249,9 @@ def _base_model_name(info: Mapping[str, Any]) -> str:
         start_from = _get_nested(info, *keys, "start_from")
         if isinstance(start_from, str) and start_from:
             path = Path(start_from)
+            if not path.is_absolute():
+                return _to_line(start_from)
+            # Earlier versions recorded the path.
             folder = path.parent if path.name == "model" else path
             return get_hub_id(path) or _to_line(folder.name)
     return ""

@@ -43,14 +43,13 @@ from bertsmith.train.engine.threads import (
     restore_num_threads,
 )
 from bertsmith.train.pretraining import recipes
+from bertsmith.train.pretraining.provenance import build_checkpoint_provenance, build_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
 from bertsmith.train.pretraining.session import (
     THREAD_TIMING_SECONDS,
     Session,
-    build_checkpoint_provenance,
     build_grad_norm_groups,
-    build_provenance,
     describe_session,
 )
 from bertsmith.train.pretraining.time_budget import (

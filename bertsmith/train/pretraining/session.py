@@ -1,7 +1,5 @@
 """The in-memory state of a pre-training run: store, model, optimizer and device."""
 
-import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -455,37 +453,3 @@ def describe_session(session: Session) -> str:
         f"{count_noun(counts.tokens, 'token')} "
         f"({device.describe_machine(session.machine)})"
     )
-
-
-def build_checkpoint_provenance(settings: PretrainSettings, step: int) -> dict[str, Any]:
-    """Return the provenance for bertsmith.json of the model after ``step`` steps of a run."""
-    return {
-        "task": "pretraining",
-        "recipe": settings.run.recipe,
-        "provenance": {"settings": settings.model_dump(mode="json"), "step": step},
-    }
-
-
-def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, Any]:
-    """Return the provenance for bertsmith.json of the final model of a run.
-
-    Args:
-        session: The run.
-        heldout: Metrics of the last evaluation on held-out text.
-    """
-    settings = session.settings
-    manifest = session.store.manifest
-    return {
-        "task": "pretraining",
-        "recipe": settings.run.recipe,
-        "provenance": {
-            "sources": [source.name for source in manifest.plan.sources],
-            "documents": session.train_split.counts.documents,
-            "tokens": session.train_split.counts.tokens,
-            "language": manifest.plan.options.language,
-            "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "heldout_metrics": heldout,
-    }

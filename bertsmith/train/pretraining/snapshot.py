@@ -11,8 +11,8 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.pretraining.pretrain import MODEL_DIR
+from bertsmith.train.pretraining.provenance import build_checkpoint_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
-from bertsmith.train.pretraining.session import build_checkpoint_provenance
 
 
 def write_snapshot(run: Path, step: int, out: Path) -> None:

@@ -239,6 +239,16 @@ def test_continued_pretraining_starts_with_all_weights(
     assert result.model is not None
     for name, weight in bundle.load(result.model).model.state_dict().items():
         torch.testing.assert_close(weight, start_weights[name], rtol=0, atol=1e-10)
+    assert f"started from `{finished_run.name}`" in (result.model / "README.md").read_text()
+
+
+def test_published_files_have_no_directories(finished_run: Path) -> None:
+    """The files of a model name the texts and the store, but no directory of this machine."""
+    model = finished_run / "model"
+    info = json.loads((model / "bertsmith.json").read_text())
+    assert info["provenance"]["settings"]["run"]["store_path"] == "store"
+    for path in model.iterdir():
+        assert str(finished_run.parent).encode() not in path.read_bytes(), path
 
 
 def test_missing_heads_are_newly_initialized(
