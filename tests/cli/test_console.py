@@ -2,7 +2,6 @@
 
 import pytest
 
-from bertsmith.cli import console
 from bertsmith.cli.console import TerminalProgress, _format_rate
 
 
@@ -20,7 +19,7 @@ def test_steps_of_an_earlier_run_do_not_count_for_the_rate(
 ) -> None:
     """After a resume at step 600, the rate and the remaining time depend on the new steps only."""
     seconds = 0.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: seconds)
+    monkeypatch.setattr("bertsmith.cli.console.time.monotonic", lambda: seconds)
     progress = TerminalProgress()
     progress.start("training", 1000, "steps", 600)
     seconds = 20.0
