@@ -1,13 +1,19 @@
 """Commands in the processes that torchrun has started."""
 
+import json
+import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from bertsmith.errors import BertsmithError, PeerError, SettingsError
 from bertsmith.runtime.process_rank import read_process_rank
 
 #: Commands that divide their work among the processes.
 _PARALLEL_COMMANDS = ("pretrain", "finetune", "embed")
+#: Environment variable with the file from which torchrun takes the error for its report.
+_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 @contextmanager
@@ -41,3 +47,18 @@ def check_single_process(description: str) -> None:
             f"{description} runs in one process, but torchrun has started {world_size}; run it "
             f"without torchrun, which supports {', '.join(_PARALLEL_COMMANDS)}"
         )
+
+
+def send_error_to_launcher(message: str) -> None:
+    """Write an error message for the report of torchrun, if it has started this process.
+
+    The format is that of ``torch.distributed.elastic.multiprocessing.errors``.
+    """
+    path = os.environ.get(_ERROR_FILE_VARIABLE)
+    if not path:
+        return
+    details = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    content = {"message": {"message": message, "extraInfo": details}}
+    # The message is printed anyway.
+    with suppress(OSError):
+        Path(path).write_text(json.dumps(content), encoding="utf-8")

@@ -8,7 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from bertsmith.cli import error_messages, streams
+from bertsmith.cli import error_messages, launcher, streams
 from bertsmith.cli.app import app
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Interrupted, Terminated, raise_terminated
 from bertsmith.compatibility import upgrade_arguments
@@ -77,6 +77,7 @@ def main() -> None:
         message, status = error_messages.explain_error(error)
         if not isinstance(error, PeerError):
             error_stream.write(f"{message}\n")
+            launcher.send_error_to_launcher(message)
         _flush_stdout()
         sys.exit(status)
 

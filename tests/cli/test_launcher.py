@@ -1,9 +1,11 @@
 """Commands in processes started by torchrun: one of them prints, and only some commands run."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from bertsmith.errors import PeerError, SettingsError
 from bertsmith.train.pretraining import resolve
@@ -69,5 +71,27 @@ def test_process_that_fails_alone_reports_its_error(
     monkeypatch.setattr(resolve, "check_pretrain_arguments", lambda *_: None)
     monkeypatch.setattr("bertsmith.train.pretraining.pretrain.pretrain", lambda *_, **__: fail())
     out = tmp_path / "run"
+    error_file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error_file))
     result = _run_as_process(1, run_cli, monkeypatch, "pretrain", "--data", "s", "--out", out)
     assert (result.status, result.out, result.err) == (2, "", output)
+    assert error_file.exists() == bool(output)
+
+
+def test_report_of_torchrun_has_the_error(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A failed process writes its error for torchrun, whose report shows it as the root cause.
+
+    Without such a file, the report only links to PyTorch's documentation.
+    """
+    monkeypatch.chdir(tmp_path)
+    error_file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error_file))
+    arguments = ("pretrain", "--data", "nowhere", "--out", "run")
+    message = _run_as_process(0, run_cli, monkeypatch, *arguments).err.strip()
+    assert "nowhere" in message
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(error_file))
+    assert f"traceback : {message}" in str(ChildFailedError("bertsmith", {0: failure}))
+    # The module of torchrun adds the exit status to this object.
+    assert json.loads(error_file.read_text())["message"]["message"] == message
