@@ -257,7 +257,7 @@ def compute_loss_difference(run: Path, other: Path) -> float:
     losses, other_losses = (
         {line["step"]: line["loss"] for line in read_train_lines(folder)} for folder in (run, other)
     )
-    return max(abs(losses[step] / other_losses[step] - 1.0) for step in other_losses)
+    return float(max(abs(losses[step] / other_losses[step] - 1.0) for step in other_losses))
 
 
 def read_train_lines(run: Path) -> list[dict[str, Any]]:

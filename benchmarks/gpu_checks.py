@@ -40,6 +40,7 @@ from bertsmith.runtime import device
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine import checkpoint, step
 from bertsmith.train.engine.checkpoint import TrainingState
+from bertsmith.train.engine.checkpoint_writer import CheckpointWriter
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
@@ -347,15 +348,27 @@ def check_resume(check: Check) -> None:
 
 
 def check_checkpoint(check: Check) -> None:
-    """Time writing a checkpoint of base, during which training waits."""
+    """Time checkpoints of base: written at once, and by a thread during training."""
     session = check.open_session("base")
-    gpu_training.StepRunner(session).run(1)
+    runner = gpu_training.StepRunner(session)
+    runner.run(1 + gpu_training.WARMUP_STEPS)
     folder = check.make_folder("checkpoint")
     start = time.perf_counter()
     path = checkpoint.save(folder, TrainingState(step=1), session.model, session.optimizer, 1)
     check.record("seconds", time.perf_counter() - start)
     num_bytes = sum(file.stat().st_size for file in path.iterdir())
     check.record("gigabytes", num_bytes / 1e9)
+    check.record("step_seconds", runner.run(check.num_steps) / check.num_steps)
+    writer = CheckpointWriter(folder, 1, is_asynchronous=True)
+    # The first copy allocates page-locked memory.
+    for step_number, name in ((2, "first"), (3, "second")):
+        start = time.perf_counter()
+        writer.save(TrainingState(step=step_number), session.model, session.optimizer)
+        check.record(f"{name}_copy_seconds", time.perf_counter() - start)
+        step_seconds = runner.run(check.num_steps) / check.num_steps
+        check.record(f"step_seconds_during_{name}_write", step_seconds)
+        writer.wait()
+        check.record(f"{name}_write_seconds", writer.pop_seconds())
     shutil.rmtree(folder)
 
 

@@ -35,6 +35,10 @@ BLOCK_TOKENS = 1 << 20
 _CACHE_SIZE = 2
 #: Number that makes the random key of the chunk order different from that of the sentence pairs.
 _CHUNK_ORDER: Final = 1
+#: Maximum number of finished items in the queue of ``prefetch``.
+_QUEUE_SIZE: Final = 2
+#: Maximum number of items between the last requested one and the one that ``prefetch`` computes.
+PREFETCH_DISTANCE: Final = _QUEUE_SIZE + 1
 #: Type of the items of ``prefetch``.
 Item = TypeVar("Item")
 
@@ -344,16 +348,12 @@ class EndlessStream:
         return self._streams[epoch]
 
 
-def prefetch(items: Iterator[Item], size: int = 2) -> Iterator[Item]:
-    """Yield items that a background thread computes in advance.
+def prefetch(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield items, such as batches, that a background thread computes in advance.
 
     An exception in the thread is raised in the caller. The thread ends when the iterator is closed.
-
-    Args:
-        items: The items, such as batches.
-        size: Maximum number of finished items in the queue.
     """
-    ready: queue.Queue[Item | _Failure | None] = queue.Queue(maxsize=size)
+    ready: queue.Queue[Item | _Failure | None] = queue.Queue(maxsize=_QUEUE_SIZE)
     stopped = threading.Event()
 
     def put(item: Item | _Failure | None) -> None:

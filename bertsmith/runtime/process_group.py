@@ -70,6 +70,14 @@ class ProcessGroup:
         dist.broadcast_object_list(values)
         return values[0]
 
+    def broadcast_numbers(self, values: Sequence[float]) -> list[float]:
+        """Return the main process's values in all processes, faster than ``broadcast``."""
+        if self.world_size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.broadcast(tensor, src=0)
+        return tensor.tolist()
+
     def all_gather(self, value: T) -> list[T]:
         """Return the values of all processes, in the order of their ranks."""
         values = [value] * self.world_size

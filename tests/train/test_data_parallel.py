@@ -53,6 +53,42 @@ for arguments in json.loads(sys.argv[1]):
             raise
 """
 
+#: A process of a run with a time budget, whose clock advances by 30 s per step in process 0, and by
+#: 7 s in process 1. In the first attempt, process 1 kills itself in step 6. Each process logs the
+#: learning rate and a hash of the tokens of each step.
+BUDGET_PROGRAM = """
+import hashlib, json, os, signal, sys
+from bertsmith.cli.main import main
+from bertsmith.train.engine import loop, run_clock
+from bertsmith.train.pretraining import pretrain
+
+take_step = loop.take_step
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+log = open(os.path.join(sys.argv.pop(1), f"steps-{rank}.jsonl"), "a")
+now = [0.0]
+
+def take_timed_step(loss_fn, micro_batches, *arguments, step, lr, **options):
+    if (attempt, rank, step + 1) == ("0", "1", 6):
+        os.kill(os.getpid(), signal.SIGKILL)
+    tokens = b"".join(batch.packed.ids.numpy().tobytes() for batch in micro_batches)
+    sizes = [batch.num_sequences for batch in micro_batches]
+    line = [attempt, step + 1, lr, sum(sizes), hashlib.sha256(tokens).hexdigest()]
+    log.write(json.dumps(line) + "\\n")
+    log.flush()
+    pending = take_step(loss_fn, micro_batches, *arguments, step=step, lr=lr, **options)
+    now[0] += 30.0 if rank == "0" else 7.0
+    return pending
+
+class FakeClock(run_clock.RunClock):
+    def __init__(self, run, start_time):
+        super().__init__(run, 0.0, clock=lambda: now[0])
+
+loop.take_step = take_timed_step
+pretrain.RunClock = FakeClock
+sys.argv[0] = "bertsmith"
+main()
+"""
+
 
 def _make_options() -> list[str]:
     """Return settings with which each batch has two micro-batches of similar size.
@@ -166,3 +202,55 @@ def _assert_equals_single_finetuning(run: Path, stdout: str) -> None:
     weights = load_file(single / "model/model.safetensors")
     for name, tensor in load_file(run / "model/model.safetensors").items():
         torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_processes_share_the_time_of_process_0(store: Path, tmp_path: Path) -> None:
+    """A run of 2 processes with a time budget ends when the clock of process 0 says so.
+
+    Both processes have the same learning rate and the same batches in each step, although the batch
+    size, the masking rate, the objective and the length of the sequences depend on the time. A
+    killed and restarted run continues with the used time.
+    """
+    program, run = tmp_path / "program.py", tmp_path / "run"
+    program.write_text(BUDGET_PROGRAM)
+    options = make_assignments(
+        run__micro_batch_tokens=64,
+        run__eval_every=100,
+        run__max_eval_sequences=4,
+        checkpoint__every=2,
+        data__initial_batch_size=2,
+        data__batch_size=8,
+        data__final_masking_rate=0.3,
+        schedule__causal_fraction=0.3,
+        schedule__phase2_max_seqlen=48,
+        schedule__phase2_fraction=0.3,
+        schedule__warmup_steps=0,
+        schedule__min_steps=1,
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "1", str(program), str(tmp_path)]
+    command += ["pretrain", "--data", str(store), "--out", str(run), "--minutes", "10"]
+    command += [part for option in options for part in ("--set", option)]
+    launched = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert launched.returncode == 0, launched.stderr
+    assert "resuming from step 4" in launched.stderr
+    main, other = (
+        [json.loads(line) for line in (tmp_path / f"steps-{rank}.jsonl").read_text().splitlines()]
+        for rank in (0, 1)
+    )
+    # Process 0 has started step 6 of the first attempt, in which process 1 was killed.
+    assert [line[:2] for line in other[:5]] == [["0", step] for step in range(1, 6)]
+    assert [line for line in main if line[:2] != ["0", 6]] == other
+    num_steps = other[-1][1]
+    assert [step for attempt, step, *_ in other if attempt == "1"] == [*range(5, num_steps + 1)]
+    assert (other[0][3], other[-1][3]) == (2, 8)
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
+    # The budget is 600 s, and the time for saving the model is estimated from the real duration.
+    assert 18 <= num_steps <= 20
+    peak_lr = lines[0]["lr"]
+    for line in lines:
+        # The restarted run continues from the time of step 4 or 5.
+        expected = peak_lr * (1 - 30 * (line["step"] - 1) / 600)
+        assert line["lr"] == pytest.approx(expected, abs=0.06 * peak_lr)

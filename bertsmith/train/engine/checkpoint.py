@@ -66,6 +66,54 @@ class TrainingState:
     data_state: Mapping[str, int] | None = None
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a checkpoint, on the CPU.
+
+    Attributes:
+        state: Progress of the run.
+        files: The tensors of each file.
+        copied: Event after which a GPU has copied the tensors; None if they are already copied.
+    """
+
+    state: TrainingState
+    files: Mapping[str, Mapping[str, Tensor]]
+    copied: torch.cuda.Event | None = None
+
+
+def take_snapshot(
+    state: TrainingState,
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: WeightAverage | None = None,
+    *,
+    should_copy: bool = False,
+) -> Snapshot:
+    """Collect the content of a checkpoint.
+
+    Args:
+        state: Progress of the run.
+        model: Model whose weights are saved.
+        optimizer: Optimizer whose moments are saved.
+        average: Averaged weights to save.
+        should_copy: Whether training continues before the checkpoint is written. The tensors are
+            then copied, from a GPU to page-locked memory, so that the CPU does not wait for it.
+    """
+    files = {
+        WEIGHTS_FILE: _move_to_cpu(_named_tensors(model), should_copy=should_copy),
+        MOMENTS_FILE: _move_to_cpu(
+            _named_moments(model, optimizer, state.step), should_copy=should_copy
+        ),
+    }
+    if average is not None:
+        files[AVERAGE_FILE] = _move_to_cpu(average.weights.items(), should_copy=should_copy)
+    copied = None
+    if should_copy and any(parameter.is_cuda for parameter in model.parameters()):
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+    return Snapshot(state, files, copied)
+
+
 def save(
     run: Path,
     state: TrainingState,
@@ -74,17 +122,23 @@ def save(
     keep: int,
     average: WeightAverage | None = None,
 ) -> Path:
+    """Take a snapshot and write it, see ``write``."""
+    return write(run, take_snapshot(state, model, optimizer, average), keep)
+
+
+def write(run: Path, snapshot: Snapshot, keep: int) -> Path:
     """Write a checkpoint, and remove all others but the last ``keep`` and the best one.
 
     Returns:
         The directory of the new checkpoint.
     """
+    if snapshot.copied is not None:
+        snapshot.copied.synchronize()
+    state = snapshot.state
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
     with atomic_directory(directory) as new:
-        save_tensors(_copy_to_cpu(_named_tensors(model)), new / WEIGHTS_FILE)
-        save_tensors(_collect_moments(model, optimizer, state.step), new / MOMENTS_FILE)
-        if average is not None:
-            save_tensors(_copy_to_cpu(average.weights.items()), new / AVERAGE_FILE)
+        for name, tensors in snapshot.files.items():
+            save_tensors(tensors, new / name)
         write_json(new / STATE_FILE, _to_fields(state))
         checksums = {path.name: compute_file_sha256(path) for path in sorted(new.iterdir())}
         write_json(new / CHECKSUMS_FILE, checksums)
@@ -361,25 +415,41 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _copy_to_cpu(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensors by name, on the CPU."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
+def _move_to_cpu(tensors: Iterable[tuple[str, Tensor]], *, should_copy: bool) -> dict[str, Tensor]:
+    """Return tensors by name, on the CPU.
+
+    Args:
+        tensors: Name and value of each tensor.
+        should_copy: Whether to copy tensors that are already on the CPU, and to copy others without
+            waiting for the device. PyTorch then copies to page-locked memory.
+    """
+    return {
+        name: tensor.detach()
+        .to(
+            "cpu",
+            non_blocking=should_copy,
+            copy=should_copy,
+            memory_format=torch.contiguous_format,
+        )
+        .contiguous()
+        for name, tensor in tensors
+    }
 
 
-def _collect_moments(model: nn.Module, optimizer: Optimizer, step: int) -> dict[str, Tensor]:
-    """Return the moments by name, such as NAME.exp_avg, on the CPU.
+def _named_moments(
+    model: nn.Module, optimizer: Optimizer, step: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name, such as NAME.exp_avg, and value of each moment.
 
     A parameter that was not trained in all of the ``step`` steps, such as the next-sentence head
     after left-to-right training, also has its step count; if that is 0, it has no moments.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    tensors: dict[str, Tensor] = {}
     for parameter, moment_names in iter_moment_names(optimizer):
         name = names[parameter]
         entry = optimizer.state.get(parameter, {})
         step_count = float(entry.get(_STEP, step)) if entry else 0.0  # Muon has no step count.
         if step_count != step:
-            tensors[f"{name}.{_STEP}"] = torch.tensor(step_count)
+            yield f"{name}.{_STEP}", torch.tensor(step_count)
         for moment in moment_names if entry else ():
-            tensors[f"{name}.{moment}"] = entry[moment].cpu().contiguous()
-    return tensors
+            yield f"{name}.{moment}", entry[moment]

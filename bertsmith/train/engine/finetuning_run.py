@@ -326,7 +326,7 @@ def build_loop_options(
     assert checkpoints.every is not None
     total_steps = budget.total_steps()
     return LoopOptions(
-        duration=StepDuration(total_steps),
+        duration=StepDuration(total_steps, 60 * checkpoints.minutes),
         seed=options.seed,
         max_grad_norm=optim.max_grad_norm,
         lr_at_step=lambda step: optim.lr * schedule.compute_lr_factor(step, budget),
@@ -334,6 +334,7 @@ def build_loop_options(
         eval_every=steps_per_epoch if options.eval_strategy == "epoch" else total_steps,
         checkpoint_every=checkpoints.every,
         keep_checkpoints=checkpoints.keep,
+        has_asynchronous_checkpoints=checkpoints.is_asynchronous(machine.device.type),
         selection_metric=selection_metric,
         higher_is_better=higher_is_better,
         patience=options.patience,

@@ -18,11 +18,13 @@ from bertsmith.runtime.device import Machine, trim_memory
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.averaging import WeightAverage
 from bertsmith.train.engine.checkpoint import TrainingState
+from bertsmith.train.engine.checkpoint_writer import CheckpointWriter
 from bertsmith.train.engine.duration import Duration
 from bertsmith.train.engine.metrics_log import MetricsLog
 from bertsmith.train.engine.optimizer import Optimizer, can_skip_step
 from bertsmith.train.engine.signals import DeferredSignals
 from bertsmith.train.engine.step import PendingStep, take_step
+from bertsmith.train.engine.stopwatch import Stopwatch
 
 _CPU = torch.device("cpu")
 
@@ -80,6 +82,7 @@ class LoopOptions:
         eval_every: Steps between two evaluations; None: about 20 evaluations in the run.
         checkpoint_every: Steps between two checkpoints; None: about 20 checkpoints in the run.
         keep_checkpoints: Number of recent checkpoints to keep.
+        has_asynchronous_checkpoints: Whether a thread writes checkpoints while training continues.
         selection_metric: The held-out metric that selects the best checkpoint.
         measure_peak_macs_per_second: Measures the machine's peak matrix-multiply throughput, in
             multiply-accumulates per second.
@@ -108,6 +111,7 @@ class LoopOptions:
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
     use_tensorboard: bool = False
     average_fraction: float = 0.0
+    has_asynchronous_checkpoints: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,26 +148,6 @@ class _StartedStep:
     should_log: bool
     num_tokens: int
     num_macs: float
-
-
-class _Stopwatch:
-    """Measures the training time, without the time of evaluations and checkpoints."""
-
-    def __init__(self, previous_seconds: float) -> None:
-        self.total_seconds = previous_seconds
-        self._lap_start = time.perf_counter()
-
-    def lap(self) -> float:
-        """Return the seconds since the last lap, after adding them to the total."""
-        now = time.perf_counter()
-        seconds = now - self._lap_start
-        self._lap_start = now
-        self.total_seconds += seconds
-        return seconds
-
-    def skip(self) -> None:
-        """Start a new lap without adding the current one to the total."""
-        self._lap_start = time.perf_counter()
 
 
 def train(
@@ -210,11 +194,14 @@ def train(
         progress.start("training", duration.remaining_seconds, "seconds")
     else:
         progress.start("training", duration.total_steps, "steps", state.step)
+    writer = CheckpointWriter(
+        run, options.keep_checkpoints, is_asynchronous=options.has_asynchronous_checkpoints
+    )
     loop = _Loop(
-        objective, model, optimizer, average, machine, options, run, state, metrics_log, progress
+        objective, model, optimizer, average, machine, options, state, metrics_log, writer, progress
     )
     try:
-        with DeferredSignals(ignore_repeated=processes.world_size > 1) as signals:
+        with DeferredSignals(ignore_repeated=processes.world_size > 1) as signals, writer:
             loop.run_until(signals)
     finally:
         progress.finish()
@@ -266,9 +253,9 @@ class _Loop:
         average: WeightAverage | None,
         machine: Machine,
         options: LoopOptions,
-        run: Path,
         state: TrainingState,
         metrics_log: MetricsLog | None,
+        writer: CheckpointWriter,
         progress: Progress,
     ) -> None:
         self.state = state
@@ -282,12 +269,12 @@ class _Loop:
         self._average = average
         self._machine = machine
         self._options = options
-        self._run = run
         self._metrics_log = metrics_log
+        self._writer = writer
         self._progress = progress
         self._peak_macs_per_second = self._measure_peak_macs_per_second()
         self._saved_step = state.step
-        self._stopwatch = _Stopwatch(state.seconds)
+        self._stopwatch = Stopwatch(state.seconds)
         #: The last step, if its result has not been read yet.
         self._started_step: _StartedStep | None = None
         self._displayed_seconds = options.duration.elapsed_seconds or 0.0
@@ -313,7 +300,9 @@ class _Loop:
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
         while not (self._has_signal(signals) or self.is_finished()):
+            self._duration.begin_step(self.state.step)
             self._take_step(next(batches))
+            self._record_written_checkpoint()
             is_best = self._evaluate_if_due()
             if self._has_ended or self._duration.is_checkpoint_due(
                 self.state.step, self._options.checkpoint_every, is_best=is_best
@@ -328,8 +317,10 @@ class _Loop:
 
     def _is_evaluated(self) -> bool:
         """Return whether the metrics log has an evaluation of the last step."""
-        assert self._metrics_log is not None
-        return self._metrics_log.last_heldout_step >= self.state.step
+        log = self._metrics_log
+        return self._machine.processes.run_on_main(
+            lambda: log is not None and log.last_heldout_step >= self.state.step
+        )
 
     def _take_step(self, micro_batches: list[Any]) -> None:
         """Start one optimizer step, and log the metrics of the finished ones."""
@@ -458,18 +449,18 @@ class _Loop:
     def _save_checkpoint(self) -> None:
         """Write a checkpoint, after the metrics log up to its step; only in the main process."""
         self._finish_started_step()
-        start_time = time.perf_counter()
         self.state = replace(self.state, elapsed_seconds=self._duration.elapsed_seconds)
+        self._duration.start_checkpoint()
         if self._metrics_log is not None:
             self._metrics_log.sync()
-            checkpoint.save(
-                self._run,
-                self.state,
-                self._model,
-                self._optimizer,
-                self._options.keep_checkpoints,
-                self._average,
-            )
+            self._writer.save(self.state, self._model, self._optimizer, self._average)
+            self._record_written_checkpoint()
         self._saved_step = self.state.step
-        self._duration.record_checkpoint(time.perf_counter() - start_time)
         self._stopwatch.skip()
+
+    def _record_written_checkpoint(self) -> None:
+        """Record the duration of a checkpoint that is now written; raise an error of its thread."""
+        self._writer.check()
+        seconds = self._writer.pop_seconds()
+        if seconds is not None:
+            self._duration.record_checkpoint(seconds)

@@ -58,7 +58,16 @@ class CheckpointSettings(Settings):
 
     #: Steps between two checkpoints; None: a twentieth of the run.
     every: Annotated[int, Field(gt=0)] | None = None
+    #: Maximum minutes between two checkpoints, even if fewer steps than ``every`` are taken.
+    minutes: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
+    #: Whether a thread writes checkpoints while training continues. This takes main memory for a
+    #: copy of the weights and the optimizer state. None: on a GPU.
+    asynchronous: bool | None = None
     #: Number of recent checkpoints to keep, in addition to the best one.
     keep: Annotated[int, Field(ge=1)] = 2
     #: Whether a finished run keeps the optimizer state, which is twice the size of the weights.
     keep_optimizer: bool = False
+
+    def is_asynchronous(self, device_type: str) -> bool:
+        """Return whether a thread writes the checkpoints of a run on "cpu" or "cuda"."""
+        return device_type != "cpu" if self.asynchronous is None else self.asynchronous

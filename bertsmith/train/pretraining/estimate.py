@@ -18,7 +18,7 @@ from bertsmith.train.pretraining.pretrain import (
     resolve_thread_count,
 )
 from bertsmith.train.pretraining.session import Session
-from bertsmith.train.pretraining.time_budget import check_time_budget, get_budget_seconds
+from bertsmith.train.pretraining.time_budget import CHECKPOINT_BYTES, get_budget_seconds
 
 
 def estimate_run(
@@ -44,7 +44,6 @@ def estimate_run(
         settings = resolve_arguments(
             store, Path(data), budget, {"size": size, **overrides}, processes
         )
-        check_time_budget(settings, processes)
         if processes.is_main:
             store.verify(progress)
         with restore_num_threads(settings.run.threads):
@@ -82,8 +81,16 @@ def _estimate(session: Session) -> dict[str, Any]:
         "evaluations": num_evaluations,
         "num_eval_sequences": min(resolved.run.max_eval_sequences, cost.num_eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
-        "memory_bytes": cost.peak_memory_bytes,
+        "memory_bytes": cost.peak_memory_bytes + _count_snapshot_bytes(session),
         "mfu": cost.mfu,
         "peak_flops": 2 * cost.peak_macs_per_second * session.machine.processes.world_size,
         "is_extrapolated": cost.is_extrapolated,
     }
+
+
+def _count_snapshot_bytes(session: Session) -> int:
+    """Return the bytes that a copy for asynchronous checkpoints takes on the device of the run."""
+    device_type = session.machine.device.type
+    if device_type != "cpu" or not session.settings.checkpoint.is_asynchronous(device_type):
+        return 0
+    return CHECKPOINT_BYTES * count_parameters(session.model)

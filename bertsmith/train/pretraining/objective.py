@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Split
-from bertsmith.data.stream import prefetch
+from bertsmith.data.stream import PREFETCH_DISTANCE, prefetch
 from bertsmith.model.bert import BertForPreTraining, Losses
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
@@ -105,7 +105,12 @@ class PretrainingObjective:
         self._has_static_shapes = has_static_shapes
         self._duration = duration
         self._batches = TrainingBatches(
-            train, vocabulary, settings.data, settings.schedule, duration, settings.run.seed
+            train,
+            vocabulary,
+            settings.data,
+            settings.schedule,
+            duration.get_batch_progress(PREFETCH_DISTANCE),
+            settings.run.seed,
         )
         self._position = DataPosition()
         self._batch_size = 0

@@ -1,6 +1,7 @@
 """Pre-trains a BERT on a store and writes a model directory."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -54,7 +55,6 @@ from bertsmith.train.pretraining.session import (
 )
 from bertsmith.train.pretraining.time_budget import (
     build_time_duration,
-    check_time_budget,
     describe_budget,
     get_budget_seconds,
 )
@@ -173,7 +173,6 @@ def _pretrain(
             settings = resolve_thread_count(stored_settings or settings, store, progress)
         else:
             settings = stored_settings
-        check_time_budget(settings, processes)
         session = Session(settings, store, processes)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
@@ -189,10 +188,13 @@ def _pretrain(
         if session.settings != stored_settings and processes.is_main:
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
         if get_budget_seconds(session.settings) is None:
-            duration: Duration = StepDuration(session.settings.schedule.total_steps())
+            duration: Duration = StepDuration(
+                session.settings.schedule.total_steps(), 60 * session.settings.checkpoint.minutes
+            )
             result = _train_and_save_model(session, run, progress, duration)
         else:
-            with RunClock(run, start_time) as clock:
+            clock = RunClock(run, start_time)
+            with clock if processes.is_main else nullcontext():
                 duration = build_time_duration(session, clock, cost)
                 result = _train_and_save_model(session, run, progress, duration)
         is_finished = result.model is not None
@@ -355,6 +357,8 @@ def _retry_with_fewer_threads(
     run = settings.run
     if run.threads is not None or run.compile or torch.get_num_threads() == 1:
         return cost
+    if run.world_size is not None:
+        return cost
     if session.machine.device.type != "cpu":
         return cost
     previous = torch.get_num_threads()
@@ -391,13 +395,13 @@ def _train_and_save_model(
 ) -> PretrainResult:
     """Train, write the model directory unless a signal stopped training, and draw the curve."""
     outcome = _train(session, run, progress, duration)
+    processes = session.machine.processes
     if outcome.signal is None and duration.total_steps is None:
         # From now on, the run has a fixed number of steps, all of which are completed.
         session.settings = recipes.resolve_steps(session.settings, outcome.state.step)
-        write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
-    return session.machine.processes.run_on_main(
-        lambda: _save_model(session, run, progress, outcome)
-    )
+        if processes.is_main:
+            write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
+    return processes.run_on_main(lambda: _save_model(session, run, progress, outcome))
 
 
 def _save_model(
@@ -439,6 +443,9 @@ def _train(session: Session, run: Path, progress: Progress, duration: Duration) 
         eval_every=settings.run.eval_every,
         checkpoint_every=settings.checkpoint.every,
         keep_checkpoints=settings.checkpoint.keep,
+        has_asynchronous_checkpoints=settings.checkpoint.is_asynchronous(
+            session.machine.device.type
+        ),
         selection_metric="mlm_loss",
         measure_peak_macs_per_second=lambda: device.measure_peak_macs_per_second(session.machine),
         grad_norm_groups=build_grad_norm_groups(session.model) if log_grad_norms else {},

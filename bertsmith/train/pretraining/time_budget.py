@@ -2,20 +2,20 @@
 
 from time import perf_counter
 
-from bertsmith.errors import MissingExtraError, SettingsError
+from bertsmith.errors import MissingExtraError
 from bertsmith.model.bert import count_parameters
 from bertsmith.plurals import count_noun, format_minutes
-from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.train.engine import curve
-from bertsmith.train.engine.duration import EVALUATION_SHARE, TimeDuration
+from bertsmith.train.engine.duration import EVALUATION_SHARE
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.run_clock import RunClock
+from bertsmith.train.engine.time_duration import TimeDuration
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.session import Session
 
 #: Size of a checkpoint in bytes per parameter: the weights and Adam's two moments in fp32.
-_CHECKPOINT_BYTES = 12
+CHECKPOINT_BYTES = 12
 #: Estimated speed of writing the first checkpoint, in bytes per second.
 _WRITE_SPEED = 1e8
 #: Initial estimate of the step time of a resumed run, until its first checkpoint is read.
@@ -30,21 +30,10 @@ def get_budget_seconds(settings: PretrainSettings) -> float | None:
     return schedule.minutes * 60
 
 
-def check_time_budget(settings: PretrainSettings, processes: ProcessGroup) -> None:
-    """Raise SettingsError if several processes would train with a time budget.
-
-    The batches of such a run depend on the time at which they are computed, which would differ
-    between the processes.
-    """
-    if processes.world_size > 1 and get_budget_seconds(settings) is not None:
-        raise SettingsError(
-            f"a run with a time budget (--minutes) needs one process, but there are "
-            f"{processes.world_size}; set --steps or --epochs (--plan estimates the time)"
-        )
-
-
 def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) -> TimeDuration:
     """Return the duration of a run with a time budget.
+
+    The measurements of the main process apply to all processes.
 
     Args:
         session: The run.
@@ -52,6 +41,7 @@ def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) ->
         cost: Measured cost; None in a resumed run.
     """
     settings = session.settings
+    processes = session.machine.processes
     seconds = get_budget_seconds(settings)
     assert seconds is not None
     if cost is None:
@@ -65,9 +55,11 @@ def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) ->
         clock,
         step_seconds=step_seconds,
         evaluation_seconds=evaluation_seconds,
-        checkpoint_seconds=_CHECKPOINT_BYTES * count_parameters(session.model) / _WRITE_SPEED,
-        curve_seconds=_time_curve(),
+        checkpoint_seconds=CHECKPOINT_BYTES * count_parameters(session.model) / _WRITE_SPEED,
+        curve_seconds=_time_curve() if processes.is_main else 0.0,
         min_steps=settings.schedule.min_steps,
+        max_checkpoint_seconds=60 * settings.checkpoint.minutes,
+        share_numbers=processes.broadcast_numbers if processes.world_size > 1 else None,
     )
 
 

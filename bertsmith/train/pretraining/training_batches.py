@@ -9,7 +9,7 @@ from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.data.stream import EndlessStream
-from bertsmith.train.engine.duration import Duration
+from bertsmith.train.engine.duration import RunProgress
 from bertsmith.train.engine.schedule import ScheduleSettings
 
 
@@ -59,7 +59,7 @@ class TrainingBatches:
         vocabulary: VocabularyInfo,
         data: DataSettings,
         schedule: ScheduleSettings,
-        duration: Duration,
+        progress: RunProgress,
         seed: int,
     ) -> None:
         """Create the batches; no example is computed yet.
@@ -69,14 +69,14 @@ class TrainingBatches:
             vocabulary: Special tokens and continuation pieces.
             data: How examples and batches are made.
             schedule: The phases.
-            duration: Length of the run.
+            progress: How much of the run is completed.
             seed: Random seed.
         """
         self._split = split
         self._vocabulary = vocabulary
         self._data = data
         self._schedule = schedule
-        self._duration = duration
+        self._progress = progress
         self._seed = seed
         self._streams: dict[tuple[int, int], EndlessStream] = {}
 
@@ -86,7 +86,7 @@ class TrainingBatches:
 
     def compute_batch_size(self, step: int) -> int:
         """Return the number of sequences of a step."""
-        fraction = self._duration.compute_completed_fraction(step)
+        fraction = self._progress.compute_completed_fraction(step)
         return compute_batch_size(fraction, self._data, self._schedule)
 
     def compute_masking_rate(self, step: int) -> float | None:
@@ -97,7 +97,7 @@ class TrainingBatches:
             return None
         return initial_rate + (
             final_rate - initial_rate
-        ) * self._duration.compute_completed_fraction(step)
+        ) * self._progress.compute_completed_fraction(step)
 
     def find_position(self, step: int) -> DataPosition:
         """Return the position before ``step`` in a run with a fixed number of steps."""
@@ -120,7 +120,7 @@ class TrainingBatches:
             first_step: Step of the first batch.
             position: Position before the first batch.
         """
-        total_steps = self._duration.total_steps
+        total_steps = self._progress.total_steps
         steps = itertools.count(first_step)
         for step in steps if total_steps is None else range(first_step, total_steps):
             position = self._enter_phase(step, position)
@@ -147,11 +147,11 @@ class TrainingBatches:
     def _enter_phase(self, step: int, position: DataPosition) -> DataPosition:
         """Return the position at which the batch of ``step`` starts."""
         if not position.is_causal_over:
-            is_causal = self._duration.is_in_first(step, self._schedule.causal_fraction)
+            is_causal = self._progress.is_in_first(step, self._schedule.causal_fraction)
             position = replace(position, is_causal_over=not is_causal)
         if position.phase or self._schedule.phase2_max_seqlen is None:
             return position
-        if not self._duration.is_in_last(step, self._schedule.phase2_fraction):
+        if not self._progress.is_in_last(step, self._schedule.phase2_fraction):
             return position
         if position.example == 0:
             return replace(position, phase=1)

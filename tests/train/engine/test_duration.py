@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.train.engine.duration import StepDuration, TimeDuration, get_default_interval
+from bertsmith.train.engine.duration import StepDuration, get_default_interval
 from bertsmith.train.engine.run_clock import ELAPSED_FILE, RunClock
 from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
+from bertsmith.train.engine.time_duration import TimeDuration
 
 
 class SimulatedRun:
@@ -49,6 +50,7 @@ class SimulatedRun:
             checkpoint_seconds=0.3 * load,
             curve_seconds=0.3 * load,
             min_steps=min_steps,
+            max_checkpoint_seconds=600.0,
         )
         self.settings = ScheduleSettings(minutes=seconds / 60, warmup_steps=warmup_steps)
         self.evaluations: list[float] = []
@@ -87,6 +89,7 @@ class SimulatedRun:
                 self.duration.record_evaluation(self._spend(self.evaluation_seconds))
                 self.evaluations.append(self.now)
             if self.duration.is_checkpoint_due(self.step, None, is_best=False):
+                self.duration.start_checkpoint()
                 self.duration.record_checkpoint(self._spend(0.3))
                 self.checkpoints.append(self.now)
 
@@ -191,7 +194,7 @@ def test_checkpoints_are_due_by_time(tmp_path: Path) -> None:
     """A minute has a checkpoint every 10 s, an hour every 3 minutes, a day every 10 minutes."""
     minute = _start(SimulatedRun(tmp_path, 60.0))
     minute.train()
-    assert minute.checkpoints == pytest.approx([18.3, 28.7, 39.0, 49.3], abs=0.5)
+    assert minute.checkpoints == pytest.approx([18.3, 28.3, 38.4, 48.4], abs=0.5)
     for seconds, interval in ((3600.0, 180.0), (86400.0, 600.0)):
         run = _start(SimulatedRun(tmp_path, seconds, lambda _: 5.0))
         run.train(stop=9 * interval)

@@ -4,38 +4,20 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from bertsmith.cli.console import TerminalProgress
 from bertsmith.cli.main import main
 from bertsmith.progress import NullProgress
-from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.checkpoint import list_checkpoints
-from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.loop import LoopOptions, train
 from bertsmith.train.engine.metrics_log import MetricsLog, read_metrics
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.signals import DeferredSignals
 from tests.train.conftest import make_assignments
-
-MACHINE = Machine(torch.device("cpu"), "fp32", "padded")
-OPTIONS = LoopOptions(
-    duration=StepDuration(9),
-    seed=0,
-    max_grad_norm=1.0,
-    lr_at_step=lambda _: 0.1,
-    log_every=1,
-    eval_every=100,
-    checkpoint_every=100,
-    keep_checkpoints=2,
-    selection_metric="loss",
-    measure_peak_macs_per_second=lambda: 1.0,
-)
+from tests.train.engine.toy_run import MACHINE, OPTIONS, ToyObjective
 
 
 @pytest.mark.parametrize(
@@ -78,35 +60,6 @@ def test_signal_saves_a_checkpoint_and_exits(
     assert out == ""
 
 
-class _ToyObjective:
-    """An objective that trains a linear layer, whose input is the step number."""
-
-    def __init__(self) -> None:
-        self.model = nn.Linear(1, 1)
-
-    data_state = None
-
-    def iter_batches(self, first_step: int, data_state: Any = None) -> Any:
-        yield from ([step] for step in range(first_step, 9))
-
-    def compute_losses(
-        self, micro_batch: int, micro_batches: Any, dropout_seed: Any
-    ) -> dict[str, Tensor]:
-        return {"loss": self.model(torch.tensor([float(micro_batch)])).square().sum()}
-
-    def describe_batch(self, step: int) -> str:
-        return str(step)
-
-    def count_tokens(self, micro_batches: Any) -> int:
-        return 1
-
-    def count_macs(self, micro_batches: Any) -> float:
-        return 1.0
-
-    def evaluate(self) -> dict[str, float]:
-        return {"loss": 1.0}
-
-
 class _InterruptingProgress(NullProgress):
     """Progress that sends SIGTERM to its own process at the end of a step."""
 
@@ -122,7 +75,7 @@ class _InterruptingProgress(NullProgress):
 
 def test_signal_at_the_end_of_a_step_loses_no_step(tmp_path: Path) -> None:
     """If a signal arrives after the update of the weights, the checkpoint has that step."""
-    objective = _ToyObjective()
+    objective = ToyObjective()
     model = objective.model
     optimizer = build_optimizer(model, OptimSettings())
     progress = _InterruptingProgress(4)
@@ -137,7 +90,7 @@ def test_signal_at_the_end_of_a_step_loses_no_step(tmp_path: Path) -> None:
 
 def test_run_is_finished_despite_a_signal_in_the_last_step(tmp_path: Path) -> None:
     """A run that receives a signal in its last step is finished, not interrupted."""
-    objective = _ToyObjective()
+    objective = ToyObjective()
     model = objective.model
     optimizer = build_optimizer(model, OptimSettings())
     progress = _InterruptingProgress(9)
@@ -147,7 +100,7 @@ def test_run_is_finished_despite_a_signal_in_the_last_step(tmp_path: Path) -> No
 
 def test_memory_is_trimmed_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Freed memory is returned to the OS once, when a run is finished or interrupted."""
-    objective = _ToyObjective()
+    objective = ToyObjective()
     num_logged_lines = []
     model = objective.model
     monkeypatch.setattr(
@@ -189,9 +142,9 @@ def test_metrics_log_is_synced_before_each_checkpoint(
     calls: list[str] = []
     monkeypatch.setattr(MetricsLog, "sync", lambda _: calls.append("sync"))
     monkeypatch.setattr(
-        "bertsmith.train.engine.checkpoint.save", lambda *_: calls.append("checkpoint")
+        "bertsmith.train.engine.checkpoint.write", lambda *_: calls.append("checkpoint")
     )
-    objective = _ToyObjective()
+    objective = ToyObjective()
     model = objective.model
     options = LoopOptions(**{**OPTIONS.__dict__, "checkpoint_every": 3})
     optimizer = build_optimizer(model, OptimSettings())

@@ -35,6 +35,31 @@ MetricsLog.write = write_and_kill
 main()
 """
 
+#: Program that kills itself while a thread writes the checkpoint of step 6: its weights are
+#: written, its moments are not, and training has started step 9.
+KILLED_WRITE_PROGRAM = """
+import os, signal, threading
+from bertsmith.cli.main import main
+from bertsmith.train.engine import checkpoint, loop
+
+is_training = threading.Event()
+save_tensors, take_step = checkpoint.save_tensors, loop.take_step
+
+def save_and_kill(tensors, path):
+    if "step-6." in str(path) and path.name == checkpoint.MOMENTS_FILE:
+        if is_training.wait(60):
+            os.kill(os.getpid(), signal.SIGKILL)
+    save_tensors(tensors, path)
+
+def take_step_and_report(*arguments, step, **options):
+    if step == 8:
+        is_training.set()
+    return take_step(*arguments, step=step, **options)
+
+checkpoint.save_tensors, loop.take_step = save_and_kill, take_step_and_report
+main()
+"""
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,18 +67,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("resume"))
 
 
+def _list_options(**changes: Any) -> list[str]:
+    """Return the settings of a run whose last 4 steps have longer sequences."""
+    settings: dict[str, Any] = {
+        "model__attention_dropout": 0.1,
+        "checkpoint__every": 3,
+        "run__eval_every": 5,
+        "run__micro_batch_tokens": 64,
+        "schedule__phase2_max_seqlen": 48,
+        "schedule__phase2_fraction": 0.3,
+        "checkpoint__keep_optimizer": "true",
+    }
+    return make_assignments(**settings | changes)
+
+
 def _build_pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
     """Return a command that pre-trains for STEPS steps, the last 4 with longer sequences."""
-    options = make_assignments(
-        model__attention_dropout=0.1,
-        checkpoint__every=3,
-        run__eval_every=5,
-        run__micro_batch_tokens=64,
-        schedule__phase2_max_seqlen=48,
-        schedule__phase2_fraction=0.3,
-        checkpoint__keep_optimizer="true",
-        **changes,
-    )
+    options = _list_options(**changes)
     command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(store)]
     command += ["--out", str(out), "--steps", str(STEPS)]
     return command + [part for option in options for part in ("--set", option)]
@@ -111,6 +141,33 @@ def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Pat
         _run_until_killed(command, killed, step, None)
     _run_to_end(command, None)
     _assert_same_content(uninterrupted, killed)
+
+
+def test_run_killed_in_an_asynchronous_write_has_identical_content(
+    store: Path, tmp_path: Path
+) -> None:
+    """A run that is killed while a thread writes a checkpoint resumes from the one before.
+
+    It ends with the bytes of an unkilled run whose checkpoints are written at once.
+    """
+    command = _build_pretrain_command(
+        store, tmp_path / "killed", checkpoint__asynchronous="true", run__eval_every=20
+    )
+    arguments = command[command.index("pretrain") :]
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED_WRITE_PROGRAM, *arguments],
+        capture_output=True,
+        check=False,
+        env=build_environment(None),
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-3"]
+    assert len(list(checkpoints.glob(".step-6*"))) == 1
+    for run, is_asynchronous in (("killed", "true"), ("uninterrupted", "false")):
+        options = _list_options(checkpoint__asynchronous=is_asynchronous, run__eval_every=20)
+        pretrain(store, tmp_path / run, steps=STEPS, assignments=options)
+    _assert_same_content(tmp_path / "uninterrupted", tmp_path / "killed")
 
 
 @pytest.mark.slow

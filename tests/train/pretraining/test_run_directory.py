@@ -10,7 +10,7 @@ import pytest
 
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError
-from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.settings import parse_assignments, read_toml
 from bertsmith.train.engine.run_device import check_same_settings, needs_machine
 from bertsmith.train.engine.run_directory import (
@@ -25,7 +25,6 @@ from bertsmith.train.pretraining.recipes import (
     resolve_steps,
 )
 from bertsmith.train.pretraining.session import Session
-from bertsmith.train.pretraining.time_budget import check_time_budget
 from tests.train.conftest import RecordingProgress, TrainFunction, make_assignments
 
 
@@ -65,7 +64,9 @@ def test_new_values_that_do_not_affect_the_weights_are_used(
     train(steps=6, checkpoint__keep=1, checkpoint__every=2, run__log_every=5)
     assert (run / "model" / "model.safetensors").read_bytes() == weights
     stored = read_toml(run / SETTINGS_FILE)
-    assert stored["checkpoint"] == {"every": 2, "keep": 1, "keep_optimizer": True}
+    assert stored["checkpoint"] == {
+        "every": 2, "minutes": 10.0, "keep": 1, "keep_optimizer": True,
+    }  # fmt: skip
     assert stored["run"]["log_every"] == 5
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-6"]
     train(steps=6, run__log_every=5)
@@ -172,12 +173,8 @@ def test_processes_with_different_settings_are_rejected(resolve: Any) -> None:
 
 
 def test_several_processes_reject_what_they_cannot_train(resolve: Any, store: Path) -> None:
-    """A time budget and batch norm need a single process."""
+    """Batch norm needs a single process."""
     processes = ProcessGroup(0, 2)
-    settings = resolve(assignments=["schedule.minutes=5"])
-    check_time_budget(settings, SINGLE_PROCESS)
-    with pytest.raises(SettingsError, match="needs one process, but there are 2"):
-        check_time_budget(settings, processes)
     batch_norm = resolve(assignments=["model.norm=batch"])
     with pytest.raises(SettingsError, match="would differ between the 2 processes"):
         Session(batch_norm, Store.open(store), processes)

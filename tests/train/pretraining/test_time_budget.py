@@ -13,10 +13,10 @@ from bertsmith.errors import RunError
 from bertsmith.settings import read_toml
 from bertsmith.train.engine import loop, probe
 from bertsmith.train.engine.checkpoint import list_checkpoints
-from bertsmith.train.engine.duration import TimeDuration
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.probe import Cost, is_noisy
 from bertsmith.train.engine.step import take_step
+from bertsmith.train.engine.time_duration import TimeDuration
 from bertsmith.train.latest_snapshot import write_latest_snapshot
 from bertsmith.train.pretraining.estimate import estimate_run
 from bertsmith.train.pretraining.recipes import (
