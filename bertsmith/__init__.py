@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.data.store import Store
     from bertsmith.model.config import ModelConfig
     from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.train.distillation.distill import distill
     from bertsmith.train.embedding.finetune import finetune_embedder
     from bertsmith.train.finetuning.finetune import finetune
     from bertsmith.train.pretraining.pretrain import pretrain
@@ -59,6 +60,7 @@ _MODULE_OF_NAME = {
     "attribute": "bertsmith.use.attributions",
     "choose": "bertsmith.use.choose",
     "compare": "bertsmith.use.inspection.compare",
+    "distill": "bertsmith.train.distillation.distill",
     "embed": "bertsmith.use.embed",
     "embed_sparse": "bertsmith.use.sparse",
     "evaluate": "bertsmith.use.evaluate",
@@ -93,6 +95,7 @@ __all__ = [
     "attribute",
     "choose",
     "compare",
+    "distill",
     "embed",
     "embed_sparse",
     "evaluate",

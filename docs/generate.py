@@ -31,6 +31,7 @@ from bertsmith.settings import Settings
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.train.distillation.settings import DistillSettings
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
@@ -52,6 +53,7 @@ SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Embedding model", "embedding", EmbeddingSettings),
     ("Columns of an embedding model's tables", "embedding.columns", TextColumns),
     ("Reranker", "reranking", RerankingSettings),
+    ("Distillation", "distill", DistillSettings),
     ("Fine-tuning on frozen features", "features", BiLSTMSettings),
     ("Server limits", "serve", ServeSettings),
 )

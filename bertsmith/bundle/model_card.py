@@ -125,7 +125,7 @@ def _data_lines(info: Mapping[str, Any]) -> list[str]:
     """Return lines with the names of the training files and the size of the training data."""
     provenance = _get_nested(info, "provenance")
     sources = _get_nested(provenance, "sources")
-    for table in ("embedding", "reranking"):
+    for table in ("embedding", "reranking", "distill"):
         if not isinstance(sources, list):
             sources = _get_nested(provenance, table, "train_files")
     if not isinstance(sources, list):
@@ -156,6 +156,7 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
             or _get_nested(settings, "task", "batch_size")
             or _get_nested(settings, "embedding", "batch_size")
             or _get_nested(settings, "reranking", "batch_size")
+            or _get_nested(settings, "distill", "batch_size")
         ),
         "loss": (
             _get_nested(settings, "embedding", "loss") or _get_nested(settings, "reranking", "loss")

@@ -17,7 +17,7 @@ SUMMARY = "Train your own BERT from text, fine-tune it, and use or serve it."
 HELP_SECTIONS = {
     "Getting started": ("demo",),
     "Data": ("corpus", "vocab", "prepare"),
-    "Training": ("pretrain", "finetune", "mine", "evaluate"),
+    "Training": ("pretrain", "finetune", "distill", "mine", "evaluate"),
     "Inference": ("predict", "fill", "pair", "score", "embed", "similar", "search", "rerank"),
     "Models": ("inspect", "compare", "import", "export", "push"),
     "Serving": ("serve",),

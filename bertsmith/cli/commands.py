@@ -3,6 +3,7 @@
 from bertsmith.cli import compare as compare
 from bertsmith.cli import corpus as corpus
 from bertsmith.cli import demo as demo
+from bertsmith.cli import distill as distill
 from bertsmith.cli import embed as embed
 from bertsmith.cli import evaluate as evaluate
 from bertsmith.cli import export as export

@@ -222,7 +222,9 @@ class ModelInputs:
         if class_weights is not None:
             target_weights = torch.from_numpy(class_weights)[targets]
         sequences_per_unit = [len(self.sequences[unit]) for unit in units]
-        return TaskMicroBatch(packed, token_indices, targets, target_weights, sequences_per_unit)
+        return TaskMicroBatch(
+            packed, token_indices, targets, target_weights, sequences_per_unit, list(units)
+        )
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,7 @@ class TaskMicroBatch:
         targets: [U, ...], the targets of all units.
         target_weights: float32 [U], the weight of each target's loss.
         sequences_per_unit: Number of sequences of each unit.
+        units: Index of each unit in the ``ModelInputs``.
     """
 
     packed: PackedBatch
@@ -242,6 +245,7 @@ class TaskMicroBatch:
     targets: Tensor
     target_weights: Tensor
     sequences_per_unit: list[int]
+    units: list[int] = field(default_factory=list)
 
     def to(self, device: torch.device) -> "TaskMicroBatch":
         """Return the micro-batch on ``device``."""
@@ -252,6 +256,7 @@ class TaskMicroBatch:
             self.targets.to(device),
             self.target_weights.to(device),
             self.sequences_per_unit,
+            self.units,
         )
 
 

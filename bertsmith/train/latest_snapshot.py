@@ -6,6 +6,8 @@ from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import RunError
 from bertsmith.settings import read_stored_settings
+from bertsmith.train.distillation.distill import build_provenance, load_distillation
+from bertsmith.train.distillation.settings import DistillRunSettings
 from bertsmith.train.embedding.settings import EmbeddingRunSettings
 from bertsmith.train.embedding.start_model import load_start_model, save_embedder
 from bertsmith.train.engine import checkpoint
@@ -30,6 +32,8 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int | None]:
     write = write_snapshot
     if "task" in tables:
         write = _write_fine_tuned_snapshot
+    elif "distill" in tables:
+        write = _write_distilled_snapshot
     elif "embedding" in tables:
         write = _write_embedding_snapshot
     elif "reranking" in tables:
@@ -55,6 +59,15 @@ def _write_embedding_snapshot(run: Path, step: int, out: Path) -> None:
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], embedder.model)
     info = {"task": "embed", "provenance": settings.model_dump(mode="json"), "step": step}
     save_embedder(out, embedder, info)
+
+
+def _write_distilled_snapshot(run: Path, step: int, out: Path) -> None:
+    """Write the student of the checkpoint of ``step`` to the directory ``out``."""
+    path = run / SETTINGS_FILE
+    settings = DistillRunSettings.parse(read_stored_settings(path), str(path))
+    distillation = load_distillation(settings, reads_data=False)
+    checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], distillation.model)
+    distillation.save(out, {"provenance": build_provenance(settings), "step": step})
 
 
 def _write_reranking_snapshot(run: Path, step: int, out: Path) -> None:

@@ -91,7 +91,7 @@ def read_data(
     if settings.validation_files:
         train_columns = resolve_columns(paths[0], settings, settings.columns)
         for name, file in settings.validation_files.items():
-            heldout[name], counts[name] = _read_heldout_file(
+            heldout[name], counts[name] = read_heldout_file(
                 Path(file), settings, tokenize, train_columns, prompts
             )
     else:
@@ -101,7 +101,7 @@ def read_data(
     return EmbeddingData(train, heldout, counts)
 
 
-def _read_heldout_file(
+def read_heldout_file(
     path: Path,
     settings: EmbeddingSettings,
     tokenize: TokenizeTexts,

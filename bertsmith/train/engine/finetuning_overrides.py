@@ -1,4 +1,4 @@
-"""Resolves the settings of runs that train on tables of texts: embedding models and rerankers."""
+"""Resolves the settings of runs that train embedding models, rerankers and students."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,10 @@ from bertsmith.settings import get_table, load_user_settings, merge_settings
 
 #: Fields of the model config that training may change.
 _MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
+#: Settings table of a kind of run -> the command.
+_COMMANDS: Final = {
+    "embedding": "finetune embed", "reranking": "finetune rerank", "distill": "distill",
+}  # fmt: skip
 
 
 def read_table_overrides(
@@ -23,7 +27,7 @@ def read_table_overrides(
     settings.toml of a run, the values that the run computed are removed.
 
     Args:
-        table: The settings table of this kind of run, "embedding" or "reranking".
+        table: The settings table of this kind of run, such as "embedding".
         config: The TOML file.
         values: Nested settings.
         assignments: Settings as "section.name=value".
@@ -33,9 +37,9 @@ def read_table_overrides(
             another kind.
     """
     file_values = load_user_settings(config)
-    other_tables = file_values.keys() & ({"task", "data", "embedding", "reranking"} - {table})
+    other_tables = file_values.keys() & ({"task", "data", *_COMMANDS} - {table})
     if other_tables:
-        command = {"embedding": "finetune embed", "reranking": "finetune rerank"}[table]
+        command = _COMMANDS[table]
         raise SettingsError(
             f"{config}: these are not the settings of `{command}`: it has no table "
             f"{min(other_tables)!r}; give the settings of such a run"
@@ -90,7 +94,7 @@ def build_run_values(
     The model config is a placeholder, which is replaced when the model is loaded.
 
     Args:
-        table: The settings table of this kind of run, "embedding" or "reranking".
+        table: The settings table of this kind of run, such as "embedding".
         model: Model directory to start from.
         data: Training tables, which replace those of the overrides.
         overrides: Settings of the user, as nested tables.

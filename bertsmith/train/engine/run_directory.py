@@ -29,7 +29,9 @@ _MACHINE_KEYS = (
     "device", "precision", "attention_kernel", "threads", "compile", "micro_batch_tokens",
 )  # fmt: skip
 #: Prefixes of settings that a run does not set itself: only the user sets them.
-_USER_SET_PREFIXES = ("task.", "embedding.", "features", "run.num_frozen_layers", "run.patience")
+_USER_SET_PREFIXES = (
+    "task.", "embedding.", "distill.", "features", "run.num_frozen_layers", "run.patience",
+)  # fmt: skip
 #: The stored and the new value of a list are printed in full if they have at most this many items
 #: in total.
 _MAX_LIST_ITEMS = 12

@@ -80,7 +80,9 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
     return update_task_settings(settings, {"max_seqlen": max_seqlen})
 
 
-def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
+def read_task_data(
+    task: TaskSettings, *, allow_numeric: bool = True, labeled: bool = True
+) -> TaskData:
     """Read the training and held-out examples.
 
     If there are no held-out files, the fraction ``task.validation_fraction`` of the training
@@ -89,6 +91,8 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
     Args:
         task: Task settings.
         allow_numeric: Whether classes may be numbers that look like scores of a regression task.
+        labeled: Whether to read the labels of the training file; held-out files have labels in any
+            case.
 
     Raises:
         TaskError: If a file has invalid or no examples.
@@ -96,7 +100,9 @@ def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskDat
     family = get_family(task.kind)
     labels = task.labels or None
     counts: dict[str, ExampleCounts] = {}
-    all_train, counts["train"] = family.read_examples(Path(task.train_file), task, labels=labels)
+    all_train, counts["train"] = family.read_examples(
+        Path(task.train_file), task, labels=labels, labeled=labeled
+    )
     train = _draw_subset(all_train, task, counts["train"])
     if not allow_numeric:
         reject_numeric_labels(train, task)

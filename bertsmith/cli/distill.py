@@ -1,0 +1,205 @@
+"""``bertsmith distill``: train a small student model from a larger teacher."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertsmith.cli.app import app, format_examples
+from bertsmith.cli.console import TerminalProgress, log
+from bertsmith.cli.finetune import (
+    Assignments,
+    ConfigFile,
+    FilesEncoding,
+    RunDirectory,
+    drop_missing,
+    name_files,
+    report_result,
+)
+from bertsmith.cli.hints import quote_path
+from bertsmith.cli.launcher import check_single_process
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
+
+
+class DistillObjective(StrEnum):
+    """Values of --objective."""
+
+    embedding = "embedding"
+    task = "task"
+
+
+class Projection(StrEnum):
+    """Values of --projection."""
+
+    dense = "dense"
+    pca = "pca"
+
+
+@app.command(
+    epilog=format_examples(
+        "bertsmith distill --teacher my-embedder --data lines.txt --layers 3 --out small",
+        "bertsmith distill --teacher my-classifier --data reviews.csv --size tiny --out small",
+    )
+)
+def distill(
+    teacher: Annotated[
+        Path, typer.Option(help="The model directory, run directory or Hub id of the teacher.")
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="A table or a .txt file of lines, or the folder of a public task; embedding: may "
+            "be repeated."
+        ),
+    ],
+    out: RunDirectory,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Student: this many layers of the teacher, evenly spaced from first to last.",
+            min=1,
+        ),
+    ] = None,
+    student_layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER,...",
+            help="Student: these layers of the teacher, from 1, such as 1,3,5.",
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="Student: tiny, mini, small, medium or base, with random weights."),
+    ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option("--from", help="Student: another model with the teacher's tokenizer."),
+    ] = None,
+    objective: Annotated[
+        DistillObjective | None,
+        typer.Option(
+            help="What the student learns: the vectors of texts (embedding) or the outputs of a "
+            "fine-tuned teacher (task). Default: as the teacher."
+        ),
+    ] = None,
+    dev: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A validation table with labels or scores; may be repeated. Default: a tenth of "
+            "the training data."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="The column of the text. Default: as in the teacher's training table."),
+    ] = None,
+    pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(help="embedding: the column of the similarity of two texts, for --dev."),
+    ] = None,
+    projection: Annotated[
+        Projection | None,
+        typer.Option(
+            help="embedding, if the widths differ: dense (a linear layer; vectors of the teacher's "
+            "width) or pca (vectors of the student's width). Default: dense."
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="task: logits are divided by it. Default: 2.", min=0),
+    ] = None,
+    hard_weight: Annotated[
+        float | None,
+        typer.Option(
+            help="task: weight of the loss on the labels; the rest is the weight of the teacher. "
+            "Default: 0, which needs no labels.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Batch size. Default: 64 texts, or 32 examples of a task.", min=1),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Peak learning rate. Default: 1e-4; with --size 5e-4."),
+    ] = None,
+    max_seqlen: Annotated[
+        int | None,
+        typer.Option(help="Maximum tokens per input. Default: as the teacher.", min=8),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Random seed of new weights, data order and dropout.", min=0),
+    ] = None,
+    skip_invalid: SkipInvalid = False,
+    encoding: FilesEncoding = None,
+    delimiter: TableDelimiter = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a small student model from the outputs of a larger teacher.
+
+    Give one of --layers, --student-layers, --size and --from. An embedding student computes the
+    vectors of its teacher, from texts without labels; OUT/model is a sentence-transformers
+    directory. A task student predicts the labels of its fine-tuned teacher.
+
+    The teacher's outputs are computed once and stored in OUT/teacher in 16 bits; their size is
+    printed first. Ctrl-C and SIGTERM save a checkpoint; the same command then continues the run.
+    """
+    tables: dict[str, Any] = {
+        "distill": {
+            "layers": layers, "student_layers": _parse_layers(student_layers), "size": size,
+            "objective": objective.value if objective else None,
+            "text_column": text, "pair_column": pair, "label_column": label,
+            "score_column": score, "projection": projection.value if projection else None,
+            "temperature": temperature, "hard_weight": hard_weight, "batch_size": batch_size,
+            "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
+            "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
+        },
+        "optim": {"lr": lr},
+        "schedule": {"epochs": epochs},
+        "run": {"seed": seed},
+    }  # fmt: skip
+    values = {name: drop_missing(table) for name, table in tables.items()}
+    check_single_process("`distill`")
+    from bertsmith.train.distillation.settings import check_arguments
+
+    check_arguments(teacher, data, start_from, out, config, assignments or [], values)
+    from bertsmith.train.distillation.distill import distill as train_student
+
+    result = train_student(
+        teacher,
+        out,
+        data=data,
+        start_from=start_from,
+        config=config,
+        assignments=assignments or [],
+        values=values,
+        progress=TerminalProgress(),
+    )
+    model_path = report_result(result, as_json=as_json)
+    log(f"wrote {model_path}")
+    log(f"next: bertsmith compare {quote_path(teacher)} {quote_path(result.run)}")
+
+
+def _parse_layers(text: str | None) -> list[int] | None:
+    """Parse layer numbers separated by commas; raise SettingsError if a part is not a number."""
+    from bertsmith.errors import SettingsError
+
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"--student-layers {text!r}: expected numbers separated by commas, such as 1,3,5"
+        ) from None

@@ -1,0 +1,1 @@
+"""Distillation: training of a small student model from the outputs of a larger teacher."""

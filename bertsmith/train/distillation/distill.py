@@ -1,0 +1,264 @@
+"""Trains a student from the outputs of a teacher and writes the student as a model directory."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from bertsmith.bundle import hash_model_files, locate_model, pin_model_path
+from bertsmith.bundle.directory import get_hub_id
+from bertsmith.files import write_atomic
+from bertsmith.model.bert import count_parameters
+from bertsmith.plurals import count_noun
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.runtime import device
+from bertsmith.runtime.device import Machine
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.train.distillation import embedding_distillation, task_distillation
+from bertsmith.train.distillation.embedding_distillation import EmbeddingDistillation
+from bertsmith.train.distillation.settings import (
+    DistillRunSettings,
+    DistillSettings,
+    read_overrides,
+    resolve_settings,
+)
+from bertsmith.train.distillation.task_distillation import TaskDistillation
+from bertsmith.train.engine import loop, optimizer
+from bertsmith.train.engine.data_files import hash_files
+from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.finetuning_run import (
+    MODEL_DIR,
+    FinetuneResult,
+    build_loop_options,
+    finish_run,
+    freeze_layers,
+    open_run,
+    resolve_run_machine,
+    select_on_machine,
+)
+from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
+from bertsmith.train.engine.threads import restore_num_threads
+
+
+class DistillationObjective(loop.Objective, Protocol):
+    """An objective whose data have epochs."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps in an epoch."""
+
+
+class Distillation(Protocol):
+    """The models and data of a distillation run; each objective has its own class."""
+
+    @property
+    def settings(self) -> DistillRunSettings:
+        """Settings of the run, completed with values of the teacher."""
+
+    @property
+    def model(self) -> Any:
+        """The student, a module with the attribute ``bert``."""
+
+    @property
+    def counts(self) -> dict[str, ExampleCounts]:
+        """For each file, how many examples were read and skipped."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Approximate number of tokens per step."""
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Names of the metrics; the first one selects the best epoch."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a higher value of the first metric is better."""
+
+    def describe(self) -> str:
+        """Return a description of the data and the loss."""
+
+    def build_objective(
+        self, run: Path, machine: Machine, progress: Progress
+    ) -> DistillationObjective:
+        """Compute or open the teacher's outputs, and return the objective of the training loop."""
+
+    def save(self, directory: Path, info: Mapping[str, Any]) -> None:
+        """Write the student as a model directory with ``info`` in bertsmith.json."""
+
+
+def distill(
+    teacher: Path | str,
+    out: Path | str,
+    *,
+    data: Path | str | Sequence[Path | str] = (),
+    start_from: Path | str | None = None,
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> FinetuneResult:
+    """Train a student from the outputs of a teacher, and write the run and its model to ``out``.
+
+    If the run was interrupted, a call with the same arguments resumes it.
+
+    Args:
+        teacher: Model directory, run directory or hub id of the teacher.
+        out: Run directory. OUT/model is the student.
+        data: Training file, or several files.
+        start_from: Model that the student starts from. None if ``values`` describe the student, as
+            in ``{"distill": {"layers": 3}}``.
+        config: TOML file with settings.
+        assignments: Settings as "section.name=value"; override ``values`` and ``config``.
+        values: Nested settings as in ``DistillRunSettings``; override ``config``.
+        progress: Receives log messages and progress.
+
+    Raises:
+        BertsmithError: If the arguments or the data are invalid.
+    """
+    run = Path(out)
+    progress = progress or NullProgress()
+    check_run_directory(run)
+    files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
+    overrides = read_overrides(config, values, assignments)
+    start = None if start_from is None else pin_model_path(start_from)
+    settings = resolve_settings(pin_model_path(teacher), files, start, overrides)
+    settings = _add_fingerprint(settings)
+    distillation = load_distillation(settings)
+    settings = distillation.settings
+    run.mkdir(parents=True, exist_ok=True)
+    with lock_run(run), restore_num_threads(settings.run.threads):
+        stored_settings, finished_result = open_run(
+            run, settings, overrides, progress, lambda settings: settings.distill
+        )
+        if finished_result is not None:
+            return finished_result
+        settings = stored_settings or settings
+        # The length of a run that was interrupted while the teacher computed is not known yet.
+        is_new = settings.schedule.steps is None or settings.checkpoint.every is None
+        return _train(settings, distillation, run, progress, is_new=is_new)
+
+
+def load_distillation(settings: DistillRunSettings, *, reads_data: bool = True) -> Distillation:
+    """Load the teacher, build the student with the seed of the run, and read the data.
+
+    Args:
+        settings: Settings of the run.
+        reads_data: Whether to read the data; without them, the student can only be saved.
+    """
+    torch.manual_seed(settings.run.seed)
+    if settings.distill.objective == "embedding":
+        return EmbeddingDistillation.load(settings, reads_data=reads_data)
+    return TaskDistillation.load(settings, reads_data=reads_data)
+
+
+def _add_fingerprint(settings: DistillRunSettings) -> DistillRunSettings:
+    """Return the settings with the hash of the data files and of the teacher."""
+    distill = settings.distill
+    fingerprint = hash_files(_list_data_files(distill))
+    teacher_hash = hash_model_files(locate_model(distill.teacher))[:16]
+    changed = distill.model_copy(update={"fingerprint": f"{fingerprint}{teacher_hash}"})
+    return settings.model_copy(update={"distill": changed})
+
+
+def _list_data_files(distill: DistillSettings) -> list[Path]:
+    if distill.objective == "embedding":
+        return embedding_distillation.list_data_files(distill)
+    return task_distillation.list_data_files(distill)
+
+
+def _train(
+    settings: DistillRunSettings,
+    distillation: Distillation,
+    run: Path,
+    progress: Progress,
+    *,
+    is_new: bool,
+) -> FinetuneResult:
+    """Train or resume a run; if no signal stops it, write its model and result."""
+    machine = resolve_run_machine(settings.run, settings.model, distillation.batch_tokens, progress)
+    if is_new:
+        # Written before the teacher's outputs, because a run directory is recognized by this file.
+        write_atomic(run / SETTINGS_FILE, settings.to_toml())
+    objective = distillation.build_objective(run, machine, progress)
+    model = distillation.model.to(machine.device)
+    model.bert.kernel = machine.kernel
+    freeze_layers(model.bert, settings.run.num_frozen_layers)
+    resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
+    if resolved is not settings:
+        settings = resolved
+        write_atomic(run / SETTINGS_FILE, settings.to_toml())
+    _log_summary(progress, run, settings, distillation, machine)
+    loop_options = build_loop_options(
+        settings.run,
+        settings.optim,
+        settings.schedule,
+        settings.checkpoint,
+        machine=machine,
+        steps_per_epoch=objective.steps_per_epoch,
+        selection_metric=distillation.metric_names[0],
+        higher_is_better=distillation.higher_is_better,
+    )
+    adam = optimizer.build_optimizer(model, settings.optim)
+    outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
+
+    def save_model(metrics: dict[str, float]) -> None:
+        info = {"provenance": build_provenance(settings), "heldout_metrics": metrics}
+        distillation.save(run / MODEL_DIR, info)
+
+    return finish_run(
+        run, outcome, settings, model, distillation.metric_names, distillation.counts, progress,
+        save_model,
+    )  # fmt: skip
+
+
+def build_provenance(settings: DistillRunSettings) -> dict[str, Any]:
+    """Return the settings for bertsmith.json, with names instead of paths of this machine."""
+    values = settings.model_dump(mode="json")
+    distill, run = values["distill"], values["run"]
+    distill["teacher"] = get_model_name(Path(distill["teacher"]))
+    distill["train_files"] = [Path(file).name for file in distill["train_files"]]
+    distill["validation_files"] = {
+        name: Path(file).name for name, file in distill["validation_files"].items()
+    }
+    if run["start_from"]:
+        run["start_from"] = get_model_name(Path(run["start_from"]))
+    return values
+
+
+def get_model_name(path: Path) -> str:
+    """Return the hub id of a model, or the name of its folder or run."""
+    return get_hub_id(path) or (path.parent if path.name == MODEL_DIR else path).name
+
+
+def _log_summary(
+    progress: Progress,
+    run: Path,
+    settings: DistillRunSettings,
+    distillation: Distillation,
+    machine: Machine,
+) -> None:
+    """Log the student, data, loss and device of a run, and warnings about its data."""
+    progress.log(f"{run}: {distillation.describe()} ({device.describe_machine(machine)})")
+    progress.log(f"student: {describe_student(settings, distillation.model)}")
+    for name, counts in distillation.counts.items():
+        log_example_counts(progress, name, counts)
+    warn_unknown_tokens(progress, distillation.counts)
+
+
+def describe_student(settings: DistillRunSettings, model: nn.Module) -> str:
+    """Return a description of the sizes and the initial weights of the student."""
+    config = settings.model
+    weights = f"from {settings.run.start_from}"
+    if settings.distill.size is not None:
+        weights = "with random weights"
+    elif settings.distill.student_layers:
+        numbers = ", ".join(map(str, settings.distill.student_layers))
+        weights = f"from layers {numbers} of the teacher"
+    return (
+        f"{count_noun(config.layers, 'layer')} of width {config.width}, "
+        f"{count_parameters(model):,} parameters, "
+        f"{weights}"
+    )

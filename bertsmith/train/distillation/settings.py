@@ -1,0 +1,310 @@
+"""Settings of a distillation run; does not import torch."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from bertsmith.bundle.config import is_fine_tuned, read_config
+from bertsmith.bundle.directory import locate_model, pin_model_path
+from bertsmith.bundle.metadata import read_info
+from bertsmith.errors import SettingsError
+from bertsmith.model.config import SIZES, ModelConfig
+from bertsmith.settings import Settings, SettingsTable
+from bertsmith.tasks.settings import Column
+from bertsmith.train.engine.finetuning_overrides import (
+    build_run_values,
+    check_data_files,
+    read_table_overrides,
+)
+from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
+from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+
+ObjectiveName = Literal["embedding", "task"]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+_DEFAULT_EPOCHS: Final = 3.0
+#: Default learning rates: of a student that starts from trained weights, and of a random one.
+_DEFAULT_LR, _RANDOM_LR = 1e-4, 5e-4
+#: Default examples per step of each objective.
+_BATCH_SIZES: Final[dict[ObjectiveName, int]] = {"embedding": 64, "task": 32}
+#: Settings that only some objectives use -> these objectives.
+_OBJECTIVES_USING: Final[dict[str, tuple[ObjectiveName, ...]]] = {
+    "embedding_loss": ("embedding",),
+    "projection": ("embedding",),
+    "score_column": ("embedding",),
+    "max_validation_examples": ("embedding",),
+    "temperature": ("task",),
+    "hard_weight": ("task",),
+    "max_train_examples": ("task",),
+}
+#: File of a sentence-transformers directory.
+_MODULES_FILE: Final = "modules.json"
+
+
+class DistillSettings(SettingsTable):
+    """Teacher, student, texts and loss of a distillation run."""
+
+    table: ClassVar[str] = "distill"
+
+    #: Model directory of the teacher.
+    teacher: str = ""
+    #: What the student learns: `embedding` (the vectors of texts) or `task` (the outputs of a
+    #: fine-tuned teacher). None: embedding for a teacher in sentence-transformers' layout, task for
+    #: a fine-tuned one.
+    objective: ObjectiveName | None = None
+    #: Size of a student with random weights: tiny, mini, small, medium, base or large.
+    size: str | None = None
+    #: Number of layers of a student that starts from layers of the teacher, evenly spaced.
+    layers: PositiveInt | None = None
+    #: Layers of the teacher, from 1, that the layers of the student start from.
+    student_layers: list[PositiveInt] = Field(default_factory=list)
+    #: Tables or .txt files with the training texts; task: one table, or the folder of a public
+    #: task.
+    train_files: list[str] = Field(default_factory=list)
+    #: Validation tables by name; the first one selects the best checkpoint.
+    validation_files: dict[str, str] = Field(default_factory=dict)
+    #: Hash of all data files and of the teacher, computed when the run starts.
+    fingerprint: str = ""
+    #: Column of the text. None: a standard name, or the column of the teacher's training table.
+    text_column: Column | None = None
+    #: Column of a second text.
+    pair_column: Column | None = None
+    #: embedding: column of the similarity of two texts in validation tables.
+    score_column: Column | None = None
+    #: Column of the label; needed for validation and for hard_weight.
+    label_column: Column | None = None
+    #: task: maximum number of training examples, a random subset; None for all.
+    max_train_examples: Annotated[int, Field(ge=2)] | None = None
+    #: Fraction of the training texts that is held out if there are no validation files.
+    validation_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    #: embedding: maximum number of training texts that are held out.
+    max_validation_examples: PositiveInt = 1000
+    #: Text encoding of the files.
+    encoding: str = "utf-8"
+    #: Delimiter of CSV; "": detected.
+    delimiter: str = ""
+    #: Whether invalid rows are skipped and counted; otherwise an invalid row is an error.
+    skip_invalid: bool = False
+    #: embedding: `cosine` (1 - cosine similarity with the teacher's vector) or `mse` (squared
+    #: error, averaged over the dimensions).
+    embedding_loss: Literal["cosine", "mse"] = "cosine"
+    #: embedding, if the widths differ: `dense` (a linear layer after pooling; vectors have the
+    #: teacher's width) or `pca` (vectors have the student's width, and the targets are principal
+    #: components of the teacher's vectors).
+    projection: Literal["dense", "pca"] = "dense"
+    #: task: the logits of teacher and student are divided by it (Hinton et al. 2015,
+    #: arXiv:1503.02531).
+    temperature: PositiveFloat = 2.0
+    #: task: weight of the loss on the labels, from 0 to 1; the loss on the teacher's outputs has
+    #: the remaining weight.
+    hard_weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    #: Maximum tokens per input. None: that of the teacher, limited by the student.
+    max_seqlen: Annotated[int, Field(ge=8)] | None = None
+    #: Examples per optimizer step. None: 64 for embedding, 32 for task.
+    batch_size: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check_single_student(self) -> Self:
+        names = [name for name in ("size", "layers", "student_layers") if getattr(self, name)]
+        if len(names) > 1:
+            raise ValueError(f"{' and '.join(names)} both choose the student; give one of them")
+        if self.size is not None and self.size not in SIZES:
+            raise ValueError(f"size is {self.size!r}; choose one of {', '.join(SIZES)}")
+        return self
+
+    def list_files(self) -> list[Path]:
+        """Return all data files and folders, and the model directory of the teacher."""
+        paths = (*self.train_files, *self.validation_files.values(), self.teacher)
+        return [Path(path) for path in paths]
+
+
+class DistillRunSettings(Settings):
+    """All settings of a distillation run, stored in RUN/settings.toml."""
+
+    model: ModelConfig
+    distill: DistillSettings = DistillSettings()
+    optim: OptimSettings = OptimSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    run: FinetuneRunSettings = FinetuneRunSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+
+    def get_dropout(self) -> dict[str, float]:
+        """Return the dropout rates of the student."""
+        return {name: getattr(self.model, name) for name in ("dropout", "attention_dropout")}
+
+
+def read_overrides(
+    config: Path | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
+) -> dict[str, Any]:
+    """Return the user's settings as nested tables; see ``read_table_overrides``."""
+    return read_table_overrides("distill", config, values, assignments)
+
+
+def resolve_settings(
+    teacher: Path, data: Sequence[Path], start_from: Path | None, overrides: Mapping[str, Any]
+) -> DistillRunSettings:
+    """Return the settings of a run that can be resolved without reading its weights and data files.
+
+    The model config is that of the student.
+
+    Args:
+        teacher: Model directory of the teacher.
+        data: Training files, which replace those of the overrides.
+        start_from: Model directory that the student starts from; None if the settings describe it.
+        overrides: Settings of the user, as nested tables.
+
+    Raises:
+        SettingsError: If a setting is invalid.
+        TaskError: If a data file does not exist.
+    """
+    directory = locate_model(teacher)
+    values = build_run_values(
+        "distill",
+        start_from or directory,
+        data,
+        overrides,
+        lr=_DEFAULT_LR,
+        epochs=_DEFAULT_EPOCHS,
+    )
+    values["distill"] = {**values.get("distill", {}), "teacher": str(directory.resolve())}
+    distill = DistillRunSettings.parse(values, "the settings").distill
+    check_data_files(distill.train_files, distill.list_files())
+    objective = distill.objective or _choose_objective(directory)
+    _check_teacher(directory, objective)
+    _reject_unused_settings(objective, values["distill"])
+    config = read_config(directory, read_info(directory))
+    student_layers = _resolve_student_layers(distill, config.layers, start_from)
+    if distill.size is not None:
+        layers, width, heads = SIZES[distill.size]
+        sizes = {"layers": layers, "width": width, "heads": heads, "feed_forward": 4 * width}
+        values["run"] = {**values["run"], "start_from": ""}
+        lr = overrides.get("optim", {}).get("lr", _RANDOM_LR)
+        values["optim"] = {**values["optim"], "lr": lr}
+    else:
+        sizes = {"layers": len(student_layers) or config.layers}
+    if start_from is not None:
+        start_directory = locate_model(start_from)
+        config, sizes = read_config(start_directory, read_info(start_directory)), {}
+    model_overrides = {"nsp": False, **sizes, **overrides.get("model", {})}
+    values["model"] = config.model_dump() | model_overrides
+    values["distill"] |= {
+        "objective": objective,
+        "layers": None,
+        "student_layers": student_layers,
+        "batch_size": distill.batch_size or _BATCH_SIZES[objective],
+    }
+    return DistillRunSettings.parse(values, "the settings")
+
+
+def _choose_objective(teacher: Path) -> ObjectiveName:
+    """Return the default objective of a kind of teacher; raise SettingsError if it has none."""
+    if is_fine_tuned(teacher):
+        return "task"
+    if _is_sentence_transformer(teacher):
+        return "embedding"
+    raise SettingsError(
+        f"{teacher}: this teacher is neither fine-tuned nor an embedding model; give "
+        "--objective embedding to distill its mean-pooled vectors"
+    )
+
+
+def _is_sentence_transformer(directory: Path) -> bool:
+    """Return whether a model directory, or its parent, is a sentence-transformers directory."""
+    return any((folder / _MODULES_FILE).is_file() for folder in (directory, directory.parent))
+
+
+def _check_teacher(teacher: Path, objective: ObjectiveName) -> None:
+    """Raise SettingsError if a teacher does not have the outputs of an objective."""
+    if objective == "task" and not is_fine_tuned(teacher):
+        raise SettingsError(
+            f"{teacher}: the objective task needs a fine-tuned teacher, but this model has no "
+            "task head; fine-tune it with `bertsmith finetune`, or give --objective embedding"
+        )
+
+
+def _reject_unused_settings(objective: ObjectiveName, distill: Mapping[str, Any]) -> None:
+    """Raise SettingsError if the user has changed a setting that the objective does not use."""
+    for name, objectives in _OBJECTIVES_USING.items():
+        default = DistillSettings.model_fields[name].default
+        if objective not in objectives and distill.get(name, default) != default:
+            raise SettingsError(
+                f"distill.{name}: not used by the objective {objective}, only by "
+                f"{', '.join(objectives)}; remove it"
+            )
+
+
+def _resolve_student_layers(
+    distill: DistillSettings, num_layers: int, start_from: Path | None
+) -> list[int]:
+    """Return the layers of the teacher that the student starts from; empty for other students.
+
+    Args:
+        distill: The settings of the user.
+        num_layers: Number of layers of the teacher.
+        start_from: Model directory that the student starts from, or None.
+
+    Raises:
+        SettingsError: If there is not exactly one choice of a student, or the teacher has fewer
+            layers.
+    """
+    choices = [distill.size, distill.layers, distill.student_layers or None, start_from]
+    if sum(choice is not None for choice in choices) != 1:
+        problem = "no student" if not any(choices) else "--from and another choice of the student"
+        raise SettingsError(f"{problem}: give one of --layers, --student-layers, --size and --from")
+    layers = distill.student_layers
+    if distill.layers is not None:
+        layers = choose_layers(num_layers, distill.layers)
+    if layers and max(layers) > num_layers:
+        raise SettingsError(
+            f"distill.student_layers has {max(layers)}, but the teacher has {num_layers} layers; "
+            "give numbers from 1 to that"
+        )
+    return list(layers)
+
+
+def choose_layers(num_teacher_layers: int, num_layers: int) -> list[int]:
+    """Return evenly spaced layers of the teacher, from 1: the first, the last, and some between.
+
+    A single layer is the first one.
+
+    Raises:
+        SettingsError: If the teacher has fewer layers.
+    """
+    if num_layers > num_teacher_layers:
+        raise SettingsError(
+            f"distill.layers is {num_layers}, but the teacher has {num_teacher_layers} layers; "
+            "give at most that many"
+        )
+    num_gaps = max(num_layers - 1, 1)
+    # Halves are rounded up.
+    return [
+        1 + (2 * index * (num_teacher_layers - 1) + num_gaps) // (2 * num_gaps)
+        for index in range(num_layers)
+    ]
+
+
+def check_arguments(
+    teacher: Path,
+    data: Sequence[Path],
+    start_from: Path | None,
+    out: Path,
+    config: Path | None,
+    assignments: Sequence[str],
+    values: Mapping[str, Any],
+) -> None:
+    """Check the arguments of ``distill`` without importing torch.
+
+    Raises:
+        BertsmithError: If ``distill`` would reject these arguments.
+    """
+    check_run_directory(out)
+    overrides = read_overrides(config, values, assignments)
+    if start_from is not None:
+        locate_model(start_from)
+        start_from = pin_model_path(start_from)
+    resolve_settings(pin_model_path(teacher), data, start_from, overrides)
