@@ -72,8 +72,8 @@ def embed(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="mnrl (multiple negatives ranking), cosent, cosine or triplet. Default: cosent "
-            "for scored pairs, else mnrl."
+            help="mnrl (multiple negatives ranking), cosent, cosine, triplet, or tsdae for plain "
+            "text. Default: cosent for scored pairs, else mnrl."
         ),
     ] = None,
     temperature: Annotated[
@@ -126,9 +126,9 @@ def embed(
 
     The columns determine the kind of training: --text and --pair, also with --negatives, for pairs
     of texts that belong together; with --score for pairs with a similarity; --text and --label for
-    texts with a class; only --text, or a .txt file, for unlabeled text (SimCSE). Columns named
-    anchor, positive and negative, or sentence1, sentence2 and score, or text and label are found
-    without options.
+    texts with a class; only --text, or a .txt file, for unlabeled text (SimCSE or TSDAE). Columns
+    named anchor, positive and negative, or sentence1, sentence2 and score, or text and label are
+    found without options.
 
     OUT/model is a sentence-transformers directory. Ctrl-C and SIGTERM save a checkpoint; the same
     command then continues the run.

@@ -66,13 +66,27 @@ class EncoderLayer(nn.Module):
         Returns:
             [T, D] or [M, D].
         """
+        x = self.apply_attention(x, layout, dropout_seed, token_indices)
+        return self.apply_feed_forward(x, dropout_seed)
+
+    def apply_attention(
+        self,
+        x: Tensor,
+        layout: AttentionLayout,
+        dropout_seed: DropoutSeed | None,
+        token_indices: Tensor | None = None,
+    ) -> Tensor:
+        """Apply self-attention with its residual connection; see ``forward``."""
         attention_input = x if self.is_post_norm else self.attention_norm(x)
         attention_output = self.attention(attention_input, layout, dropout_seed, token_indices)
         if token_indices is not None:
             x = x.index_select(0, token_indices)
         x = x + self.attention_output_dropout(attention_output, dropout_seed)
+        return self.attention_norm(x) if self.is_post_norm else x
+
+    def apply_feed_forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
+        """Apply the feed-forward network with its residual connection; the shape of x stays."""
         if self.is_post_norm:
-            x = self.attention_norm(x)
             output: Tensor = self.feed_forward_norm(x + self._feed_forward(x, dropout_seed))
             return output
         return x + self._feed_forward(self.feed_forward_norm(x), dropout_seed)

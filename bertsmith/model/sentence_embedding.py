@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertsmith.model.bert import BertModel
+from bertsmith.model.denoising_decoder import DenoisingDecoder
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch
 
@@ -68,6 +69,8 @@ class BertForSentenceEmbedding(nn.Module):
         self.dense = nn.ModuleList(
             module for module in post_modules if isinstance(module, DenseLayer)
         )
+        #: Reconstructs texts in training with TSDAE; None otherwise.
+        self.decoder: DenoisingDecoder | None = None
         self._post_modules = [
             module if isinstance(module, str) else "dense" for module in post_modules
         ]
@@ -77,12 +80,19 @@ class BertForSentenceEmbedding(nn.Module):
         """Whether pooling reads a single token of each text."""
         return self.modes in {("cls",), ("lasttoken",)}
 
-    def forward(self, batch: PackedBatch, dropout_seed: DropoutSeed | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: PackedBatch,
+        dropout_seed: DropoutSeed | None = None,
+        *,
+        normalize: bool = True,
+    ) -> Tensor:
         """Return the vectors, [B, W]: float32, or float64 if the weights are float64.
 
         Args:
             batch: Packed texts.
             dropout_seed: Seed of this forward pass; None for no dropout.
+            normalize: Whether to apply normalization, if the model has it.
         """
         token_indices = None
         if self.reads_single_token:
@@ -95,10 +105,10 @@ class BertForSentenceEmbedding(nn.Module):
             states = pool_tokens(states, batch, self.modes)
         dense_layers = iter(self.dense)
         for module in self._post_modules:
-            if module == "normalize":
-                states = F.normalize(states, dim=-1)
-            else:
+            if module == "dense":
                 states = next(dense_layers)(states)
+            elif normalize:
+                states = F.normalize(states, dim=-1)
         return states
 
 

@@ -15,7 +15,7 @@ from bertsmith.tasks.settings import Column
 #: score, a text and its class, or only a text.
 ExampleKind = Literal["pairs", "scored_pairs", "labeled_texts", "texts"]
 PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-LossName = Literal["mnrl", "cosent", "cosine", "triplet"]
+LossName = Literal["mnrl", "cosent", "cosine", "triplet", "tsdae"]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 #: The losses of each kind of examples; the first one is the default.
@@ -23,7 +23,7 @@ LOSSES: Final[dict[ExampleKind, tuple[LossName, ...]]] = {
     "pairs": ("mnrl", "triplet"),
     "scored_pairs": ("cosent", "cosine"),
     "labeled_texts": ("mnrl", "triplet"),
-    "texts": ("mnrl",),
+    "texts": ("mnrl", "tsdae"),
 }
 #: Default margin of each distance of the triplet loss.
 DEFAULT_MARGINS: Final = {"cosine": 0.5, "euclidean": 5.0}
@@ -112,8 +112,8 @@ class EmbeddingSettings(SettingsTable):
     delimiter: str = ""
     #: Whether invalid rows are skipped and counted; otherwise an invalid row is an error.
     skip_invalid: bool = False
-    #: `mnrl` (multiple negatives ranking, InfoNCE), `triplet`, `cosent` or `cosine` (squared error
-    #: of the cosine). None: mnrl, or cosent for scored pairs.
+    #: `mnrl` (multiple negatives ranking, InfoNCE), `triplet`, `cosent`, `cosine` (squared error of
+    #: the cosine) or `tsdae` (denoising autoencoder). None: mnrl, or cosent for scored pairs.
     loss: LossName | None = None
     #: mnrl, cosent: cosine similarities are divided by it. sentence-transformers has scale =
     #: 1 / temperature.
@@ -123,6 +123,8 @@ class EmbeddingSettings(SettingsTable):
     #: triplet: the negative is to be this much farther from the anchor than the positive. None: 0.5
     #: for the cosine distance, 5 for the Euclidean distance.
     triplet_margin: PositiveFloat | None = None
+    #: tsdae: fraction of the words of a text that are deleted.
+    deletion_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.6
     #: cosine: the score of two texts of equal meaning; scores are divided by it.
     max_score: PositiveFloat = 1.0
     #: Matryoshka: also train the first dimensions of the vectors, such as [256, 128, 64].
@@ -160,6 +162,10 @@ class EmbeddingSettings(SettingsTable):
                     f"{name} has {len(values)} values and {other_name} has {len(others)}; give "
                     "one for each"
                 )
+        if self.loss == "tsdae" and self.matryoshka_dims:
+            raise ValueError(
+                "matryoshka_dims has no effect on the loss tsdae; remove it, or use the loss mnrl"
+            )
         if len(set(self.matryoshka_dims)) < len(self.matryoshka_dims):
             raise ValueError(f"matryoshka_dims has a duplicate: {self.matryoshka_dims}; remove it")
         return self

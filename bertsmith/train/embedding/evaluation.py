@@ -20,6 +20,7 @@ from bertsmith.tasks.beir import RetrievalSet
 from bertsmith.tasks.embedding_data import EmbeddingExamples, EncodedTexts, Ints
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, ExampleKind
 from bertsmith.tasks.retrieval import compute_retrieval_metrics, normalize_rows, rank_documents
+from bertsmith.text.wordpiece import Tokenizer
 
 Floats = NDArray[np.float32]
 #: The metrics of each kind of examples; the first one selects the best epoch.
@@ -79,6 +80,27 @@ class HeldoutTexts:
             name = self.metric_names[0]
             results[f"{name}_dim{dim}"] = compute_metrics(vectors[:, :dim], examples)[name]
         return {**results, "examples": num_examples}
+
+
+def evaluate_all(
+    heldout: Mapping[str, HeldoutTexts], evaluate: Callable[[HeldoutTexts], dict[str, float]]
+) -> dict[str, float]:
+    """Return the metrics of all held-out sets.
+
+    The names are prefixed with the name of the set, except for the first set.
+    """
+    metrics: dict[str, float] = {}
+    for index, (name, heldout_set) in enumerate(heldout.items()):
+        prefix = f"{name}_" if index else ""
+        set_metrics = evaluate(heldout_set)
+        metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
+    return metrics
+
+
+def describe_texts(epoch: int, texts: EncodedTexts, numbers: Ints, tokenizer: Tokenizer) -> str:
+    """Return the epoch (from 0) and the start of the first text of a batch, for error messages."""
+    first_text = tokenizer.decode(texts.get(int(numbers[0]))[1:-1])
+    return f"that of epoch {epoch + 1} with {first_text[:60]!r} and {len(numbers) - 1} more texts"
 
 
 def encode_texts(

@@ -11,6 +11,7 @@ from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.tasks.embedding_data import describe_kind
+from bertsmith.train.embedding.denoising import DenoisingObjective
 from bertsmith.train.embedding.objective import EmbeddingObjective
 from bertsmith.train.embedding.settings import (
     EmbeddingRunSettings,
@@ -124,7 +125,10 @@ def _train(
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
-    objective = EmbeddingObjective(
+    objective_class = (
+        DenoisingObjective if settings.embedding.loss == "tsdae" else EmbeddingObjective
+    )
+    objective = objective_class(
         model,
         settings.embedding,
         data.train,

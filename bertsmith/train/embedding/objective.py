@@ -17,7 +17,12 @@ from bertsmith.tasks.embedding_data import EmbeddingExamples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.embedding.batches import BatchSampler
-from bertsmith.train.embedding.evaluation import HeldoutTexts, pack_texts
+from bertsmith.train.embedding.evaluation import (
+    HeldoutTexts,
+    describe_texts,
+    evaluate_all,
+    pack_texts,
+)
 from bertsmith.train.embedding.losses import Targets, iter_loss_terms
 from bertsmith.train.engine.step import derive_dropout_seed
 
@@ -186,9 +191,8 @@ class EmbeddingObjective:
     def describe_batch(self, step: int) -> str:
         """Return the epoch and the start of the first text of a batch, for an error message."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        texts = self._sampler.draw_batch(epoch, step_in_epoch).texts
-        first_text = self._tokenizer.decode(self._texts.get(int(texts[0]))[1:-1])
-        return f"that of epoch {epoch + 1} with {first_text[:60]!r} and {len(texts) - 1} more texts"
+        numbers = self._sampler.draw_batch(epoch, step_in_epoch).texts
+        return describe_texts(epoch, self._texts, numbers, self._tokenizer)
 
     def count_tokens(self, micro_batches: list[EmbeddingMicroBatch]) -> int:
         """Return the number of tokens in a batch."""
@@ -212,16 +216,10 @@ class EmbeddingObjective:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of all held-out sets.
-
-        The names are prefixed with the name of the set, except for the first set.
-        """
-        metrics: dict[str, float] = {}
-        for index, (name, heldout) in enumerate(self._heldout.items()):
-            prefix = f"{name}_" if index else ""
-            set_metrics = heldout.evaluate(self.model, self._machine)
-            metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
-        return metrics
+        """Return the metrics of all held-out sets; see ``evaluate_all``."""
+        return evaluate_all(
+            self._heldout, lambda heldout: heldout.evaluate(self.model, self._machine)
+        )
 
 
 def _move_targets(targets: Targets, device: torch.device) -> Any:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from bertsmith.bundle import EncoderBundle, load_encoder
+import torch
+
+from bertsmith.bundle import EncoderBundle, load, load_encoder
 from bertsmith.bundle.model_card import build_model_card
 from bertsmith.errors import SettingsError
 from bertsmith.interop.sentence_transformers import (
@@ -18,11 +20,14 @@ from bertsmith.interop.sentence_transformers import (
     resolve_pooling,
     save_sentence_transformers,
 )
+from bertsmith.model.denoising_decoder import DenoisingDecoder
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding, DenseLayer
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 
 #: Default maximum number of tokens of a text, if the start model does not specify one.
 _DEFAULT_MAX_SEQLEN: Final = 128
+#: Seed of the initialization of the decoder.
+_DECODER_SEED: Final = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,18 @@ def load_start_model(
                 "at most that many"
             )
     model = build_embedding_model(encoder.model, pooling)
+    if settings.loss == "tsdae":
+        model.decoder = _build_decoder(encoder, width)
     return EmbeddingBundle(encoder, pooling, model)
+
+
+def _build_decoder(encoder: EncoderBundle, vector_width: int) -> DenoisingDecoder:
+    """Return the decoder of TSDAE; it has the masked-LM head of the start model, or a new one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_DECODER_SEED)
+        mlm = load(encoder.path).model.mlm
+        mlm.decoder.weight = encoder.model.embeddings.words.weight
+        return DenoisingDecoder(encoder.config, vector_width, mlm)
 
 
 def _replace_prompts(pooling: PoolingConfig, settings: EmbeddingSettings) -> PoolingConfig:
