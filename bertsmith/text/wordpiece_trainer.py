@@ -5,6 +5,7 @@ the alphabet, which is random by default, so this module chooses the alphabet be
 """
 
 import tempfile
+import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -43,6 +44,9 @@ _SEGMENTER_BATCH: Final = 64
 #: Minimum share of the entries that are pieces of two characters or more, not counting special
 #: tokens and ASCII characters.
 _MIN_WORD_SHARE: Final = 0.5
+#: Interval in seconds in which signals are checked while `tokenizers` trains, and maximum time for
+#: its thread to stop reading texts after an interruption.
+_SIGNAL_SECONDS, _MAX_STOP_SECONDS = 0.1, 5.0
 
 
 def train_wordpiece(
@@ -284,8 +288,47 @@ def _train_backend(
     backend = Backend(WordPiece(unk_token=UNK))
     backend.normalizer = build_normalizer(spec)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.train_from_iterator(_report_progress(chunks, total_characters, progress), trainer)
+    _train_in_thread(backend, _report_progress(chunks, total_characters, progress), trainer)
     return backend
+
+
+def _train_in_thread(backend: Backend, texts: Iterable[str], trainer: WordPieceTrainer) -> None:
+    """Run the trainer in a thread, so that Ctrl-C and SIGTERM end this function at once.
+
+    `tokenizers` does not return before the vocabulary is complete. After an interruption, its
+    thread stops reading texts. It ends with the process, or when it has joined the pieces of the
+    texts that it has read.
+    """
+    is_interrupted, is_read, is_finished = (threading.Event() for _ in range(3))
+    errors: list[BaseException] = []
+
+    def read_texts() -> Iterator[str]:
+        try:
+            for text in texts:
+                if is_interrupted.is_set():
+                    return
+                yield text
+        finally:
+            is_read.set()
+
+    def train() -> None:
+        try:
+            backend.train_from_iterator(read_texts(), trainer)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            errors.append(error)
+        finally:
+            is_finished.set()
+
+    try:
+        threading.Thread(target=train, name="bertsmith-vocabulary", daemon=True).start()
+        while not is_finished.wait(_SIGNAL_SECONDS):
+            pass
+    except BaseException:
+        is_interrupted.set()
+        is_read.wait(_MAX_STOP_SECONDS)
+        raise
+    if errors:
+        raise errors[0]
 
 
 def _report_progress(

@@ -1,14 +1,18 @@
 """Training a WordPiece vocabulary: determinism, alphabet, limits, and its quality."""
 
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +26,7 @@ from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec, build_n
 from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
 from bertsmith.text.vocabulary_report import describe_vocabulary, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import _divide_text, train_wordpiece
+from bertsmith.text.wordpiece_trainer import _divide_text, _train_in_thread, train_wordpiece
 
 
 def make_texts(seed: int = 0) -> list[str]:
@@ -296,3 +300,56 @@ def test_vocabulary_is_measured_on_held_out_documents(tmp_path: Path) -> None:
     learned = learn_vocabulary(sources, CorpusOptions(), options, NullProgress())
     assert not learned.has_held_out_sample
     assert learned.quality.num_characters == learned.corpus.characters
+
+
+class _InterruptedBackend:
+    """A trainer that is interrupted while it reads texts or joins pieces, which never ends."""
+
+    def __init__(self, num_texts: int | None) -> None:
+        self.num_texts = num_texts
+        self.last_text: object = None
+        self.is_released = threading.Event()
+        self.is_read = threading.Event()
+
+    def train_from_iterator(self, texts: Iterator[str], _: Any) -> None:
+        """Read texts, send Ctrl-C after ``num_texts`` or after the last one, and wait."""
+        for number, text in enumerate(texts):
+            self.last_text = text
+            if number == self.num_texts:
+                os.kill(os.getpid(), signal.SIGINT)
+        self.is_read.set()
+        if self.num_texts is None:
+            os.kill(os.getpid(), signal.SIGINT)
+        self.is_released.wait(60)
+
+
+@pytest.mark.parametrize(("texts", "num_texts"), [(range(10**7), 3), (range(5), None)])
+def test_interrupt_ends_training_at_once(texts: Any, num_texts: int | None) -> None:
+    """Ctrl-C ends training while `tokenizers` reads a long text or joins pieces.
+
+    It stops reading, so that files can be closed.
+    """
+    backend: Any = _InterruptedBackend(num_texts)
+    trainer: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        _train_in_thread(backend, texts, trainer)
+    assert backend.is_read.wait(60)
+    assert backend.last_text != texts[-1] or num_texts is None
+    assert not backend.is_released.is_set()
+    backend.is_released.set()
+
+
+def test_errors_of_the_texts_are_raised() -> None:
+    """An error in the second reading of the texts, while words are counted, is raised."""
+
+    class Texts:
+        num_readings = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.num_readings += 1
+            yield "a text"
+            if self.num_readings == 2:
+                raise TokenizerError("unreadable")
+
+    with pytest.raises(TokenizerError, match="unreadable"):
+        train_wordpiece(Texts(), 200)
