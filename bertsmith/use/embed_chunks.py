@@ -1,6 +1,7 @@
 """Embed lines in chunks, in one or several processes."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
-from bertsmith.use.embed import Embedder
+from bertsmith.use.embed import Embedder, TokenizedTexts
 from bertsmith.use.table_input import TextRow
 from bertsmith.use.vector_writers import Vectors
 from bertsmith.use.vectors import VectorSpec
@@ -66,17 +67,70 @@ def embed_chunks(
     """
     progress = progress or NullProgress()
     scale = processes.world_size
-    for chunk in _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES, scale):
+    chunks = _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES, scale)
+    for chunk, tokenized in _tokenize_chunks(
+        embedder, chunks, spec, processes, should_read_ahead=not unbuffered
+    ):
         texts = [get_line_text(line) for line in chunk]
         rows = [line.cells for line in chunk if isinstance(line, TextRow)] or None
-        share = texts[processes.rank :: processes.world_size]
-        parts = processes.gather(_embed_texts(embedder, share, spec, batch_tokens, progress, scale))
+        if tokenized is None:
+            share = texts[processes.rank :: processes.world_size]
+            part = _embed_tokens(embedder, share, spec, batch_tokens, progress, scale)
+        else:
+            part = _embed_texts(embedder, tokenized.result(), spec, batch_tokens, progress, scale)
+        parts = processes.gather(part)
         if parts is not None:
             vectors = _interleave([vectors for vectors, _ in parts], len(texts))
             yield EmbeddedChunk(texts, vectors, sum(count for _, count in parts), rows)
 
 
-def _embed_texts(
+def _tokenize_chunks(
+    embedder: Embedder,
+    chunks: Iterator[list[str | TextRow]],
+    spec: VectorSpec,
+    processes: ProcessGroup,
+    *,
+    should_read_ahead: bool,
+) -> Iterator[tuple[list[str | TextRow], "Future[TokenizedTexts] | None"]]:
+    """Yield chunks and the tokenized texts of this process.
+
+    A thread tokenizes the next chunk while the caller computes the vectors of the yielded one. If
+    a chunk cannot be read, those before it are yielded first.
+
+    Args:
+        embedder: The model.
+        chunks: Lines of text.
+        spec: How to compute the vectors. Without pooling, the texts are not tokenized here.
+        processes: The processes.
+        should_read_ahead: Whether to read a chunk before the previous one is yielded.
+    """
+    if spec.pooling == "none":
+        yield from ((chunk, None) for chunk in chunks)
+        return
+    previous = None
+    with ThreadPoolExecutor(1, "bertsmith-tokenize") as pool:
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except Exception:
+                if previous is not None:
+                    yield previous
+                raise
+            current = None
+            if chunk is not None:
+                share = chunk[processes.rank :: processes.world_size]
+                texts = [get_line_text(line) for line in share]
+                current = (chunk, pool.submit(embedder.tokenize, texts))
+            if not should_read_ahead:
+                previous, current = current, None
+            if previous is not None:
+                yield previous
+            if chunk is None:
+                return
+            previous = current
+
+
+def _embed_tokens(
     embedder: Embedder,
     texts: list[str],
     spec: VectorSpec,
@@ -84,7 +138,7 @@ def _embed_texts(
     progress: Progress,
     scale: int,
 ) -> tuple[Vectors, int]:
-    """Return the vectors of texts, and how many texts were truncated.
+    """Return the vectors of the tokens of texts, and how many texts were truncated.
 
     Args:
         embedder: The model.
@@ -94,12 +148,24 @@ def _embed_texts(
         progress: Receives the number of texts, times ``scale``.
         scale: Number of processes that each embed as many texts.
     """
-    if spec.pooling == "none":
-        token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
-        progress.advance(scale * len(texts))
-        return token_vectors, sum(text.is_truncated for text in token_vectors)
-    tokenized = embedder.tokenize(texts)
-    vectors = np.empty((len(texts), spec.width), np.float32)
+    token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
+    progress.advance(scale * len(texts))
+    return token_vectors, sum(text.is_truncated for text in token_vectors)
+
+
+def _embed_texts(
+    embedder: Embedder,
+    tokenized: TokenizedTexts,
+    spec: VectorSpec,
+    batch_tokens: int | None,
+    progress: Progress,
+    scale: int,
+) -> tuple[Vectors, int]:
+    """Return the vectors of texts, and how many texts were truncated.
+
+    The arguments are those of ``_embed_tokens``, except that the texts are tokenized.
+    """
+    vectors = np.empty((len(tokenized.sequences), spec.width), np.float32)
     batches = embedder.encode_batches(tokenized.sequences, spec, batch_tokens)
     for indices, batch_vectors in batches:
         vectors[indices] = batch_vectors

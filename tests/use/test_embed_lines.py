@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, na
     columns = TableColumns(["n", "text"], {})
 
     def interrupted_rows() -> Iterator[TextRow]:
-        yield from table[: 2 * LINES_PER_CHUNK + 2]
+        yield from table[: 3 * LINES_PER_CHUNK + 2]
         raise KeyboardInterrupt
 
     out = tmp_path / name
@@ -251,10 +252,10 @@ def test_killed_run_can_be_resumed(
 
 
 def start_and_interrupt_run(embedder: Embedder, out: Path) -> None:
-    """Start a run and interrupt it in the third chunk, when two chunks are committed."""
+    """Start a run and interrupt it in the fourth chunk, when two chunks are committed."""
 
     def interrupted_lines() -> Iterator[str]:
-        yield from LINES[: 3 * LINES_PER_CHUNK - 1]
+        yield from LINES[: 4 * LINES_PER_CHUNK - 1]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -511,3 +512,52 @@ def test_all_settings_are_used(embedder: Embedder, tmp_path: Path) -> None:
     expected = encode(LINES, layer=[-1, 0], **settings)
     assert summary.width == 2 * WIDTH  # mean and maximum
     np.testing.assert_allclose(np.load(summary.path), expected, rtol=0, atol=1e-6)
+
+
+def test_the_next_chunk_is_tokenized_during_the_computation(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second chunk is tokenized before the vectors of the first one are computed.
+
+    If the third chunk cannot be read, the first two are still embedded. Unbuffered, no line is read
+    before the vectors of the previous one are there.
+    """
+    embedder = Embedder.load(model_dir)
+    monkeypatch.setattr(embed_chunks, "_MAX_LINES", 2)
+    events: list[str] = []
+    is_tokenized = threading.Event()
+    tokenize, encode_batches = embedder.tokenize, embedder.encode_batches
+
+    def tokenize_and_report(texts: list[str]) -> Any:
+        if "hammers 3" in texts:
+            is_tokenized.set()
+        return tokenize(texts)
+
+    def wait_and_encode(*arguments: Any) -> Any:
+        assert is_tokenized.wait(30)
+        return encode_batches(*arguments)
+
+    def read_lines() -> Iterator[str]:
+        for number in range(1, 5):
+            events.append(f"line {number}")
+            yield f"hammers {number}"
+        raise InputError("line 5 cannot be read")
+
+    vectors: list[np.ndarray] = []
+    spec = embedder.resolve_settings(TEXT_SETTINGS)
+
+    def embed_all(**options: Any) -> None:
+        for chunk in embed_chunks.embed_chunks(embedder, read_lines(), spec, **options):
+            events.append("vectors")
+            vectors.append(np.asarray(chunk.vectors))
+
+    expected = embedder.encode([f"hammers {number}" for number in range(1, 5)])
+    monkeypatch.setattr(embedder, "tokenize", tokenize_and_report)
+    monkeypatch.setattr(embedder, "encode_batches", wait_and_encode)
+    with pytest.raises(InputError, match="line 5"):
+        embed_all()
+    np.testing.assert_allclose(np.concatenate(vectors), expected, atol=1e-6)
+    events.clear()
+    with pytest.raises(InputError, match="line 5"):
+        embed_all(unbuffered=True)
+    assert events == [event for number in range(1, 5) for event in (f"line {number}", "vectors")]

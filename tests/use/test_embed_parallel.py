@@ -125,7 +125,10 @@ def test_interrupted_processes_are_resumed(embedder: Embedder, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_command_embeds_in_two_processes(model_dir: Path, tmp_path: Path) -> None:
-    """With torchrun, two processes write one file and print one message; it needs --out."""
+    """With torchrun, two processes write one file and print one message; it needs --out.
+
+    The report of torchrun repeats the error.
+    """
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(LINES) + "\n")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -142,4 +145,6 @@ def test_command_embeds_in_two_processes(model_dir: Path, tmp_path: Path) -> Non
     assert completed.stderr.count("wrote ") == 1
     expected = Embedder.load(model_dir).encode(LINES)
     np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
-    assert run().stderr.count("several processes (torchrun) need an input file and --out") == 1
+    error = "error: several processes (torchrun) need an input file and --out"
+    output = run().stderr
+    assert (output.count(error), output.count(f"traceback : {error}")) == (2, 1)
