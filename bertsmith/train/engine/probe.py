@@ -69,13 +69,18 @@ class Cost:
 
 
 def measure_slow_step(
-    micro_batches: list[Any], take_step: Callable[[int, list[Any]], None], seconds: float
+    warmup_micro_batch: Any,
+    micro_batches: list[Any],
+    take_step: Callable[[int, list[Any]], None],
+    seconds: float,
 ) -> float | None:
     """Estimate the duration of a slow step from the first micro-batches.
 
     The estimate is slightly too high, because it scales the optimizer update, too.
 
     Args:
+        warmup_micro_batch: A short micro-batch for a step that is not measured. The first step of a
+            process can take twice as long, because it allocates the optimizer state.
         micro_batches: The micro-batches of the step.
         take_step: Takes a step, given its number and micro-batches.
         seconds: Maximum duration of the measurement, which has at least one micro-batch.
@@ -83,11 +88,14 @@ def measure_slow_step(
     Returns:
         The estimate in seconds; None if the whole step takes at most ``seconds``.
     """
-    warmup_seconds = _time_step(micro_batches[:1], take_step)
+    _time_step([warmup_micro_batch], take_step)
+    micro_batch_seconds = _time_step(micro_batches[:1], take_step)
     num_micro_batches = len(micro_batches)
-    if warmup_seconds * num_micro_batches <= seconds:
+    if micro_batch_seconds * num_micro_batches <= seconds:
         return None
-    num_measured = max(1, min(num_micro_batches, int(seconds / warmup_seconds)))
+    num_measured = min(num_micro_batches, int(seconds / micro_batch_seconds))
+    if num_measured < 2:
+        return micro_batch_seconds * num_micro_batches
     step_seconds = _time_step(micro_batches[:num_measured], take_step)
     return step_seconds * num_micro_batches / num_measured
 

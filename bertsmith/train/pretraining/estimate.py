@@ -56,7 +56,7 @@ def _estimate(session: Session) -> dict[str, Any]:
     """Measure the cost of a run, and return the fields of ``estimate_run``."""
     settings = session.settings
     budget_seconds = get_budget_seconds(settings)
-    cost = session.measure_cost()
+    cost = session.measure_cost(should_reset=False)
     if budget_seconds is None:
         resolved = resolve_num_steps(session)
         total_steps = resolved.schedule.total_steps()

@@ -205,7 +205,9 @@ class Session:
         """Raise StoreError if the held-out text of the store is too short for an evaluation."""
         build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
 
-    def measure_cost(self, seconds: float = probe.PROBE_SECONDS) -> Cost:
+    def measure_cost(
+        self, seconds: float = probe.PROBE_SECONDS, *, should_reset: bool = True
+    ) -> Cost:
         """Measure the cost of steps and of an evaluation, then reset weights and optimizer.
 
         With several processes, each of them must call this method at the same time. It measures its
@@ -213,6 +215,7 @@ class Session:
 
         Args:
             seconds: Maximum duration of the steps of a phase.
+            should_reset: Whether the model is trained afterwards. A reset of base takes seconds.
         """
         processes = self.machine.processes
         sum_seconds = processes.time_gradient_sum(count_parameters(self.model), self.machine.device)
@@ -235,7 +238,8 @@ class Session:
             is_noisy = is_noisy or probe.is_noisy(times)
         evaluation_seconds, num_eval_sequences = self.time_evaluation()
         peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
-        self.reset()
+        if should_reset:
+            self.reset()
         return Cost(
             step_seconds=step_seconds,
             evaluation_seconds=evaluation_seconds,
@@ -275,8 +279,10 @@ class Session:
         """
         objective = self._build_slow_step_objective(phase)
         batch = self._select_assigned(next(objective.iter_batches(0)))
+        shortest = self.build_objective(StepDuration(_NOMINAL_STEPS), phase, phase.max_seqlen)
+        warmup_micro_batch = self._select_assigned(next(shortest.iter_batches(0)))[0]
         take_step = partial(self._take_step, objective)
-        return probe.measure_slow_step(batch, take_step, seconds), batch
+        return probe.measure_slow_step(warmup_micro_batch, batch, take_step, seconds), batch
 
     def _select_assigned(self, micro_batches: list[Any]) -> list[Any]:
         """Return the micro-batches that this process computes."""

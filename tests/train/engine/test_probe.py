@@ -32,7 +32,7 @@ def test_slow_steps_have_a_short_probe(
 
 @pytest.mark.parametrize(
     ("micro_batch_seconds", "expected", "sizes"),
-    [(1.0, 20.0, [1, 8]), (30.0, 600.0, [1, 1]), (0.4, None, [1])],
+    [(1.0, 20.0, [1, 1, 8]), (30.0, 600.0, [1, 1]), (0.375, None, [1, 1])],
 )
 def test_slow_step_is_estimated_from_a_part(
     monkeypatch: pytest.MonkeyPatch,
@@ -40,15 +40,18 @@ def test_slow_step_is_estimated_from_a_part(
     expected: float | None,
     sizes: list[int],
 ) -> None:
-    """Of a step of 20 micro-batches, those that fit into 8 s are measured, but at least one."""
+    """Of a step of 20 micro-batches, those that fit into 8 s are measured, but at least one.
+
+    The warm-up step takes 100 s more and is not measured.
+    """
     now = 0.0
     measured_sizes: list[int] = []
 
     def take_step(_step: int, micro_batches: list[int]) -> None:
         nonlocal now
-        now += micro_batch_seconds * len(micro_batches)
+        now += micro_batch_seconds * len(micro_batches) + 100.0 * sum(micro_batches)
         measured_sizes.append(len(micro_batches))
 
     monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: now))
-    assert probe.measure_slow_step([0] * 20, take_step, 8.0) == pytest.approx(expected)
+    assert probe.measure_slow_step(1, [0] * 20, take_step, 8.0) == pytest.approx(expected)
     assert measured_sizes == sizes
