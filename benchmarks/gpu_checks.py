@@ -26,7 +26,7 @@ from unittest.mock import patch
 import gpu_training
 import pretrain
 import torch
-from gpu_training import measure, open_session, profile_steps, run_and_catch
+from gpu_training import measure, measure_classifier, open_session, profile_steps, run_and_catch
 from torch.nn import functional as F
 
 from bertsmith import bundle
@@ -38,9 +38,7 @@ from bertsmith.model.ops import cross_entropy
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
 from bertsmith.runtime.device import Machine
-from bertsmith.train.engine import checkpoint, step
-from bertsmith.train.engine.checkpoint import TrainingState
-from bertsmith.train.engine.checkpoint_writer import CheckpointWriter
+from bertsmith.train.engine import step
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
@@ -249,11 +247,14 @@ def check_shapes(check: Check) -> None:
 
 
 def check_switches(check: Check) -> None:
-    """Switch each optimization off, in turns with all of them on."""
+    """Switch each optimization off, and a possible one on, in turns with the present state."""
     switches: dict[str, Any] = {
         "all on": nullcontext(),
         "vocabulary not padded": patch.object(cross_entropy, "VOCAB_MULTIPLE", 1),
         "each loss read at once": patch.object(step, "can_skip_step", lambda *_: False),
+        "residual stream in 16 bits": patch.object(
+            torch.nn.LayerNorm, "forward", gpu_training.normalize_to_autocast_dtype
+        ),
         "all on again": nullcontext(),
     }
     for name, switch in switches.items():
@@ -350,31 +351,20 @@ def check_resume(check: Check) -> None:
 def check_checkpoint(check: Check) -> None:
     """Time checkpoints of base: written at once, and by a thread during training."""
     session = check.open_session("base")
-    runner = gpu_training.StepRunner(session)
-    runner.run(1 + gpu_training.WARMUP_STEPS)
     folder = check.make_folder("checkpoint")
-    start = time.perf_counter()
-    path = checkpoint.save(folder, TrainingState(step=1), session.model, session.optimizer, 1)
-    check.record("seconds", time.perf_counter() - start)
-    num_bytes = sum(file.stat().st_size for file in path.iterdir())
-    check.record("gigabytes", num_bytes / 1e9)
-    check.record("step_seconds", runner.run(check.num_steps) / check.num_steps)
-    writer = CheckpointWriter(folder, 1, is_asynchronous=True)
-    # The first copy allocates page-locked memory.
-    for step_number, name in ((2, "first"), (3, "second")):
-        start = time.perf_counter()
-        writer.save(TrainingState(step=step_number), session.model, session.optimizer)
-        check.record(f"{name}_copy_seconds", time.perf_counter() - start)
-        step_seconds = runner.run(check.num_steps) / check.num_steps
-        check.record(f"step_seconds_during_{name}_write", step_seconds)
-        writer.wait()
-        check.record(f"{name}_write_seconds", writer.pop_seconds())
+    for name, value in gpu_training.measure_checkpoints(session, folder, check.num_steps):
+        check.record(name, value)
     shutil.rmtree(folder)
 
 
 def check_finetuning(check: Check) -> None:
-    """Fine-tune base on generated texts of two classes."""
-    folder = write_random_model(check, "tiny" if check.is_dry else "base")
+    """Fine-tune base on generated texts of two classes; time a compiled classifier."""
+    size = "tiny" if check.is_dry else "base"
+    machine = Machine(check.device, "fp32" if check.is_dry else "bf16", "padded")
+    for is_compiled in (False,) if check.is_dry else (False, True):
+        result = measure_classifier(machine, size, check.num_steps, is_compiled=is_compiled)
+        check.record("classifier, compiled" if is_compiled else "classifier, eager", result)
+    folder = write_random_model(check, size)
     texts = write_texts(check, 40 if check.is_dry else 8000)
     table = check.out / "labeled.jsonl"
     lines = [json.dumps({"text": t, "label": "ab"[i % 2]}) for i, t in enumerate(texts)]

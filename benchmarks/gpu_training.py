@@ -7,10 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from bertsmith.data.store import Store
+from bertsmith.model.config import ModelConfig, get_size_preset
+from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.packed import pack_sequences
+from bertsmith.model.task_models import BertForSequenceClassification
 from bertsmith.runtime import device
+from bertsmith.runtime.device import Machine
+from bertsmith.train.engine import checkpoint
+from bertsmith.train.engine.checkpoint import TrainingState
+from bertsmith.train.engine.checkpoint_writer import CheckpointWriter
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.step import PendingStep, take_step
 from bertsmith.train.pretraining.objective import PretrainingObjective
@@ -178,3 +189,78 @@ def run_and_catch(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     finally:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def normalize_to_autocast_dtype(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Return LayerNorm(x), computed in float32, in the dtype of autocast.
+
+    With post-norm, residual connections then add numbers in 16 bits.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        y = F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    if not torch.is_autocast_enabled(x.device.type):
+        return y
+    return y.to(torch.get_autocast_dtype(x.device.type))
+
+
+def measure_classifier(
+    machine: Machine, size: str, num_steps: int, *, is_compiled: bool
+) -> dict[str, float]:
+    """Time forward and backward passes of a classifier on batches of 32 texts of 8 to 128 tokens.
+
+    A compiled model has dynamic shapes, because the batches have different numbers of tokens.
+
+    Returns:
+        The seconds of the first pass (with compilation), and the mean milliseconds of the others.
+    """
+    torch.manual_seed(0)
+    config = ModelConfig.parse({"vocab_size": 1000, **get_size_preset(size)}, size)
+    model = BertForSequenceClassification(config, 2, machine.kernel).to(machine.device).train()
+    forward: Any = torch.compile(model, dynamic=True) if is_compiled else model
+    generator = torch.Generator().manual_seed(0)
+    seconds = []
+    for number in range(num_steps + 1):
+        lengths = torch.randint(8, 129, (32,), generator=generator).tolist()
+        texts = [([5 + number % 2] * length, [0] * length) for length in lengths]
+        batch = pack_sequences(texts).to(machine.device)
+        device.synchronize(machine)
+        start = time.perf_counter()
+        with machine.autocast():
+            outputs = forward(batch, None, DropoutSeed(torch.tensor(number)))
+        outputs.float().square().mean().backward()
+        device.synchronize(machine)
+        seconds.append(time.perf_counter() - start)
+    return {
+        "first_pass_seconds": seconds[0],
+        "milliseconds_per_pass": 1e3 * sum(seconds[1:]) / num_steps,
+    }
+
+
+def measure_checkpoints(
+    session: Session, folder: Path, num_steps: int
+) -> Iterator[tuple[str, float | bool]]:
+    """Yield the names and values of measurements of checkpoints.
+
+    One checkpoint is written at once, two by a thread while steps are taken. The first of them
+    allocates page-locked memory.
+    """
+    runner = StepRunner(session)
+    runner.run(1 + WARMUP_STEPS)
+    start = time.perf_counter()
+    path = checkpoint.save(folder, TrainingState(step=1), session.model, session.optimizer, 1)
+    yield "seconds", time.perf_counter() - start
+    yield "gigabytes", sum(file.stat().st_size for file in path.iterdir()) / 1e9
+    yield "step_seconds", runner.run(num_steps) / num_steps
+    writer = CheckpointWriter(folder, 1, is_asynchronous=True)
+    for step, name in ((2, "first"), (3, "second")):
+        weights = {key: value.detach().clone() for key, value in session.model.named_parameters()}
+        start = time.perf_counter()
+        writer.save(TrainingState(step=step), session.model, session.optimizer)
+        yield f"{name}_copy_seconds", time.perf_counter() - start
+        yield f"step_seconds_during_{name}_write", runner.run(num_steps) / num_steps
+        writer.wait()
+        yield f"{name}_write_seconds", writer.pop_seconds() or 0.0
+        path = folder / checkpoint.CHECKPOINTS_DIR / f"step-{step}" / checkpoint.WEIGHTS_FILE
+        saved = load_file(path)
+        is_equal = all(torch.equal(saved[key], value.cpu()) for key, value in weights.items())
+        yield f"{name}_weights_are_equal", is_equal
