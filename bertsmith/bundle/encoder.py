@@ -1,4 +1,4 @@
-"""Loading of the encoder or the pooler of any model directory, without other weights."""
+"""Loading and saving of encoders, and loading of poolers, without other weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertsmith.bundle.directory import locate_model
-from bertsmith.bundle.metadata import read_metadata
+from bertsmith.bundle.config import CONFIG_FILE, to_hf_config
+from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
+from bertsmith.bundle.metadata import INFO_FILE, read_metadata
+from bertsmith.bundle.tensor_files import save_tensors
+from bertsmith.bundle.weight_names import to_hf_state_dict
 from bertsmith.bundle.weights import build_with_weights, open_weights
 from bertsmith.errors import ModelError
+from bertsmith.files import atomic_directory, write_json
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import Pooler
@@ -60,6 +64,33 @@ def load_encoder(
     model = container["bert"]
     assert isinstance(model, BertModel)
     return EncoderBundle(model.to(device).eval(), tokenizer, config, directory, info)
+
+
+def save_encoder(
+    directory: Path, model: BertModel, tokenizer: Tokenizer, info: Mapping[str, Any]
+) -> None:
+    """Write the directory of an encoder without heads atomically, replacing an existing one.
+
+    transformers' AutoModel adds a pooler with random weights unless it is loaded with
+    ``add_pooling_layer=False``.
+
+    Args:
+        directory: The directory to write.
+        model: The encoder.
+        tokenizer: The model's tokenizer.
+        info: Content of bertsmith.json, such as provenance.
+    """
+    config = model.config
+    hf_config = to_hf_config(config) | {"pad_token_id": tokenizer.pad_id}
+    prefix = "Bert" if hf_config["model_type"] == "bert" else "Bertsmith"
+    # The names of an encoder without heads do not start with "bert.", which conversion needs.
+    state = {f"bert.{name}": value for name, value in model.state_dict().items()}
+    tensors = {name.removeprefix("bert."): value for name, value in to_hf_state_dict(state).items()}
+    with atomic_directory(directory) as new:
+        save_tensors(tensors, new / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_json(new / CONFIG_FILE, hf_config | {"architectures": [f"{prefix}Model"]})
+        write_json(new / INFO_FILE, {**info, "positions": config.positions})
+        tokenizer.save(new, config.max_positions)
 
 
 def load_pooler(directory: Path, config: ModelConfig) -> Pooler:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith.cli.app import app, format_examples
-from bertsmith.cli.console import TerminalProgress, log
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_table
 from bertsmith.cli.finetune import (
     Assignments,
     ConfigFile,
@@ -27,6 +27,9 @@ class DistillObjective(StrEnum):
 
     embedding = "embedding"
     task = "task"
+    mlm = "mlm"
+    relations = "relations"
+    hidden = "hidden"
 
 
 class Projection(StrEnum):
@@ -40,6 +43,7 @@ class Projection(StrEnum):
     epilog=format_examples(
         "bertsmith distill --teacher my-embedder --data lines.txt --layers 3 --out small",
         "bertsmith distill --teacher my-classifier --data reviews.csv --size tiny --out small",
+        "bertsmith distill --teacher my-run --data my-store --layers 2 --out small",
     )
 )
 def distill(
@@ -49,8 +53,8 @@ def distill(
     data: Annotated[
         list[Path],
         typer.Option(
-            help="A table or a .txt file of lines, or the folder of a public task; embedding: may "
-            "be repeated."
+            help="A table or a .txt file of lines, which may be repeated; task: a table, or the "
+            "folder of a public task; mlm, relations, hidden: a token store (`prepare`)."
         ),
     ],
     out: RunDirectory,
@@ -79,8 +83,9 @@ def distill(
     objective: Annotated[
         DistillObjective | None,
         typer.Option(
-            help="What the student learns: the vectors of texts (embedding) or the outputs of a "
-            "fine-tuned teacher (task). Default: as the teacher."
+            help="What the student learns: embedding (vectors of texts), task (outputs of a "
+            "fine-tuned teacher), mlm (masked tokens), relations (self-attention, MiniLMv2) or "
+            "hidden (hidden states). Default: by the kind of teacher."
         ),
     ] = None,
     dev: Annotated[
@@ -109,23 +114,37 @@ def distill(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="task: logits are divided by it. Default: 2.", min=0),
+        typer.Option(help="task, mlm: logits are divided by it. Default: 2.", min=0),
     ] = None,
     hard_weight: Annotated[
         float | None,
         typer.Option(
-            help="task: weight of the loss on the labels; the rest is the weight of the teacher. "
-            "Default: 0, which needs no labels.",
+            help="task, mlm: weight of the loss on the labels or original tokens; the teacher has "
+            "the remaining weight. Default: 0.",
             min=0,
             max=1,
         ),
     ] = None,
+    teacher_layer: Annotated[
+        int | None,
+        typer.Option(help="relations: layer of the teacher. Default: the last.", min=1),
+    ] = None,
+    relation_heads: Annotated[
+        int | None,
+        typer.Option(
+            help="relations: number of relation heads. Default: the largest possible, up to 48.",
+            min=1,
+        ),
+    ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
+        float | None,
+        typer.Option(
+            help="Passes over the training data. Default: 3, or 1 over a token store.", min=0
+        ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Batch size. Default: 64 texts, or 32 examples of a task.", min=1),
+        typer.Option(help="Batch size. Default: 64 texts for embedding, else 32.", min=1),
     ] = None,
     lr: Annotated[
         float | None,
@@ -139,6 +158,14 @@ def distill(
         int | None,
         typer.Option(help="Random seed of new weights, data order and dropout.", min=0),
     ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="embedding, task: also train the student without the teacher, and print a table: "
+            "parameters, file size, texts per second and score of all models. Needs --dev.",
+        ),
+    ] = False,
     skip_invalid: SkipInvalid = False,
     encoding: FilesEncoding = None,
     delimiter: TableDelimiter = None,
@@ -150,10 +177,13 @@ def distill(
 
     Give one of --layers, --student-layers, --size and --from. An embedding student computes the
     vectors of its teacher, from texts without labels; OUT/model is a sentence-transformers
-    directory. A task student predicts the labels of its fine-tuned teacher.
+    directory. A task student predicts the labels of its fine-tuned teacher. Students of the other
+    objectives are fine-tuned afterwards.
 
-    The teacher's outputs are computed once and stored in OUT/teacher in 16 bits; their size is
-    printed first. Ctrl-C and SIGTERM save a checkpoint; the same command then continues the run.
+    For embedding and task, the teacher's outputs are computed once and stored in OUT/teacher in 16
+    bits; their size is printed first. For mlm, relations and hidden, the teacher computes in each
+    step: masks are new in each epoch, and hidden states are too large to store. Ctrl-C and SIGTERM
+    save a checkpoint; the same command then continues the run.
     """
     tables: dict[str, Any] = {
         "distill": {
@@ -161,6 +191,7 @@ def distill(
             "objective": objective.value if objective else None,
             "text_column": text, "pair_column": pair, "label_column": label,
             "score_column": score, "projection": projection.value if projection else None,
+            "teacher_layer": teacher_layer, "relation_heads": relation_heads,
             "temperature": temperature, "hard_weight": hard_weight, "batch_size": batch_size,
             "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
             "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
@@ -171,9 +202,11 @@ def distill(
     }  # fmt: skip
     values = {name: drop_missing(table) for name, table in tables.items()}
     check_single_process("`distill`")
-    from bertsmith.train.distillation.settings import check_arguments
+    from bertsmith.train.distillation.settings import check_arguments, check_is_comparable
 
-    check_arguments(teacher, data, start_from, out, config, assignments or [], values)
+    settings = check_arguments(teacher, data, start_from, out, config, assignments or [], values)
+    if compare:
+        check_is_comparable(settings)
     from bertsmith.train.distillation.distill import distill as train_student
 
     result = train_student(
@@ -186,9 +219,43 @@ def distill(
         values=values,
         progress=TerminalProgress(),
     )
-    model_path = report_result(result, as_json=as_json)
-    log(f"wrote {model_path}")
+    if compare and result.model is not None:
+        rows = _compare(result.run)
+        if as_json:
+            print_json({"run": str(result.run), "metrics": result.metrics, "comparison": rows})
+        else:
+            report_result(result, as_json=False)
+            _print_comparison(rows)
+    else:
+        report_result(result, as_json=as_json)
+    log(f"wrote {result.model}")
     log(f"next: bertsmith compare {quote_path(teacher)} {quote_path(result.run)}")
+
+
+def _compare(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of the table of a run, as JSON values."""
+    from dataclasses import asdict
+
+    from bertsmith.lab.distillation_comparison import compare_distilled
+
+    return [asdict(row) for row in compare_distilled(run, TerminalProgress())]
+
+
+def _print_comparison(rows: list[dict[str, Any]]) -> None:
+    """Print the table of a run. The fast mode has no files, so it has no file size."""
+    columns = ("model", "precision", "size", "file", "speed", "score")
+    lines = [
+        (
+            row["model"],
+            row["precision"],
+            f"{row['num_parameters']:,} parameters",
+            f"{row['num_bytes'] / 1e6:,.1f} MB" if row["precision"] == "fp32" else "same file",
+            f"{row['texts_per_second']:,.0f} texts/s",
+            f"{row['metric']} {row['score']:.4f}",
+        )
+        for row in rows
+    ]
+    print_table(columns, lines)
 
 
 def _parse_layers(text: str | None) -> list[int] | None:

@@ -101,7 +101,7 @@ class SelfAttention(nn.Module):
         Raises:
             ValueError: If the kernel is `varlen` and dropout is active.
         """
-        context = self._attend(self._project(hidden), layout, dropout_seed).flatten(1)
+        context = self._attend(self.project(hidden), layout, dropout_seed).flatten(1)
         if token_indices is not None:
             context = context.index_select(0, token_indices)
         output: Tensor = self.output(context)
@@ -112,10 +112,10 @@ class SelfAttention(nn.Module):
 
         Their shape is [N, S_b, S_b], where S_b is the length of the sequence.
         """
-        query, key, value = self._project(hidden).unbind(1)
+        query, key, value = self.project(hidden).unbind(1)
         return reference_attention(query, key, value, layout)[1]
 
-    def _project(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor) -> Tensor:
         """Return queries, keys and values: [T, D] -> [T, 3, N, H]."""
         qkv: Tensor = self.query_key_value(hidden)
         return qkv.view(-1, 3, self.num_heads, self.head_dim)

@@ -99,6 +99,10 @@ class EncoderLayer(nn.Module):
         attention_input = x if self.is_post_norm else self.attention_norm(x)
         return self.attention.compute_probabilities(attention_input, layout)
 
+    def compute_qkv(self, x: Tensor) -> Tensor:
+        """Return the queries, keys and values for the layer's input x: [T, D] -> [T, 3, N, H]."""
+        return self.attention.project(x if self.is_post_norm else self.attention_norm(x))
+
     def _feed_forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
         """Apply the feed-forward network and its dropout; the shape, [T, D] or [M, D], stays."""
         hidden = self.activation(self.up(x))

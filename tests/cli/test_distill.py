@@ -1,10 +1,13 @@
 """The command ``distill``."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from bertsmith.lab.distillation_comparison import compare_distilled
+from bertsmith.progress import NullProgress
 from tests.cli.conftest import MODEL_WIDTH, SENTENCES, RunCli
 
 
@@ -48,3 +51,52 @@ def test_invalid_options_are_errors_without_torch(
     for options, message in cases:
         completed = run_cli(*command, *options)
         assert (completed.status, message in completed.err) == (2, True), completed.err
+
+
+@pytest.mark.parametrize("objective", ["embedding", "task"])
+def test_compare_prints_a_table(
+    run_cli: RunCli, model: Path, tmp_path: Path, objective: str
+) -> None:
+    """Teacher, student and baseline have a row for each precision, with their own scores."""
+    rows = [
+        {"sentence1": f"{SENTENCES[n % 3]} {n}", "sentence2": f"{SENTENCES[(n // 2) % 3]} {n}",
+         "score": n % 3, "text": f"{SENTENCES[n % 3]} {n}", "label": f"river {n % 3}"}
+        for n in range(24)
+    ]  # fmt: skip
+    table = tmp_path / "table.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    teacher = model
+    columns = ["--text", "sentence1", "--pair", "sentence2", "--score", "score"]
+    if objective == "task":
+        teacher, columns = tmp_path / "teacher", []
+        completed = run_cli("finetune", "classify", "--model", model, "--data", table, "--dev",
+                            table, "--out", teacher, "--set", "run.threads=1")  # fmt: skip
+        assert completed.status == 0, completed.err
+    run = tmp_path / "run"
+    command = ["distill", "--teacher", teacher, "--data", table, "--dev", table, "--layers", "1",
+               "--out", run, "--objective", objective, "--epochs", "1", "--batch-size", "8",
+               "--set", "run.threads=1", *columns, "--compare"]  # fmt: skip
+    completed = run_cli(*command, "--json")
+    assert completed.status == 0, completed.err
+    comparison = json.loads(completed.out)["comparison"]
+    names = ["teacher", "student", "student without teacher"]
+    assert [row["model"] for row in comparison] == [name for name in names for _ in range(2)]
+    full = {row["model"]: row for row in comparison if row["precision"] == "fp32"}
+    paths = dict(zip(names, (teacher, run, tmp_path / "run-without-teacher"), strict=True))
+    for name, path in paths.items():
+        options = ["--embeddings", table, *columns]
+        if objective == "task":
+            options = ["--data", table]
+        metrics = json.loads(run_cli("evaluate", path, *options, "--json").out)
+        assert full[name]["score"] == pytest.approx(metrics[full[name]["metric"]], abs=1e-6)
+    assert full["student"]["num_parameters"] < full["teacher"]["num_parameters"]
+    assert full["student"]["num_bytes"] == (run / "model" / "model.safetensors").stat().st_size
+    weights = [(paths[name] / "model" / "model.safetensors").read_bytes() for name in names[1:]]
+    assert weights[0] != weights[1]
+    completed = run_cli(*command)
+    assert "student without teacher\tfp32\t" in completed.out
+    ticks = itertools.count()
+    timed = compare_distilled(run, NullProgress(), clock=lambda: float(next(ticks)))
+    texts = {row[name] for row in rows for name in ("sentence1", "sentence2")}
+    num_texts = len(rows) if objective == "task" else len(texts)
+    assert {row.texts_per_second for row in timed} == {num_texts}

@@ -1,6 +1,6 @@
 """Trains a student from the outputs of a teacher and writes the student as a model directory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from bertsmith.bundle import hash_model_files, locate_model, pin_model_path
 from bertsmith.bundle.directory import get_hub_id
+from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.files import write_atomic
 from bertsmith.model.bert import count_parameters
 from bertsmith.plurals import count_noun
@@ -25,6 +26,7 @@ from bertsmith.train.distillation.settings import (
     resolve_settings,
 )
 from bertsmith.train.distillation.task_distillation import TaskDistillation
+from bertsmith.train.distillation.text_distillation import TextDistillation
 from bertsmith.train.engine import loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
@@ -38,6 +40,7 @@ from bertsmith.train.engine.finetuning_run import (
     resolve_run_machine,
     select_on_machine,
 )
+from bertsmith.train.engine.run_device import record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
 from bertsmith.train.engine.threads import restore_num_threads
 
@@ -149,9 +152,11 @@ def load_distillation(settings: DistillRunSettings, *, reads_data: bool = True) 
         reads_data: Whether to read the data; without them, the student can only be saved.
     """
     torch.manual_seed(settings.run.seed)
-    if settings.distill.objective == "embedding":
-        return EmbeddingDistillation.load(settings, reads_data=reads_data)
-    return TaskDistillation.load(settings, reads_data=reads_data)
+    classes: dict[str, Callable[..., Distillation]] = {
+        "embedding": EmbeddingDistillation.load, "task": TaskDistillation.load,
+    }  # fmt: skip
+    load = classes.get(settings.distill.objective or "", TextDistillation.load)
+    return load(settings, reads_data=reads_data)
 
 
 def _add_fingerprint(settings: DistillRunSettings) -> DistillRunSettings:
@@ -166,7 +171,10 @@ def _add_fingerprint(settings: DistillRunSettings) -> DistillRunSettings:
 def _list_data_files(distill: DistillSettings) -> list[Path]:
     if distill.objective == "embedding":
         return embedding_distillation.list_data_files(distill)
-    return task_distillation.list_data_files(distill)
+    if distill.objective == "task":
+        return task_distillation.list_data_files(distill)
+    # The manifest of a token store has checksums of its other files.
+    return [Path(file) / MANIFEST_FILE for file in distill.train_files]
 
 
 def _train(
@@ -180,7 +188,9 @@ def _train(
     """Train or resume a run; if no signal stops it, write its model and result."""
     machine = resolve_run_machine(settings.run, settings.model, distillation.batch_tokens, progress)
     if is_new:
-        # Written before the teacher's outputs, because a run directory is recognized by this file.
+        # Written before the teacher's outputs, because a run directory is recognized by this file,
+        # and an interrupted computation continues with the same threads.
+        settings = record_machine(settings, machine)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     objective = distillation.build_objective(run, machine, progress)
     model = distillation.model.to(machine.device)
@@ -245,7 +255,8 @@ def _log_summary(
     progress.log(f"student: {describe_student(settings, distillation.model)}")
     for name, counts in distillation.counts.items():
         log_example_counts(progress, name, counts)
-    warn_unknown_tokens(progress, distillation.counts)
+    if distillation.counts:
+        warn_unknown_tokens(progress, distillation.counts)
 
 
 def describe_student(settings: DistillRunSettings, model: nn.Module) -> str:

@@ -18,7 +18,7 @@ from bertsmith.interop.sentence_transformers import (
     check_is_expressible,
     read_pooling,
 )
-from bertsmith.model.bert import BertModel, initialize_weights
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding
 from bertsmith.progress import Progress
 from bertsmith.runtime.device import Machine
@@ -361,8 +361,7 @@ def build_student(teacher: EmbeddingBundle, settings: DistillRunSettings) -> Emb
         check_same_tokenizer(tokenizer, encoder.tokenizer, path)
         pooling = read_pooling(path) or teacher.pooling
     else:
-        bert = BertModel(config)
-        initialize_weights(bert, config.init_range)
+        bert = BertForPreTraining(config).bert
         if distill.student_layers:
             copy_teacher_weights(bert, teacher.encoder.model, distill.student_layers)
         path = teacher.encoder.path

@@ -9,9 +9,11 @@ from pydantic import Field, model_validator
 from bertsmith.bundle.config import is_fine_tuned, read_config
 from bertsmith.bundle.directory import locate_model, pin_model_path
 from bertsmith.bundle.metadata import read_info
-from bertsmith.errors import SettingsError
+from bertsmith.bundle.mlm_head import check_mlm_head
+from bertsmith.data.store import MANIFEST_FILE
+from bertsmith.errors import ModelError, SettingsError
 from bertsmith.model.config import SIZES, ModelConfig
-from bertsmith.settings import Settings, SettingsTable
+from bertsmith.settings import Settings, SettingsTable, get_table
 from bertsmith.tasks.settings import Column
 from bertsmith.train.engine.finetuning_overrides import (
     build_run_values,
@@ -23,24 +25,45 @@ from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
-ObjectiveName = Literal["embedding", "task"]
+ObjectiveName = Literal["embedding", "task", "mlm", "relations", "hidden"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
-_DEFAULT_EPOCHS: Final = 3.0
+#: Objectives that read the texts of a token store; the others read tables.
+_TEXT_OBJECTIVES: Final[tuple[ObjectiveName, ...]] = ("mlm", "relations", "hidden")
+#: Default epochs, over tables and over a token store, which is much larger.
+_DEFAULT_EPOCHS, _STORE_EPOCHS = 3.0, 1.0
+#: Default tokens of a micro-batch on a token store, whose logits or relations need memory.
+_STORE_MICRO_BATCH_TOKENS: Final = 2048
 #: Default learning rates: of a student that starts from trained weights, and of a random one.
 _DEFAULT_LR, _RANDOM_LR = 1e-4, 5e-4
 #: Default examples per step of each objective.
-_BATCH_SIZES: Final[dict[ObjectiveName, int]] = {"embedding": 64, "task": 32}
+_BATCH_SIZES: Final[dict[ObjectiveName, int]] = {
+    "embedding": 64, "task": 32, "mlm": 32, "relations": 32, "hidden": 32,
+}  # fmt: skip
 #: Settings that only some objectives use -> these objectives.
 _OBJECTIVES_USING: Final[dict[str, tuple[ObjectiveName, ...]]] = {
     "embedding_loss": ("embedding",),
     "projection": ("embedding",),
     "score_column": ("embedding",),
     "max_validation_examples": ("embedding",),
-    "temperature": ("task",),
-    "hard_weight": ("task",),
     "max_train_examples": ("task",),
+    **dict.fromkeys(("temperature", "hard_weight"), ("task", "mlm")),
+    "masking_rate": ("mlm",),
+    **dict.fromkeys(("teacher_layer", "relation_heads"), ("relations",)),
+    **dict.fromkeys(
+        (
+            "validation_files",
+            "validation_fraction",
+            "text_column",
+            "pair_column",
+            "label_column",
+            "encoding",
+            "delimiter",
+            "skip_invalid",
+        ),
+        ("embedding", "task"),
+    ),
 }
 #: File of a sentence-transformers directory.
 _MODULES_FILE: Final = "modules.json"
@@ -53,9 +76,11 @@ class DistillSettings(SettingsTable):
 
     #: Model directory of the teacher.
     teacher: str = ""
-    #: What the student learns: `embedding` (the vectors of texts) or `task` (the outputs of a
-    #: fine-tuned teacher). None: embedding for a teacher in sentence-transformers' layout, task for
-    #: a fine-tuned one.
+    #: What the student learns: `embedding` (the vectors of texts), `task` (the outputs of a
+    #: fine-tuned teacher), `mlm` (the predictions of its masked-LM head), `relations`
+    #: (self-attention relations, MiniLMv2) or `hidden` (hidden states). None: task for a fine-tuned
+    #: teacher, embedding for one in sentence-transformers' layout, mlm for one with a masked-LM
+    #: head, else relations.
     objective: ObjectiveName | None = None
     #: Size of a student with random weights: tiny, mini, small, medium, base or large.
     size: str | None = None
@@ -64,7 +89,7 @@ class DistillSettings(SettingsTable):
     #: Layers of the teacher, from 1, that the layers of the student start from.
     student_layers: list[PositiveInt] = Field(default_factory=list)
     #: Tables or .txt files with the training texts; task: one table, or the folder of a public
-    #: task.
+    #: task; mlm, relations and hidden: a token store.
     train_files: list[str] = Field(default_factory=list)
     #: Validation tables by name; the first one selects the best checkpoint.
     validation_files: dict[str, str] = Field(default_factory=dict)
@@ -97,15 +122,23 @@ class DistillSettings(SettingsTable):
     #: teacher's width) or `pca` (vectors have the student's width, and the targets are principal
     #: components of the teacher's vectors).
     projection: Literal["dense", "pca"] = "dense"
-    #: task: the logits of teacher and student are divided by it (Hinton et al. 2015,
+    #: task, mlm: the logits of teacher and student are divided by it (Hinton et al. 2015,
     #: arXiv:1503.02531).
     temperature: PositiveFloat = 2.0
-    #: task: weight of the loss on the labels, from 0 to 1; the loss on the teacher's outputs has
-    #: the remaining weight.
+    #: task, mlm: weight of the loss on the labels or the original tokens, from 0 to 1; the loss on
+    #: the teacher's outputs has the remaining weight.
     hard_weight: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    #: Maximum tokens per input. None: that of the teacher, limited by the student.
+    #: mlm: share of tokens to predict.
+    masking_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.15
+    #: relations: layer of the teacher, from 1. None: the last one.
+    teacher_layer: PositiveInt | None = None
+    #: relations: number of relation heads, a divisor of both widths. None: the largest one up to
+    #: 48.
+    relation_heads: PositiveInt | None = None
+    #: Maximum tokens per input. None: that of the teacher, limited by the student; 128 for a token
+    #: store.
     max_seqlen: Annotated[int, Field(ge=8)] | None = None
-    #: Examples per optimizer step. None: 64 for embedding, 32 for task.
+    #: Examples per optimizer step. None: 64 for embedding, else 32.
     batch_size: PositiveInt | None = None
 
     @model_validator(mode="after")
@@ -176,6 +209,12 @@ def resolve_settings(
     check_data_files(distill.train_files, distill.list_files())
     objective = distill.objective or _choose_objective(directory)
     _check_teacher(directory, objective)
+    if objective in _TEXT_OBJECTIVES:
+        _check_store(distill, objective)
+        values["run"] = {"micro_batch_tokens": _STORE_MICRO_BATCH_TOKENS, **values["run"]}
+        schedule = values["schedule"]
+        if "epochs" not in get_table(overrides, "schedule") and schedule["epochs"] is not None:
+            values["schedule"] = {**schedule, "epochs": _STORE_EPOCHS}
     _reject_unused_settings(objective, values["distill"])
     config = read_config(directory, read_info(directory))
     student_layers = _resolve_student_layers(distill, config.layers, start_from)
@@ -201,16 +240,28 @@ def resolve_settings(
     return DistillRunSettings.parse(values, "the settings")
 
 
+def _check_store(distill: DistillSettings, objective: ObjectiveName) -> None:
+    """Raise SettingsError unless the data are a single token store."""
+    file = Path(distill.train_files[-1])
+    if len(distill.train_files) > 1 or not (file / MANIFEST_FILE).is_file():
+        raise SettingsError(
+            f"{file}: the objective {objective} reads a single token store; make one with "
+            f"`bertsmith prepare TEXT --tokenizer {distill.teacher} --out STORE`, or give "
+            "--objective embedding to learn from a table or lines"
+        )
+
+
 def _choose_objective(teacher: Path) -> ObjectiveName:
-    """Return the default objective of a kind of teacher; raise SettingsError if it has none."""
+    """Return the default objective of a kind of teacher."""
     if is_fine_tuned(teacher):
         return "task"
     if _is_sentence_transformer(teacher):
         return "embedding"
-    raise SettingsError(
-        f"{teacher}: this teacher is neither fine-tuned nor an embedding model; give "
-        "--objective embedding to distill its mean-pooled vectors"
-    )
+    try:
+        check_mlm_head(teacher)
+    except ModelError:
+        return "relations"
+    return "mlm"
 
 
 def _is_sentence_transformer(directory: Path) -> bool:
@@ -219,7 +270,14 @@ def _is_sentence_transformer(directory: Path) -> bool:
 
 
 def _check_teacher(teacher: Path, objective: ObjectiveName) -> None:
-    """Raise SettingsError if a teacher does not have the outputs of an objective."""
+    """Check that a teacher has the outputs of an objective.
+
+    Raises:
+        SettingsError: If it is not fine-tuned, for the objective ``task``.
+        ModelError: If it has no masked-LM head, for the objective ``mlm``.
+    """
+    if objective == "mlm":
+        check_mlm_head(teacher)
     if objective == "task" and not is_fine_tuned(teacher):
         raise SettingsError(
             f"{teacher}: the objective task needs a fine-tuned teacher, but this model has no "
@@ -230,7 +288,7 @@ def _check_teacher(teacher: Path, objective: ObjectiveName) -> None:
 def _reject_unused_settings(objective: ObjectiveName, distill: Mapping[str, Any]) -> None:
     """Raise SettingsError if the user has changed a setting that the objective does not use."""
     for name, objectives in _OBJECTIVES_USING.items():
-        default = DistillSettings.model_fields[name].default
+        default = DistillSettings.model_fields[name].get_default(call_default_factory=True)
         if objective not in objectives and distill.get(name, default) != default:
             raise SettingsError(
                 f"distill.{name}: not used by the objective {objective}, only by "
@@ -296,8 +354,8 @@ def check_arguments(
     config: Path | None,
     assignments: Sequence[str],
     values: Mapping[str, Any],
-) -> None:
-    """Check the arguments of ``distill`` without importing torch.
+) -> DistillRunSettings:
+    """Check the arguments of ``distill`` without importing torch, and return the settings.
 
     Raises:
         BertsmithError: If ``distill`` would reject these arguments.
@@ -307,4 +365,17 @@ def check_arguments(
     if start_from is not None:
         locate_model(start_from)
         start_from = pin_model_path(start_from)
-    resolve_settings(pin_model_path(teacher), data, start_from, overrides)
+    return resolve_settings(pin_model_path(teacher), data, start_from, overrides)
+
+
+def check_is_comparable(settings: DistillRunSettings) -> None:
+    """Raise SettingsError if a run has no score on which its models can be compared."""
+    distill = settings.distill
+    if distill.objective in _TEXT_OBJECTIVES:
+        raise SettingsError(
+            f"--compare: a student of the objective {distill.objective} has no task; compare it "
+            "with `bertsmith lab panel`"
+        )
+    # The folder of a public task has a validation table.
+    if not distill.validation_files and not any(map(Path.is_dir, map(Path, distill.train_files))):
+        raise SettingsError("--compare needs a validation table: give --dev FILE")

@@ -1,0 +1,272 @@
+"""The table of a distillation run: teacher, student, and the same student without a teacher.
+
+Each model also has a row for its fast mode, which converts the weights to 8 or 16 bits when the
+model is loaded.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from bertsmith.bundle import FineTunedBundle, load_fine_tuned, locate_model
+from bertsmith.bundle.directory import WEIGHT_FILES
+from bertsmith.errors import SettingsError, TaskError
+from bertsmith.interop.sentence_transformers import read_pooling
+from bertsmith.model.bert import count_parameters
+from bertsmith.progress import Progress
+from bertsmith.settings import read_stored_settings
+from bertsmith.tasks.beir import is_beir_folder
+from bertsmith.tasks.families import get_family, get_task_settings
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.outputs import compute_outputs
+from bertsmith.train.distillation.distill import distill, load_distillation
+from bertsmith.train.distillation.embedding_distillation import (
+    build_embedding_settings,
+    read_texts,
+)
+from bertsmith.train.distillation.settings import DistillRunSettings, check_is_comparable
+from bertsmith.train.distillation.task_distillation import resolve_task
+from bertsmith.train.embedding.finetune import finetune_embedder
+from bertsmith.train.embedding.training_data import get_text_prompts
+from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.use.embed import Embedder
+from bertsmith.use.evaluate import evaluate
+from bertsmith.use.evaluate_embeddings import evaluate_embeddings
+from bertsmith.use.model_setup import set_up_model
+from bertsmith.use.quantization import choose_16_bit_dtype
+from bertsmith.use.vector_settings import VectorSettings
+
+#: Texts whose encoding is timed, and number of repetitions; the fastest counts.
+_MAX_TIMED_TEXTS, _NUM_REPETITIONS = 256, 3
+#: Suffixes of the directories of the student without a teacher, and of its initial model.
+BASELINE_SUFFIX: Final = "-without-teacher"
+START_SUFFIX: Final = "-start"
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One model in one precision.
+
+    Attributes:
+        model: Name of the model.
+        precision: "fp32", or that of the fast mode: "int8" or "bf16".
+        num_parameters: Number of parameters.
+        num_bytes: Size of the weight files. The fast mode has no files of its own.
+        texts_per_second: Tokenized texts per second on the CPU.
+        metric: Name of the score.
+        score: Score on the validation file.
+    """
+
+    model: str
+    precision: str
+    num_parameters: int
+    num_bytes: int
+    texts_per_second: float
+    metric: str
+    score: float
+
+
+def compare_distilled(
+    run: Path, progress: Progress, clock: Callable[[], float] = time.perf_counter
+) -> list[ComparisonRow]:
+    """Train the student of a finished run without its teacher, and compare all models.
+
+    The student without a teacher starts from the same weights and has the same data and number of
+    epochs. An embedding student is trained as by ``finetune_embedder``, a task student on the
+    labels. It is in RUN-without-teacher; if the training data have no labels, it is left out.
+
+    Args:
+        run: The run directory.
+        progress: Receives log messages and progress.
+        clock: Returns the time in seconds.
+
+    Raises:
+        BertsmithError: If the run has no score, or a file is invalid.
+    """
+    path = run / SETTINGS_FILE
+    settings = DistillRunSettings.parse(read_stored_settings(path), str(path))
+    check_is_comparable(settings)
+    models = {"teacher": Path(settings.distill.teacher), "student": run}
+    is_embedding = settings.distill.objective == "embedding"
+    train = _train_embedder_without_teacher if is_embedding else _train_task_without_teacher
+    try:
+        result = train(run, settings, progress)
+    except TaskError as error:
+        progress.log(f"the student without a teacher is left out: {error}")
+    else:
+        if result.model is None:
+            raise SettingsError(
+                f"{result.run}: training without a teacher was stopped; repeat the command"
+            )
+        models["student without teacher"] = result.run
+    measure = _measure_embedder if is_embedding else _measure_task_model
+    has_bf16 = choose_16_bit_dtype(torch.device("cpu")) is not None
+    precisions = {"fp32": False, "bf16" if has_bf16 else "int8": True}
+    rows = []
+    for name, model in models.items():
+        for precision, fast in precisions.items():
+            progress.log(f"measuring {name}, {precision}")
+            values = measure(model, settings, clock, fast=fast)
+            rows.append(
+                ComparisonRow(
+                    model=name, precision=precision, num_bytes=_count_file_bytes(model), **values
+                )
+            )
+    return rows
+
+
+def _train_task_without_teacher(
+    run: Path, settings: DistillRunSettings, progress: Progress
+) -> FinetuneResult:
+    """Train the student on the labels only."""
+    return distill(
+        settings.distill.teacher,
+        _get_sibling(run, BASELINE_SUFFIX),
+        start_from=_get_start_model(settings),
+        config=run / SETTINGS_FILE,
+        values={"distill": {"hard_weight": 1.0}},
+        progress=progress,
+    )
+
+
+def _train_embedder_without_teacher(
+    run: Path, settings: DistillRunSettings, progress: Progress
+) -> FinetuneResult:
+    """Train the initial student on the same data as an embedding model without a teacher."""
+    start = _get_sibling(run, START_SUFFIX)
+    distilled = settings.distill
+    load_distillation(settings, reads_data=False).save(start, {})
+    columns = {
+        "text": distilled.text_column, "pair": distilled.pair_column,
+        "score": distilled.score_column, "label": distilled.label_column,
+    }  # fmt: skip
+    reading = {
+        name: getattr(distilled, name)
+        for name in ("validation_files", "encoding", "delimiter", "skip_invalid")
+    }
+    schedule = settings.schedule.model_dump(exclude_none=True)
+    if "epochs" in schedule:
+        del schedule["steps"]
+    run_fields = ("seed", "device", "precision", "attention_kernel", "threads")
+    return finetune_embedder(
+        start,
+        _get_sibling(run, BASELINE_SUFFIX),
+        data=distilled.train_files,
+        values={
+            "embedding": {
+                "columns": {name: column for name, column in columns.items() if column},
+                "batch_size": distilled.batch_size,
+                "max_seqlen": distilled.max_seqlen,
+                **reading,
+            },
+            "model": settings.get_dropout(),
+            "optim": settings.optim.model_dump(),
+            "schedule": schedule,
+            "run": {name: getattr(settings.run, name) for name in run_fields},
+        },
+        progress=progress,
+    )
+
+
+def _get_sibling(run: Path, suffix: str) -> Path:
+    """Return the directory next to a run with a suffix added to its name."""
+    run = run.resolve()
+    return run.with_name(run.name + suffix)
+
+
+def _get_start_model(settings: DistillRunSettings) -> Path | None:
+    """Return the model given by --from; None if layers or a size describe the student."""
+    if settings.distill.size is not None or settings.distill.student_layers:
+        return None
+    return Path(settings.run.start_from)
+
+
+def _count_file_bytes(model: Path) -> int:
+    """Return the size of the weight files of a model, with those of its Dense modules."""
+    directory = locate_model(model)
+    files = [directory / name for name in WEIGHT_FILES if (directory / name).is_file()][:1]
+    if files and files[0].name.endswith(".index.json"):
+        files = [*directory.glob(f"{files[0].name.partition('.')[0]}-*")]
+    return sum(file.stat().st_size for file in [*files, *directory.glob("*_Dense/*.safetensors")])
+
+
+def _time_texts(encode: Callable[[], object], num_texts: int, clock: Callable[[], float]) -> float:
+    """Return the texts per second of the fastest repetition; a first one is not timed."""
+    encode()
+    durations = []
+    for _ in range(_NUM_REPETITIONS):
+        start = clock()
+        encode()
+        durations.append(clock() - start)
+    return num_texts / min(durations)
+
+
+def _measure_task_model(
+    model: Path, settings: DistillRunSettings, clock: Callable[[], float], *, fast: bool
+) -> dict[str, Any]:
+    """Return the parameters, speed and score of a fine-tuned model."""
+    bundle: FineTunedBundle = load_fine_tuned(model)
+    num_parameters = count_parameters(bundle.model)
+    task = resolve_task(settings.distill, bundle)
+    task = task.model_copy(update={"max_seqlen": settings.distill.max_seqlen})
+    file = Path(next(iter(task.validation_files.values())))
+    columns = ("text_column", "pair_column", "label_column", "header", "delimiter", "encoding")
+    changes = {name: getattr(task, name) for name in (*columns, "max_seqlen", "skip_invalid")}
+    bundle = set_up_model(bundle, fast=fast)
+    metrics = evaluate(bundle, file, changes=changes)
+    task = get_task_settings(bundle, changes)
+    family = get_family(task.kind)
+    examples, counts = family.read_examples(file, task, labels=bundle.head.labels or None)
+    examples = examples[:_MAX_TIMED_TEXTS]
+    inputs = family.encode_examples(examples, bundle.tokenizer, bundle.head, task, counts)
+    return {
+        "num_parameters": num_parameters,
+        "texts_per_second": _time_texts(
+            lambda: compute_outputs(bundle.model, inputs), len(examples), clock
+        ),
+        "metric": task.metrics[0],
+        "score": metrics[task.metrics[0]],
+    }
+
+
+def _measure_embedder(
+    model: Path, settings: DistillRunSettings, clock: Callable[[], float], *, fast: bool
+) -> dict[str, Any]:
+    """Return the parameters, speed and score of an embedding model."""
+    embedder = Embedder.load(model)
+    pooling = read_pooling(embedder.path)
+    num_parameters = count_parameters(embedder.encoder)
+    for module in () if pooling is None else pooling.post_modules:
+        if not isinstance(module, str):
+            num_parameters += module.weight.numel()
+            num_parameters += 0 if module.bias is None else module.bias.numel()
+    embedder = Embedder.load(model, fast=fast)
+    reading = build_embedding_settings(settings.distill)
+    validation = reading.model_copy(update={"columns": reading.validation_columns})
+    file = Path(next(iter(settings.distill.validation_files.values())))
+    metrics = evaluate_embeddings(embedder, file, settings=validation)
+    (metric, score), *_ = metrics.items()
+    text_file = Path(settings.distill.train_files[0]) if is_beir_folder(file) else file
+    text_settings = reading if is_beir_folder(file) else validation
+
+    def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
+        counting_embedder = embedder.without_prompt().with_token_counter(counts.token_counts)
+        return counting_embedder.tokenize(texts).sequences
+
+    prompts = get_text_prompts(embedder.text_config)
+    texts, _ = read_texts([text_file], text_settings, tokenize, prompts)
+    sequences = [texts.get(number) for number in range(min(len(texts), _MAX_TIMED_TEXTS))]
+    spec = embedder.resolve_settings(VectorSettings())
+    return {
+        "num_parameters": num_parameters,
+        "texts_per_second": _time_texts(
+            lambda: list(embedder.encode_batches(sequences, spec)), len(sequences), clock
+        ),
+        "metric": metric,
+        "score": score,
+    }
