@@ -3,11 +3,14 @@
 Each part starts a server process. Clients run in this process and use different loopback addresses,
 so that the server treats them as different clients.
 
-- ``overload``: large requests at 2x and 10x the rate that the server can answer. Reports the share
-  of the maximum rate that is answered, and the latency of one-word requests of another client.
+- ``overload``: large requests at 1x, 2x and 10x the rate that the server can answer. Reports the
+  share of the maximum rate that is answered, and the latency of one-word requests of another
+  client.
 - ``readers``: clients request large answers and do not read them. Reports the peak memory.
 - ``requests``: many requests with one text. Reports the memory after a tenth and after all.
 - ``malformed``: a body of 4 MB that is not valid. Reports its time and the peak memory.
+
+With ``--server-cores 0 --client-cores 1`` the server and the clients use different cores.
 
     python benchmarks/serve_overload.py --model DIR --seconds 60 --json OUT
 """
@@ -15,6 +18,7 @@ so that the server treats them as different clients.
 import argparse
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -61,16 +65,18 @@ class Server:
 
 
 @contextmanager
-def run_server(model: Path, *options: str) -> Iterator[Server]:
-    """Start a server and wait until it is ready."""
+def run_server(options: argparse.Namespace) -> Iterator[Server]:
+    """Start a server of ``options.model`` on ``options.server_cores``; wait until it is ready."""
     with socket.socket() as free_socket:
         free_socket.bind(("127.0.0.1", 0))
         port = free_socket.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertsmith", "serve", f"m={model}", "--port", str(port), "--no-page",
-         "--set", "serve.drain_seconds=0", *options],
+        [sys.executable, "-m", "bertsmith", "serve", f"m={options.model}", "--port", str(port),
+         "--no-page", "--set", "serve.drain_seconds=0"],
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(len(options.server_cores))},
     )  # fmt: skip
+    os.sched_setaffinity(process.pid, options.server_cores)
     try:
         while True:
             try:
@@ -154,13 +160,13 @@ async def measure_load(
 
 
 def run_overload(options: argparse.Namespace, ratios: Any, figures: Any) -> None:
-    """Measure the goodput at 2x and 10x the maximum rate."""
+    """Measure the goodput at multiples of the maximum rate."""
     body = make_body(options.texts_per_request)
-    with run_server(options.model) as server:
+    with run_server(options) as server:
         asyncio.run(measure_maximum(server.port, body, min(options.seconds, 5.0)))
         maximum = asyncio.run(measure_maximum(server.port, body, options.seconds))
         figures["maximum requests per second"] = maximum
-        for factor in (2, 10):
+        for factor in options.factors:
             goodput, num_rejected, p99 = asyncio.run(
                 measure_load(server.port, body, factor * maximum, options.seconds)
             )
@@ -172,7 +178,7 @@ def run_overload(options: argparse.Namespace, ratios: Any, figures: Any) -> None
 def run_readers(options: argparse.Namespace, ratios: Any, figures: Any) -> None:
     """Measure the peak memory with clients that do not read their answers."""
     body = make_body(options.reader_texts, 60)
-    with run_server(options.model) as server:
+    with run_server(options) as server:
         asyncio.run(send(server.port, "/embed_all", body))
         idle = server.read_memory()
         server.reset_peak_memory()
@@ -203,7 +209,7 @@ def run_requests(options: argparse.Namespace, ratios: Any, figures: Any) -> None
 
         await asyncio.gather(*(run_client(client) for client in range(NUM_CLIENTS)))
 
-    with run_server(options.model) as server:
+    with run_server(options) as server:
         asyncio.run(send_all(server.port, max(options.requests // 10, 1)))
         first = server.read_memory()
         asyncio.run(send_all(server.port, options.requests - options.requests // 10))
@@ -216,7 +222,7 @@ def run_requests(options: argparse.Namespace, ratios: Any, figures: Any) -> None
 def run_malformed(options: argparse.Namespace, _: Any, figures: Any) -> None:
     """Measure the time and memory of a large body with a wrong type in each item."""
     body = b'{"inputs": [' + b",".join([b"[[1]]"] * 650_000) + b"]}"
-    with run_server(options.model) as server:
+    with run_server(options) as server:
         asyncio.run(send(server.port, "/embed", make_body(1)))
         server.reset_peak_memory()
         idle = server.read_memory()
@@ -232,12 +238,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--factors", nargs="+", type=int, default=(1, 2, 10))
+    cores = os.sched_getaffinity(0)
+    parser.add_argument("--server-cores", nargs="+", type=int, default=cores)
+    parser.add_argument("--client-cores", nargs="+", type=int, default=cores)
     parser.add_argument("--texts-per-request", type=int, default=64)
     parser.add_argument("--readers", type=int, default=80)
     parser.add_argument("--reader-texts", type=int, default=80, help="texts of each slow reader")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    os.sched_setaffinity(0, options.client_cores)
     ratios: dict[str, float] = {}
     figures: dict[str, float] = {}
     runs = dict(zip(PARTS, (run_overload, run_readers, run_requests, run_malformed), strict=True))

@@ -30,7 +30,11 @@ from bertsmith.serve.responses import (
 )
 from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
-from bertsmith.serve.service import PendingEmbeddings
+from bertsmith.serve.vectors import (
+    PendingEmbeddings,
+    compute_token_vectors,
+    submit_embeddings,
+)
 from bertsmith.use.embed import Embedder
 from bertsmith.use.token_vectors import Floats, TokenVectors
 from bertsmith.use.vector_settings import VectorSettings
@@ -72,13 +76,13 @@ class EmbeddingRoutes:
     ) -> tuple[PendingEmbeddings, list[Any]]:
         """Submit texts to the batcher; return the submission and, once computed, the vectors.
 
-        ``options`` are those of ``Service.submit_embeddings``.
+        ``options`` are those of ``submit_embeddings``.
         """
         # ``submit`` must return only the future, so it stores the submission here.
         submitted: list[PendingEmbeddings] = []
 
         def submit(deadline: Deadline) -> Any:
-            pending = self._service.submit_embeddings(model, texts, settings, deadline, **options)
+            pending = submit_embeddings(self._service, model, texts, settings, deadline, **options)
             submitted.append(pending)
             return pending.future
 
@@ -162,7 +166,8 @@ class EmbeddingRoutes:
         settings = body.to_vector_settings()
 
         def embed_tokens(deadline: Deadline) -> list[TokenVectors]:
-            return self._service.embed_tokens(
+            return compute_token_vectors(
+                self._service,
                 body.model,
                 texts,
                 settings,

@@ -21,6 +21,7 @@ from bertsmith.serve.limits import check_limit, check_no_surrogates
 from bertsmith.serve.responses import AttentionResult, AttributionsResult, WordDistances
 from bertsmith.serve.schemas import AttentionBody, AttributionsBody, WordDistancesBody
 from bertsmith.serve.service import Service
+from bertsmith.serve.vectors import compute_token_vectors
 from bertsmith.use.attributions import attribute
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.similar import cosine_distances
@@ -175,8 +176,8 @@ def compute_occurrences(
     model = service.check_request(model_name, "embed", texts, deadline)
     check_limit("occurrences of the word", model.embedder.count_word(texts, word), MAX_OCCURRENCES)
     settings = build_vector_settings(layers, pooling="none")
-    vectors = service.embed_tokens(
-        model_name, texts, settings, deadline, max_vector_elements=_MAX_VECTOR_ELEMENTS
+    vectors = compute_token_vectors(
+        service, model_name, texts, settings, deadline, max_vector_elements=_MAX_VECTOR_ELEMENTS
     )
     return model.embedder.compute_word_vectors(texts, word, vectors)
 

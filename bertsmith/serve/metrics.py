@@ -15,6 +15,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from bertsmith.serve.batching import ComputedBatch
+from bertsmith.serve.model_calls import BatchKey
 from bertsmith.text.unknown import TokenCounter
 
 #: Histogram buckets of request times in seconds.
@@ -110,9 +111,9 @@ class Metrics:
         self._update_gauges()
 
     def count_batch(self, batch: ComputedBatch) -> None:
-        """Count a computed batch; its key starts with the name of the model."""
-        assert isinstance(batch.key, tuple)
-        model = batch.key[0]
+        """Count a computed batch."""
+        assert isinstance(batch.key, BatchKey)
+        model = batch.key.model
         self._sequences.labels(model).inc(batch.num_sequences)
         self._tokens.labels(model).inc(batch.num_tokens)
         self._batch_tokens.labels(model).observe(batch.num_tokens)

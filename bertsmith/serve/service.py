@@ -4,82 +4,44 @@ Most methods block until the results are computed. They can be called from any t
 concurrent calls share batches.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
 from bertsmith.bundle import FineTunedBundle, PretrainedBundle
-from bertsmith.errors import ModelError, SettingsError
-from bertsmith.model.task_models import TaskModel
+from bertsmith.errors import ModelError
 from bertsmith.runtime.thread_pool import choose_num_workers
 from bertsmith.serve.batching import BatchCallback, Batcher
-from bertsmith.serve.deadline import Deadline, wait_for_result
+from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.limits import (
     check_limit,
     check_no_surrogates,
-    check_num_truncated,
     check_top,
 )
+from bertsmith.serve.model_calls import ModelCalls
 from bertsmith.serve.models import (
     ServedModel,
-    compute_attentions,
-    compute_mask_predictions,
-    compute_task_outputs,
     describe_task,
-    require_finite,
 )
 from bertsmith.serve.settings import ServeSettings
-from bertsmith.serve.token_ids import tokenize_inputs
-from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.outputs import ComputeOutputs
 from bertsmith.text.mask import MASK_TOKEN
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, iter_answers
 from bertsmith.use.choose import Choice, iter_choices
-from bertsmith.use.embed import VectorBatches
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.fill import Filling, iter_fillings
-from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence, MaskedTokenPredictor
 from bertsmith.use.pair import (
-    EncodedPair,
     NextSentencePrediction,
-    compute_batch_probabilities,
     iter_pair_predictions,
 )
 from bertsmith.use.predict import Prediction, iter_predictions
 from bertsmith.use.tag import TaggedText, iter_tagged_texts
-from bertsmith.use.token_vectors import Floats, TokenVectors
-from bertsmith.use.vector_settings import TruncationSide, VectorSettings
-from bertsmith.use.vectors import VectorSpec
 
 #: Number of characters that ``Service.tokenize`` encodes between two checks of the deadline.
 _CHARACTERS_PER_DEADLINE_CHECK: Final = 65_536
 #: Token ids, and character offsets (start, end) of each token.
 EncodedText = tuple[list[int], list[tuple[int, int]]]
-
-
-@dataclass(frozen=True)
-class PendingEmbeddings:
-    """Texts whose vectors are being computed.
-
-    Attributes:
-        model_name: name of the model.
-        future: resolves to the vector of each text, float32 [W].
-        vector_width: number of elements of a vector, W.
-        num_tokens: tokens of all texts.
-        num_truncated: texts that were truncated.
-    """
-
-    model_name: str
-    future: Future[list[Any]]
-    vector_width: int
-    num_tokens: int
-    num_truncated: int
 
 
 class Service:
@@ -171,7 +133,7 @@ class Service:
         assert isinstance(model.bundle, PretrainedBundle)
         check_top(top)
         check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.max_masks)
-        predictor = self._create_mask_predictor(model, self._resolve_deadline(deadline))
+        predictor = self.create_calls(model, deadline).predict_masks
         return list(iter_fillings(model.bundle, texts, top, predictor))
 
     def pair(
@@ -182,16 +144,8 @@ class Service:
     ) -> list[NextSentencePrediction]:
         """Return the probability that text B follows text A, for each pair."""
         model = self.check_request(model_name, "pair", pairs, deadline)
-        deadline = self._resolve_deadline(deadline)
         assert isinstance(model.bundle, PretrainedBundle)
-
-        def compute(bundle: PretrainedBundle, sequences: Sequence[EncodedPair]) -> list[float]:
-            payloads = [(len(ids), (ids, segments)) for ids, segments in sequences]
-            compute_batch = require_finite(model.name, partial(compute_batch_probabilities, bundle))
-            return self.batcher.submit_and_wait(
-                (model.name, model.version, "pair"), compute_batch, payloads, deadline
-            )
-
+        compute = self.create_calls(model, deadline).compute_pair_probabilities
         return list(iter_pair_predictions(model.bundle, pairs, compute))
 
     def classify(
@@ -243,111 +197,6 @@ class Service:
         bundle, compute_outputs = self.prepare_task(model_name, "choose", prompts, deadline)
         return list(iter_choices(bundle, prompts, compute_outputs))
 
-    def embed(
-        self,
-        model_name: str | None,
-        texts: Sequence[str],
-        settings: VectorSettings,
-        deadline: Deadline | None = None,
-    ) -> Floats:
-        """Return a vector for each text, float32 [number of texts, W]."""
-        deadline = self._resolve_deadline(deadline)
-        pending = self.submit_embeddings(model_name, texts, settings, deadline)
-        vectors = wait_for_result(pending.future, deadline)
-        return np.stack(vectors) if vectors else np.empty((0, pending.vector_width), np.float32)
-
-    def submit_embeddings(
-        self,
-        model_name: str | None,
-        texts: Sequence[str] | Sequence[list[int]],
-        settings: VectorSettings,
-        deadline: Deadline,
-        *,
-        truncate: bool = True,
-        truncation_side: TruncationSide = "right",
-        prompt_name: str | None = None,
-    ) -> PendingEmbeddings:
-        """Submit texts to the batcher without waiting for their vectors.
-
-        Args:
-            model_name: name of the model; None for the first one that supports the task.
-            texts: the texts, or the token ids of each text from [CLS] to [SEP].
-            settings: layers, pooling and normalization.
-            deadline: the request's deadline.
-            truncate: truncate texts that are too long, instead of rejecting them.
-            truncation_side: side on which texts are truncated.
-            prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
-
-        Raises:
-            InputError: token ids or the prompt are not those of the model.
-            SettingsError: the settings have no pooling, which gives a vector for each token.
-            RequestTooLargeError: the texts exceed a limit of the server; or, without
-                ``truncate``, a text is longer than the model's maximum.
-        """
-        strings = [text for text in texts if isinstance(text, str)]
-        model = self.check_request(model_name, "embed", strings, deadline)
-        spec = model.embedder.resolve_settings(settings)
-        if spec.pooling == "none":
-            raise SettingsError(
-                'pooling "none" returns one vector per token; send the request to /embed_all'
-            )
-        tokenized = tokenize_inputs(model.embedder, texts, truncation_side, prompt_name)
-        if not truncate:
-            check_num_truncated(tokenized.num_truncated, model.embedder.max_seqlen)
-        check_limit("vector elements", len(texts) * spec.width, self.settings.max_vector_elements)
-        payloads = [(len(ids), ids) for ids in tokenized.sequences]
-        compute_batch = require_finite(model.name, partial(model.embedder.encode_batch, spec=spec))
-        key = (model.name, model.version, "embed", settings)
-        future = self.batcher.submit(key, compute_batch, payloads, deadline)
-        num_tokens = sum(length for length, _ in payloads)
-        return PendingEmbeddings(
-            model.name, future, spec.width, num_tokens, tokenized.num_truncated
-        )
-
-    def embed_tokens(
-        self,
-        model_name: str | None,
-        texts: Sequence[str],
-        settings: VectorSettings,
-        deadline: Deadline | None = None,
-        *,
-        max_vector_elements: int | None = None,
-        truncation_side: TruncationSide = "right",
-        prompt_name: str | None = None,
-    ) -> list[TokenVectors]:
-        """Return the vectors of the tokens of each text; the pooling of ``settings`` is ignored.
-
-        Args:
-            model_name: name of the model; None for the first one that supports the task.
-            texts: the texts.
-            settings: layers, weights and special tokens.
-            deadline: the request's deadline.
-            max_vector_elements: maximum number of elements of all vectors; None for the default.
-            truncation_side: side on which texts are truncated.
-            prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
-        """
-        model = self.check_request(model_name, "embed", texts, deadline)
-        deadline = self._resolve_deadline(deadline)
-        settings = settings.model_copy(update={"pooling": "none"})
-        key = (model.name, model.version, "embed", settings)
-
-        def compute(
-            sequences: Sequence[list[int]], spec: VectorSpec, _: int | None
-        ) -> VectorBatches:
-            payloads = [(len(ids), ids) for ids in sequences]
-            num_elements = sum(length for length, _ in payloads) * spec.width
-            limit = max_vector_elements or self.settings.max_vector_elements
-            check_limit("vector elements", num_elements, limit)
-            compute_batch = require_finite(
-                model.name, partial(model.embedder.encode_batch, spec=spec)
-            )
-            vectors = self.batcher.submit_and_wait(key, compute_batch, payloads, deadline)
-            yield list(range(len(payloads))), vectors
-
-        spec = model.embedder.resolve_settings(settings)
-        embedder = model.embedder.with_prompt(prompt_name)
-        return embedder.encode_tokens_with_spec(texts, spec, None, compute, truncation_side)
-
     def attention(
         self,
         model_name: str | None,
@@ -367,14 +216,7 @@ class Service:
             deadline: the request's deadline.
         """
         model = self.check_request(model_name, "embed", [text])
-        num_tokens = max_seqlen or model.embedder.max_seqlen
-        payloads = [(num_tokens, (text, pair, max_seqlen))]
-        compute_batch = require_finite(model.name, partial(compute_attentions, model))
-        deadline = self._resolve_deadline(deadline)
-        results: list[AttentionMaps] = self.batcher.submit_and_wait(
-            (model.name, model.version, "attention"), compute_batch, payloads, deadline
-        )
-        return results[0]
+        return self.create_calls(model, deadline).compute_attention(text, pair, max_seqlen)
 
     def close(self) -> None:
         """Finish queued requests within ``shutdown_timeout_seconds``, and stop the threads."""
@@ -438,51 +280,12 @@ class Service:
             The fine-tuned model, and a function that computes the model's outputs with the batcher.
         """
         model = self.check_request(model_name, task, texts, deadline)
-        deadline = self._resolve_deadline(deadline)
         assert isinstance(model.bundle, FineTunedBundle)
+        return model.bundle, self.create_calls(model, deadline).compute_outputs
 
-        def compute_outputs(task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
-            payloads: list[tuple[int, Any]] = []
-            for index, sequences in enumerate(inputs.sequences):
-                token_indices = None
-                if inputs.token_indices is not None:
-                    token_indices = inputs.token_indices[index]
-                payloads += [
-                    (len(ids), ((ids, segments), token_indices)) for ids, segments in sequences
-                ]
-            compute_batch = require_finite(model.name, partial(compute_task_outputs, task_model))
-            outputs = self.batcher.submit_and_wait(
-                (model.name, model.version, "outputs"), compute_batch, payloads, deadline
-            )
-            # Join the outputs of the sequences of each example.
-            remaining_outputs = iter(outputs)
-            return [
-                np.concatenate(list(itertools.islice(remaining_outputs, len(sequences))))
-                for sequences in inputs.sequences
-            ]
-
-        return model.bundle, compute_outputs
-
-    def _create_mask_predictor(
-        self, model: ServedModel, deadline: Deadline
-    ) -> MaskedTokenPredictor:
-        """Return a function that predicts masked tokens through the batcher."""
-
-        def predict(
-            bundle: PretrainedBundle,
-            lengths: Sequence[int],
-            sequence_at: Callable[[int], MaskedSequence],
-        ) -> Iterator[MaskedPredictions]:
-            payloads = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
-            compute_batch = require_finite(model.name, partial(compute_mask_predictions, bundle))
-            results = self.batcher.submit_and_wait(
-                (model.name, model.version, "fill"), compute_batch, payloads, deadline
-            )
-            for index, log_probabilities in enumerate(results):
-                rows = [(index, mask) for mask in range(len(log_probabilities))]
-                yield MaskedPredictions(rows, log_probabilities)
-
-        return predict
+    def create_calls(self, model: ServedModel, deadline: Deadline | None) -> ModelCalls:
+        """Return an object that computes the sequences of one request with a model."""
+        return ModelCalls(model, self.batcher, self._resolve_deadline(deadline))
 
 
 def _group_texts(texts: Sequence[str], min_characters: int) -> Iterator[list[str]]:

@@ -12,7 +12,6 @@ from bertsmith.bundle import PretrainedBundle
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import RequestExecutor, create_json_response, join_json_items
 from bertsmith.serve.limits import check_limit, check_num_truncated
-from bertsmith.serve.models import require_finite
 from bertsmith.serve.parsing import TRUNCATED_HEADER
 from bertsmith.serve.responses import SparseEntry
 from bertsmith.serve.routes import as_list
@@ -51,12 +50,9 @@ class SparseRoutes:
             if not body.truncate:
                 check_num_truncated(tokenized.num_truncated, embedder.max_seqlen)
             compute = partial(compute_sparse_vectors, model.bundle, config=embedder.splade_config)
-            vectors = self._service.batcher.submit_and_wait(
-                (model.name, model.version, "embed_sparse"),
-                require_finite(model.name, compute),
-                [(len(ids), ids) for ids in tokenized.sequences],
-                deadline,
-            )
+            payloads = [(len(ids), ids) for ids in tokenized.sequences]
+            calls = self._service.create_calls(model, deadline)
+            vectors = calls.compute("embed_sparse", compute, payloads)
             # Each entry has two numbers.
             num_elements = 2 * sum(len(vector.token_ids) for vector in vectors)
             limit = self._service.settings.max_vector_elements

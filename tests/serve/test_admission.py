@@ -113,7 +113,7 @@ def test_internal_errors_have_cors_headers(
     with run_server(models[:1], origins=[ORIGIN]) as server:
         for is_broken in (False, True):
             if is_broken:
-                monkeypatch.setattr("bertsmith.serve.service.Service.submit_embeddings", None)
+                monkeypatch.setattr("bertsmith.serve.embeddings.submit_embeddings", None)
             response = server.post("/embed", {"inputs": "a"}, headers={"Origin": ORIGIN})
             assert response.status_code == (500 if is_broken else 200)
             assert response.headers.get_list("access-control-allow-origin") == [ORIGIN]

@@ -127,7 +127,8 @@ def test_frequent_word_is_rejected_before_vectors_are_computed(
 ) -> None:
     """Occurrences are counted first; occurrences within other words do not count."""
     service = Service(models[:1])
-    monkeypatch.setattr(service, "embed_tokens", lambda *_: pytest.fail("computed"))
+    name = "bertsmith.serve.inspection.compute_token_vectors"
+    monkeypatch.setattr(name, lambda *_, **__: pytest.fail("computed"))
     with pytest.raises(BertsmithError, match="got 15,000"):
         compute_occurrences(service, None, ("a " * 300,) * 50, "a", [0])
     monkeypatch.undo()

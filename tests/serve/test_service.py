@@ -17,6 +17,7 @@ from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.vectors import submit_embeddings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import VectorSettings
@@ -45,7 +46,8 @@ def test_embeddings_are_computed_in_the_batches_of_the_batcher(
     monkeypatch.delattr(Embedder, "encode_batches")
     service = Service(models[:1], ServeSettings(max_batch_tokens=64))
     try:
-        vectors = service.embed(None, texts, VectorSettings())
+        pending = submit_embeddings(service, None, texts, VectorSettings(), Deadline(TIMEOUT))
+        vectors = pending.future.result(TIMEOUT)
     finally:
         service.close()
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
@@ -104,7 +106,7 @@ def test_requests_before_and_after_a_reload_share_no_batch(
     deadline = Deadline(TIMEOUT)
 
     def submit(text: str) -> Future[Any]:
-        return service.submit_embeddings(None, [text], VectorSettings(), deadline).future
+        return submit_embeddings(service, None, [text], VectorSettings(), deadline).future
 
     try:
         with paused_model() as pause:

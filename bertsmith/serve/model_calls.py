@@ -1,0 +1,148 @@
+"""Compute the sequences of requests with a model, in the batches of the batcher."""
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.model.task_models import TaskModel
+from bertsmith.serve.batching import Batcher
+from bertsmith.serve.deadline import Deadline, wait_for_result
+from bertsmith.serve.fair_queue import BatchFunction
+from bertsmith.serve.models import (
+    ServedModel,
+    compute_attentions,
+    compute_mask_predictions,
+    compute_task_outputs,
+    require_finite,
+)
+from bertsmith.tasks.inputs import ModelInputs
+from bertsmith.use.explain import AttentionMaps
+from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence
+from bertsmith.use.pair import EncodedPair, compute_batch_probabilities
+from bertsmith.use.token_vectors import Floats
+
+
+class BatchKey(NamedTuple):
+    """Sequences with equal keys can share a batch.
+
+    Attributes:
+        model: name of the model.
+        version: version of the model, which changes when the models are reloaded.
+        operation: what the model computes, such as "fill", and its settings.
+    """
+
+    model: str
+    version: int
+    operation: Hashable
+
+
+class ModelCalls:
+    """Submits the sequences of one request to the batcher."""
+
+    def __init__(self, model: ServedModel, batcher: Batcher, deadline: Deadline) -> None:
+        """Select a model.
+
+        Args:
+            model: the model.
+            batcher: computes the batches.
+            deadline: the request's deadline.
+        """
+        self._model = model
+        self._batcher = batcher
+        self._deadline = deadline
+
+    def submit(
+        self,
+        operation: Hashable,
+        compute_batch: BatchFunction,
+        payloads: Sequence[tuple[int, Any]],
+    ) -> Future[list[Any]]:
+        """Queue sequences and return the future of their results.
+
+        Args:
+            operation: what is computed, see ``BatchKey``.
+            compute_batch: computes the results of a batch.
+            payloads: (number of tokens, payload) of each sequence.
+
+        Raises:
+            BertsmithError: an error of ``Batcher.submit``.
+        """
+        key = BatchKey(self._model.name, self._model.version, operation)
+        compute_finite = require_finite(self._model.name, compute_batch)
+        return self._batcher.submit(key, compute_finite, payloads, self._deadline)
+
+    def compute(
+        self,
+        operation: Hashable,
+        compute_batch: BatchFunction,
+        payloads: Sequence[tuple[int, Any]],
+    ) -> list[Any]:
+        """Queue sequences and wait for their results; the arguments are those of ``submit``.
+
+        Raises:
+            DeadlineExceededError: the deadline passed before all results were computed.
+            DisconnectedError: the client disconnected.
+            NotFiniteError: a result has NaN or infinity.
+            BertsmithError: an error of ``submit``.
+        """
+        future = self.submit(operation, compute_batch, payloads)
+        return wait_for_result(future, self._deadline)
+
+    def predict_masks(
+        self,
+        bundle: PretrainedBundle,
+        lengths: Sequence[int],
+        sequence_at: Callable[[int], MaskedSequence],
+    ) -> Iterator[MaskedPredictions]:
+        """Predict masked tokens; a ``MaskedTokenPredictor``."""
+        payloads = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
+        results = self.compute("fill", partial(compute_mask_predictions, bundle), payloads)
+        for index, log_probabilities in enumerate(results):
+            rows = [(index, mask) for mask in range(len(log_probabilities))]
+            yield MaskedPredictions(rows, log_probabilities)
+
+    def compute_pair_probabilities(
+        self, bundle: PretrainedBundle, sequences: Sequence[EncodedPair]
+    ) -> list[float]:
+        """Return the probability that the second text follows the first, for each pair."""
+        payloads = [(len(ids), (ids, segments)) for ids, segments in sequences]
+        return self.compute("pair", partial(compute_batch_probabilities, bundle), payloads)
+
+    def compute_outputs(self, task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
+        """Return the outputs of a fine-tuned model for each example; a ``ComputeOutputs``."""
+        payloads: list[tuple[int, Any]] = []
+        for index, sequences in enumerate(inputs.sequences):
+            token_indices = None
+            if inputs.token_indices is not None:
+                token_indices = inputs.token_indices[index]
+            payloads += [
+                (len(ids), ((ids, segments), token_indices)) for ids, segments in sequences
+            ]
+        outputs = self.compute("outputs", partial(compute_task_outputs, task_model), payloads)
+        # Join the outputs of the sequences of each example.
+        remaining_outputs = iter(outputs)
+        return [
+            np.concatenate(list(itertools.islice(remaining_outputs, len(sequences))))
+            for sequences in inputs.sequences
+        ]
+
+    def compute_attention(
+        self, text: str, pair: str | None, max_seqlen: int | None
+    ) -> AttentionMaps:
+        """Return the attention probabilities of a text or pair.
+
+        Args:
+            text: the text, or the first text of the pair.
+            pair: the second text, None for a single text.
+            max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
+        """
+        num_tokens = max_seqlen or self._model.embedder.max_seqlen
+        payloads = [(num_tokens, (text, pair, max_seqlen))]
+        compute_batch = partial(compute_attentions, self._model)
+        results: list[AttentionMaps] = self.compute("attention", compute_batch, payloads)
+        return results[0]
