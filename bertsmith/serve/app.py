@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
+from bertsmith.serve.admission import EarlyAdmission
 from bertsmith.serve.control import ServerControl
 from bertsmith.serve.docs_page import DOCS_HEADERS, render_docs
 from bertsmith.serve.embeddings import EmbeddingRoutes
@@ -99,6 +100,7 @@ def create_app(
         app,
         settings=settings,
         metrics=metrics,
+        admission=EarlyAdmission(service.batcher, settings.request_timeout_seconds),
         keys=keys,
         origins=origins,
         has_page=has_page,

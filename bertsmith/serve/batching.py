@@ -16,7 +16,7 @@ from bertsmith.serve.deadline import (
     ShuttingDownError,
     wait_for_result,
 )
-from bertsmith.serve.fair_queue import BatchFunction, Call, QueuedSequence
+from bertsmith.serve.fair_queue import BatchFunction, Call, QueuedSequence, TokenDemand
 from bertsmith.serve.scheduling import CallScheduler
 
 
@@ -173,6 +173,20 @@ class Batcher:
             BertsmithError: an error of ``submit``.
         """
         return wait_for_result(self.submit(key, compute_batch, payloads, deadline), deadline)
+
+    def reserve(self, demand: TokenDemand) -> None:
+        """Reserve room in the queue for a request that will be tokenized, until ``release``.
+
+        Raises:
+            BusyError: a call with the estimated tokens would be rejected.
+        """
+        with self._condition:
+            self._scheduler.reserve(demand)
+
+    def release(self, demand: TokenDemand) -> None:
+        """End a reservation; nothing happens if it has already ended."""
+        with self._condition:
+            self._scheduler.release(demand)
 
     def close(self, timeout_seconds: float) -> None:
         """Reject new calls, and wait up to ``timeout_seconds`` until queued calls are computed."""

@@ -10,6 +10,8 @@ from typing import Any, Final
 CLIENT_KEY: Final = "bertsmith.client"
 #: Key of the client's ``TokenBucket`` in an ASGI scope.
 TOKEN_BUCKET_KEY: Final = "bertsmith.token_bucket"
+#: Key of the request's ``AdmissionTicket`` in an ASGI scope.
+ADMISSION_KEY: Final = "bertsmith.admission"
 #: A client may run at most this many requests per unused request of the server. A single client can
 #: therefore use 4/5 of the limit, and there is always room for other clients.
 _REQUESTS_PER_FREE_REQUEST: Final = 4

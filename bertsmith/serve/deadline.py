@@ -1,6 +1,7 @@
 """Request deadlines, and the errors of requests that end without an answer."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -59,7 +60,11 @@ class Deadline:
     """
 
     def __init__(
-        self, seconds: float, client: str = "", token_bucket: TokenBucket | None = None
+        self,
+        seconds: float,
+        client: str = "",
+        token_bucket: TokenBucket | None = None,
+        record_tokens: Callable[[int], None] | None = None,
     ) -> None:
         """Start the time limit.
 
@@ -67,16 +72,20 @@ class Deadline:
             seconds: duration of the time limit.
             client: client that sent the request.
             token_bucket: limits the tokens of the client per minute; None for no limit.
+            record_tokens: called with the number of tokens when the texts are tokenized.
         """
         self.expires_at = time.monotonic() + seconds
         self.client = client
         self.token_bucket = token_bucket
+        self._record_tokens = record_tokens
         self.is_cancelled = False
         self.token_counts = TokenCounts()
         self._future: Future[Any] | None = None
 
     def charge_tokens(self, num_tokens: int) -> None:
         """Count tokens against the client's limit; raise BusyError beyond it."""
+        if self._record_tokens is not None:
+            self._record_tokens(num_tokens)
         if self.token_bucket is not None:
             seconds = self.token_bucket.take(num_tokens)
             if seconds:

@@ -54,6 +54,12 @@ def create_error_response(
     return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
 
 
+def create_busy_response(error: BusyError) -> Response:
+    """Return the 429 response of an overloaded server."""
+    headers = {"Retry-After": str(max(1, round(error.retry_after)))}
+    return create_error_response(429, str(error), headers)
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Make an app send its errors with ``create_error_response``."""
     app.add_exception_handler(BertsmithError, _handle_bertsmith_error)
@@ -68,12 +74,11 @@ async def _handle_bertsmith_error(_: Request, error: Exception) -> Response:
         if isinstance(error, error_class):
             status = error_status
             break
-    headers = None
     if status == 500:
         logging.getLogger("bertsmith.serve").error(str(error))
     if isinstance(error, BusyError):
-        headers = {"Retry-After": str(max(1, round(error.retry_after)))}
-    return create_error_response(status, str(error), headers)
+        return create_busy_response(error)
+    return create_error_response(status, str(error))
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:

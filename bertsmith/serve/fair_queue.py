@@ -9,7 +9,7 @@ more than one call.
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,6 +23,21 @@ BatchFunction = Callable[[list[Any]], Sequence[Any]]
 NUM_SIZE_CLASSES: Final = 6
 #: Number of clients in a class from which records of idle clients are removed.
 _MAX_IDLE_CLIENTS: Final = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDemand:
+    """Estimated tokens of a request that is not tokenized yet.
+
+    Attributes:
+        client: client that sent the request.
+        num_tokens: estimated tokens.
+        expires_at: deadline, in seconds of the monotonic clock.
+    """
+
+    client: str
+    num_tokens: int
+    expires_at: float
 
 
 @dataclass(eq=False)
@@ -272,7 +287,7 @@ class FairQueue:
         """Return whether there are queued calls."""
         return any(size_class.num_calls for size_class in self._classes)
 
-    def is_large(self, call: Call) -> bool:
+    def is_large(self, call: Call | TokenDemand) -> bool:
         """Return whether a call needs several batches."""
         return call.num_tokens > self._max_batch_tokens
 
@@ -300,7 +315,12 @@ class FairQueue:
         """Return the number of queued tokens of each size class."""
         return [size_class.num_tokens for size_class in self._classes]
 
-    def iter_evictable(self, call: Call) -> Iterator[Call]:
+    def count_client_tokens(self, size_class: int) -> Counter[str]:
+        """Return the number of queued tokens of each client in a size class."""
+        clients = self._classes[size_class].clients
+        return Counter({name: client.num_tokens for name, client in clients.items()})
+
+    def iter_evictable(self, call: Call | TokenDemand) -> Iterator[Call]:
         """Yield calls that a new call may replace, newest calls of the heaviest client first.
 
         These are calls of the same class that have not started, as long as their client has more

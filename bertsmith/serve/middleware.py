@@ -17,7 +17,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from bertsmith.serve.admission import EarlyAdmission
 from bertsmith.serve.clients import (
+    ADMISSION_KEY,
     CLIENT_KEY,
     TOKEN_BUCKET_KEY,
     ConcurrencyLimit,
@@ -26,7 +28,8 @@ from bertsmith.serve.clients import (
     get_path,
 )
 from bertsmith.serve.control import ServerControl
-from bertsmith.serve.errors import create_error_response
+from bertsmith.serve.deadline import BusyError
+from bertsmith.serve.errors import create_busy_response, create_error_response
 from bertsmith.serve.keys import FailedLogins, KeyRing, NamedKey
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.page import is_page_path
@@ -76,6 +79,7 @@ class RequestMiddleware:
         *,
         settings: ServeSettings,
         metrics: Metrics,
+        admission: EarlyAdmission,
         keys: KeyRing | None = None,
         origins: Sequence[str] = (),
         has_page: bool = False,
@@ -88,6 +92,7 @@ class RequestMiddleware:
             app: the ASGI app.
             settings: the limits of the server.
             metrics: counts the requests.
+            admission: rejects requests of an overloaded server before their body is received.
             keys: keys of which clients must send one; None for no authentication.
             origins: origins of other sites whose scripts may send requests (CORS).
             has_page: whether the app has a web page. Its files need no key, because the page asks
@@ -98,6 +103,7 @@ class RequestMiddleware:
         self._app = app
         self._settings = settings
         self._metrics = metrics
+        self._admission = admission
         self._keys = keys
         self._failed_logins = FailedLogins()
         self._sleep = sleep
@@ -159,29 +165,62 @@ class RequestMiddleware:
         """Admit or reject a request, receive its body, and run the app."""
         request: _Request = scope[_REQUEST_KEY]
         rejection = await self._authorize(scope, request) or self._check_header(scope, request)
-        if rejection is None and scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
-            try:
-                content = await self._receiver.receive(request.body, receive)
-            except BodyError as error:
-                rejection = create_error_response(
-                    error.status, str(error), _create_retry_headers(error.status)
-                )
-            else:
-                receive = _replay(content, receive)
-                # Now only ``receive`` refers to the body, which is freed once the app has read it.
-                del content
-                # Other requests may have started while the body was received.
-                overload_response = self._check_concurrency(scope)
-                if overload_response is not None:
-                    await overload_response(scope, receive, send)
-                    return
         if rejection is not None:
-            # The connection cannot be reused, because the rest of the body is unread.
-            rejection.headers["Connection"] = "close"
-            await rejection(scope, receive, send)
+            await _reject(rejection, scope, receive, send)
+        elif scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
+            await self._run_app(scope, receive, send)
+        else:
+            num_bytes = int(request.headers.get(b"content-length", b"0"))
+            try:
+                with self._admission.admit(scope[CLIENT_KEY], get_path(scope), num_bytes) as scope[
+                    ADMISSION_KEY
+                ]:
+                    await self._receive_and_run(scope, receive, send)
+            except BusyError as error:
+                await self._reject_early(error, scope, receive, send)
+
+    async def _receive_and_run(
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Receive the body of a request and run the app."""
+        request: _Request = scope[_REQUEST_KEY]
+        try:
+            content = await self._receiver.receive(request.body, receive)
+        except BodyError as error:
+            rejection = create_error_response(
+                error.status, str(error), _create_retry_headers(error.status)
+            )
+            await _reject(rejection, scope, receive, send)
             return
+        receive = _replay(content, receive)
+        # Now only ``receive`` refers to the body, which is freed once the app has read it.
+        del content
+        # Other requests may have started while the body was received.
+        overload_response = self._check_concurrency(scope)
+        if overload_response is not None:
+            await overload_response(scope, receive, send)
+        else:
+            await self._run_app(scope, receive, send)
+
+    async def _run_app(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         with self._concurrency.count(scope[CLIENT_KEY]):
             await self._app(scope, receive, send)
+
+    async def _reject_early(
+        self, error: BusyError, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Reject a request of an overloaded server without keeping its body.
+
+        The body is read before the response, because closing a connection with unread data can
+        destroy the response. A client that waits for permission to send the body gets the response
+        at once.
+        """
+        request: _Request = scope[_REQUEST_KEY]
+        response = create_busy_response(error)
+        is_waiting = b"expect" in request.headers
+        if is_waiting or not await self._receiver.discard(receive):
+            response.headers["Connection"] = "close"
+        await response(scope, receive, send)
 
     def _check_header(
         self, scope: MutableMapping[str, Any], request: "_Request"
@@ -350,6 +389,15 @@ class _Request:
         if self._is_aborted:
             line["aborted"] = "the client did not read the response"
         _LOG.info(json.dumps(line))
+
+
+async def _reject(
+    rejection: Response, scope: MutableMapping[str, Any], receive: Receive, send: Send
+) -> None:
+    """Send a response to a request whose body is not completely read."""
+    # The connection cannot be reused.
+    rejection.headers["Connection"] = "close"
+    await rejection(scope, receive, send)
 
 
 def _replay(content: bytes, receive: Receive) -> Receive:

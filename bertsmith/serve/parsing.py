@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -14,8 +15,8 @@ from starlette.responses import Response
 
 from bertsmith.errors import InputError
 from bertsmith.serve.body_fields import BRANCH_TAGS
-from bertsmith.serve.clients import CLIENT_KEY, TOKEN_BUCKET_KEY
-from bertsmith.serve.deadline import Deadline, create_deadline_error
+from bertsmith.serve.clients import ADMISSION_KEY, CLIENT_KEY, TOKEN_BUCKET_KEY
+from bertsmith.serve.deadline import Deadline, RequestTooLargeError, create_deadline_error
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
@@ -28,6 +29,12 @@ UNKNOWN_SHARE_HEADER: Final = "X-Bertsmith-Unknown-Share"
 TRUNCATED_HEADER: Final = "X-Bertsmith-Truncated-Texts"
 #: Maximum length of a field name in an error message, because clients choose the names.
 _MAX_FIELD_CHARACTERS: Final = 100
+#: Maximum number of lists, objects, fields and strings in a body, per text that a request may have.
+#: Parsed lists and objects need up to fifty times as much memory as their JSON.
+_MAX_NODES_PER_TEXT: Final = 64
+#: A string, or the start of a string that does not end. Without backtracking, so that the time is
+#: proportional to the size of the body.
+_JSON_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _EXAMPLE_ADVICE: Final = 'send an object such as {"inputs": ["a text"]}'
 
 
@@ -36,8 +43,10 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
 
     Raises:
         InputError: the body is not JSON, or does not match the model.
-        RequestTooLargeError: a list is longer than the settings allow.
+        RequestTooLargeError: a list is longer than the settings allow, or there are too many lists
+            or objects.
     """
+    _check_num_nodes(body, settings.max_texts)
     try:
         value = from_json(body.removeprefix(codecs.BOM_UTF8), cache_strings="none")
     except ValueError as error:
@@ -46,6 +55,32 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
         return model.model_validate(value, context={"texts": settings.max_texts})
     except ValidationError as error:
         raise InputError(_describe_errors(error)) from None
+
+
+def _check_num_nodes(body: bytes, max_texts: int) -> None:
+    """Raise RequestTooLargeError if a JSON body has too many lists, objects, fields or strings."""
+    limit = _MAX_NODES_PER_TEXT * max_texts
+    if _count_brackets(body) + body.count(b'"') <= limit:
+        return
+    # Some of them may be part of texts.
+    num_nodes = end = 0
+    for match in _JSON_STRING.finditer(body):
+        num_nodes += _count_brackets(body[end : match.start()]) + 1
+        end = match.end()
+        if num_nodes > limit:
+            break
+    else:
+        num_nodes += _count_brackets(body[end:])
+    if num_nodes > limit:
+        raise RequestTooLargeError(
+            f"the limit is {limit:,} lists, objects, fields and strings per request, got more; "
+            "split the request"
+        )
+
+
+def _count_brackets(content: bytes) -> int:
+    """Return the number of opening brackets and colons."""
+    return content.count(b"[") + content.count(b"{") + content.count(b":")
 
 
 def _describe_syntax_error(reason: str) -> str:
@@ -90,6 +125,7 @@ class BodyParser:
             self._settings.request_timeout_seconds,
             request.scope.get(CLIENT_KEY, ""),
             request.scope.get(TOKEN_BUCKET_KEY),
+            request.scope[ADMISSION_KEY].record_tokens,
         )
         content_type = request.headers.get("content-type", "")
         if "json" not in content_type:

@@ -88,6 +88,20 @@ class BodyReceiver:
         body.chunks = []
         return content
 
+    async def discard(self, receive: Receive) -> bool:
+        """Receive the body of a rejected request without keeping it.
+
+        Returns:
+            Whether the body is complete, so that the connection can be used again.
+        """
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_seconds):
+                while (message := await receive()).get("more_body"):
+                    pass
+        except TimeoutError:
+            return False
+        return bool(message["type"] == "http.request")
+
     def release(self, body: IncomingBody) -> None:
         """Stop counting the bytes of a body, because its request has ended."""
         self.num_bytes -= body.num_bytes

@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 from bertsmith.errors import BertsmithError
 from bertsmith.serve.deadline import BusyError, create_deadline_error
-from bertsmith.serve.fair_queue import NUM_SIZE_CLASSES, Call, FairQueue, QueuedSequence
+from bertsmith.serve.fair_queue import (
+    NUM_SIZE_CLASSES,
+    Call,
+    FairQueue,
+    QueuedSequence,
+    TokenDemand,
+)
 
 #: Assumed speed of the model before the first measurement.
 _INITIAL_TOKENS_PER_SECOND = 4000.0
@@ -86,6 +92,8 @@ class CallScheduler:
         #: Tokens of the batches being computed.
         self._running_tokens = 0
         self.num_running_batches = 0
+        #: Requests that are being received and tokenized.
+        self._reserved: dict[TokenDemand, None] = {}
 
     @property
     def queued_tokens(self) -> int:
@@ -116,6 +124,27 @@ class CallScheduler:
             self._fail(candidate, self._create_busy_error(retry_seconds))
         call.was_idle = not (self.queued_tokens or self._running_tokens)
         self._queue.push(call)
+
+    def reserve(self, demand: TokenDemand) -> None:
+        """Reserve room for a request, until ``release``.
+
+        Raises:
+            BusyError: a call with the estimated tokens would be rejected.
+        """
+        num_reserved_tokens = sum(other.num_tokens for other in self._reserved)
+        if self._find_overload(demand, -num_reserved_tokens) is not None:
+            num_freed_tokens = -self._count_reserved_tokens(demand)
+            candidates = self._queue.iter_evictable(demand)
+            while (error := self._find_overload(demand, num_freed_tokens)) is not None:
+                candidate = next(candidates, None)
+                if candidate is None:
+                    raise error
+                num_freed_tokens += candidate.num_tokens
+        self._reserved[demand] = None
+
+    def release(self, demand: TokenDemand) -> None:
+        """End a reservation; nothing happens if it has already ended."""
+        self._reserved.pop(demand, None)
 
     def remove(self, call: Call) -> None:
         """Remove the remaining sequences of a call that was failed or cancelled."""
@@ -161,12 +190,31 @@ class CallScheduler:
         self._tokens_per_second += weight * (tokens_per_second - self._tokens_per_second)
         self._measured_batches += fill_level
 
-    def _find_overload(self, call: Call, num_freed_tokens: int) -> BusyError | None:
+    def _count_reserved_tokens(self, demand: TokenDemand) -> int:
+        """Return the reserved tokens of the size class that are computed before a new request.
+
+        Reservations of clients that send more are ignored, because the new request may replace
+        their calls.
+        """
+        size_class = self._queue.get_size_class(demand.num_tokens)
+        reserved = [
+            other
+            for other in self._reserved
+            if self._queue.get_size_class(other.num_tokens) == size_class
+        ]
+        num_tokens = self._queue.count_client_tokens(size_class)
+        for other in reserved:
+            num_tokens[other.client] += other.num_tokens
+        limit = num_tokens[demand.client] + demand.num_tokens
+        return sum(other.num_tokens for other in reserved if num_tokens[other.client] <= limit)
+
+    def _find_overload(self, call: Call | TokenDemand, num_freed_tokens: int) -> BusyError | None:
         """Return the error of a call for which there is no room or no time; None to accept it.
 
         Args:
             call: the call, which is not queued yet.
-            num_freed_tokens: queued tokens that make room for the call.
+            num_freed_tokens: queued tokens that make room for the call. Reserved tokens, which need
+                room, count as negative.
         """
         is_large = self._queue.is_large(call)
         max_queue_tokens = self._max_queue_tokens * (_LARGE_CALL_SHARE if is_large else 1.0)
@@ -175,7 +223,7 @@ class CallScheduler:
             retry_seconds = self.queued_tokens / self._tokens_per_second
             return BusyError(
                 f"the queue is full: {self.queued_tokens:,} tokens are waiting; retry in "
-                f"{retry_seconds:.0f} seconds",
+                f"{max(retry_seconds, 1.0):.0f} seconds",
                 retry_seconds,
             )
         num_pending_tokens = num_queued_tokens + self._running_tokens

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from pydantic import BaseModel, ValidationError
 
@@ -56,6 +57,34 @@ def test_number_of_validation_errors_is_bounded(model: type[BaseModel], name: st
     field = "input" if model is schemas.OpenAiBody else "inputs"
     for context in (None, {"texts": 10 * NUM_ITEMS}):
         assert _count_errors(model, {field: INVALID_VALUES[name]}, context) <= 3
+
+
+@pytest.mark.parametrize("item", [b"[[1]]", b'{"a": "b"}', b'"["', b'"\\"{"'])
+def test_many_small_values_are_rejected_before_parsing(
+    monkeypatch: pytest.MonkeyPatch, item: bytes
+) -> None:
+    """A body of tiny lists, objects or strings is not parsed, which would need much memory."""
+    settings = ServeSettings(max_texts=2)
+    body = b'{"inputs": [' + b", ".join([item] * 200) + b"]}"
+    with monkeypatch.context() as patch:
+        patch.setattr(parsing, "from_json", lambda *_, **__: pytest.fail("parsed"))
+        with pytest.raises(RequestTooLargeError, match="the limit is 128 lists, objects"):
+            parse_body(body, schemas.EmbedBody, settings)
+
+
+def test_brackets_in_texts_do_not_count_as_lists() -> None:
+    """Texts may contain any number of brackets, quotes and colons."""
+    text = '[MASK] { : \\" \\\\' * 300
+    body = orjson.dumps({"inputs": [text, text + '"']})
+    parsed = parse_body(body, schemas.EmbedBody, ServeSettings(max_texts=2))
+    assert isinstance(parsed, schemas.EmbedBody)
+    assert parsed.inputs == [text, text + '"']
+
+
+def test_unfinished_string_is_scanned_once() -> None:
+    """The time is proportional to the size, also if escaped quotes follow without an end."""
+    assert len(parsing._JSON_STRING.findall(b'"' + b'\\"' * 1000)) == 1
+    assert parsing._JSON_STRING.sub(b"", b'["a\\\\", "\\"[", "b') == b"[, , "
 
 
 def _count_errors(model: type[BaseModel], body: Any, context: Any) -> int:

@@ -21,7 +21,12 @@ from bertsmith.serve.sockets import bind_socket, bind_unix_socket, start_listeni
 
 def _empty_app() -> RequestMiddleware:
     """Return the middleware of an app that handles no requests."""
-    return RequestMiddleware(lambda *_: None, settings=ServeSettings(), metrics=Metrics())  # type: ignore[arg-type]
+    return RequestMiddleware(
+        lambda *_: None,  # type: ignore[arg-type]
+        settings=ServeSettings(),
+        metrics=Metrics(),
+        admission=None,  # type: ignore[arg-type]
+    )
 
 
 def test_second_server_on_a_port_is_an_error() -> None:
