@@ -210,7 +210,7 @@ def _run_process(options: "ServerOptions", sock: socket.socket, message: str) ->
 
 
 def _run_supervisor(options: "ServerOptions", sock: socket.socket, message: str) -> None:
-    """Run a server in several processes, which share their metrics in a temporary folder."""
+    """Run a server in several processes, which share a temporary folder."""
     try:
         from prometheus_client.multiprocess import mark_process_dead
 
@@ -219,10 +219,10 @@ def _run_supervisor(options: "ServerOptions", sock: socket.socket, message: str)
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
     start_listening(sock)
-    with TemporaryDirectory(prefix="bertsmith-metrics-") as directory:
+    with TemporaryDirectory(prefix="bertsmith-serve-") as directory:
         # prometheus_client reads this variable when the new processes import it.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
-        options = replace(options, metrics_directory=Path(directory))
+        options = replace(options, shared_directory=Path(directory))
         Supervisor(
             partial(_run_worker, options, message),
             sock,

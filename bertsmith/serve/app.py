@@ -19,7 +19,7 @@ from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.hosts import HostCheck
 from bertsmith.serve.inference_api import InferenceRoutes
 from bertsmith.serve.inspection import InspectionRoutes
-from bertsmith.serve.keys import KeyRing
+from bertsmith.serve.keys import FailedLogins, KeyRing
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware, SecurityHeaders
 from bertsmith.serve.models import ServedModel
@@ -30,6 +30,7 @@ from bertsmith.serve.responses import Status
 from bertsmith.serve.routes import TaskRoutes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.shared_table import CounterTable
 from bertsmith.serve.sparse import SparseRoutes
 from bertsmith.serve.tei import TeiRoutes
 from bertsmith.version import __version__
@@ -44,6 +45,7 @@ def create_app(
     hosts: Sequence[str] | None = None,
     has_page: bool = False,
     metrics_directory: Path | None = None,
+    table: CounterTable | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> RequestMiddleware:
     """Return the ASGI app of a server with these models.
@@ -56,6 +58,8 @@ def create_app(
         hosts: host names that ``HostCheck`` allows, see ``get_allowed_hosts``; None for all.
         has_page: whether the app has a web page at "/".
         metrics_directory: folder in which several processes share metrics, see ``Metrics``.
+        table: table of failed logins, which several processes can share; None for a table of its
+            own.
         sleep: waits a number of seconds, before the answer to a wrong key.
     """
     settings = settings or ServeSettings()
@@ -105,6 +109,7 @@ def create_app(
         origins=origins,
         has_page=has_page,
         control=control,
+        failed_logins=FailedLogins(table=table),
         sleep=sleep,
     )
     metrics.set_gauges(

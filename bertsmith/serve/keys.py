@@ -11,6 +11,7 @@ from pydantic import Field
 from bertsmith.errors import SettingsError
 from bertsmith.serve.auth import ApiKey
 from bertsmith.serve.rate_limits import TokenBucket
+from bertsmith.serve.shared_table import CounterTable, Entry, LocalTable
 from bertsmith.settings import Settings, read_toml
 
 Rate = Annotated[float, Field(gt=0.0, strict=False)]
@@ -54,7 +55,7 @@ class KeyRing:
         keys: Mapping[str, KeySettings],
         *,
         has_page: bool = False,
-        num_processes: int = 1,
+        table: CounterTable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Use a set of keys.
@@ -62,14 +63,15 @@ class KeyRing:
         Args:
             keys: the keys by name.
             has_page: whether the server has a web page, see ``ApiKey``.
-            num_processes: number of server processes, each of which allows its share of the limits.
+            table: table of the used limits, which several processes can share; None for a table of
+                its own.
             clock: returns the time in seconds.
 
         Raises:
             SettingsError: there is no key, or a key is empty or not unique.
         """
         self._has_page = has_page
-        self._num_processes = num_processes
+        self._table = table or LocalTable()
         self._clock = clock
         self._keys: dict[str, NamedKey] = {}
         self.replace(keys)
@@ -114,12 +116,15 @@ class KeyRing:
             name,
             settings,
             ApiKey(settings.key, has_page=self._has_page),
-            self._create_bucket(settings.requests_per_minute),
-            self._create_bucket(settings.tokens_per_minute),
+            self._create_bucket(f"requests of {name}", settings.requests_per_minute),
+            self._create_bucket(f"tokens of {name}", settings.tokens_per_minute),
         )
 
-    def _create_bucket(self, rate: float | None) -> TokenBucket | None:
-        return None if rate is None else TokenBucket(rate / self._num_processes, clock=self._clock)
+    def _create_bucket(self, name: str, rate: float | None) -> TokenBucket | None:
+        """Return the bucket of a limit; a changed limit has a bucket of its own."""
+        if rate is None:
+            return None
+        return TokenBucket(rate, self._clock, self._table, f"{rate:g} {name}")
 
 
 def read_key_file(path: Path) -> dict[str, KeySettings]:
@@ -148,24 +153,30 @@ class FailedLogins:
     MAX_DELAY_SECONDS = 8.0
     #: Time without failures after which an address has no delay.
     FORGET_SECONDS = 600.0
-    #: Addresses that are remembered.
-    MAX_ADDRESSES = 10_000
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, table: CounterTable | None = None
+    ) -> None:
+        """Start without failures, or continue with those in a table.
+
+        Args:
+            clock: returns the time in seconds.
+            table: table of the failures, which several processes can share; None for a table of its
+                own.
+        """
         self._clock = clock
-        #: Number of failures and time of the last failure by address, oldest first.
-        self._failures: dict[str, tuple[int, float]] = {}
+        self._table = table or LocalTable()
 
     def record(self, address: str) -> float:
         """Record a failure; return the seconds by which to delay the answer."""
         now = self._clock()
-        num_failures, failed_at = self._failures.pop(address, (0, now))
-        if now - failed_at > self.FORGET_SECONDS:
-            num_failures = 0
-        self._failures[address] = (num_failures + 1, now)
-        if len(self._failures) > self.MAX_ADDRESSES:
-            del self._failures[next(iter(self._failures))]
-        num_delays = num_failures - self.NUM_FREE
+
+        def count_failure(entry: Entry | None) -> Entry:
+            num_failures, failed_at = entry or (0.0, now)
+            return (1.0 if now - failed_at > self.FORGET_SECONDS else num_failures + 1, now)
+
+        num_failures, _ = self._table.update(f"failures of {address}", count_failure)
+        num_delays = num_failures - 1 - self.NUM_FREE
         if num_delays < 0:
             return 0.0
         delay = self.FIRST_DELAY_SECONDS * 2.0 ** min(num_delays, 30)

@@ -4,7 +4,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,6 +15,10 @@ from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.options import ServerOptions
 from bertsmith.serve.server import create_config, freeze_objects, serve_until_signal
+from bertsmith.serve.shared_table import CounterTable, SharedTable
+
+#: File of the table that the processes share, in ``ServerOptions.shared_directory``.
+_TABLE_FILE: Final = "counters.bin"
 
 
 class ServerProcess:
@@ -34,7 +38,10 @@ class ServerProcess:
         self._log = log
         num_threads = options.num_threads or torch.get_num_threads()
         torch.set_num_threads(max(num_threads // options.num_processes, 1))
-        self._keys = create_key_ring(options)
+        self._table = None
+        if options.shared_directory is not None:
+            self._table = SharedTable(options.shared_directory / _TABLE_FILE)
+        self._keys = create_key_ring(options, self._table)
         if options.certificate is not None:
             check_certificate(*options.certificate)
         self._app = self._create_app(self._load_models())
@@ -96,12 +103,17 @@ class ServerProcess:
             origins=options.origins,
             hosts=options.hosts,
             has_page=options.has_page,
-            metrics_directory=options.metrics_directory,
+            metrics_directory=options.shared_directory,
+            table=self._table,
         )
 
 
-def create_key_ring(options: ServerOptions) -> KeyRing | None:
+def create_key_ring(options: ServerOptions, table: CounterTable | None = None) -> KeyRing | None:
     """Return the API keys of a server; None if it needs no key.
+
+    Args:
+        options: the options.
+        table: table of the used limits of the keys, see ``KeyRing``.
 
     Raises:
         SettingsError: the key file is not valid.
@@ -112,7 +124,7 @@ def create_key_ring(options: ServerOptions) -> KeyRing | None:
         keys = {"default": KeySettings(key=options.api_key)}
     else:
         return None
-    return KeyRing(keys, has_page=options.has_page, num_processes=options.num_processes)
+    return KeyRing(keys, has_page=options.has_page, table=table)
 
 
 def check_certificate(certificate: Path, private_key: Path) -> None:

@@ -84,6 +84,7 @@ class RequestMiddleware:
         origins: Sequence[str] = (),
         has_page: bool = False,
         control: ServerControl | None = None,
+        failed_logins: FailedLogins | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Wrap an app.
@@ -98,6 +99,7 @@ class RequestMiddleware:
             has_page: whether the app has a web page. Its files need no key, because the page asks
                 for the key.
             control: state of the server that signals change.
+            failed_logins: counts wrong keys; None for a counter of its own.
             sleep: waits a number of seconds, before the answer to a wrong key.
         """
         self._app = app
@@ -105,7 +107,7 @@ class RequestMiddleware:
         self._metrics = metrics
         self._admission = admission
         self._keys = keys
-        self._failed_logins = FailedLogins()
+        self._failed_logins = failed_logins or FailedLogins()
         self._sleep = sleep
         self.control = control or ServerControl()
         self._has_page = has_page

@@ -24,9 +24,9 @@ class ServerOptions:
         root_path: path under which a proxy publishes the server.
         trusted_proxies: addresses of proxies whose X-Forwarded headers are used.
         certificate: files of the TLS certificate chain and its private key; None for HTTP.
-        num_processes: number of processes that serve the same port. They divide the CPU threads and
-            the limits of API keys.
-        metrics_directory: folder in which several processes share metrics, see ``Metrics``.
+        num_processes: number of processes that serve the same port. They divide the CPU threads.
+        shared_directory: folder in which several processes share their metrics, the used limits of
+            API keys and failed logins; None for a single process.
     """
 
     models: tuple[tuple[str, Path], ...]
@@ -43,4 +43,4 @@ class ServerOptions:
     trusted_proxies: tuple[str, ...] = ()
     certificate: tuple[Path, Path] | None = None
     num_processes: int = 1
-    metrics_directory: Path | None = None
+    shared_directory: Path | None = None

@@ -1,19 +1,33 @@
 """Rate limits of a client: requests or tokens per minute."""
 
-import threading
 import time
 from collections.abc import Callable
+
+from bertsmith.serve.shared_table import CounterTable, Entry, LocalTable
 
 
 class TokenBucket:
     """Allows an amount per minute; thread-safe. A minute's amount may be used at once."""
 
-    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_minute: float,
+        clock: Callable[[], float] = time.monotonic,
+        table: CounterTable | None = None,
+        name: str = "",
+    ) -> None:
+        """Start with a minute's amount, or continue with the level in a table.
+
+        Args:
+            per_minute: amount per minute.
+            clock: returns the time in seconds.
+            table: table that contains the level; None for a table of its own.
+            name: name of the level in the table.
+        """
         self.per_minute = per_minute
         self._clock = clock
-        self._lock = threading.Lock()
-        self._level = per_minute
-        self._updated_at = clock()
+        self._table = table or LocalTable()
+        self._name = name
 
     def take(self, amount: float) -> float:
         """Use an amount, unless earlier amounts have emptied the bucket.
@@ -24,12 +38,18 @@ class TokenBucket:
         Returns:
             0.0 if the amount was used, else the seconds until something is left.
         """
-        with self._lock:
-            now = self._clock()
-            refill = (now - self._updated_at) * self.per_minute / 60
-            self._level = min(self._level + refill, self.per_minute)
-            self._updated_at = now
-            if self._level <= 0:
-                return max((1.0 - self._level) * 60 / self.per_minute, 1e-3)
-            self._level -= amount
-            return 0.0
+        now = self._clock()
+        wait_seconds = 0.0
+
+        def use_amount(entry: Entry | None) -> Entry:
+            nonlocal wait_seconds
+            level, updated_at = entry or (self.per_minute, now)
+            level = min(level + (now - updated_at) * self.per_minute / 60, self.per_minute)
+            if level <= 0:
+                wait_seconds = max((1.0 - level) * 60 / self.per_minute, 1e-3)
+            else:
+                level -= amount
+            return level, now
+
+        self._table.update(self._name, use_amount)
+        return wait_seconds

@@ -10,6 +10,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.serve.keys import FailedLogins, KeyRing, KeySettings, read_key_file
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.rate_limits import TokenBucket
+from bertsmith.serve.shared_table import LocalTable, SharedTable
 from tests.serve.model_pause import wait_until
 from tests.serve.model_server import run_server
 
@@ -101,14 +102,40 @@ def test_token_bucket_allows_its_amount_per_minute() -> None:
     assert bucket.take(1) > 0
 
 
-def test_processes_divide_the_limits() -> None:
-    """Each of two processes allows half of the requests of a key."""
-    keys = {"alice": KeySettings(key="first", requests_per_minute=4)}
-    ring = KeyRing(keys, num_processes=2, clock=FakeClock())
-    key = ring.find("POST", ALICE)
-    assert key is not None
-    assert key.requests is not None
-    assert [key.requests.take(1) == 0 for _ in range(3)] == [True, True, False]
+def test_processes_share_the_limits(tmp_path: Path) -> None:
+    """Two processes together allow the requests and failed logins of one; a new limit is unused."""
+    clock = FakeClock()
+    tables = [SharedTable(tmp_path / "table") for _ in range(2)]
+    settings = KeySettings(key="first", requests_per_minute=3)
+    rings = [KeyRing({"alice": settings}, table=table, clock=clock) for table in tables]
+    logins = [FailedLogins(clock, table) for table in tables]
+
+    def take(ring: KeyRing) -> bool:
+        key = ring.find("POST", ALICE)
+        assert key is not None
+        assert key.requests is not None
+        return key.requests.take(1) == 0
+
+    assert [take(rings[number % 2]) for number in range(5)] == [True, True, True, False, False]
+    clock.now = 20.0
+    assert [take(ring) for ring in rings] == [True, False]
+    assert [logins[number % 2].record("a") for number in range(5)] == [0, 0, 0, 0.25, 0.5]
+    rings[0].replace({"alice": KeySettings(key="first", requests_per_minute=5)})
+    assert take(rings[0])
+
+
+def test_full_shared_table_forgets_the_oldest_entries(tmp_path: Path) -> None:
+    """The table has a fixed size; the entries that changed last remain."""
+    table = SharedTable(tmp_path / "table", num_slots=8)
+    entries = [(1.0, float(number)) for number in range(9)]
+    for number, entry in enumerate(entries):
+        assert table.update(f"name {number}", dict.fromkeys([None], entry).__getitem__) == entry
+    size = (tmp_path / "table").stat().st_size
+    assert table.update("name 8", lambda entry: entry or (0.0, 9.0)) == (1.0, 8)
+    assert table.update("name 0", lambda entry: entry or (0.0, 9.0)) == (0.0, 9)
+    assert table.update("name 1", lambda entry: entry or (0.0, 9.0)) == (0.0, 9)
+    assert table.update("name 3", lambda entry: entry or (0.0, 9.0)) == (1.0, 3)
+    assert (tmp_path / "table").stat().st_size == size
 
 
 def test_limits_of_a_key_give_429(
@@ -153,10 +180,9 @@ def test_failures_of_an_address_delay_its_answers() -> None:
     assert logins.record("a") == 0
 
 
-def test_failed_logins_use_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_logins_use_bounded_memory() -> None:
     """Only the addresses that failed last are remembered."""
-    monkeypatch.setattr(FailedLogins, "MAX_ADDRESSES", 2)
-    logins = FailedLogins(FakeClock())
+    logins = FailedLogins(FakeClock(), LocalTable(max_entries=2))
     for address in "aaabbbc":
         logins.record(address)
     assert logins.record("b") > 0
