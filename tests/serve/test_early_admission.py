@@ -48,13 +48,17 @@ def test_reservations_count_until_they_are_released() -> None:
     scheduler.reserve(second)
 
 
-def test_flood_of_one_client_does_not_reject_others_early() -> None:
-    """A client with less in the queue is admitted, although the flooding client is rejected."""
+@pytest.mark.parametrize("num_queued", [1, 8])
+def test_flood_of_one_client_does_not_reject_others_early(num_queued: int) -> None:
+    """A client with less in the queue is admitted, although the flooding client is rejected.
+
+    It makes no difference whether the flooding client's requests are queued or being tokenized.
+    """
     scheduler = create_scheduler([0.0])
-    for _ in range(9):
+    for _ in range(num_queued):
         scheduler.add(create_call("flood", *[100] * 3))
-    reserved = TokenDemand("flood", 100, 30.0)
-    scheduler.reserve(reserved)
+    for _ in range(9 - num_queued):
+        scheduler.reserve(TokenDemand("flood", 300, 30.0))
     for num_tokens in (5, 100, 300):
         demand = TokenDemand("other", num_tokens, 30.0)
         scheduler.reserve(demand)
