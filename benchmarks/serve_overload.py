@@ -175,26 +175,48 @@ def run_overload(options: argparse.Namespace, ratios: Any, figures: Any) -> None
             figures[f"p99 seconds of one word at {factor}x"] = p99
 
 
+async def start_readers(port: int, body: bytes, num_readers: int, seconds: float) -> int:
+    """Let clients request answers without reading them; return the number of started answers.
+
+    A client whose request is rejected tries again. The connections stay open for ``seconds``.
+    """
+    end = time.perf_counter() + seconds
+    request = HEAD.format(path="/embed_all", length=len(body)).encode() + body
+
+    async def run_reader(client: int) -> bool:
+        while time.perf_counter() < end:
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            connection.bind((f"127.0.0.{client % NUM_CLIENTS + 1}", 0))
+            await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+            # The stream stops reading from the socket when it has 8 KiB.
+            reader, writer = await asyncio.open_connection(sock=connection, limit=4096)
+            writer.write(request)
+            is_answered = (await reader.readexactly(12))[9:] == b"200"
+            if is_answered:
+                await asyncio.sleep(end - time.perf_counter())
+            writer.close()
+            if is_answered:
+                return True
+            await asyncio.sleep(1)
+        return False
+
+    return sum(await asyncio.gather(*(run_reader(client) for client in range(num_readers))))
+
+
 def run_readers(options: argparse.Namespace, ratios: Any, figures: Any) -> None:
     """Measure the peak memory with clients that do not read their answers."""
     body = make_body(options.reader_texts, 60)
     with run_server(options) as server:
-        asyncio.run(send(server.port, "/embed_all", body))
+        asyncio.run(send(server.port, "/embed_all", make_body(1)))
         idle = server.read_memory()
         server.reset_peak_memory()
-        connections = []
-        for _ in range(options.readers):
-            connection = socket.socket()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", server.port))
-            head = HEAD.format(path="/embed_all", length=len(body))
-            connection.sendall(head.encode() + body)
-            connections.append(connection)
-        time.sleep(options.seconds)
+        figures["slow readers"] = asyncio.run(
+            start_readers(server.port, body, options.readers, options.seconds)
+        )
         ratios["peak memory with slow readers / idle"] = server.read_memory("VmHWM") / idle
         figures["idle MiB"] = idle
-        for connection in connections:
-            connection.close()
 
 
 def run_requests(options: argparse.Namespace, ratios: Any, figures: Any) -> None:

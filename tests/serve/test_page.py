@@ -117,9 +117,9 @@ def test_attributions_of_a_classification(
     view.locator("summary").click()
     view.locator(".token").first.wait_for()
     assert view.locator(".token").all_inner_texts() == expected.tokens
-    changes = [f"{'−' if value < 0 else '+'}{100 * abs(value):.1f} %" for value in expected.values]
+    changes = [f"{'−' if value < 0 else '+'}{100 * abs(value):.1f}" for value in expected.values]
     titles = [token.get_attribute("title") for token in view.locator(".token").all()]
-    assert titles == changes
+    assert titles == [f"{change} percentage points" for change in changes]
     strongest = int(np.argmax(np.abs(expected.values)))
     styles = [token.get_attribute("style") for token in view.locator(".token").all()]
     assert styles[strongest] == "--amount: 60%;"
@@ -129,6 +129,7 @@ def test_attributions_of_a_classification(
     summary = view.locator(".summary").inner_text()
     assert f"the probability of “{expected.label}”" in summary
     assert f"Raise it: {expected.tokens[best]} {changes[best]}" in summary
+    assert " percentage points. Lower it: " in summary
     # The box stays open for the next result.
     result = submit_form(panel, "Classify", {"Text": "iron " * 150}, "mood")
     result.locator(".attributions .token").nth(100).wait_for()

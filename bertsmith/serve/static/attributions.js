@@ -5,24 +5,26 @@ import { h, notice } from "./dom.js";
 const NUM_NAMED_TOKENS = 5;
 const SPECIAL = new Set(["[CLS]", "[SEP]"]);
 
+// Changes of a probability are in percentage points.
 function formatChange(value, isProbability) {
   const sign = value < 0 ? "−" : "+";
   const size = Math.abs(value);
-  return isProbability ? `${sign}${(100 * size).toFixed(1)} %` : `${sign}${size.toFixed(3)}`;
+  return isProbability ? `${sign}${(100 * size).toFixed(1)}` : `${sign}${size.toFixed(3)}`;
 }
 
-function nameTokens(rows, isProbability) {
-  return rows.slice(0, NUM_NAMED_TOKENS).map(({ token, value }) => `${token} ${formatChange(value, isProbability)}`).join(", ");
+function nameTokens(rows, isProbability, unit) {
+  return rows.slice(0, NUM_NAMED_TOKENS).map(({ token, value }) => `${token} ${formatChange(value, isProbability)}`).join(", ") + unit;
 }
 
 function renderAttributions({ label, tokens, attributions }, labelName) {
   const isProbability = label !== null;
+  const unit = isProbability ? " percentage points" : "";
   const highest = Math.max(...attributions.map(Math.abs)) || 1;
   const rows = tokens.map((token, index) => ({ token, value: attributions[index] }));
   const chips = rows.map(({ token, value }) => h("span", {
     class: SPECIAL.has(token) ? "token" : `token ${value < 0 ? "lowers" : "raises"}`,
     "--amount": `${Math.round(60 * Math.abs(value) / highest)}%`,
-    title: formatChange(value, isProbability),
+    title: formatChange(value, isProbability) + unit,
   }, token));
   const ordered = [...rows].sort((one, other) => other.value - one.value);
   const raising = ordered.filter(({ value }) => value > 0);
@@ -31,8 +33,8 @@ function renderAttributions({ label, tokens, attributions }, labelName) {
   return [
     h("p", { class: "tokens" }, ...chips),
     h("p", { class: "summary" }, `Blue tokens raise ${subject}, orange ones lower it; each was replaced by [MASK] in turn. `,
-      raising.length > 0 ? `Raise it: ${nameTokens(raising, isProbability)}. ` : "",
-      lowering.length > 0 ? `Lower it: ${nameTokens(lowering, isProbability)}.` : ""),
+      raising.length > 0 ? `Raise it: ${nameTokens(raising, isProbability, unit)}. ` : "",
+      lowering.length > 0 ? `Lower it: ${nameTokens(lowering, isProbability, unit)}.` : ""),
   ];
 }
 
