@@ -188,6 +188,7 @@ def serve(
         trusted_proxies=tuple(forwarded_allow_ips or ()),
         certificate=certificate,
         num_processes=workers,
+        has_tracing=_has_tracing(),
     )
     message = f"serving at {address} (API: /docs); Ctrl-C stops the server"
     if workers == 1:
@@ -253,6 +254,17 @@ def _resolve_limits(assignments: list[str]) -> dict[str, Any]:
         )
     limits: dict[str, Any] = overrides.get("serve", {})
     return limits
+
+
+def _has_tracing() -> bool:
+    """Return whether the standard variables of OpenTelemetry configure an exporter of traces."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    endpoints = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    if exporter not in ("", "otlp", "none"):
+        raise SettingsError(f"OTEL_TRACES_EXPORTER is {exporter!r}; expected otlp or none")
+    return exporter != "none" and (exporter == "otlp" or any(map(os.environ.get, endpoints)))
 
 
 def _resolve_certificate(

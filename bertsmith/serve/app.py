@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from bertsmith.serve.admission import EarlyAdmission
+from bertsmith.serve.batching import ComputedBatch
 from bertsmith.serve.control import ServerControl
 from bertsmith.serve.docs_page import DOCS_HEADERS, render_docs
 from bertsmith.serve.embeddings import EmbeddingRoutes
@@ -35,6 +36,9 @@ from bertsmith.serve.sparse import SparseRoutes
 from bertsmith.serve.tei import TeiRoutes
 from bertsmith.version import __version__
 
+if TYPE_CHECKING:
+    from bertsmith.serve.tracing import Tracing
+
 
 def create_app(
     models: Sequence[ServedModel],
@@ -46,6 +50,7 @@ def create_app(
     has_page: bool = False,
     metrics_directory: Path | None = None,
     table: CounterTable | None = None,
+    tracing: "Tracing | None" = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> RequestMiddleware:
     """Return the ASGI app of a server with these models.
@@ -60,11 +65,18 @@ def create_app(
         metrics_directory: folder in which several processes share metrics, see ``Metrics``.
         table: table of failed logins, which several processes can share; None for a table of its
             own.
+        tracing: creates the spans of requests; None for no tracing.
         sleep: waits a number of seconds, before the answer to a wrong key.
     """
     settings = settings or ServeSettings()
     metrics = Metrics(metrics_directory)
-    service = Service(models, settings, metrics.count_batch, metrics.get_token_counter)
+
+    def on_batch(batch: ComputedBatch) -> None:
+        metrics.count_batch(batch)
+        if tracing is not None:
+            tracing.record_batch(batch)
+
+    service = Service(models, settings, on_batch, metrics.get_token_counter)
     executor = RequestExecutor(service)
 
     @asynccontextmanager
@@ -72,6 +84,8 @@ def create_app(
         yield
         service.close()
         executor.close()
+        if tracing is not None:
+            tracing.close()
 
     app = FastAPI(
         title="Bertsmith",
@@ -110,6 +124,7 @@ def create_app(
         has_page=has_page,
         control=control,
         failed_logins=FailedLogins(table=table),
+        tracing=tracing,
         sleep=sleep,
     )
     metrics.set_gauges(

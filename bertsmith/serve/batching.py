@@ -21,8 +21,21 @@ from bertsmith.serve.scheduling import CallScheduler
 
 
 @dataclass(frozen=True)
+class TracedCall:
+    """A call with tracing that has sequences in a batch.
+
+    Attributes:
+        trace_context: context of the request's spans.
+        wait_seconds: time in the queue; None if an earlier batch had the call's first sequence.
+    """
+
+    trace_context: Any
+    wait_seconds: float | None
+
+
+@dataclass(frozen=True)
 class ComputedBatch:
-    """Figures of a computed batch, for metrics.
+    """Figures of a computed batch, for metrics and traces.
 
     Attributes:
         key: key of its calls.
@@ -30,6 +43,7 @@ class ComputedBatch:
         num_tokens: tokens of all sequences, without padding.
         seconds: duration of the computation.
         wait_seconds: time in the queue of each call whose first sequence is in the batch.
+        traced_calls: calls with tracing.
     """
 
     key: Hashable
@@ -37,6 +51,7 @@ class ComputedBatch:
     num_tokens: int
     seconds: float
     wait_seconds: list[float]
+    traced_calls: list[TracedCall]
 
 
 #: Called after each batch.
@@ -144,6 +159,7 @@ class Batcher:
             [max(length, 1) for length, _ in payloads],
             [payload for _, payload in payloads],
             self._clock(),
+            deadline.trace_context,
         )
         deadline.cancel_on_disconnect(call.future)
         if not payloads:
@@ -261,11 +277,7 @@ class Batcher:
             self._scheduler.measure_speed(batch, seconds, concurrency_at_start)
         self._store_results(batch, results)
         if self._on_batch is not None:
-            first_sequences = [item for item in batch if item.index == item.call.order[0]]
-            waits = [started_at - sequence.call.queued_at for sequence in first_sequences]
-            num_tokens = sum(sequence.num_tokens for sequence in batch)
-            key = batch[0].call.key
-            self._on_batch(ComputedBatch(key, len(batch), num_tokens, seconds, waits))
+            self._on_batch(_describe_batch(batch, started_at, seconds))
 
     def _store_results(self, batch: list[QueuedSequence], results: Sequence[Any]) -> None:
         """Store the results in the calls, and answer the calls that are complete."""
@@ -279,3 +291,23 @@ class Batcher:
                     continue
                 if call.future.set_running_or_notify_cancel():
                     call.future.set_result(call.results)
+
+
+def _describe_batch(
+    batch: list[QueuedSequence], started_at: float, seconds: float
+) -> ComputedBatch:
+    """Return the figures of a batch."""
+    waits = {
+        item.call: started_at - item.call.queued_at
+        for item in batch
+        if item.index == item.call.order[0]
+    }
+    traced_calls = [
+        TracedCall(call.trace_context, waits.get(call))
+        for call in dict.fromkeys(item.call for item in batch)
+        if call.trace_context is not None
+    ]
+    num_tokens = sum(sequence.num_tokens for sequence in batch)
+    return ComputedBatch(
+        batch[0].call.key, len(batch), num_tokens, seconds, list(waits.values()), traced_calls
+    )

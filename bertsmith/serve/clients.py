@@ -12,6 +12,8 @@ CLIENT_KEY: Final = "bertsmith.client"
 TOKEN_BUCKET_KEY: Final = "bertsmith.token_bucket"
 #: Key of the request's ``AdmissionTicket`` in an ASGI scope.
 ADMISSION_KEY: Final = "bertsmith.admission"
+#: Key of the context of the request's spans in an ASGI scope.
+TRACE_KEY: Final = "bertsmith.trace"
 #: A client may run at most this many requests per unused request of the server. A single client can
 #: therefore use 4/5 of the limit, and there is always room for other clients.
 _REQUESTS_PER_FREE_REQUEST: Final = 4

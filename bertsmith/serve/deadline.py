@@ -55,6 +55,7 @@ class Deadline:
         expires_at: time of the deadline, in seconds of the monotonic clock.
         client: client that sent the request, for fairness between clients.
         token_bucket: limits the tokens of the client per minute; None for no limit.
+        trace_context: context of the request's spans; None without tracing.
         is_cancelled: whether ``cancel`` was called.
         token_counts: tokens of all texts of the request, including truncated tokens.
     """
@@ -65,6 +66,7 @@ class Deadline:
         client: str = "",
         token_bucket: TokenBucket | None = None,
         record_tokens: Callable[[int], None] | None = None,
+        trace_context: Any = None,
     ) -> None:
         """Start the time limit.
 
@@ -73,10 +75,12 @@ class Deadline:
             client: client that sent the request.
             token_bucket: limits the tokens of the client per minute; None for no limit.
             record_tokens: called with the number of tokens when the texts are tokenized.
+            trace_context: context of the request's spans; None without tracing.
         """
         self.expires_at = time.monotonic() + seconds
         self.client = client
         self.token_bucket = token_bucket
+        self.trace_context = trace_context
         self._record_tokens = record_tokens
         self.is_cancelled = False
         self.token_counts = TokenCounts()

@@ -52,6 +52,7 @@ class Call:
         lengths: tokens of each sequence.
         payloads: item for ``compute_batch`` of each sequence.
         queued_at: time of arrival, in seconds of the monotonic clock.
+        trace_context: context of the request's spans; None without tracing.
         future: resolves to the results of all sequences.
         num_tokens: tokens of all sequences.
         num_tokens_queued: tokens of the sequences in the queue.
@@ -70,6 +71,7 @@ class Call:
     lengths: list[int]
     payloads: list[Any]
     queued_at: float
+    trace_context: Any = None
     future: Future[list[Any]] = field(default_factory=Future)
     num_tokens: int = field(init=False)
     num_tokens_queued: int = field(init=False)

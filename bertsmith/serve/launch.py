@@ -4,11 +4,11 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bertsmith.errors import BertsmithError, SettingsError
+from bertsmith.errors import BertsmithError, MissingExtraError, SettingsError
 from bertsmith.serve.app import create_app
 from bertsmith.serve.keys import KeyRing, KeySettings, read_key_file
 from bertsmith.serve.middleware import RequestMiddleware
@@ -16,6 +16,9 @@ from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.options import ServerOptions
 from bertsmith.serve.server import create_config, freeze_objects, serve_until_signal
 from bertsmith.serve.shared_table import CounterTable, SharedTable
+
+if TYPE_CHECKING:
+    from bertsmith.serve.tracing import Tracing
 
 #: File of the table that the processes share, in ``ServerOptions.shared_directory``.
 _TABLE_FILE: Final = "counters.bin"
@@ -105,6 +108,7 @@ class ServerProcess:
             has_page=options.has_page,
             metrics_directory=options.shared_directory,
             table=self._table,
+            tracing=_create_tracing() if options.has_tracing else None,
         )
 
 
@@ -125,6 +129,15 @@ def create_key_ring(options: ServerOptions, table: CounterTable | None = None) -
     else:
         return None
     return KeyRing(keys, has_page=options.has_page, table=table)
+
+
+def _create_tracing() -> "Tracing":
+    """Return the tracing of a server; MissingExtraError without the extra."""
+    try:
+        from bertsmith.serve.tracing import create_tracing
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "telemetry", "tracing") from None
+    return create_tracing()
 
 
 def check_certificate(certificate: Path, private_key: Path) -> None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -22,6 +22,7 @@ from bertsmith.serve.clients import (
     ADMISSION_KEY,
     CLIENT_KEY,
     TOKEN_BUCKET_KEY,
+    TRACE_KEY,
     ConcurrencyLimit,
     get_address_group,
     get_client_address,
@@ -37,6 +38,9 @@ from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
 from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody, Message, Receive
 from bertsmith.serve.sending import ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from bertsmith.serve.tracing import Tracing
 
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
@@ -85,6 +89,7 @@ class RequestMiddleware:
         has_page: bool = False,
         control: ServerControl | None = None,
         failed_logins: FailedLogins | None = None,
+        tracing: "Tracing | None" = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Wrap an app.
@@ -100,6 +105,7 @@ class RequestMiddleware:
                 for the key.
             control: state of the server that signals change.
             failed_logins: counts wrong keys; None for a counter of its own.
+            tracing: creates the spans of requests; None for no tracing.
             sleep: waits a number of seconds, before the answer to a wrong key.
         """
         self._app = app
@@ -108,6 +114,7 @@ class RequestMiddleware:
         self._admission = admission
         self._keys = keys
         self._failed_logins = failed_logins or FailedLogins()
+        self._tracing = tracing
         self._sleep = sleep
         self.control = control or ServerControl()
         self._has_page = has_page
@@ -148,6 +155,10 @@ class RequestMiddleware:
         request = _Request(scope, headers, send, self._response_monitor, self._metrics)
         scope[_REQUEST_KEY] = request
         scope[CLIENT_KEY] = get_address_group(request.address)
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.start_request(scope["method"], scope["path"], headers)
+            scope[TRACE_KEY] = self._tracing.create_context(span)
         try:
             await self._handle(scope, receive, request.send)
         except Exception:
@@ -160,6 +171,8 @@ class RequestMiddleware:
             request.body_size = request.body.num_bytes
             self._receiver.release(request.body)
             request.log()
+            if self._tracing is not None and span is not None:
+                self._tracing.end_request(span, scope["method"], request.route, request.status)
 
     async def _handle_request(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
@@ -371,11 +384,15 @@ class _Request:
             was_read = await self._response_monitor.drain(connection)
             self._is_aborted = self._is_aborted or not was_read
 
+    @property
+    def route(self) -> str:
+        """Path of the endpoint; empty for a rejected request or an unknown path."""
+        return getattr(self._scope.get("route"), "path", "")
+
     def log(self) -> None:
         """Write the access log line and count the request."""
         seconds = time.perf_counter() - self._started_at
-        route = getattr(self._scope.get("route"), "path", "")
-        self._metrics.count_request(route, self.status, seconds)
+        self._metrics.count_request(self.route, self.status, seconds)
         line: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "id": self._id,

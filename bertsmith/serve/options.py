@@ -27,6 +27,7 @@ class ServerOptions:
         num_processes: number of processes that serve the same port. They divide the CPU threads.
         shared_directory: folder in which several processes share their metrics, the used limits of
             API keys and failed logins; None for a single process.
+        has_tracing: whether to send OpenTelemetry traces, as the variables OTEL_* say.
     """
 
     models: tuple[tuple[str, Path], ...]
@@ -44,3 +45,4 @@ class ServerOptions:
     certificate: tuple[Path, Path] | None = None
     num_processes: int = 1
     shared_directory: Path | None = None
+    has_tracing: bool = False

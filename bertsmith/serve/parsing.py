@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from bertsmith.errors import InputError
 from bertsmith.serve.body_fields import BRANCH_TAGS
-from bertsmith.serve.clients import ADMISSION_KEY, CLIENT_KEY, TOKEN_BUCKET_KEY
+from bertsmith.serve.clients import ADMISSION_KEY, CLIENT_KEY, TOKEN_BUCKET_KEY, TRACE_KEY
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError, create_deadline_error
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
@@ -126,6 +126,7 @@ class BodyParser:
             request.scope.get(CLIENT_KEY, ""),
             request.scope.get(TOKEN_BUCKET_KEY),
             request.scope[ADMISSION_KEY].record_tokens,
+            request.scope.get(TRACE_KEY),
         )
         content_type = request.headers.get("content-type", "")
         if "json" not in content_type:
