@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -151,9 +152,18 @@ def join_json_items(items: Iterable[bytes]) -> bytes:
     """Join serialized items to a JSON list.
 
     The items are serialized one by one, which releases the GIL between them. For one large value,
-    orjson would block all other threads for up to a second.
+    orjson would block all other threads for up to a second. Each item is freed before the next one
+    is serialized, so that the memory is that of the list.
     """
-    return b"[" + b",".join(items) + b"]"
+    buffer = io.BytesIO()
+    buffer.write(b"[")
+    separator = b""
+    for item in items:
+        buffer.write(separator)
+        buffer.write(item)
+        separator = b","
+    buffer.write(b"]")
+    return buffer.getvalue()
 
 
 def serialize_array(array: NDArray[Any]) -> bytes:

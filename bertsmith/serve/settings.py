@@ -42,7 +42,7 @@ class ServeSettings(SettingsTable):
     send_timeout_seconds: Seconds = 30.0
     #: Bytes of unread responses. Beyond this size, clients that have stopped reading are
     #: disconnected.
-    max_unsent_bytes: Count = 256 * 2**20
+    max_unsent_bytes: Count = 64 * 2**20
     #: Tokens in the queue, summed over all clients (429). Requests of several batches may use 90 %
     #: of them.
     max_queue_tokens: Count = 262_144
