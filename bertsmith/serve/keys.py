@@ -176,7 +176,7 @@ class FailedLogins:
             return (1.0 if now - failed_at > self.FORGET_SECONDS else num_failures + 1, now)
 
         num_failures, _ = self._table.update(f"failures of {address}", count_failure)
-        num_delays = num_failures - 1 - self.NUM_FREE
+        num_delays = int(num_failures) - 1 - self.NUM_FREE
         if num_delays < 0:
             return 0.0
         delay = self.FIRST_DELAY_SECONDS * 2.0 ** min(num_delays, 30)

@@ -75,7 +75,7 @@ class Tracing:
         assert isinstance(batch.key, BatchKey)
         ended_at = self._get_nanoseconds()
         started_at = ended_at - round(batch.seconds * 1e9)
-        attributes = {
+        attributes: dict[str, str | int] = {
             "bertsmith.model": batch.key.model,
             "bertsmith.batch.sequences": batch.num_sequences,
             "bertsmith.batch.tokens": batch.num_tokens,

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from bertsmith.serve import embeddings
 from bertsmith.serve.admission import TokenRates
 from bertsmith.serve.deadline import BusyError
 from bertsmith.serve.fair_queue import TokenDemand
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.receiving import BodyReceiver
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.vectors import submit_embeddings
 from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
 from tests.serve.model_server import run_server
 from tests.serve.test_scheduling import create_call, create_scheduler
@@ -77,14 +77,14 @@ def test_busy_server_rejects_before_tokenizing(
     The connection can be used again after the body was read.
     """
     num_submitted = 0
-    submit = embeddings.submit_embeddings
+    submit = submit_embeddings
 
     def counting_submit(*args: Any, **options: Any) -> Any:
         nonlocal num_submitted
         num_submitted += 1
         return submit(*args, **options)
 
-    monkeypatch.setattr(embeddings, "submit_embeddings", counting_submit)
+    monkeypatch.setattr("bertsmith.serve.embeddings.submit_embeddings", counting_submit)
     body = b'{"inputs": [' + b", ".join([b'"the smith and the hammer"'] * 50) + b"]}"
     head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     if waits_for_permission:

@@ -29,7 +29,7 @@ def test_request_queue_and_batches_are_spans_of_the_clients_trace(
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    settings = ServeSettings(max_batch_tokens=64)
+    settings = ServeSettings(max_batch_tokens=16)
 
     def get_spans(name: str) -> list[ReadableSpan]:
         return [span for span in exporter.get_finished_spans() if span.name == name]
@@ -59,7 +59,7 @@ def test_request_queue_and_batches_are_spans_of_the_clients_trace(
             assert span.start_time <= span.end_time
         for span in (queue, *batches):
             assert span.parent == request.context
-        assert queue.end_time == batches[0].start_time
+        assert queue.end_time in [batch.start_time for batch in batches]
         for batch in batches:
             assert batch.attributes is not None
             assert batch.attributes["bertsmith.model"] == "plain"
