@@ -47,7 +47,12 @@ REQUEST_HEAD = (
 
 
 async def run_client(
-    port: int, texts: list[str], first_request: int, end: float, responses: list[Any]
+    port: int,
+    texts: list[str],
+    first_request: int,
+    end: float,
+    responses: list[Any],
+    encoding_format: str,
 ) -> None:
     """Send requests one after another over one connection until the time ``end``.
 
@@ -58,7 +63,7 @@ async def run_client(
     while time.perf_counter() < end:
         # A large prime spreads the texts of consecutive requests over the file.
         index = number * 7919 % len(texts)
-        request = {"input": texts[index], "model": "m", "encoding_format": "base64"}
+        request = {"input": texts[index], "model": "m", "encoding_format": encoding_format}
         body = json.dumps(request).encode()
         start = time.perf_counter()
         writer.write(REQUEST_HEAD % len(body) + body)
@@ -72,13 +77,22 @@ async def run_client(
     writer.close()
 
 
-async def run_clients(port: int, texts: list[str], num_clients: int, seconds: float) -> list[Any]:
+async def run_clients(
+    port: int,
+    texts: list[str],
+    num_clients: int,
+    seconds: float,
+    encoding_format: str = "base64",
+) -> list[Any]:
     """Run the clients concurrently; return text index, seconds, status and content per request."""
     responses: list[Any] = []
     end = time.perf_counter() + seconds
     # Clients start at different texts.
     await asyncio.gather(
-        *(run_client(port, texts, client * 31, end, responses) for client in range(num_clients))
+        *(
+            run_client(port, texts, client * 31, end, responses, encoding_format)
+            for client in range(num_clients)
+        )
     )
     return responses
 
@@ -186,7 +200,7 @@ def report_results(
         rates: Texts per second of each round: offline, in unsorted batches, by the server.
         exit_status: Exit status of the server.
     """
-    expected = embedder.encode(texts)
+    expected = embedder.encode(texts, normalize=True)
     max_difference = 0.0
     for index, _, status, content in responses:
         if status == 200:

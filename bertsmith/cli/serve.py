@@ -20,6 +20,7 @@ from bertsmith.settings import load_user_settings
 
 if TYPE_CHECKING:
     from bertsmith.serve.options import ServerOptions
+    from bertsmith.serve.tracing import Tracing
 
 #: Environment variable of the API key; unlike an option, it is not visible in process lists.
 API_KEY_VARIABLE = "BERTSMITH_API_KEY"
@@ -188,7 +189,6 @@ def serve(
         trusted_proxies=tuple(forwarded_allow_ips or ()),
         certificate=certificate,
         num_processes=workers,
-        has_tracing=_has_tracing(),
     )
     message = f"serving at {address} (API: /docs); Ctrl-C stops the server"
     if workers == 1:
@@ -203,7 +203,8 @@ def _run_process(options: "ServerOptions", sock: socket.socket, message: str) ->
         from bertsmith.serve.launch import ServerProcess
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
-    process = ServerProcess(replace(options, device=resolve_device(options.device)), log)
+    tracing = _create_tracing() if _has_tracing() else None
+    process = ServerProcess(replace(options, device=resolve_device(options.device)), log, tracing)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     process.run(sock, message)
     if process.has_failed:
@@ -265,6 +266,15 @@ def _has_tracing() -> bool:
     if exporter not in ("", "otlp", "none"):
         raise SettingsError(f"OTEL_TRACES_EXPORTER is {exporter!r}; expected otlp or none")
     return exporter != "none" and (exporter == "otlp" or any(map(os.environ.get, endpoints)))
+
+
+def _create_tracing() -> "Tracing":
+    """Return an object that sends traces; MissingExtraError without the extra."""
+    try:
+        from bertsmith.serve.tracing import create_tracing
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "telemetry", "tracing") from None
+    return create_tracing()
 
 
 def _resolve_certificate(

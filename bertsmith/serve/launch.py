@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bertsmith.errors import BertsmithError, MissingExtraError, SettingsError
+from bertsmith.errors import BertsmithError, SettingsError
 from bertsmith.serve.app import create_app
 from bertsmith.serve.keys import KeyRing, KeySettings, read_key_file
 from bertsmith.serve.middleware import RequestMiddleware
@@ -27,18 +27,25 @@ _TABLE_FILE: Final = "counters.bin"
 class ServerProcess:
     """A server in this process."""
 
-    def __init__(self, options: ServerOptions, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        log: Callable[[str], None],
+        tracing: "Tracing | None" = None,
+    ) -> None:
         """Load the models and keys.
 
         Args:
             options: the options.
             log: prints a message.
+            tracing: creates the spans of requests; None for no tracing.
 
         Raises:
             BertsmithError: a model, key or certificate cannot be used.
         """
         self._options = options
         self._log = log
+        self._tracing = tracing
         num_threads = options.num_threads or torch.get_num_threads()
         torch.set_num_threads(max(num_threads // options.num_processes, 1))
         self._table = None
@@ -108,7 +115,7 @@ class ServerProcess:
             has_page=options.has_page,
             metrics_directory=options.shared_directory,
             table=self._table,
-            tracing=_create_tracing() if options.has_tracing else None,
+            tracing=self._tracing,
         )
 
 
@@ -129,15 +136,6 @@ def create_key_ring(options: ServerOptions, table: CounterTable | None = None) -
     else:
         return None
     return KeyRing(keys, has_page=options.has_page, table=table)
-
-
-def _create_tracing() -> "Tracing":
-    """Return the tracing of a server; MissingExtraError without the extra."""
-    try:
-        from bertsmith.serve.tracing import create_tracing
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "telemetry", "tracing") from None
-    return create_tracing()
 
 
 def check_certificate(certificate: Path, private_key: Path) -> None:

@@ -27,7 +27,6 @@ class ServerOptions:
         num_processes: number of processes that serve the same port. They divide the CPU threads.
         shared_directory: folder in which several processes share their metrics, the used limits of
             API keys and failed logins; None for a single process.
-        has_tracing: whether to send OpenTelemetry traces, as the variables OTEL_* say.
     """
 
     models: tuple[tuple[str, Path], ...]
@@ -45,4 +44,3 @@ class ServerOptions:
     certificate: tuple[Path, Path] | None = None
     num_processes: int = 1
     shared_directory: Path | None = None
-    has_tracing: bool = False
