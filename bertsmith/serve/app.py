@@ -104,16 +104,7 @@ def create_app(
     app.add_middleware(SecurityHeaders)
     _add_probes(app, service, control)
     _add_server_endpoints(app, service, metrics, needs_key=keys is not None)
-    embeddings = EmbeddingRoutes(executor)
-    app.include_router(embeddings.router)
-    app.include_router(SparseRoutes(executor).router)
-    app.include_router(InferenceRoutes(executor, embeddings).router)
-    app.include_router(TaskRoutes(executor).router)
-    app.include_router(RerankRoutes(executor).router)
-    app.include_router(TeiRoutes(executor).router)
-    app.include_router(InspectionRoutes(executor).router)
-    if has_page:
-        app.router.routes.extend(Page().routes())
+    _add_routes(app, executor, has_page=has_page)
     middleware = RequestMiddleware(
         app,
         settings=settings,
@@ -131,6 +122,20 @@ def create_app(
         lambda: service.batcher.queued_tokens, lambda: middleware.num_running_requests
     )
     return middleware
+
+
+def _add_routes(app: FastAPI, executor: RequestExecutor, *, has_page: bool) -> None:
+    """Add the endpoints of models, and the web page."""
+    embeddings = EmbeddingRoutes(executor)
+    app.include_router(embeddings.router)
+    app.include_router(SparseRoutes(executor).router)
+    app.include_router(InferenceRoutes(executor, embeddings).router)
+    app.include_router(TaskRoutes(executor).router)
+    app.include_router(RerankRoutes(executor).router)
+    app.include_router(TeiRoutes(executor).router)
+    app.include_router(InspectionRoutes(executor).router)
+    if has_page:
+        app.router.routes.extend(Page().routes())
 
 
 def _add_probes(app: FastAPI, service: Service, control: ServerControl) -> None:
