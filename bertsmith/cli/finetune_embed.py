@@ -19,7 +19,7 @@ from bertsmith.cli.finetune import (
     report_result,
 )
 from bertsmith.cli.hints import quote_path
-from bertsmith.cli.launcher import check_single_process
+from bertsmith.cli.launcher import report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
 
 
@@ -152,10 +152,10 @@ def embed(
         "run": {"seed": seed},
     }  # fmt: skip
     values = {name: drop_missing(table) for name, table in tables.items()}
-    check_single_process("`finetune embed`")
     from bertsmith.train.embedding.settings import check_arguments
 
-    check_arguments(model, data, out, config, assignments or [], values)
+    with report_once():
+        check_arguments(model, data, out, config, assignments or [], values)
     from bertsmith.train.embedding.finetune import finetune_embedder
 
     result = finetune_embedder(

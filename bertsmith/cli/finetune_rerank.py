@@ -20,7 +20,7 @@ from bertsmith.cli.finetune import (
     report_result,
 )
 from bertsmith.cli.hints import quote_path
-from bertsmith.cli.launcher import check_single_process
+from bertsmith.cli.launcher import report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
 
 
@@ -148,10 +148,10 @@ def rerank(
         "run": {"seed": seed},
     }  # fmt: skip
     values = {name: drop_missing(table) for name, table in tables.items()}
-    check_single_process("`finetune rerank`")
     from bertsmith.train.reranking.settings import check_arguments
 
-    check_arguments(model, data, out, config, assignments or [], values)
+    with report_once():
+        check_arguments(model, data, out, config, assignments or [], values)
     from bertsmith.train.reranking.finetune import finetune_reranker
 
     result = finetune_reranker(

@@ -5,12 +5,14 @@ Batches are a pure function of (seed, epoch, step), so a resumed run sees the sa
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.tasks.embedding_data import EmbeddingExamples, Ints
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.train.embedding.losses import (
@@ -19,6 +21,7 @@ from bertsmith.train.embedding.losses import (
     Targets,
     TripletTargets,
 )
+from bertsmith.train.engine.batch_split import split_lengths
 
 #: Numbers of the random generators of an epoch or a batch.
 _ORDER_STREAM, _DRAW_STREAM = 0, 1
@@ -137,6 +140,26 @@ class ClassIndex:
         drawn += np.where(drawn >= self._starts[labels], self.sizes[labels], 0)
         examples: Ints = self._sorted[drawn]
         return examples
+
+
+def split_by_length(lengths: Sequence[int], max_tokens: int, num_processes: int) -> list[list[int]]:
+    """Group texts of similar length into micro-batches, which the processes divide among them.
+
+    Args:
+        lengths: Number of tokens of each text.
+        max_tokens: Maximum number of tokens of a micro-batch.
+        num_processes: Number of processes, which compute about as many tokens each.
+
+    Returns:
+        The indices of the texts of each micro-batch, longest first.
+    """
+    groups = list(batch_by_length(lengths, max_tokens))
+    if len(groups) % num_processes == 0:
+        return groups
+    order = [row for group in groups for row in group]
+    sorted_lengths = [lengths[row] for row in order]
+    parts = split_lengths(sorted_lengths, max_tokens, num_processes)
+    return [order[start:end] for start, end in parts]
 
 
 def build_batch(

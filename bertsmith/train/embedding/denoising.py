@@ -13,11 +13,10 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch, pack_sequences
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding
 from bertsmith.runtime.device import Machine
-from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.tasks.embedding_data import EmbeddingExamples, EncodedTexts, Ints
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.embedding.batches import BatchSampler
+from bertsmith.train.embedding.batches import BatchSampler, split_by_length
 from bertsmith.train.embedding.evaluation import HeldoutTexts, describe_texts, evaluate_all
 
 #: Number of the random generator of a batch, next to those of ``BatchSampler``.
@@ -126,7 +125,9 @@ class DenoisingObjective:
                 torch.tensor([token for row in rows for token in sequences[row][1:]]).to(device),
                 num_targets,
             )
-            for rows in batch_by_length(lengths, self._micro_batch_tokens)
+            for rows in split_by_length(
+                lengths, self._micro_batch_tokens, self._machine.processes.world_size
+            )
         ]
 
     def compute_losses(
@@ -173,7 +174,8 @@ class DenoisingObjective:
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of all held-out sets; that of unlabeled texts is this loss."""
-        return evaluate_all(self._heldout, self._evaluate_set)
+        metrics = evaluate_all(self._heldout, self._evaluate_set)
+        return self._machine.processes.broadcast(metrics)
 
     def _evaluate_set(self, heldout: HeldoutTexts) -> dict[str, float]:
         examples = heldout.examples

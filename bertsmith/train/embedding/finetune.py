@@ -10,6 +10,7 @@ from bertsmith.files import write_atomic
 from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
+from bertsmith.runtime.process_group import ProcessGroup, join_process_group
 from bertsmith.tasks.embedding_data import describe_kind
 from bertsmith.train.embedding.denoising import DenoisingObjective
 from bertsmith.train.embedding.objective import EmbeddingObjective
@@ -45,10 +46,11 @@ from bertsmith.train.engine.finetuning_run import (
     resolve_run_machine,
     select_on_machine,
 )
+from bertsmith.train.engine.run_device import check_same_settings, set_world_size
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
     check_run_directory,
-    lock_run,
+    create_and_lock_run,
 )
 from bertsmith.train.engine.threads import restore_num_threads
 
@@ -79,13 +81,34 @@ def finetune_embedder(
     Raises:
         BertsmithError: If the arguments or the data are invalid.
     """
-    run = Path(out)
-    progress = progress or NullProgress()
-    model = pin_model_path(model)
-    check_run_directory(run)
-    files = [data] if isinstance(data, Path | str) else data
+    run, model = Path(out), pin_model_path(model)
+    files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
     overrides = read_overrides(config, values, assignments)
-    settings = resolve_settings(model, [Path(file) for file in files], overrides)
+    with join_process_group() as processes:
+        if progress is None or not processes.is_main:
+            progress = NullProgress()
+        if processes.is_main:
+            check_run_directory(run)
+        settings, bundle, examples = _load(model, files, overrides, processes)
+        with (
+            create_and_lock_run(run, is_main=processes.is_main),
+            restore_num_threads(settings.run.threads),
+        ):
+            stored_settings, finished_result = processes.run_on_main(
+                lambda: open_run(run, settings, overrides, progress, attrgetter("embedding"))
+            )
+            if finished_result is not None:
+                return finished_result
+            is_new = stored_settings is None
+            settings = stored_settings or settings
+            return _train(settings, bundle, examples, run, processes, progress, is_new=is_new)
+
+
+def _load(
+    model: Path, files: Sequence[Path], overrides: Mapping[str, Any], processes: ProcessGroup
+) -> tuple[EmbeddingRunSettings, EmbeddingBundle, EmbeddingData]:
+    """Return the settings of a run, the start model and the examples."""
+    settings = resolve_settings(model, files, overrides)
     bundle = load_start_model(model, settings.embedding, get_model_overrides(overrides))
     tokenize = build_tokenize_function(bundle.encoder.tokenizer, bundle.pooling)
     examples = read_data(settings.embedding, tokenize, get_text_prompts(bundle.pooling))
@@ -96,16 +119,9 @@ def finetune_embedder(
         }
     )
     settings = settings.model_copy(update={"model": bundle.encoder.config, "embedding": embedding})
-    run.mkdir(parents=True, exist_ok=True)
-    with lock_run(run), restore_num_threads(settings.run.threads):
-        stored_settings, finished_result = open_run(
-            run, settings, overrides, progress, attrgetter("embedding")
-        )
-        if finished_result is not None:
-            return finished_result
-        is_new = stored_settings is None
-        settings = stored_settings or settings
-        return _train(settings, bundle, examples, run, progress, is_new=is_new)
+    settings = set_world_size(settings, processes)
+    check_same_settings(settings, processes)
+    return settings, bundle, examples
 
 
 def _train(
@@ -113,6 +129,7 @@ def _train(
     bundle: EmbeddingBundle,
     data: EmbeddingData,
     run: Path,
+    processes: ProcessGroup,
     progress: Progress,
     *,
     is_new: bool,
@@ -121,7 +138,9 @@ def _train(
     mean_length = len(data.train.texts.ids) / len(data.train.texts)
     num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
     batch_tokens = round(num_texts * mean_length)
-    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, progress)
+    machine = resolve_run_machine(
+        settings.run, settings.model, batch_tokens, progress, processes=processes
+    )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
@@ -139,8 +158,9 @@ def _train(
         seed=settings.run.seed,
     )
     resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
-    if resolved is not settings:
-        settings = resolved
+    must_write_settings = resolved is not settings
+    settings = processes.broadcast(resolved)
+    if must_write_settings and processes.is_main:
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     _log_summary(progress, run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
@@ -161,8 +181,9 @@ def _train(
         info = {"task": "embed", "provenance": settings.model_dump(mode="json")}
         save_embedder(run / MODEL_DIR, bundle, info | {"heldout_metrics": metrics})
 
-    return finish_run(
-        run, outcome, settings, model, first_heldout.metric_names, data.counts, progress, save_model
+    names = first_heldout.metric_names
+    return processes.run_on_main(
+        lambda: finish_run(run, outcome, settings, model, names, data.counts, progress, save_model)
     )
 
 

@@ -12,11 +12,10 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding
 from bertsmith.runtime.device import Machine, seed_dropout
-from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.tasks.embedding_data import EmbeddingExamples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.embedding.batches import BatchSampler
+from bertsmith.train.embedding.batches import BatchSampler, split_by_length
 from bertsmith.train.embedding.evaluation import (
     HeldoutTexts,
     describe_texts,
@@ -54,6 +53,9 @@ class EmbeddingObjective:
     then the gradient of the loss with respect to the vectors, and then, one micro-batch after
     another, the gradient of the weights. Both forward passes of a micro-batch have the same dropout
     masks, so the result is the gradient of the batch with all graphs in memory.
+
+    Several processes each encode some micro-batches, and share the vectors: the texts of all
+    processes are negatives of each other.
     """
 
     def __init__(
@@ -125,7 +127,11 @@ class EmbeddingObjective:
                 step,
                 index,
             )
-            for index, rows in enumerate(batch_by_length(lengths, self._micro_batch_tokens))
+            for index, rows in enumerate(
+                split_by_length(
+                    lengths, self._micro_batch_tokens, self._machine.processes.world_size
+                )
+            )
         ]
 
     def compute_losses(
@@ -136,16 +142,19 @@ class EmbeddingObjective:
     ) -> dict[str, Tensor]:
         """Return the loss of a batch that is one micro-batch.
 
-        For larger batches, return a value whose gradient is that of the loss with respect to the
-        weights through the texts of ``micro_batch``. The value is the loss of the batch in the
-        first micro-batch, and 0 in the others.
+        For larger batches, and in several processes, return a value whose gradient is that of the
+        loss with respect to the weights through the texts of ``micro_batch``. The value is the loss
+        of the batch in the first micro-batch, and 0 in the others.
         """
-        if len(micro_batches) == 1:
+        processes = self._machine.processes
+        if len(micro_batches) == 1 and processes.world_size == 1:
             vectors = self._encode(micro_batch, dropout_seed)
             return {"loss": self._sum_terms(vectors[micro_batch.rows.argsort()], micro_batch)}
         loss = torch.zeros((), device=self._machine.device)
-        if micro_batch.index == 0:
-            loss = self._cache_gradients(micro_batches)
+        if micro_batch.index == processes.assign_indices(len(micro_batches))[0]:
+            batch_loss = self._cache_gradients(micro_batches)
+            if micro_batch.index == 0:
+                loss = batch_loss
             seed_dropout(self._machine.device, int(dropout_seed.seed))
         assert self._vector_gradients is not None
         vectors = self._encode(micro_batch, dropout_seed)
@@ -153,15 +162,26 @@ class EmbeddingObjective:
         return {"loss": product - product.detach() + loss}
 
     def _cache_gradients(self, micro_batches: list[EmbeddingMicroBatch]) -> Tensor:
-        """Compute the loss of a batch and its gradient with respect to the vectors."""
-        parts = []
+        """Compute the loss of a batch and its gradient with respect to the vectors.
+
+        Each process encodes the micro-batches that it has been assigned, and gets the vectors of
+        the others.
+        """
+        processes = self._machine.processes
+        num_texts = sum(len(micro_batch.rows) for micro_batch in micro_batches)
+        vectors: Tensor | None = None
         with torch.no_grad():
-            for micro_batch in micro_batches:
-                seed = derive_dropout_seed(self._seed, micro_batch.step, micro_batch.index)
+            for index in processes.assign_indices(len(micro_batches)):
+                micro_batch = micro_batches[index]
+                seed = derive_dropout_seed(self._seed, micro_batch.step, index)
                 seed_dropout(self._machine.device, seed)
-                parts.append(self._encode(micro_batch, DropoutSeed(torch.tensor(seed))))
-        order = torch.cat([micro_batch.rows for micro_batch in micro_batches]).argsort()
-        vectors = torch.cat(parts)[order].requires_grad_()
+                part = self._encode(micro_batch, DropoutSeed(torch.tensor(seed)))
+                if vectors is None:
+                    vectors = part.new_zeros(num_texts, part.shape[1])
+                if processes.rank < len(micro_batches):
+                    vectors[micro_batch.rows] = part
+        assert vectors is not None
+        vectors = processes.sum_tensor(vectors).requires_grad_()
         loss = self._sum_terms(vectors, micro_batches[0], with_backward=True)
         self._vector_gradients = vectors.grad
         return loss
@@ -217,9 +237,10 @@ class EmbeddingObjective:
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of all held-out sets; see ``evaluate_all``."""
-        return evaluate_all(
+        metrics = evaluate_all(
             self._heldout, lambda heldout: heldout.evaluate(self.model, self._machine)
         )
+        return self._machine.processes.broadcast(metrics)
 
 
 def _move_targets(targets: Targets, device: torch.device) -> Any:

@@ -21,6 +21,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
+from bertsmith.runtime.process_group import ProcessGroup, join_process_group
 from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
 from bertsmith.train.engine import loop, optimizer
@@ -37,7 +38,12 @@ from bertsmith.train.engine.finetuning_run import (
     resolve_run_machine,
     select_on_machine,
 )
-from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
+from bertsmith.train.engine.run_device import check_same_settings, set_world_size
+from bertsmith.train.engine.run_directory import (
+    SETTINGS_FILE,
+    check_run_directory,
+    create_and_lock_run,
+)
 from bertsmith.train.engine.threads import restore_num_threads
 from bertsmith.train.reranking.objective import RerankingObjective
 from bertsmith.train.reranking.settings import (
@@ -80,13 +86,34 @@ def finetune_reranker(
     Raises:
         BertsmithError: If the arguments or the data are invalid.
     """
-    run = Path(out)
-    progress = progress or NullProgress()
-    model = pin_model_path(model)
-    check_run_directory(run)
-    files = [data] if isinstance(data, Path | str) else data
+    run, model = Path(out), pin_model_path(model)
+    files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
     overrides = read_overrides(config, values, assignments)
-    settings = resolve_settings(model, [Path(file) for file in files], overrides)
+    with join_process_group() as processes:
+        if progress is None or not processes.is_main:
+            progress = NullProgress()
+        if processes.is_main:
+            check_run_directory(run)
+        settings, bundle, examples = _load(model, files, overrides, processes)
+        with (
+            create_and_lock_run(run, is_main=processes.is_main),
+            restore_num_threads(settings.run.threads),
+        ):
+            stored_settings, finished_result = processes.run_on_main(
+                lambda: open_run(run, settings, overrides, progress, attrgetter("reranking"))
+            )
+            if finished_result is not None:
+                return finished_result
+            is_new = stored_settings is None
+            settings = stored_settings or settings
+            return _train(settings, bundle, examples, run, processes, progress, is_new=is_new)
+
+
+def _load(
+    model: Path, files: Sequence[Path], overrides: Mapping[str, Any], processes: ProcessGroup
+) -> tuple[RerankingRunSettings, FineTunedBundle, RerankingData]:
+    """Return the settings of a run, the start model and the examples."""
+    settings = resolve_settings(model, files, overrides)
     torch.manual_seed(settings.run.seed)
     bundle = load_for_fine_tuning(model, HEAD, get_model_overrides(overrides), keep_head=True)
     max_seqlen = _resolve_max_seqlen(settings.reranking, bundle.config)
@@ -100,16 +127,9 @@ def finetune_reranker(
         }
     )
     settings = settings.model_copy(update={"model": bundle.config, "reranking": reranking})
-    run.mkdir(parents=True, exist_ok=True)
-    with lock_run(run), restore_num_threads(settings.run.threads):
-        stored_settings, finished_result = open_run(
-            run, settings, overrides, progress, attrgetter("reranking")
-        )
-        if finished_result is not None:
-            return finished_result
-        is_new = stored_settings is None
-        settings = stored_settings or settings
-        return _train(settings, bundle, examples, run, progress, is_new=is_new)
+    settings = set_world_size(settings, processes)
+    check_same_settings(settings, processes)
+    return settings, bundle, examples
 
 
 def _resolve_max_seqlen(settings: RerankingSettings, config: ModelConfig) -> int:
@@ -131,13 +151,16 @@ def _train(
     bundle: FineTunedBundle,
     data: RerankingData,
     run: Path,
+    processes: ProcessGroup,
     progress: Progress,
     *,
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     batch_tokens = _estimate_batch_tokens(settings.reranking, bundle, data)
-    machine = resolve_run_machine(settings.run, settings.model, batch_tokens, progress)
+    machine = resolve_run_machine(
+        settings.run, settings.model, batch_tokens, progress, processes=processes
+    )
     model = bundle.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
@@ -152,8 +175,9 @@ def _train(
         seed=settings.run.seed,
     )
     resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
-    if resolved is not settings:
-        settings = resolved
+    must_write_settings = resolved is not settings
+    settings = processes.broadcast(resolved)
+    if must_write_settings and processes.is_main:
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     _log_summary(progress, run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
@@ -169,12 +193,14 @@ def _train(
     )
     adam = optimizer.build_optimizer(model, settings.optim)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
-    return finish_run(
-        run, outcome, settings, model, list(first_heldout.metric_names), data.counts, progress,
-        lambda metrics: save_reranker(
-            run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics}
-        ),
-    )  # fmt: skip
+
+    def save_model(metrics: dict[str, float]) -> None:
+        save_reranker(run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics})
+
+    names = list(first_heldout.metric_names)
+    return processes.run_on_main(
+        lambda: finish_run(run, outcome, settings, model, names, data.counts, progress, save_model)
+    )
 
 
 def save_reranker(

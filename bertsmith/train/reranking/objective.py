@@ -103,9 +103,10 @@ class RerankingObjective:
             for group in groups
         ]
         lengths = [sum(len(ids) for ids, _ in group_sequences) for group_sequences in sequences]
-        device = self._machine.device
+        device, processes = self._machine.device, self._machine.processes
         micro_batches = []
-        for start, end in split_lengths(lengths, self._micro_batch_tokens):
+        parts = split_lengths(lengths, self._micro_batch_tokens, processes.world_size)
+        for start, end in parts:
             packed = pack_sequences([pair for group in sequences[start:end] for pair in group])
             scores = [group.scores for group in groups[start:end]]
             targets = move_targets(build_targets(scores, self._settings), device)
@@ -167,4 +168,4 @@ class RerankingObjective:
             )
             set_metrics = heldout.evaluate(self.model, encoder, self._machine.autocast)
             metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
-        return metrics
+        return self._machine.processes.broadcast(metrics)
