@@ -74,10 +74,19 @@ def search(
             help="A reranker (cross-encoder), which orders the most similar lines by relevance.",
         ),
     ] = None,
+    late: Annotated[
+        bool,
+        typer.Option(
+            "--late",
+            help="Order the most similar lines by late interaction: compare all tokens of query "
+            "and line (ColBERT's MaxSim).",
+        ),
+    ] = False,
     candidates: Annotated[
         int | None,
         typer.Option(
-            min=1, help="With --rerank: number of most similar lines to order. Default: 50."
+            min=1,
+            help="With --rerank or --late: number of most similar lines to order. Default: 50.",
         ),
     ] = None,
     prompt_name: Annotated[
@@ -95,11 +104,15 @@ def search(
 
     The query is embedded with the model that made the index. Prints the cosine similarity, the
     line number and the line, most similar first. With --rerank, prints also the relevance from 0 to
-    1, most relevant first.
+    1, most relevant first; with --late, the mean similarity of the query's tokens with the most
+    similar tokens of the line.
     """
     check_device(device)
-    if rerank is None:
-        check_unused_options({"--candidates": candidates}, "only valid with --rerank; remove it")
+    if rerank is None and not late:
+        advice = "only valid with --rerank or --late; remove it"
+        check_unused_options({"--candidates": candidates}, advice)
+    if rerank is not None and late:
+        raise InputError("--rerank and --late exclude each other; use one of them")
     check_index(index)
     remaining_queries = _check_queries(open_texts(queries, lines_format))
     if model is not None:
@@ -117,6 +130,7 @@ def search(
             exact=exact,
             reranker=reranker,
             candidates=candidates or DEFAULT_CANDIDATES,
+            late=late,
         )
         for query, hits in zip(batch, results, strict=True):
             if as_json:
@@ -124,7 +138,7 @@ def search(
                 continue
             if len(queries) > 1 or queries == [STDIN]:
                 print_line(query)
-            _print_hits(hits, with_relevance=reranker is not None)
+            _print_hits(hits)
         if unbuffered:
             sys.stdout.flush()
         if queries == [STDIN]:
@@ -154,17 +168,17 @@ def _to_json(hit: "SearchResult") -> dict[str, Any]:
     return {name: value for name, value in asdict(hit).items() if value is not None}
 
 
-def _print_hits(hits: list["SearchResult"], *, with_relevance: bool) -> None:
-    """Print the lines that were found for a query."""
-    rows = [(f"{hit.cosine:.4f}", str(hit.line), hit.text) for hit in hits]
-    columns: tuple[str, ...] = ("cosine", "line", "")
-    if with_relevance:
-        print_table(
-            ("relevance", *columns),
-            [(f"{hit.relevance:.4f}", *row) for hit, row in zip(hits, rows, strict=True)],
-        )
-    else:
-        print_table(columns, rows)
+def _print_hits(hits: list["SearchResult"]) -> None:
+    """Print the lines that were found for a query, with the scores that they have."""
+    names = [
+        name
+        for name in ("relevance", "maxsim", "cosine")
+        if hits and getattr(hits[0], name) is not None
+    ]
+    rows = [
+        (*(f"{getattr(hit, name):.4f}" for name in names), str(hit.line), hit.text) for hit in hits
+    ]
+    print_table((*names, "line", ""), rows)
 
 
 def _check_queries(queries: Iterable[str]) -> Iterator[str]:

@@ -13,6 +13,11 @@ from bertsmith.errors import InputError, ModelError
 from bertsmith.files import parse_json
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
+from bertsmith.use.late_interaction import (
+    compute_maxsim,
+    encode_line_tokens,
+    encode_query_tokens,
+)
 from bertsmith.use.masked_lm import resolve_task_model
 from bertsmith.use.nearest_neighbors import (
     GRAPH_FILE,
@@ -25,7 +30,7 @@ from bertsmith.use.rerank import rank_documents
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 
-#: Default number of most similar lines that a reranker orders.
+#: Default number of most similar lines that a reranker or late interaction orders.
 DEFAULT_CANDIDATES: Final = 50
 
 
@@ -38,12 +43,15 @@ class SearchResult:
         text: Text of the line.
         cosine: Cosine similarity of the line and the query.
         relevance: Relevance from 0 to 1 that a reranker predicts; None without a reranker.
+        maxsim: Mean over the query's tokens of the highest cosine similarity with a token of the
+            line; None without late interaction.
     """
 
     line: int
     text: str
     cosine: float
     relevance: float | None = None
+    maxsim: float | None = None
 
 
 class Searcher:
@@ -100,6 +108,7 @@ class Searcher:
         exact: bool = False,
         reranker: FineTunedBundle | None = None,
         candidates: int = DEFAULT_CANDIDATES,
+        late: bool = False,
     ) -> list[list[SearchResult]]:
         """Return the most similar lines for each query, most similar first.
 
@@ -108,12 +117,17 @@ class Searcher:
             top: Number of lines to find for each query.
             exact: Whether to compare the query with every line instead of searching the graph.
             reranker: A model with one output, which orders the most similar lines by relevance.
-            candidates: Number of most similar lines that the reranker orders.
+            candidates: Number of most similar lines that the reranker or late interaction orders.
+            late: Whether to order the most similar lines by late interaction.
         """
         if top < 1:
             raise InputError(f"top is {top}; expected 1 or more")
-        count = top if reranker is None else max(top, candidates)
+        if late and reranker is not None:
+            raise InputError("late interaction and a reranker exclude each other; use one of them")
+        count = max(top, candidates) if late or reranker is not None else top
         results = self.find_neighbors(self.encode_queries(queries), count, exact=exact)
+        if late:
+            return [query_results[:top] for query_results in self._order_late(queries, results)]
         if reranker is None:
             return results
         return [
@@ -150,6 +164,23 @@ class Searcher:
             for vector in vectors
         ]
 
+    def _order_late(
+        self, queries: Sequence[str], results: Sequence[Sequence[SearchResult]]
+    ) -> list[list[SearchResult]]:
+        """Return the results of each query ordered by late interaction."""
+        all_query_vectors = encode_query_tokens(self._query_embedder, self._settings, queries)
+        ordered = []
+        for query_vectors, query_results in zip(all_query_vectors, results, strict=True):
+            texts = [result.text for result in query_results]
+            line_vectors = encode_line_tokens(self._document_embedder, self._settings, texts)
+            scores = compute_maxsim(query_vectors, line_vectors)
+            scored = [
+                replace(result, maxsim=score)
+                for result, score in zip(query_results, scores, strict=True)
+            ]
+            ordered.append(sorted(scored, key=lambda result: -(result.maxsim or 0.0)))
+        return ordered
+
     def _read_line(self, row: int) -> str:
         """Return the text of the line in a row of the index."""
         start, end = (int(offset) for offset in self._line_offsets[row : row + 2])
@@ -167,6 +198,7 @@ def search(
     model: Path | str | None = None,
     reranker: FineTunedBundle | Path | str | None = None,
     candidates: int = DEFAULT_CANDIDATES,
+    late: bool = False,
     device: torch.device | str = "cpu",
     prompt_name: str | None = None,
 ) -> list[list[SearchResult]]:
@@ -181,7 +213,8 @@ def search(
         exact: Whether to compare the query with every line instead of searching the graph.
         model: Current path of the model, if it was moved since the lines were embedded.
         reranker: A model with one output, which orders the most similar lines by relevance.
-        candidates: Number of most similar lines that the reranker orders.
+        candidates: Number of most similar lines that the reranker or late interaction orders.
+        late: Whether to order the most similar lines by late interaction.
         device: Device of the model.
         prompt_name: Name of the prompt of queries; None for the model's prompt of queries.
 
@@ -194,7 +227,9 @@ def search(
     """
     searcher = Searcher(index, model=model, device=device, prompt_name=prompt_name)
     bundle = None if reranker is None else resolve_task_model(reranker, "regression")
-    return searcher.search(queries, top, exact=exact, reranker=bundle, candidates=candidates)
+    return searcher.search(
+        queries, top, exact=exact, reranker=bundle, candidates=candidates, late=late
+    )
 
 
 def _rerank_results(

@@ -110,6 +110,12 @@ def test_search_results_are_reordered(
     assert completed.out == "  " + "\t".join(row).rstrip() + "\n"
     completed = run_cli("search", index, "the river", "--candidates", "2")
     assert (completed.status, "--candidates: only valid" in completed.err) == (2, True)
+    completed = run_cli(*command, "--late")
+    assert (completed.status, "--rerank and --late exclude" in completed.err) == (2, True)
+    completed = run_cli("search", index, "the river", "--late", "--top", "1", "--candidates", "2")
+    [[best]] = search(index, ["the river"], 1, late=True, candidates=2)
+    row = (f"{best.maxsim:.4f}", f"{best.cosine:.4f}", str(best.line), best.text)
+    assert completed.out == "  " + "\t".join(row).rstrip() + "\n"
 
 
 def test_stopped_run_is_continued_by_the_same_command(

@@ -155,3 +155,30 @@ def test_truncated_index_file_is_an_error(
         file.truncate(size)
     with pytest.raises(InputError, match=rf"{name}: this part .* damaged .* bertsmith embed"):
         search(damaged, ["a hammer"])
+
+
+def test_late_interaction_orders_the_most_similar_lines(index: Path, model: Path) -> None:
+    """Results have the MaxSim of a triple loop, highest first; cosine chooses the candidates."""
+    queries = ["who carried the hammer", "fires"]
+    encode = Embedder.load(model).encode_tokens
+    query_tokens, line_tokens = (
+        [item.vectors / np.linalg.norm(item.vectors, axis=1)[:, None] for item in items]
+        for items in (
+            encode(queries, layer=1, include_special_tokens=False),
+            encode(LINES, layer=1),
+        )
+    )
+    results = search(index, queries, 5, late=True, candidates=9)
+    for query, vectors, hits in zip(queries, query_tokens, results, strict=True):
+        [candidates] = search(index, [query], 9)
+        expected = {
+            hit.line: np.mean(
+                [max(float(q @ t) for t in line_tokens[hit.line - 1]) for q in vectors]
+            )
+            for hit in candidates
+        }
+        best = sorted(expected, key=lambda line: -expected[line])[:5]
+        assert [hit.line for hit in hits] == best
+        assert [hit.maxsim for hit in hits] == pytest.approx([expected[n] for n in best], abs=1e-5)
+        cosines = {hit.line: hit.cosine for hit in candidates}
+        assert [hit.cosine for hit in hits] == pytest.approx([cosines[n] for n in best], abs=1e-5)

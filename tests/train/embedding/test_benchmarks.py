@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import embedding_memory
+import late_interaction
 import pytest
 import sts
 
@@ -57,3 +58,22 @@ def test_memory_is_measured(tmp_path: Path) -> None:
         figures = json.loads(out.read_text())["figures"]
         assert figures.items() >= expected.items()
         assert 0.05 < figures["peak memory, GiB"] < 64
+
+
+def test_late_interaction_is_compared_with_single_vectors(
+    start_model: Path, tmp_path: Path
+) -> None:
+    """Questions that are a paragraph find it in all variants; int8 hardly changes the scores."""
+    texts = [row["text"] for row in make_rows("texts", 20)]
+    paragraphs = [{"context": text, "qas": [{"question": text}]} for text in texts]
+    data = {"data": [{"paragraphs": paragraphs}]}
+    (tmp_path / "squad.json").write_text(json.dumps(data))
+    out = tmp_path / "result.json"
+    late_interaction.main(
+        ["--model", str(start_model), "--squad", str(tmp_path / "squad.json"), "--candidates", "5",
+         "--json", str(out)]
+    )  # fmt: skip
+    figures = json.loads(out.read_text())["figures"]
+    ndcg = [value for name, value in figures.items() if name.endswith("ndcg@10")]
+    assert len(ndcg) == 4
+    assert min(ndcg) > 0.9
