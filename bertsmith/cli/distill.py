@@ -41,8 +41,9 @@ class Projection(StrEnum):
 
 @app.command(
     epilog=format_examples(
-        "bertsmith distill --teacher my-embedder --data lines.txt --layers 3 --out small",
-        "bertsmith distill --teacher my-classifier --data reviews.csv --size tiny --out small",
+        "bertsmith distill --teacher my-embedder --data lines.txt --layers 3 \\\n      --out small",
+        "bertsmith distill --teacher my-classifier --data reviews.csv --size tiny \\\n"
+        "      --out small",
         "bertsmith distill --teacher my-run --data my-store --layers 2 --out small",
     )
 )
