@@ -115,6 +115,15 @@ def is_hub_id(path: Path) -> bool:
     return _HUB_ID.fullmatch(str(path)) is not None and not owner.exists()
 
 
+def get_model_name(directory: Path) -> str:
+    """Return the hub id of a model, or the name of its folder; for RUN/model, the name of the run.
+
+    Unlike the path of the model, the name can be published.
+    """
+    folder = directory.parent if directory.name == "model" else directory
+    return get_hub_id(directory) or folder.name
+
+
 def get_hub_id(directory: Path) -> str | None:
     """Return the hub id of a directory in the local cache of the hub; None for other directories.
 

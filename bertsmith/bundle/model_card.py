@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bertsmith.bundle.directory import get_hub_id
+from bertsmith.bundle.directory import get_model_name
 from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import shorten_list
 from bertsmith.text.wordpiece import Tokenizer
@@ -253,8 +253,7 @@ def _base_model_name(info: Mapping[str, Any]) -> str:
             if not path.is_absolute():
                 return _to_line(start_from)
             # Earlier versions recorded the path.
-            folder = path.parent if path.name == "model" else path
-            return get_hub_id(path) or _to_line(folder.name)
+            return _to_line(get_model_name(path))
     return ""
 
 

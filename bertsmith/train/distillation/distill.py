@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bertsmith.bundle import hash_model_files, locate_model, pin_model_path
-from bertsmith.bundle.directory import get_hub_id
+from bertsmith.bundle.directory import get_model_name
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.files import write_atomic
 from bertsmith.model.bert import count_parameters
@@ -236,11 +236,6 @@ def build_provenance(settings: DistillRunSettings) -> dict[str, Any]:
     if run["start_from"]:
         run["start_from"] = get_model_name(Path(run["start_from"]))
     return values
-
-
-def get_model_name(path: Path) -> str:
-    """Return the hub id of a model, or the name of its folder or run."""
-    return get_hub_id(path) or (path.parent if path.name == MODEL_DIR else path).name
 
 
 def _log_summary(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.bundle.directory import get_hub_id
+from bertsmith.bundle.directory import get_model_name
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.session import Session
 
@@ -55,7 +55,5 @@ def _dump_settings(settings: PretrainSettings) -> dict[str, Any]:
     run = values["run"]
     run["store_path"] = Path(run["store_path"]).name
     if "start_from" in run:
-        path = Path(run["start_from"])
-        folder = path.parent if path.name == "model" else path
-        run["start_from"] = get_hub_id(path) or folder.name
+        run["start_from"] = get_model_name(Path(run["start_from"]))
     return values
