@@ -77,8 +77,8 @@ def test_relation_divergence_is_the_formula() -> None:
     result.backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None
     assert student.grad.isfinite().all()
-    own = sum_relation_divergence(teacher, teacher, LENGTHS, 3)
-    assert float(own) == pytest.approx(0, abs=1e-5)
+    self_divergence = sum_relation_divergence(teacher, teacher, LENGTHS, 3)
+    assert float(self_divergence) == pytest.approx(0, abs=1e-5)
 
 
 def test_relation_loss_compares_queries_keys_and_values(packed: PackedBatch) -> None:
