@@ -12,7 +12,7 @@ C: the speedrun (speedrun.py), which continues if the stage is run again.
 Each check is a process with a time limit. If a check fails, hangs or runs out of memory, its error
 is reported and the next check starts; what it had measured before is kept. OUT/stage-A.json has all
 results, OUT/NAME.log the output of a check. With --dry, the checks run on the CPU with tiny models,
-and parts that need CUDA are left out.
+parts that need CUDA are left out, and --data is not needed.
 
 Without --store, the store is made from the documentation in this repository. For results to
 publish, use a store of about 20 million tokens.

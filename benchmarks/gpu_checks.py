@@ -252,9 +252,6 @@ def check_switches(check: Check) -> None:
         "all on": nullcontext(),
         "vocabulary not padded": patch.object(cross_entropy, "VOCAB_MULTIPLE", 1),
         "each loss read at once": patch.object(step, "can_skip_step", lambda *_: False),
-        "residual stream in 16 bits": patch.object(
-            torch.nn.LayerNorm, "forward", gpu_training.normalize_to_autocast_dtype
-        ),
         "all on again": nullcontext(),
     }
     for name, switch in switches.items():
@@ -262,8 +259,14 @@ def check_switches(check: Check) -> None:
         with switch:
             check.record(name, measure(check.open_session("base"), check.num_steps)[1])
         gc.collect()
-    eager = measure(check.open_session("base", run__compile="false"), check.num_steps)[1]
-    check.record("not compiled", eager)
+    settings: dict[str, dict[str, Any]] = {
+        "residual stream in bf16": {"run__residual_dtype": "bf16", "run__precision": "bf16"},
+        "not compiled": {"run__compile": "false"},
+    }
+    for name, values in settings.items():
+        torch.compiler.reset()
+        check.record(name, measure(check.open_session("base", **values), check.num_steps)[1])
+        gc.collect()
 
 
 def check_large(check: Check) -> None:
@@ -442,12 +445,27 @@ def check_fp8(check: Check) -> None:
     check.record("conversion_milliseconds", 1e3 * seconds)
 
 
+def write_entailment_data(check: Check) -> Path:
+    """Write random pairs in the format of RTE, a task of GLUE; return the folder of all tasks."""
+    folder = check.make_folder("glue")
+    (folder / "RTE").mkdir()
+    for name, count in (("train", 40), ("dev", 20)):
+        texts = iter(write_texts(check, 2 * count))
+        lines = ["index\tsentence1\tsentence2\tlabel"]
+        for number, (first, second) in enumerate(zip(texts, texts, strict=True)):
+            label = ("entailment", "not_entailment")[number % 2]
+            lines.append(f"{number}\t{first}\t{second}\t{label}")
+        (folder / "RTE" / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
 def check_speedrun(check: Check) -> None:
     """Run or continue the speedrun; it continues if the stage is run again."""
-    if check.data is None:
+    data = write_entailment_data(check) if check.is_dry and check.data is None else check.data
+    if data is None:
         sys.exit("--data is missing: give the folder with the data of GLUE")
     arguments = [str(Path(__file__).with_name("speedrun.py")), "--store", str(check.store)]
-    arguments += ["--data", str(check.data), "--out", str(check.out / "speedrun")]
+    arguments += ["--data", str(data), "--out", str(check.out / "speedrun")]
     if check.is_dry:
         arguments += ["--size", "tiny", "--steps", "3", "--seeds", "0", "--finetune-seeds", "1"]
         arguments += ["--tasks", "rte"]

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from bertsmith.data.store import Store
@@ -189,18 +187,6 @@ def run_and_catch(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     finally:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def normalize_to_autocast_dtype(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """Return LayerNorm(x), computed in float32, in the dtype of autocast.
-
-    With post-norm, residual connections then add numbers in 16 bits.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        y = F.layer_norm(x.float(), norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-    if not torch.is_autocast_enabled(x.device.type):
-        return y
-    return y.to(torch.get_autocast_dtype(x.device.type))
 
 
 def measure_classifier(

@@ -175,13 +175,17 @@ def append_result(folder: Path, result: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def sum_training_time(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Return the training seconds and the number of tokens of a run from its metrics."""
-    seconds = num_tokens = 0.0
+def sum_training_time(lines: Sequence[dict[str, Any]]) -> tuple[float, int]:
+    """Return the training seconds and the number of tokens of a run from its metrics.
+
+    A logged step stands for all the steps since the line before it. The number of tokens is exact if
+    every step was logged.
+    """
+    seconds, num_tokens, num_steps = 0.0, 0, 0
     for line in lines:
         if line["kind"] == "train":
-            num_tokens += line["tokens_per_second"] * (line["seconds"] - seconds)
-            seconds = line["seconds"]
+            num_tokens += line["tokens"] * (line["step"] - num_steps)
+            seconds, num_steps = line["seconds"], line["step"]
     return seconds, num_tokens
 
 
@@ -208,7 +212,7 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
         "nsp_accuracy": heldout.get("nsp_accuracy"),
         "steps": heldout["step"],
         "seconds": round(seconds, 1),
-        "tokens": round(num_tokens),
+        "tokens": num_tokens,
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

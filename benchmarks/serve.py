@@ -8,8 +8,9 @@ Three variants take turns, because the speed of the machine may vary:
 - A server process answers 64 clients over loopback. The clients run in this process and send one
   text per request.
 
-The benchmark reports the throughput of each variant, request latencies, and the largest difference
-between the vectors of the server and the library.
+The benchmark reports the throughput of each variant, the CPU time per text, request latencies, and
+the largest difference between the vectors of the server and the library. With ``--cores 0
+--client-cores 1``, the library and the server use the same core, and the clients another one.
 
     python benchmarks/serve.py --model DIR --texts FILE --clients 64 --seconds 60 --json OUT
 """
@@ -32,7 +33,6 @@ import numpy as np
 import torch
 from reporting import report
 
-from bertsmith.runtime.inference_batches import max_batch_size
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder
@@ -123,12 +123,18 @@ def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: floa
         batches: list[list[list[int]]] = [[]]
         sequences = list(embedder.tokenize(texts).sequences)
         for ids in generator.sample(sequences, len(sequences)):
-            max_seqlen = max(map(len, [*batches[-1], ids]))
-            if len(batches[-1]) >= max_batch_size(max_seqlen, max_tokens):
+            if sum(map(len, [*batches[-1], ids])) > max_tokens:
                 batches.append([])
             batches[-1].append(ids)
         count += sum(len(batch) for batch, _ in map_in_threads(compute, batches, cpu))
     return count / (time.perf_counter() - start)
+
+
+def read_cpu_seconds(process_id: int) -> float:
+    """Return the CPU time of a process and its threads."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    # User and system time, the 14th and 15th fields of the file.
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_ready(port: int) -> None:
@@ -150,7 +156,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--json", type=Path)
+    cores = os.sched_getaffinity(0)
+    parser.add_argument("--cores", nargs="+", type=int, default=cores)
+    parser.add_argument("--client-cores", nargs="+", type=int, default=cores)
     options = parser.parse_args()
+    os.sched_setaffinity(0, options.cores)
+    torch.set_num_threads(len(options.cores))
     texts = options.texts.read_text(encoding="utf-8").splitlines()
     embedder = Embedder.load(options.model)
     # Choose a free port.
@@ -159,7 +170,7 @@ def main() -> None:
         port = free_socket.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "bertsmith", "serve", f"m={options.model}", "--port", str(port),
-         "--no-page"], stderr=subprocess.DEVNULL,
+         "--no-page", "--threads", str(len(options.cores))], stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         wait_until_ready(port)
@@ -167,19 +178,29 @@ def main() -> None:
         asyncio.run(run_clients(port, texts, options.clients, 3))
         responses: list[Any] = []
         rates: list[tuple[float, float, float]] = []
+        offline_seconds: list[float] = []
+        server_seconds: list[float] = []
         for _ in range(NUM_ROUNDS):
             round_seconds = options.seconds / NUM_ROUNDS
+            os.sched_setaffinity(0, options.cores)
+            cpu_start, start = time.process_time(), time.perf_counter()
             offline_rate = measure_offline(embedder, texts, round_seconds / 3)
+            num_texts = offline_rate * (time.perf_counter() - start)
+            offline_seconds.append((time.process_time() - cpu_start) / num_texts)
             unsorted_rate = measure_unsorted_batches(embedder, texts, round_seconds / 3)
-            start = time.perf_counter()
+            os.sched_setaffinity(0, options.client_cores)
+            cpu_start, start = read_cpu_seconds(server.pid), time.perf_counter()
             new_responses = asyncio.run(run_clients(port, texts, options.clients, round_seconds))
+            used_seconds = read_cpu_seconds(server.pid) - cpu_start
+            server_seconds.append(used_seconds / max(len(new_responses), 1))
             server_rate = len(new_responses) / (time.perf_counter() - start)
             rates.append((offline_rate, unsorted_rate, server_rate))
             responses += new_responses
     finally:
         server.terminate()
         exit_status = server.wait(30)
-    report_results(options, embedder, texts, responses, rates, exit_status)
+    cpu_seconds = float(np.median(offline_seconds)), float(np.median(server_seconds))
+    report_results(options, embedder, texts, responses, rates, cpu_seconds, exit_status)
 
 
 def report_results(
@@ -188,6 +209,7 @@ def report_results(
     texts: list[str],
     responses: list[Any],
     rates: list[tuple[float, float, float]],
+    cpu_seconds: tuple[float, float],
     exit_status: int,
 ) -> None:
     """Report throughput ratios, latencies, and the error of the server's vectors.
@@ -198,6 +220,7 @@ def report_results(
         texts: All texts.
         responses: Text index, seconds, status and content of each request.
         rates: Texts per second of each round: offline, in unsorted batches, by the server.
+        cpu_seconds: CPU seconds per text: offline, by the server.
         exit_status: Exit status of the server.
     """
     expected = embedder.encode(texts, normalize=True)
@@ -215,6 +238,7 @@ def report_results(
         "server / library": float(np.median(server_ratios)),
         "server / library, minimum": min(server_ratios),
         "server / library, maximum": max(server_ratios),
+        "CPU time per text, library / server": cpu_seconds[0] / cpu_seconds[1],
         "library in unsorted batches / library": float(
             np.median([unsorted_rate / offline_rate for offline_rate, unsorted_rate, _ in rates])
         ),
@@ -224,6 +248,8 @@ def report_results(
         "clients": options.clients, "seconds": options.seconds, "requests": len(responses),
         "errors": sum(status != 200 for *_, status, _ in responses), "requests per second": server,
         "texts per second offline": offline, "texts per second in unsorted batches": unsorted,
+        "CPU seconds per text offline": cpu_seconds[0],
+        "CPU seconds per request of the server": cpu_seconds[1],
         "median seconds": median_latency, "p99 seconds": p99_latency,
         "largest difference": max_difference, "exit status": exit_status,
         "load": os.getloadavg()[0],

@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 from reporting import report
 from sentence_transformers import SentenceTransformer
-from serve import run_clients, wait_until_ready
+from serve import read_cpu_seconds, run_clients, wait_until_ready
 
 NUM_ROUNDS = 3
 
@@ -81,9 +81,11 @@ def measure(options: argparse.Namespace) -> None:
     ports = {name: find_free_port() for name in ("bertsmith", "FastAPI")}
     responses: dict[str, list[Any]] = {name: [] for name in ports}
     rates: dict[str, list[float]] = {name: [] for name in ports}
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    cpu_seconds: dict[str, float] = dict.fromkeys(ports, 0.0)
     with ExitStack() as stack:
         for name, port in ports.items():
-            process = start_server(name, options.model, port)
+            process = processes[name] = start_server(name, options.model, port)
             stack.callback(process.wait, 60)
             stack.callback(process.terminate)
             wait_until_ready(port)
@@ -91,8 +93,10 @@ def measure(options: argparse.Namespace) -> None:
         for _ in range(NUM_ROUNDS):
             for name, port in ports.items():
                 start = time.perf_counter()
+                cpu_seconds[name] -= read_cpu_seconds(processes[name].pid)
                 seconds = options.seconds / NUM_ROUNDS / len(ports)
                 answers = asyncio.run(run_clients(port, texts, options.clients, seconds, "float"))
+                cpu_seconds[name] += read_cpu_seconds(processes[name].pid)
                 rates[name].append(len(answers) / (time.perf_counter() - start))
                 responses[name] += answers
     figures: dict[str, Any] = {"clients": options.clients}
@@ -101,6 +105,7 @@ def measure(options: argparse.Namespace) -> None:
         figures[f"{name}: requests per second"] = float(np.median(rates[name]))
         figures[f"{name}: median seconds"] = float(np.median(latencies))
         figures[f"{name}: p99 seconds"] = float(np.quantile(latencies, 0.99))
+        figures[f"{name}: CPU seconds per request"] = cpu_seconds[name] / len(answers)
         figures[f"{name}: errors"] = sum(status != 200 for *_, status, _ in answers)
     figures["lowest cosine"] = compare_vectors(responses["bertsmith"], responses["FastAPI"])
     pairs = zip(rates["bertsmith"], rates["FastAPI"], strict=True)

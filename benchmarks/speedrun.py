@@ -188,7 +188,7 @@ def describe_run(
     return {
         "command": command,
         "steps": heldout[-1]["step"],
-        "tokens": round(num_tokens),
+        "tokens": num_tokens,
         "training_seconds": round(training_seconds, 1),
         "wall_clock_seconds": None if seconds is None else round(seconds, 1),
         "heldout_loss": compute_heldout_loss(run / "model", store, num_sequences),

@@ -18,7 +18,8 @@ def load_model(
     """Load a pre-trained or fine-tuned model in eval mode.
 
     Args:
-        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        path: A model directory, a run directory, a file of a model directory, the name of a
+            reference model, or a hub id.
         device: The device of the weights.
 
     Raises:

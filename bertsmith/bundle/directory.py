@@ -1,4 +1,4 @@
-"""Model directories: local paths, run directories, ids on the Hugging Face hub and file hashes."""
+"""Model directories: paths, runs, reference models, ids on the Hugging Face hub, file hashes."""
 
 import hashlib
 import re
@@ -15,6 +15,8 @@ WEIGHTS_FILE, PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
 INDEX_FILE, PICKLE_INDEX_FILE = f"{WEIGHTS_FILE}.index.json", f"{PICKLE_FILE}.index.json"
 #: Names of weight files, in order of preference. An index lists the shards of sharded weights.
 WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
+#: Models that are distributed with Bertsmith, one folder each; in a clone, a link to models/.
+REFERENCE_MODELS: Final = Path(__file__).parent.parent / "reference_models"
 #: OWNER/NAME, optionally followed by @ and a branch, tag or commit.
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 #: Files downloaded along with the weights.
@@ -31,9 +33,11 @@ def locate_model(model: Path | str) -> Path:
     """Return the directory of a model; models on the hub are downloaded.
 
     Args:
-        model: A model directory, a run directory, a file in a model directory, or OWNER/NAME on
-            the hub, such as "google-bert/bert-base-uncased", optionally with "@" and a revision. A
-            sentence-transformers directory may contain the BERT in its folder 0_Transformer.
+        model: A model directory, a run directory, a file in a model directory, the name of a
+            reference model, or OWNER/NAME on the hub, such as "google-bert/bert-base-uncased",
+            optionally with "@" and a revision. A sentence-transformers directory may contain the
+            BERT in its folder 0_Transformer. A local path with the name of a reference model
+            takes precedence.
 
     Raises:
         ModelError: There is no model at this path, or it cannot be downloaded.
@@ -44,12 +48,16 @@ def locate_model(model: Path | str) -> Path:
     for directory in (root, root / "model", root / "0_Transformer"):
         if (directory / CONFIG_FILE).is_file() and find_weights_file(directory) is not None:
             return directory
+    if is_reference_model(path):
+        return REFERENCE_MODELS / path
     if is_hub_id(path):
         return download_from_hub(str(path))
     if not path.exists():
+        names = list_reference_models()
+        reference = f"the name of a reference model ({', '.join(names)}), " if names else ""
         raise ModelError(
-            f"{path}: no such file or directory; expected a model directory, a run directory, or "
-            "a model on the hub as OWNER/NAME, such as google-bert/bert-base-uncased",
+            f"{path}: no such file or directory; expected a model directory, a run directory, "
+            f"{reference}or a model on the hub as OWNER/NAME, such as google-bert/bert-base-uncased"
         )
     if (path / "checkpoints").is_dir():
         raise ModelError(
@@ -75,14 +83,14 @@ def is_unfinished_run(path: Path) -> bool:
 def locate_tokenizer(path: Path) -> Path:
     """Return the path to read a tokenizer from.
 
-    For a run directory or a hub id, the model directory is returned. Any other path is returned
-    unchanged, without checking that it contains a tokenizer.
+    For a run directory, a reference model or a hub id, the model directory is returned. Any other
+    path is returned unchanged, without checking that it contains a tokenizer.
 
     Raises:
         ModelError: The run has no model yet, or the hub model is not available.
     """
     is_run = path.is_dir() and any((path / name).is_dir() for name in ("model", "checkpoints"))
-    return locate_model(path) if is_run or is_hub_id(path) else path
+    return locate_model(path) if is_run or is_reference_model(path) or is_hub_id(path) else path
 
 
 def pin_model_path(model: Path | str) -> Path:
@@ -91,7 +99,17 @@ def pin_model_path(model: Path | str) -> Path:
     A model on the hub is downloaded, and the path of its current commit in the cache is returned.
     """
     path = Path(model)
-    return locate_model(path) if is_hub_id(path) else path.resolve()
+    return locate_model(path) if is_reference_model(path) or is_hub_id(path) else path.resolve()
+
+
+def list_reference_models() -> list[str]:
+    """Return the sorted names of the models that are distributed with Bertsmith."""
+    return sorted(file.parent.name for file in REFERENCE_MODELS.glob(f"*/{CONFIG_FILE}"))
+
+
+def is_reference_model(path: Path) -> bool:
+    """Return whether a path is the name of a reference model and not a local path."""
+    return not path.exists() and str(path) in list_reference_models()
 
 
 def find_weights_file(directory: Path) -> str | None:

@@ -47,7 +47,8 @@ def load_encoder(
     """Load the encoder of a BERT in eval mode; its heads are ignored.
 
     Args:
-        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        path: A model directory, a run directory, a file of a model directory, the name of a
+            reference model, or a hub id.
         device: The device of the weights.
         config_overrides: ``ModelConfig`` fields to replace, such as dropout.
 

@@ -195,7 +195,8 @@ def load_fine_tuned(path: Path | str, *, device: torch.device | str = "cpu") -> 
     """Load a fine-tuned model in eval mode.
 
     Args:
-        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        path: A model directory, a run directory, a file of a model directory, the name of a
+            reference model, or a hub id.
         device: The device of the weights.
 
     Raises:
@@ -235,7 +236,8 @@ def load_for_fine_tuning(
     all newly initialized weights.
 
     Args:
-        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        path: A model directory, a run directory, a file of a model directory, the name of a
+            reference model, or a hub id.
         head: Task kind and labels of the new head.
         config_overrides: ``ModelConfig`` fields to replace, such as dropout.
         features: Settings of a BiLSTM between the encoder and the output layer; None for no BiLSTM.

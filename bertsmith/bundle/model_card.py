@@ -5,6 +5,7 @@ The card contains only information from the model directory, and no paths of the
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,16 +38,39 @@ _AUTO_CLASSES: Final = {
 _MAX_LABELS: Final = 30
 
 
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """Information for the card of a published model that its directory does not contain.
+
+    Attributes:
+        name: Name of the model, the title of the card.
+        license_id: License of the weights on the hub, such as "apache-2.0"; empty if it is unknown.
+        notes: Markdown text after the introduction, such as the sources of the text.
+        minutes: Duration of the training in minutes; None if it is unknown.
+        curve: File name of the loss curve.
+        panel: Markdown text with the results of the panel; empty without results.
+    """
+
+    name: str
+    license_id: str = ""
+    notes: str = ""
+    minutes: float | None = None
+    curve: str = ""
+    panel: str = ""
+
+
 def build_model_card(
     config: ModelConfig,
     tokenizer: Tokenizer,
     info: Mapping[str, Any],
     kind: str | None = None,
     labels: Sequence[str] = (),
+    publication: Publication | None = None,
 ) -> str:
     """Return a model card: YAML front matter and Markdown text.
 
-    The license is a placeholder, because only the person who trained the model knows it.
+    Without ``publication``, the license is a placeholder, because only the person who trained the
+    model knows it.
 
     Args:
         config: The model's config.
@@ -55,10 +79,12 @@ def build_model_card(
         kind: Task kind of a fine-tuned model, "embedding" or "reranking"; None for a pre-trained
             model.
         labels: Labels of a fine-tuned model.
+        publication: Further information on a published model.
     """
     pipeline_tag = _PIPELINE_TAGS[kind] if kind else "fill-mask"
     task = _to_line(info.get("task")) if kind else ""
-    title = f"BERT fine-tuned on {task}" if task else "BERT"
+    publication = publication or Publication(name="BERT")
+    title = f"BERT fine-tuned on {task}" if task else publication.name
     layout = "Hugging Face"
     if pipeline_tag == _SENTENCE_SIMILARITY:
         title, layout = "BERT for sentence embeddings", "sentence-transformers"
@@ -66,23 +92,42 @@ def build_model_card(
         title = "BERT for reranking"
     label_lines = [f"- {line}" for line in shorten_list([*map(_to_line, labels)], _MAX_LABELS)]
     lines = [
-        *_front_matter(info, pipeline_tag),
+        *_front_matter(info, pipeline_tag, publication.license_id),
         f"# {title}",
         "",
         f"Trained with Bertsmith: a plain BERT in the layout of {layout}.",
         "",
+        *([publication.notes.strip(), ""] if publication.notes.strip() else []),
         *_section("Model", _model_lines(config, tokenizer, info)),
         *_section("Labels", label_lines),
         *_section("Data", _data_lines(info)),
-        *_section("Training", _training_lines(info)),
+        *_section("Training", [*_training_lines(info), *_publication_lines(publication)]),
         *_section("Results on held-out data", _result_lines(info)),
+        *_section("Comparison with other models", [publication.panel] if publication.panel else []),
         *_section("Use", _usage_lines(pipeline_tag, config)),
-        *_section("License", ["To be filled in by whoever trained this model, here and above."]),
+        *_section("License", [_describe_license(publication.license_id)]),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _front_matter(info: Mapping[str, Any], pipeline_tag: str) -> Iterator[str]:
+def _publication_lines(publication: Publication) -> list[str]:
+    """Return the duration of the training, and the image of the loss curve."""
+    lines = []
+    if publication.minutes is not None:
+        lines.append(f"- wall-clock time: {publication.minutes:,.0f} minutes")
+    if publication.curve:
+        lines += ["", f"![Loss curve]({publication.curve})"]
+    return lines
+
+
+def _describe_license(license_id: str) -> str:
+    """Return the section on the license."""
+    if not license_id:
+        return "To be filled in by whoever trained this model, here and above."
+    return f"The weights are published under the license `{_to_line(license_id)}`."
+
+
+def _front_matter(info: Mapping[str, Any], pipeline_tag: str, license_id: str) -> Iterator[str]:
     """Yield the lines of the front matter. Values are written as JSON, which is valid YAML."""
     is_embedder_or_reranker = pipeline_tag in (_SENTENCE_SIMILARITY, _TEXT_RANKING)
     values: dict[str, Any] = {
@@ -96,9 +141,12 @@ def _front_matter(info: Mapping[str, Any], pipeline_tag: str) -> Iterator[str]:
     base_model = _base_model_name(info)
     if "/" in base_model:
         values["base_model"] = base_model
+    if license_id:
+        values["license"] = license_id
     yield "---"
     yield from (f"{key}: {json.dumps(value)}" for key, value in values.items())
-    yield "# license: fill this in, such as apache-2.0"
+    if not license_id:
+        yield "# license: fill this in, such as apache-2.0"
     yield "---"
     yield ""
 

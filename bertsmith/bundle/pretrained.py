@@ -111,7 +111,8 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
     missing next-sentence head is not added.
 
     Args:
-        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        path: A model directory, a run directory, a file of a model directory, the name of a
+            reference model, or a hub id.
         device: The device of the weights.
 
     Raises:

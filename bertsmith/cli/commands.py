@@ -22,6 +22,7 @@ from bertsmith.cli import predict as predict
 from bertsmith.cli import prepare as prepare
 from bertsmith.cli import pretrain as pretrain
 from bertsmith.cli import push as push
+from bertsmith.cli import release as release
 from bertsmith.cli import rerank as rerank
 from bertsmith.cli import score as score
 from bertsmith.cli import search as search

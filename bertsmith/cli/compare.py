@@ -39,7 +39,7 @@ def compare(
         Path,
         typer.Argument(
             metavar="A",
-            help="A model directory, a run directory or a Hub id.",
+            help="A model directory, a run directory, the name of a reference model or a Hub id.",
             show_default=False,
         ),
     ],

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app, format_examples
-from bertsmith.cli.console import log
+from bertsmith.cli.console import TerminalProgress, log, print_line
 from bertsmith.cli.hints import quote_path
+from bertsmith.cli.model_options import REFERENCE_MODEL
 from bertsmith.errors import InputError
 from bertsmith.settings import read_stored_settings
 
@@ -25,6 +26,16 @@ MASKED_SENTENCES = (
     "This function returns a [MASK] array.",
     "Set this to [MASK] to disable the check.",
 )
+#: The first ones are like the text of the demo, the others like that of the reference model.
+COMPARED_SENTENCES = (
+    "If the file does not [MASK], an error is raised.",
+    "This function returns a [MASK] array.",
+    "The river flows into the [MASK].",
+    "She was born in 1850 and [MASK] in 1921.",
+    "He opened the [MASK] and went into the room.",
+)
+#: Number of held-out sentences on which the models are compared, which takes some seconds.
+NUM_COMPARED = 100
 
 
 @app.command(
@@ -43,8 +54,8 @@ def demo(
     """Train a small BERT on the documentation of installed packages.
 
     Prints and runs five commands, which you can repeat with your own text: collect the text, learn
-    a vocabulary, prepare the data, pre-train, and fill in masks. An interrupted demo continues
-    where it stopped.
+    a vocabulary, prepare the data, pre-train, and fill in masks. Then compares the model with the
+    reference model mini-en. An interrupted demo continues where it stopped.
     """
     corpus, tokenizer, store = out / "corpus.jsonl", out / "tokenizer", out / "store"
     run = out / f"run-{seed}"
@@ -59,7 +70,7 @@ def demo(
             "prepare", corpus, "--tokenizer", tokenizer, "--held-out", 0.05, "--out", store
         )
     # With four heads, two are initialized to attend to neighboring tokens and one to the other
-    # segment, which next-sentence prediction needs.
+    # segment.
     settings = ("model.heads=4", f"run.max_eval_sequences={EVAL_SEQUENCES}", f"run.seed={seed}")
     set_options = [argument for setting in settings for argument in ("--set", setting)]
     _run_command(
@@ -67,11 +78,39 @@ def demo(
         *set_options,
     )  # fmt: skip
     _run_command("fill", run, *MASKED_SENTENCES, "--top", 3)
+    _compare(run, store)
     log("")
     log(f"The model is in {run / 'model'}; the loss curve is {run / 'curve.png'}.")
     log("Next: run the same commands on your own text, or continue with this model:")
     log(f'  bertsmith fill {quote_path(run)} "The [MASK] of the function."')
     log(f"  bertsmith inspect {quote_path(run)}")
+
+
+def _compare(run: Path, store: Path) -> None:
+    """Print the words and the bits per character of the demo's and of the reference model."""
+    from bertsmith.lab.demo_comparison import compare_on_store
+
+    (own, reference), num_sentences = compare_on_store(
+        [run, REFERENCE_MODEL], store, COMPARED_SENTENCES, num_sentences=NUM_COMPARED, top=3,
+        progress=TerminalProgress(),
+    )  # fmt: skip
+    log("")
+    log(
+        f"Comparison with {REFERENCE_MODEL}, a larger model that was trained longer, on Wikipedia "
+        "and books:"
+    )
+    for sentence, own_words, words in zip(
+        COMPARED_SENTENCES, own.words, reference.words, strict=True
+    ):
+        print_line(sentence)
+        print_line(f"  demo     {', '.join(own_words)}")
+        print_line(f"  {REFERENCE_MODEL}  {', '.join(words)}")
+    print_line(
+        f"bits per character of {num_sentences} held-out sentences of the demo's text (lower is "
+        "better):"
+    )
+    print_line(f"  demo     {own.bits_per_character:.3f}, trained on text of this kind")
+    print_line(f"  {REFERENCE_MODEL}  {reference.bits_per_character:.3f}, trained on other text")
 
 
 def _check_output(out: Path, corpus: Path) -> None:

@@ -13,8 +13,7 @@ from bertsmith.cli.finetune import (
     ConfigFile,
     FilesEncoding,
     RunDirectory,
-    drop_missing,
-    name_files,
+    build_values,
     report_result,
 )
 from bertsmith.cli.hints import quote_path
@@ -49,7 +48,11 @@ class Projection(StrEnum):
 )
 def distill(
     teacher: Annotated[
-        Path, typer.Option(help="The model directory, run directory or Hub id of the teacher.")
+        Path,
+        typer.Option(
+            help="The teacher: a model directory, a run directory, the name of a reference model "
+            "or a Hub id."
+        ),
     ],
     data: Annotated[
         list[Path],
@@ -186,22 +189,19 @@ def distill(
     step: masks are new in each epoch, and hidden states are too large to store. Ctrl-C and SIGTERM
     save a checkpoint; the same command then continues the run.
     """
-    tables: dict[str, Any] = {
-        "distill": {
-            "layers": layers, "student_layers": _parse_layers(student_layers), "size": size,
-            "objective": objective.value if objective else None,
-            "text_column": text, "pair_column": pair, "label_column": label,
-            "score_column": score, "projection": projection.value if projection else None,
-            "teacher_layer": teacher_layer, "relation_heads": relation_heads,
-            "temperature": temperature, "hard_weight": hard_weight, "batch_size": batch_size,
-            "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
-            "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
-        },
-        "optim": {"lr": lr},
-        "schedule": {"epochs": epochs},
-        "run": {"seed": seed},
+    options: dict[str, Any] = {
+        "layers": layers, "student_layers": _parse_layers(student_layers), "size": size,
+        "objective": objective.value if objective else None,
+        "text_column": text, "pair_column": pair, "label_column": label,
+        "score_column": score, "projection": projection.value if projection else None,
+        "teacher_layer": teacher_layer, "relation_heads": relation_heads,
+        "temperature": temperature, "hard_weight": hard_weight,
     }  # fmt: skip
-    values = {name: drop_missing(table) for name, table in tables.items()}
+    values = build_values(
+        "distill", options,
+        dev=dev, batch_size=batch_size, max_seqlen=max_seqlen, skip_invalid=skip_invalid,
+        encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr, seed=seed,
+    )  # fmt: skip
     check_single_process("`distill`")
     from bertsmith.train.distillation.settings import check_arguments, check_is_comparable
 

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 #: Options of all kinds of fine-tuning.
 StartModel = Annotated[
     Path,
-    typer.Option(help="The model directory, run directory or Hugging Face Hub id to start from."),
+    typer.Option(
+        help="The model to start from: a model directory, a run directory, the name of a reference "
+        "model (mini-en), or a Hugging Face Hub id."
+    ),
 ]
 RunDirectory = Annotated[Path, typer.Option(help="The run directory to write.")]
 FilesEncoding = Annotated[
@@ -42,6 +45,11 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting, such as optim.lr=2e-5; may be repeated."),
 ]
+#: Options of embedding models and rerankers.
+Epochs = Annotated[
+    float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
+]
+LearningRate = Annotated[float | None, typer.Option(help="Peak learning rate. Default: 3e-5.")]
 
 _DEFAULT_COMMAND = "task"
 
@@ -365,3 +373,45 @@ def name_files(files: list[Path]) -> dict[str, str]:
     if len(files) == 1:
         return {"dev": str(files[0].resolve())}
     return {file.name: str(file.resolve()) for file in files}
+
+
+def build_values(
+    table: str,
+    settings: dict[str, Any],
+    *,
+    dev: list[Path] | None,
+    batch_size: int | None,
+    max_seqlen: int | None,
+    skip_invalid: bool,
+    encoding: str | None,
+    delimiter: str | None,
+    epochs: float | None,
+    lr: float | None,
+    seed: int | None,
+) -> dict[str, dict[str, Any]]:
+    """Return the options of a run as nested settings, without those that were not given.
+
+    Args:
+        table: The settings table of this kind of run, such as "embedding".
+        settings: The settings of this table that other kinds of runs do not have.
+        dev: Value of --dev.
+        batch_size: Value of --batch-size.
+        max_seqlen: Value of --max-seqlen.
+        skip_invalid: Value of --skip-invalid.
+        encoding: Value of --encoding.
+        delimiter: Value of --delimiter.
+        epochs: Value of --epochs.
+        lr: Value of --lr.
+        seed: Value of --seed.
+    """
+    tables: dict[str, dict[str, Any]] = {
+        table: {
+            **settings, "batch_size": batch_size, "max_seqlen": max_seqlen,
+            "skip_invalid": skip_invalid or None, "encoding": encoding, "delimiter": delimiter,
+            "validation_files": name_files(dev or []) or None,
+        },
+        "optim": {"lr": lr},
+        "schedule": {"epochs": epochs},
+        "run": {"seed": seed},
+    }  # fmt: skip
+    return {name: drop_missing(values) for name, values in tables.items()}

@@ -10,12 +10,14 @@ from bertsmith.cli.console import TerminalProgress, log
 from bertsmith.cli.finetune import (
     Assignments,
     ConfigFile,
+    Epochs,
     FilesEncoding,
+    LearningRate,
     RunDirectory,
     StartModel,
+    build_values,
     drop_missing,
     group,
-    name_files,
     report_result,
 )
 from bertsmith.cli.hints import quote_path
@@ -100,14 +102,12 @@ def embed(
     document_prompt: Annotated[
         str | None, typer.Option(help="Pairs: a prefix of the columns --pair and --negatives.")
     ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
-    ] = None,
+    epochs: Epochs = None,
     batch_size: Annotated[
         int | None,
         typer.Option(help="Batch size in examples; any size fits in memory. Default: 64.", min=2),
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 3e-5.")] = None,
+    lr: LearningRate = None,
     max_seqlen: Annotated[
         int | None,
         typer.Option(help="Maximum tokens per text. Default: as the model, else 128.", min=8),
@@ -137,21 +137,18 @@ def embed(
         "text": text, "pair": pair, "score": score, "label": label,
         "negatives": negatives.split(",") if negatives else None,
     }  # fmt: skip
-    tables: dict[str, Any] = {
-        "embedding": {
-            "columns": drop_missing(columns) or None, "loss": loss, "temperature": temperature,
-            "file_weights": _parse_numbers(weights, float, "--weights"),
-            "matryoshka_dims": _parse_numbers(matryoshka, int, "--matryoshka"),
-            "pooling": pooling, "prompt": prompt, "query_prompt": query_prompt,
-            "document_prompt": document_prompt, "batch_size": batch_size,
-            "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
-            "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
-        },
-        "optim": {"lr": lr},
-        "schedule": {"epochs": epochs},
-        "run": {"seed": seed},
+    settings: dict[str, Any] = {
+        "columns": drop_missing(columns) or None, "loss": loss, "temperature": temperature,
+        "file_weights": _parse_numbers(weights, float, "--weights"),
+        "matryoshka_dims": _parse_numbers(matryoshka, int, "--matryoshka"),
+        "pooling": pooling, "prompt": prompt, "query_prompt": query_prompt,
+        "document_prompt": document_prompt,
     }  # fmt: skip
-    values = {name: drop_missing(table) for name, table in tables.items()}
+    values = build_values(
+        "embedding", settings,
+        dev=dev, batch_size=batch_size, max_seqlen=max_seqlen, skip_invalid=skip_invalid,
+        encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr, seed=seed,
+    )  # fmt: skip
     from bertsmith.train.embedding.settings import check_arguments
 
     with report_once():

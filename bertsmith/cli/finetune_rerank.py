@@ -11,12 +11,14 @@ from bertsmith.cli.console import TerminalProgress, log
 from bertsmith.cli.finetune import (
     Assignments,
     ConfigFile,
+    Epochs,
     FilesEncoding,
+    LearningRate,
     RunDirectory,
     StartModel,
+    build_values,
     drop_missing,
     group,
-    name_files,
     report_result,
 )
 from bertsmith.cli.hints import quote_path
@@ -88,9 +90,7 @@ def rerank(
             min=0,
         ),
     ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
-    ] = None,
+    epochs: Epochs = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -99,7 +99,7 @@ def rerank(
             min=1,
         ),
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 3e-5.")] = None,
+    lr: LearningRate = None,
     max_seqlen: Annotated[
         int | None,
         typer.Option(
@@ -136,18 +136,15 @@ def rerank(
         "text": text, "pair": pair, "score": score,
         "negatives": negatives.split(",") if negatives else None,
     }  # fmt: skip
-    tables: dict[str, Any] = {
-        "reranking": {
-            "columns": drop_missing(columns) or None, "loss": loss.value if loss else None,
-            "random_negatives": random_negatives, "batch_size": batch_size,
-            "max_seqlen": max_seqlen, "skip_invalid": skip_invalid or None, "encoding": encoding,
-            "delimiter": delimiter, "validation_files": name_files(dev or []) or None,
-        },
-        "optim": {"lr": lr},
-        "schedule": {"epochs": epochs},
-        "run": {"seed": seed},
+    settings: dict[str, Any] = {
+        "columns": drop_missing(columns) or None, "loss": loss.value if loss else None,
+        "random_negatives": random_negatives,
     }  # fmt: skip
-    values = {name: drop_missing(table) for name, table in tables.items()}
+    values = build_values(
+        "reranking", settings,
+        dev=dev, batch_size=batch_size, max_seqlen=max_seqlen, skip_invalid=skip_invalid,
+        encoding=encoding, delimiter=delimiter, epochs=epochs, lr=lr, seed=seed,
+    )  # fmt: skip
     from bertsmith.train.reranking.settings import check_arguments
 
     with report_once():

@@ -25,7 +25,7 @@ def import_(
         typer.Argument(
             metavar="SOURCE",
             help="An original BERT release (TensorFlow), as a folder or a checkpoint in it; or a "
-            "Hugging Face model, as a folder or a Hub id.",
+            "Hugging Face model, as a folder, a Hub id or the name of a reference model.",
             show_default=False,
         ),
     ],
@@ -56,10 +56,10 @@ def import_(
     from bertsmith.files import check_new_directory
 
     check_new_directory(out)
-    if not Path(source).exists() and not _is_hub_id_or_checkpoint(source):
+    if not Path(source).exists() and not _is_name_or_checkpoint(source):
         raise ModelError(
             f"{source}: no such file or directory; expected an original BERT release, a model "
-            "directory, or a Hugging Face Hub id (OWNER/NAME)"
+            "directory, the name of a reference model, or a Hugging Face Hub id (OWNER/NAME)"
         )
     from bertsmith.bundle import save_model
     from bertsmith.interop.huggingface import is_model_directory, write_huggingface
@@ -103,9 +103,14 @@ def _log_report(report: dict[str, Any]) -> None:
         )
 
 
-def _is_hub_id_or_checkpoint(source: str) -> bool:
-    """Return whether a source that is not an existing path is a Hub id or a checkpoint prefix."""
-    from bertsmith.bundle.directory import is_hub_id
+def _is_name_or_checkpoint(source: str) -> bool:
+    """Return whether a source that is not an existing path is a model's name or a checkpoint."""
+    from bertsmith.bundle.directory import is_hub_id, is_reference_model
 
+    path = Path(source)
     # A TensorFlow checkpoint is named by the common prefix of its files.
-    return is_hub_id(Path(source)) or any(Path(source).parent.glob(f"{Path(source).name}.*"))
+    return (
+        is_reference_model(path)
+        or is_hub_id(path)
+        or any(Path(source).parent.glob(f"{Path(source).name}.*"))
+    )

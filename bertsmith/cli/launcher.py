@@ -14,6 +14,10 @@ from bertsmith.runtime.process_rank import read_process_rank
 _PARALLEL_COMMANDS = ("pretrain", "finetune", "embed")
 #: Environment variable with the file from which torchrun takes the error for its report.
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+#: Environment variable that torchrun sets.
+_RUN_ID_VARIABLE = "TORCHELASTIC_RUN_ID"
+#: Maximum seconds that a process waits for another one to report an error.
+_MAX_REPORT_SECONDS = 30.0
 
 
 @contextmanager
@@ -47,6 +51,16 @@ def check_single_process(description: str) -> None:
             f"{description} runs in one process, but torchrun has started {world_size}; run it "
             f"without torchrun, which supports {', '.join(_PARALLEL_COMMANDS)}"
         )
+
+
+def wait_for_report() -> None:
+    """Wait until torchrun ends this process, after another one has reported the error.
+
+    torchrun ends all processes as soon as one of them exits with an error. Without waiting, it
+    would often end the process that reports the error before the error is printed.
+    """
+    if _RUN_ID_VARIABLE in os.environ:
+        time.sleep(_MAX_REPORT_SECONDS)
 
 
 def send_error_to_launcher(message: str) -> None:

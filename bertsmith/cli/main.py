@@ -50,9 +50,12 @@ def main() -> None:
         try:
             with raise_terminated():
                 app(upgrade_arguments(sys.argv[1:]))
-        except SystemExit:
+        except SystemExit as system_exit:
             with add_error_filename(Path("standard output")):
                 sys.stdout.flush()
+            if position.rank > 0 and system_exit.code == error_messages.EXIT_USER_ERROR:
+                # An invalid option, which process 0 reports.
+                launcher.wait_for_report()
             raise
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
@@ -75,7 +78,9 @@ def main() -> None:
             sys.stderr = error_stream
             raise
         message, status = error_messages.explain_error(error)
-        if not isinstance(error, PeerError):
+        if isinstance(error, PeerError):
+            launcher.wait_for_report()
+        else:
             error_stream.write(f"{message}\n")
             launcher.send_error_to_launcher(message)
         _flush_stdout()

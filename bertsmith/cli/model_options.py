@@ -32,12 +32,15 @@ STDIN = "-"
 #: The name of standard input in messages.
 STDIN_NAME = "standard input"
 
+#: The English model that is distributed with Bertsmith.
+REFERENCE_MODEL = "mini-en"
+
 Model = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A model directory, a run directory, or a Hugging Face Hub id (OWNER/NAME or "
-        "OWNER/NAME@REVISION).",
+        help="A model directory, a run directory, the name of a reference model "
+        f"({REFERENCE_MODEL}), or a Hugging Face Hub id (OWNER/NAME or OWNER/NAME@REVISION).",
         show_default=False,
     ),
 ]
@@ -142,7 +145,7 @@ def load_model(
     """Load a pre-trained model onto a device, which may be ``auto``, and log notes on its files.
 
     Args:
-        model: A model directory, run directory or Hub id.
+        model: Path or name of a model.
         device: A PyTorch device name or ``auto``.
         fast: Whether to use 8-bit or 16-bit arithmetic.
         needs_mlm_head: Whether to raise ModelError, before torch is loaded, if the model has no
@@ -166,7 +169,7 @@ def load_fine_tuned_model(model: Path, device: str, *, fast: bool = False) -> "F
     """Load a fine-tuned model onto a device, which may be ``auto``, and log notes on its files.
 
     Args:
-        model: A model directory, run directory or Hub id.
+        model: Path or name of a model.
         device: A PyTorch device name or ``auto``.
         fast: Whether to use 8-bit or 16-bit arithmetic.
 

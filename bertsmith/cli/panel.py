@@ -33,7 +33,7 @@ def panel(
         list[Path],
         typer.Argument(
             metavar="MODEL...",
-            help="Model directories, run directories or hub ids.",
+            help="Model directories, run directories, names of reference models or Hub ids.",
             show_default=False,
         ),
     ],

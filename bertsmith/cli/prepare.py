@@ -24,7 +24,7 @@ def prepare(
         Path,
         typer.Option(
             help="A folder written by `bertsmith vocab`, a vocab.txt, a model directory, a run "
-            "directory, or a Hugging Face Hub id."
+            "directory, the name of a reference model, or a Hugging Face Hub id."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The token store (a folder) to write.")],
@@ -78,7 +78,7 @@ def prepare(
 
 
 def _locate_tokenizer(tokenizer: Path) -> Path:
-    """Return the folder of the tokenizer files; for a run or a Hub id, the folder of its model."""
+    """Return the folder of the tokenizer files; for a run or a name, the folder of its model."""
     from bertsmith.text.tokenizer_files import find_vocabulary_file
 
     if find_vocabulary_file(tokenizer) is not None:

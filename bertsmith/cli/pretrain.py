@@ -60,7 +60,9 @@ def pretrain(
     start_from: Annotated[
         str | None,
         typer.Option(
-            "--from", help="Initialize from a model directory, a run directory or a Hub id."
+            "--from",
+            help="Initialize from a model directory, a run directory, the name of a reference "
+            "model (mini-en) or a Hub id.",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
@@ -76,7 +78,7 @@ def pretrain(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Pre-train a BERT with masked LM and next-sentence prediction.
+    """Pre-train a BERT with masked LM, and NSP if data.nsp is true.
 
     Writes checkpoints, metrics, a loss curve and the final model to the run directory. Ctrl-C and
     SIGTERM save a checkpoint; the same command then continues the run.

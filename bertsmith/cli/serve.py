@@ -14,7 +14,13 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log
-from bertsmith.cli.model_options import Device, check_device, find_model, resolve_device
+from bertsmith.cli.model_options import (
+    REFERENCE_MODEL,
+    Device,
+    check_device,
+    find_model,
+    resolve_device,
+)
 from bertsmith.errors import BertsmithError, MissingExtraError, RunError, SettingsError
 from bertsmith.settings import load_user_settings
 
@@ -28,20 +34,21 @@ API_KEY_VARIABLE = "BERTSMITH_API_KEY"
 
 @app.command(
     epilog=format_examples(
-        "bertsmith serve my-run",
+        "bertsmith serve",
         "bertsmith serve bert=my-run mood=my-classifier --port 9000",
         "BERTSMITH_API_KEY=secret bertsmith serve my-run --host 0.0.0.0",
     )
 )
 def serve(
     models: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="Model directories, run directories or Hub ids. NAME=MODEL sets a model's name.",
+            help="Model directories, run directories, names of reference models or Hub ids. "
+            f"NAME=MODEL sets a model's name. Default: {REFERENCE_MODEL}.",
             show_default=False,
         ),
-    ],
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; with 0.0.0.0, other machines can connect.")
     ] = "127.0.0.1",
@@ -152,7 +159,7 @@ def serve(
     key = _resolve_api_key(api_key, key_file)
     certificate = _resolve_certificate(ssl_certfile, ssl_keyfile)
     limits = _resolve_limits(assignments or [])
-    named_models = _name_models(models)
+    named_models = _name_models(models or [REFERENCE_MODEL])
     try:
         from bertsmith.serve.hosts import get_allowed_hosts
         from bertsmith.serve.options import ServerOptions
@@ -190,20 +197,27 @@ def serve(
         certificate=certificate,
         num_processes=workers,
     )
+    if not models:
+        log(f"no MODEL given; serving the reference model {REFERENCE_MODEL}")
+    # Also checks the variables for the processes of a supervisor, which create their own.
+    tracing = _create_tracing() if _has_tracing() else None
     message = f"serving at {address} (API: /docs); Ctrl-C stops the server"
     if workers == 1:
-        _run_process(options, server_socket, message)
+        _run_process(options, server_socket, message, tracing)
     else:
+        if tracing is not None:
+            tracing.close()
         _run_supervisor(options, server_socket, message)
 
 
-def _run_process(options: "ServerOptions", sock: socket.socket, message: str) -> None:
+def _run_process(
+    options: "ServerOptions", sock: socket.socket, message: str, tracing: "Tracing | None"
+) -> None:
     """Run a server in this process; ``message`` is logged when it serves."""
     try:
         from bertsmith.serve.launch import ServerProcess
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
-    tracing = _create_tracing() if _has_tracing() else None
     process = ServerProcess(replace(options, device=resolve_device(options.device)), log, tracing)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     process.run(sock, message)
@@ -239,7 +253,8 @@ def _run_worker(options: "ServerOptions", message: str, sock: socket.socket) -> 
     from bertsmith.serve.supervisor import STARTUP_FAILURE
 
     try:
-        _run_process(options, sock, f"{message} [process {os.getpid()}]")
+        tracing = _create_tracing() if _has_tracing() else None
+        _run_process(options, sock, f"{message} [process {os.getpid()}]", tracing)
     except BertsmithError as error:
         log(f"error: {error}")
         sys.exit(1 if isinstance(error, RunError) else STARTUP_FAILURE)

@@ -11,6 +11,7 @@ import torch
 
 from bertsmith.bundle import CONFIG_FILE, load_model, locate_model, open_weights, save_model
 from bertsmith.bundle.config import read_json
+from bertsmith.bundle.directory import is_reference_model
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import check_new_directory
@@ -21,6 +22,8 @@ _UPLOAD_PATTERNS: Final = (
     "vocab.txt", "special_tokens_map.json", "model*.safetensors", "model.safetensors.index.json",
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "*/config.json", "*/model.safetensors",
+    # Files of `bertsmith lab release`, to which the model card refers.
+    "curve.png", "settings.toml", "training.json", "results/panel.json",
 )  # fmt: skip
 
 #: Values of ``dtype``.
@@ -43,10 +46,13 @@ class UploadedModel:
 
 
 def is_model_directory(source: str) -> bool:
-    """Return whether ``source`` is a model directory or a hub id, not a TensorFlow release."""
+    """Return whether ``source`` is a model in Hugging Face's layout, not a TensorFlow release.
+
+    Besides directories, these are reference models and hub ids.
+    """
     path = Path(source)
     if not path.exists():
-        return "/" in source and not path.parent.exists()
+        return is_reference_model(path) or ("/" in source and not path.parent.exists())
     return path.is_dir() and (path / CONFIG_FILE).is_file()
 
 
@@ -54,7 +60,7 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
     """Write a model directory with one safetensors file.
 
     Args:
-        model: A model directory, run directory or hub id.
+        model: A model directory, run directory, reference model or hub id.
         out: A directory that is empty or does not exist.
         dtype: The dtype of the stored weights: "fp32", "bf16" or "fp16". Files of 16-bit weights
             have half the size. Loaded weights are converted to fp32, in transformers as well.

@@ -69,7 +69,7 @@ def write_static_model(
     components. Rare tokens have more weight.
 
     Args:
-        model: A model directory, run directory or hub id.
+        model: A model directory, run directory, reference model or hub id.
         out: A directory that is empty or does not exist.
         dims: K; None for 256, or less if the model's vectors have less.
         frequencies: A file or folder of text in which tokens are counted; None to assume that the

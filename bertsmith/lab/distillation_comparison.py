@@ -20,15 +20,22 @@ from bertsmith.model.bert import count_parameters
 from bertsmith.progress import Progress
 from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.beir import is_beir_folder
+from bertsmith.tasks.embedding_columns import open_rows
+from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.families import get_family, get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import compute_outputs
+from bertsmith.tasks.tables import has_txt_suffix
 from bertsmith.train.distillation.distill import distill, load_distillation
 from bertsmith.train.distillation.embedding_distillation import (
     build_embedding_settings,
     read_texts,
 )
-from bertsmith.train.distillation.settings import DistillRunSettings, check_is_comparable
+from bertsmith.train.distillation.settings import (
+    DistillRunSettings,
+    DistillSettings,
+    check_is_comparable,
+)
 from bertsmith.train.distillation.task_distillation import resolve_task
 from bertsmith.train.embedding.finetune import finetune_embedder
 from bertsmith.train.embedding.training_data import get_text_prompts
@@ -141,14 +148,8 @@ def _train_embedder_without_teacher(
     start = _get_sibling(run, START_SUFFIX)
     distilled = settings.distill
     load_distillation(settings, reads_data=False).save(start, {})
-    columns = {
-        "text": distilled.text_column, "pair": distilled.pair_column,
-        "score": distilled.score_column, "label": distilled.label_column,
-    }  # fmt: skip
-    reading = {
-        name: getattr(distilled, name)
-        for name in ("validation_files", "encoding", "delimiter", "skip_invalid")
-    }
+    reading = build_embedding_settings(distilled)
+    names = {"validation_files", "encoding", "delimiter", "skip_invalid", "validation_columns"}
     schedule = settings.schedule.model_dump(exclude_none=True)
     if "epochs" in schedule:
         del schedule["steps"]
@@ -159,10 +160,10 @@ def _train_embedder_without_teacher(
         data=distilled.train_files,
         values={
             "embedding": {
-                "columns": {name: column for name, column in columns.items() if column},
+                "columns": _find_training_columns(distilled, reading).model_dump(),
                 "batch_size": distilled.batch_size,
                 "max_seqlen": distilled.max_seqlen,
-                **reading,
+                **reading.model_dump(include=names),
             },
             "model": settings.get_dropout(),
             "optim": settings.optim.model_dump(),
@@ -171,6 +172,22 @@ def _train_embedder_without_teacher(
         },
         progress=progress,
     )
+
+
+def _find_training_columns(distill: DistillSettings, reading: EmbeddingSettings) -> TextColumns:
+    """Return the named columns of the training tables, also those of scores or labels.
+
+    ``score_column`` and ``label_column`` describe validation tables. The training tables may have
+    them too, and pairs with low scores are no positives.
+    """
+    file = Path(distill.train_files[0])
+    if has_txt_suffix(file) or not reading.columns.list_columns():
+        return TextColumns()
+    columns = reading.validation_columns
+    with open_rows(file, reading, columns) as rows:
+        first_row = next((row for row in rows if not row.error), None)
+    names = set() if first_row is None else set(first_row.cells)
+    return columns if set(columns.list_columns()) <= names else reading.columns
 
 
 def _get_sibling(run: Path, suffix: str) -> Path:

@@ -22,6 +22,7 @@ from bertsmith.errors import (
     TaskError,
 )
 from bertsmith.files import atomic_directory
+from bertsmith.lab.recipe import add_recipe_defaults
 from bertsmith.lab.stage import Stage
 from bertsmith.model.bert import count_parameters
 from bertsmith.plurals import count_noun
@@ -174,7 +175,7 @@ def pretrain_model(job: Job) -> dict[str, Any]:
             run,
             steps=steps,
             recipe=recipe,
-            values=settings,
+            values=add_recipe_defaults(recipe, settings),
             progress=job.progress,
         )
     except DivergedError as error:
@@ -223,7 +224,8 @@ def initialize_model(job: Job) -> dict[str, Any]:
     """Write the model that a pre-training run starts from."""
     settings = dict(job.stage.settings)
     recipe = settings.pop("recipe")
-    write_initial_model(job.inputs["store"], job.output, recipe=recipe, values=settings)
+    values = add_recipe_defaults(recipe, settings)
+    write_initial_model(job.inputs["store"], job.output, recipe=recipe, values=values)
     return {}
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bertsmith.lab.recipe import get_experiment_settings
 from bertsmith.lab.scale import Scale
 from bertsmith.lab.sources import Sources, subsample_squad
 from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.settings import merge_settings
 from bertsmith.train.engine.settings import OptimSettings
-from bertsmith.train.pretraining.recipes import get_recipe_defaults
 
 #: Kinds of stages that train. A training run that diverges has a result and is not a failure.
 TRAINING_KINDS = ("pretrain", "finetune")
@@ -42,7 +42,7 @@ class StageFactory:
     def learning_rate(self) -> float:
         """The peak learning rate of the recipe for the baseline model."""
         model = self.scale.build_model_settings()
-        settings = get_recipe_defaults(self.scale.recipe, model).get("optim", {})
+        settings = get_experiment_settings(self.scale.recipe, model).get("optim", {})
         return OptimSettings.parse(settings, "the recipe").lr
 
     def create_text_stage(self, language: str = "en") -> Stage:
@@ -112,7 +112,7 @@ class StageFactory:
             settings["run"]["initialization"] = scale.initialization
         # The settings of the recipe are part of the stage's key, so that results are not reused
         # after the recipe has changed.
-        settings = merge_settings(get_recipe_defaults(scale.recipe, model_settings), settings)
+        settings = merge_settings(get_experiment_settings(scale.recipe, model_settings), settings)
         dependencies = {"store": store or self.create_store_stage()}
         return Stage("pretrain", merge_settings(settings, overrides), dependencies)
 

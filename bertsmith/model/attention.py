@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.attention_layout import AttentionLayout
@@ -90,20 +91,23 @@ class SelfAttention(nn.Module):
         """Compute the attention output of all tokens, or of the tokens in ``token_indices``.
 
         Args:
-            hidden: [T, D].
+            hidden: [T, D], or more rows, of which the last ones belong to no sequence.
             layout: Sequence boundaries, padding indices and masks of the batch.
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens to compute the output for; None for all T.
 
         Returns:
-            [T, D] or [M, D].
+            The shape of ``hidden``, or [M, D].
 
         Raises:
             ValueError: If the kernel is `varlen` and dropout is active.
         """
-        context = self._attend(self.project(hidden), layout, dropout_seed).flatten(1)
+        qkv = self.project(hidden)[: layout.num_tokens]
+        context = self._attend(qkv, layout, dropout_seed).flatten(1)
         if token_indices is not None:
             context = context.index_select(0, token_indices)
+        elif len(hidden) > layout.num_tokens:
+            context = F.pad(context, (0, 0, 0, len(hidden) - layout.num_tokens))
         output: Tensor = self.output(context)
         return output
 

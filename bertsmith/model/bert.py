@@ -34,6 +34,9 @@ class BertModel(nn.Module):
         #: Dtype of the hidden states for heads; None for the dtype of the encoder. A 16-bit encoder
         #: can have float32 heads.
         self.output_dtype: torch.dtype | None = None
+        #: Dtype of the residual stream; None for the dtype of the embeddings, which is float32 in
+        #: mixed precision. In 16 bits, norms still compute in float32.
+        self.residual_dtype: torch.dtype | None = None
         self.embeddings = Embeddings(config, dropout_index=0)
         self.encoder = Encoder(config, first_dropout_index=1)
 
@@ -58,6 +61,8 @@ class BertModel(nn.Module):
                 config says that attention is bidirectional.
         """
         x = self.embeddings(batch, dropout_seed)
+        if self.residual_dtype is not None:
+            x = x.to(self.residual_dtype)
         is_causal = is_causal or self.config.attention == "causal"
         layout = build_attention_layout(batch, self.kernel, is_causal=is_causal, dtype=x.dtype)
         yield x

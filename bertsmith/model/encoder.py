@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from bertsmith.model.attention import SelfAttention
@@ -9,7 +10,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.activations import ACTIVATIONS
 from bertsmith.model.ops.attention_layout import AttentionLayout
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
-from bertsmith.model.ops.linear import Linear
+from bertsmith.model.ops.linear import Linear, append_filler_rows
 from bertsmith.model.ops.norms import build_norm
 
 #: Number of dropout modules in a layer: for the attention probabilities, the attention output and
@@ -122,7 +123,8 @@ class Encoder(nn.Module):
         )
         is_pre_norm = config.norm == "pre"
         self.norm = build_norm(config) if is_pre_norm else nn.Identity()
-        # Batch statistics must include all tokens, even if only some outputs are needed.
+        # Batch statistics must include all tokens, even if only some outputs are needed, and no
+        # filler rows.
         self._needs_all_tokens = config.norm == "batch"
 
     def iter_layer_outputs(
@@ -145,6 +147,9 @@ class Encoder(nn.Module):
                 then [M, D]. None for all T.
             num_layers: Number of layers to compute; None for all.
         """
+        num_tokens = x.shape[0]
+        if not self._needs_all_tokens and not torch.is_grad_enabled():
+            x = append_filler_rows(x)
         layers = list(self.layers)[:num_layers]
         for layer in layers:
             output_indices = token_indices if layer is layers[-1] else None
@@ -152,4 +157,5 @@ class Encoder(nn.Module):
                 x = layer(x, layout, dropout_seed).index_select(0, output_indices)
             else:
                 x = layer(x, layout, dropout_seed, output_indices)
-            yield self.norm(x) if layer is self.layers[-1] else x
+            output = x if output_indices is not None else x[:num_tokens]
+            yield self.norm(output) if layer is self.layers[-1] else output

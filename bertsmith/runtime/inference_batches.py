@@ -7,20 +7,23 @@ import torch
 #: Default maximum number of tokens per inference batch, including padding to the longest sequence.
 #: Such a batch needs several hundred megabytes with BERT-large.
 MAX_BATCH_TOKENS = 8192
-#: Number of values in a batch's largest activation (T * F) at which CPU inference is fastest: 16 MB
-#: in float32, which mostly fits in the cache. GPUs are faster with larger batches.
-_CPU_ACTIVATION_SIZE = 2**22
+#: Number of bytes of a batch's largest activation (T * F) at which CPU inference is fastest, which
+#: mostly fit in the cache. GPUs are faster with larger batches.
+_CPU_ACTIVATION_BYTES = 2**24
 
 
-def choose_batch_tokens(device: torch.device, feed_forward: int) -> int:
+def choose_batch_tokens(
+    device: torch.device, feed_forward: int, dtype: torch.dtype = torch.float32
+) -> int:
     """Return the number of tokens per batch at which inference is fastest.
 
     Args:
         device: Where the model runs.
         feed_forward: Width of the model's feed-forward layers.
+        dtype: Dtype of the hidden states.
     """
     if device.type == "cpu":
-        return min(MAX_BATCH_TOKENS, _CPU_ACTIVATION_SIZE // feed_forward)
+        return min(MAX_BATCH_TOKENS, _CPU_ACTIVATION_BYTES // (feed_forward * dtype.itemsize))
     return MAX_BATCH_TOKENS
 
 

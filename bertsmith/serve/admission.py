@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from bertsmith.serve.batching import Batcher
@@ -24,41 +25,72 @@ _RECENT_SECONDS: Final = 10.0
 _MAX_CLIENTS: Final = 4096
 
 
-class TokenRates:
-    """Tokens per byte of recent requests; thread-safe."""
+@dataclass(frozen=True)
+class _RecentRequest:
+    """A request whose tokens are known.
+
+    Attributes:
+        recorded_at: time in seconds.
+        num_bytes: size of the body.
+        num_tokens: tokens that the model computes.
+    """
+
+    recorded_at: float
+    num_bytes: int
+    num_tokens: int
+
+    def estimate(self, num_bytes: int) -> float:
+        """Return the fewest tokens that a similar request may have.
+
+        Tokens grow at most with the square of the size (attributions compute a sequence for each
+        token), and do not grow at all if texts are truncated or the endpoint has a fixed cost. A
+        larger request may also be invalid: it must then be answered with its error.
+        """
+        return self.num_tokens * min(num_bytes / self.num_bytes, 1.0) ** 2
+
+
+class RecentRequests:
+    """Sizes and tokens of recent requests by client and endpoint; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        #: Time and tokens per byte of recent requests by client and path, oldest use first.
-        self._rates: OrderedDict[tuple[str, str], deque[tuple[float, float]]] = OrderedDict()
+        #: Recent requests by client and path, oldest use first.
+        self._requests: OrderedDict[tuple[str, str], deque[_RecentRequest]] = OrderedDict()
 
-    def record(self, client: str, path: str, tokens_per_byte: float) -> None:
-        """Remember a request."""
+    def record(self, client: str, path: str, num_bytes: int, num_tokens: int) -> None:
+        """Remember a request, whose body has at least one byte."""
         with self._lock:
-            rates = self._rates.setdefault((client, path), deque(maxlen=_NUM_REQUESTS))
-            rates.append((self._clock(), tokens_per_byte))
-            self._rates.move_to_end((client, path))
-            if len(self._rates) > _MAX_CLIENTS:
-                self._rates.popitem(last=False)
+            requests = self._requests.setdefault((client, path), deque(maxlen=_NUM_REQUESTS))
+            requests.append(_RecentRequest(self._clock(), num_bytes, num_tokens))
+            self._requests.move_to_end((client, path))
+            if len(self._requests) > _MAX_CLIENTS:
+                self._requests.popitem(last=False)
 
     def estimate(self, client: str, path: str, num_bytes: int) -> int:
-        """Return the fewest tokens that a body may have; 0 without recent requests."""
+        """Return the fewest tokens that a request may have; 0 without recent requests."""
         with self._lock:
-            rates = self._rates.get((client, path), ())
+            requests = self._requests.get((client, path), ())
             oldest = self._clock() - _RECENT_SECONDS
-            recent = [rate for recorded_at, rate in rates if recorded_at >= oldest]
-        return int(min(recent, default=0.0) * num_bytes)
+            estimates = [
+                request.estimate(num_bytes) for request in requests if request.recorded_at >= oldest
+            ]
+        return int(min(estimates, default=0.0))
 
 
 class AdmissionTicket:
     """An admitted request, whose estimated tokens are reserved until the exact number is known."""
 
     def __init__(
-        self, batcher: Batcher, rates: TokenRates, demand: TokenDemand, path: str, num_bytes: int
+        self,
+        batcher: Batcher,
+        recent_requests: RecentRequests,
+        demand: TokenDemand,
+        path: str,
+        num_bytes: int,
     ) -> None:
         self._batcher = batcher
-        self._rates = rates
+        self._recent_requests = recent_requests
         self._demand = demand
         self._path = path
         self._num_bytes = num_bytes
@@ -67,11 +99,14 @@ class AdmissionTicket:
         """End the reservation, and remember the tokens of the request."""
         self.close()
         if self._num_bytes:
-            self._rates.record(self._demand.client, self._path, num_tokens / self._num_bytes)
+            self._recent_requests.record(
+                self._demand.client, self._path, self._num_bytes, num_tokens
+            )
 
     def close(self) -> None:
         """End the reservation."""
-        self._batcher.release(self._demand)
+        if self._demand.num_tokens:
+            self._batcher.release(self._demand)
 
 
 class EarlyAdmission:
@@ -93,7 +128,7 @@ class EarlyAdmission:
         self._batcher = batcher
         self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._rates = TokenRates(clock)
+        self._recent_requests = RecentRequests(clock)
 
     @contextmanager
     def admit(self, client: str, path: str, num_bytes: int) -> Iterator[AdmissionTicket]:
@@ -102,16 +137,16 @@ class EarlyAdmission:
         Args:
             client: client that sent the request.
             path: path of the request.
-            num_bytes: size of its body; 0 if it is unknown.
+            num_bytes: size of its body.
 
         Raises:
             BusyError: the server cannot answer the request in time.
         """
-        num_tokens = self._rates.estimate(client, path, num_bytes)
+        num_tokens = self._recent_requests.estimate(client, path, num_bytes)
         demand = TokenDemand(client, num_tokens, self._clock() + self._timeout_seconds)
         if num_tokens:
             self._batcher.reserve(demand)
-        ticket = AdmissionTicket(self._batcher, self._rates, demand, path, num_bytes)
+        ticket = AdmissionTicket(self._batcher, self._recent_requests, demand, path, num_bytes)
         try:
             yield ticket
         finally:

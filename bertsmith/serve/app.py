@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute
 
 from bertsmith.serve.admission import EarlyAdmission
 from bertsmith.serve.batching import ComputedBatch
 from bertsmith.serve.control import ServerControl
+from bertsmith.serve.dispatch import EndpointDispatcher
 from bertsmith.serve.docs_page import DOCS_HEADERS, render_docs
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.errors import add_error_handlers, create_error_response
@@ -22,13 +24,15 @@ from bertsmith.serve.inference_api import InferenceRoutes
 from bertsmith.serve.inspection import InspectionRoutes
 from bertsmith.serve.keys import FailedLogins, KeyRing
 from bertsmith.serve.metrics import Metrics
-from bertsmith.serve.middleware import RequestMiddleware, SecurityHeaders
+from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.openapi import build_openapi
 from bertsmith.serve.page import Page
+from bertsmith.serve.receiving import App
 from bertsmith.serve.rerank import RerankRoutes
 from bertsmith.serve.responses import Status
 from bertsmith.serve.routes import TaskRoutes
+from bertsmith.serve.security_headers import SecurityHeaders
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.shared_table import CounterTable
@@ -49,7 +53,7 @@ def create_app(
     hosts: Sequence[str] | None = None,
     has_page: bool = False,
     metrics_directory: Path | None = None,
-    table: CounterTable | None = None,
+    login_table: CounterTable | None = None,
     tracing: "Tracing | None" = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> RequestMiddleware:
@@ -63,8 +67,8 @@ def create_app(
         hosts: host names that ``HostCheck`` allows, see ``get_allowed_hosts``; None for all.
         has_page: whether the app has a web page at "/".
         metrics_directory: folder in which several processes share metrics, see ``Metrics``.
-        table: table of failed logins, which several processes can share; None for a table of its
-            own.
+        login_table: table of failed logins, which several processes can share; None for a table of
+            its own.
         tracing: creates the spans of requests; None for no tracing.
         sleep: waits a number of seconds, before the answer to a wrong key.
     """
@@ -99,14 +103,16 @@ def create_app(
     app.state.service = service
     control = ServerControl(service.replace_models, lambda: service.batcher.has_dead_thread)
     add_error_handlers(app)
-    if hosts is not None:
-        app.add_middleware(HostCheck, hosts=hosts)
-    app.add_middleware(SecurityHeaders)
     _add_probes(app, service, control)
     _add_server_endpoints(app, service, metrics, needs_key=keys is not None)
-    _add_routes(app, executor, has_page=has_page)
+    routes = _add_routes(app, executor)
+    if has_page:
+        app.router.routes.extend(Page().routes())
+    handler: App = EndpointDispatcher(app, routes)
+    if hosts is not None:
+        handler = HostCheck(handler, hosts)
     middleware = RequestMiddleware(
-        app,
+        SecurityHeaders(handler),
         settings=settings,
         metrics=metrics,
         admission=EarlyAdmission(service.batcher, settings.request_timeout_seconds),
@@ -114,7 +120,7 @@ def create_app(
         origins=origins,
         has_page=has_page,
         control=control,
-        failed_logins=FailedLogins(table=table),
+        failed_logins=FailedLogins(table=login_table),
         tracing=tracing,
         sleep=sleep,
     )
@@ -124,18 +130,21 @@ def create_app(
     return middleware
 
 
-def _add_routes(app: FastAPI, executor: RequestExecutor, *, has_page: bool) -> None:
-    """Add the endpoints of models, and the web page."""
+def _add_routes(app: FastAPI, executor: RequestExecutor) -> list[BaseRoute]:
+    """Add the endpoints of models, and return their routes."""
     embeddings = EmbeddingRoutes(executor)
-    app.include_router(embeddings.router)
-    app.include_router(SparseRoutes(executor).router)
-    app.include_router(InferenceRoutes(executor, embeddings).router)
-    app.include_router(TaskRoutes(executor).router)
-    app.include_router(RerankRoutes(executor).router)
-    app.include_router(TeiRoutes(executor).router)
-    app.include_router(InspectionRoutes(executor).router)
-    if has_page:
-        app.router.routes.extend(Page().routes())
+    routers = [
+        embeddings.router,
+        SparseRoutes(executor).router,
+        InferenceRoutes(executor, embeddings).router,
+        TaskRoutes(executor).router,
+        RerankRoutes(executor).router,
+        TeiRoutes(executor).router,
+        InspectionRoutes(executor).router,
+    ]
+    for router in routers:
+        app.include_router(router)
+    return [route for router in routers for route in router.routes]
 
 
 def _add_probes(app: FastAPI, service: Service, control: ServerControl) -> None:

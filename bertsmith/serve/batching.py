@@ -10,12 +10,7 @@ from typing import Any
 import torch
 
 from bertsmith.runtime.thread_pool import set_local_num_threads
-from bertsmith.serve.deadline import (
-    Deadline,
-    RequestTooLargeError,
-    ShuttingDownError,
-    wait_for_result,
-)
+from bertsmith.serve.deadline import Deadline, RequestTooLargeError, ShuttingDownError
 from bertsmith.serve.fair_queue import BatchFunction, Call, QueuedSequence, TokenDemand
 from bertsmith.serve.scheduling import CallScheduler
 
@@ -78,9 +73,7 @@ class Batcher:
         """Start the threads.
 
         Args:
-            max_batch_tokens: maximum tokens per batch, including padding: every sequence counts as
-                many tokens as the longest one. A sequence that exceeds the maximum is computed
-                alone.
+            max_batch_tokens: maximum tokens per batch. A longer sequence is computed alone.
             max_queue_tokens: maximum tokens in the queue.
             max_call_tokens: maximum tokens per call.
             max_wait_seconds: time to wait for other calls to fill a batch.
@@ -173,22 +166,6 @@ class Batcher:
             call.future.add_done_callback(lambda _: self._remove_call(call))
             self._condition.notify()
         return call.future
-
-    def submit_and_wait(
-        self,
-        key: Hashable,
-        compute_batch: BatchFunction,
-        payloads: Sequence[tuple[int, Any]],
-        deadline: Deadline,
-    ) -> list[Any]:
-        """Submit a call and wait for its results.
-
-        Raises:
-            DeadlineExceededError: the deadline passed before all results were computed.
-            DisconnectedError: the client disconnected.
-            BertsmithError: an error of ``submit``.
-        """
-        return wait_for_result(self.submit(key, compute_batch, payloads, deadline), deadline)
 
     def reserve(self, demand: TokenDemand) -> None:
         """Reserve room in the queue for a request that will be tokenized, until ``release``.

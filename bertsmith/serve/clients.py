@@ -4,6 +4,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final
 
 #: Key of the client's identity in an ASGI scope: its address or the name of its API key.
@@ -12,6 +13,8 @@ CLIENT_KEY: Final = "bertsmith.client"
 TOKEN_BUCKET_KEY: Final = "bertsmith.token_bucket"
 #: Key of the request's ``AdmissionTicket`` in an ASGI scope.
 ADMISSION_KEY: Final = "bertsmith.admission"
+#: Key of the request's ``AnswerReservation`` in an ASGI scope.
+ANSWER_KEY: Final = "bertsmith.answer"
 #: Key of the context of the request's spans in an ASGI scope.
 TRACE_KEY: Final = "bertsmith.trace"
 #: A client may run at most this many requests per unused request of the server. A single client can
@@ -25,6 +28,7 @@ def get_client_address(scope: Mapping[str, Any]) -> str:
     return str(client[0]) if client and client[0] else "unix"
 
 
+@lru_cache(maxsize=4096)
 def get_address_group(address: str) -> str:
     """Return the addresses that one client can use: an IPv4 address, or an IPv6 network (/64)."""
     try:

@@ -67,6 +67,8 @@ class Deadline:
         token_bucket: TokenBucket | None = None,
         record_tokens: Callable[[int], None] | None = None,
         trace_context: Any = None,
+        reserve_answer: Callable[[int, "Deadline"], None] | None = None,
+        shrink_answer: Callable[[int], None] | None = None,
     ) -> None:
         """Start the time limit.
 
@@ -76,12 +78,16 @@ class Deadline:
             token_bucket: limits the tokens of the client per minute; None for no limit.
             record_tokens: called with the number of tokens when the texts are tokenized.
             trace_context: context of the request's spans; None without tracing.
+            reserve_answer: waits until there is memory for an answer; None for no limit.
+            shrink_answer: called with the bytes of the answer when they are known.
         """
         self.expires_at = time.monotonic() + seconds
         self.client = client
         self.token_bucket = token_bucket
         self.trace_context = trace_context
         self._record_tokens = record_tokens
+        self._reserve_answer = reserve_answer
+        self._shrink_answer = shrink_answer
         self.is_cancelled = False
         self.token_counts = TokenCounts()
         self._future: Future[Any] | None = None
@@ -98,6 +104,21 @@ class Deadline:
                     f"minute; retry in {max(seconds, 1.0):.0f} seconds",
                     seconds,
                 )
+
+    def reserve_answer(self, max_bytes: int) -> None:
+        """Wait until there is memory for an answer of at most ``max_bytes``.
+
+        Raises:
+            DeadlineExceededError: the deadline passed.
+            DisconnectedError: the client disconnected.
+        """
+        if self._reserve_answer is not None:
+            self._reserve_answer(max_bytes, self)
+
+    def shrink_answer(self, num_bytes: int) -> None:
+        """Release the reserved memory beyond the bytes of the answer."""
+        if self._shrink_answer is not None:
+            self._shrink_answer(num_bytes)
 
     def get_remaining_seconds(self) -> float:
         """Return the seconds until the deadline; negative after it."""

@@ -3,7 +3,7 @@
 import base64
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -11,10 +11,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
+from bertsmith.serve.answer_memory import MIN_COUNTED_BYTES
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.execution import (
     RequestExecutor,
-    join_json_items,
+    iter_json_pieces,
     serialize_array,
     to_json_response,
 )
@@ -30,7 +31,9 @@ from bertsmith.serve.responses import (
 )
 from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
+from bertsmith.serve.text_tokenizer import MAX_CHARACTERS, TextTokenizer
 from bertsmith.serve.vectors import (
+    BYTES_PER_ELEMENT,
     PendingEmbeddings,
     compute_token_vectors,
     submit_embeddings,
@@ -39,9 +42,10 @@ from bertsmith.use.embed import Embedder
 from bertsmith.use.token_vectors import Floats, TokenVectors
 from bertsmith.use.vector_settings import VectorSettings
 
-#: Largest request, in characters, that is tokenized on the event loop; larger ones are tokenized
-#: in a thread, because they would delay other requests.
-_MAX_INLINE_CHARACTERS = 10_000
+_DEFAULT: Final = VectorSettings()
+_NORMALIZED: Final = VectorSettings(normalize=True)
+#: Largest response, in numbers, that is serialized before it is sent. A larger one is streamed.
+_MAX_BUFFERED_NUMBERS: Final = 200_000
 #: Largest difference of the length of a normalized vector from 1, by rounding.
 _LENGTH_TOLERANCE = 1e-3
 
@@ -56,6 +60,7 @@ class EmbeddingRoutes:
     def __init__(self, executor: RequestExecutor) -> None:
         self._executor = executor
         self._service = executor.service
+        self._text_tokenizer = TextTokenizer()
         self._started_at = int(time.time())
         self.router = executor.create_router()
         post, get = self.router.post, self.router.get
@@ -70,14 +75,22 @@ class EmbeddingRoutes:
         self,
         request: Request,
         model: str | None,
-        texts: list[str] | list[list[int]],
+        texts: Any,
         settings: VectorSettings,
         **options: Any,
     ) -> tuple[PendingEmbeddings, list[Any]]:
         """Submit texts to the batcher; return the submission and, once computed, the vectors.
 
-        ``options`` are those of ``submit_embeddings``.
+        ``texts`` are texts or token ids, and ``options`` are those of ``submit_embeddings``.
         """
+        embedder = self._service.find_model(model, "embed").embedder
+        num_bytes = BYTES_PER_ELEMENT * len(texts) * embedder.resolve_settings(settings).width
+        # A large request tokenizes, and waits for memory, in a thread.
+        is_large = sum(map(len, texts)) > MAX_CHARACTERS or num_bytes >= MIN_COUNTED_BYTES
+        if not is_large and isinstance(texts[0], str):
+            self._service.check_request(model, "embed", texts)
+            embedder = embedder.with_prompt(options.get("prompt_name"))
+            options["encoded"] = await self._text_tokenizer.encode(embedder, texts)
         # ``submit`` must return only the future, so it stores the submission here.
         submitted: list[PendingEmbeddings] = []
 
@@ -86,7 +99,6 @@ class EmbeddingRoutes:
             submitted.append(pending)
             return pending.future
 
-        is_large = sum(map(len, texts)) > _MAX_INLINE_CHARACTERS
         vectors = await self._executor.await_future(request, submit, in_thread=is_large)
         return submitted[0], vectors
 
@@ -103,25 +115,15 @@ class EmbeddingRoutes:
         embedder = self._service.find_model(body.model, "embed").embedder
         # OpenAI's vectors have length 1, and its clients may use dot products as cosines. The
         # files of a sentence-transformers model say whether its vectors are normalized.
-        settings = VectorSettings(normalize=True if embedder.pooling_config is None else None)
+        settings = _NORMALIZED if embedder.pooling_config is None else _DEFAULT
         check_dimensions(body.dimensions, embedder, settings)
         pending, vectors = await self._compute_vectors(
             request, body.model, texts, settings, prompt_name=body.prompt_name
         )
         vectors = shorten_vectors(vectors, body.dimensions)
 
-        def encode() -> bytes:
-            items = (
-                orjson.dumps({"object": "embedding", "index": index, "embedding": vector})
-                for index, vector in enumerate(_encode_vectors(vectors, body.encoding_format))
-            )
-            usage = {"prompt_tokens": pending.num_tokens, "total_tokens": pending.num_tokens}
-            data = orjson.Fragment(join_json_items(items))
-            return orjson.dumps(
-                {"object": "list", "data": data, "model": pending.model_name, "usage": usage}
-            )
-
-        response = await self._executor.encode_response(encode, _count_elements(vectors))
+        pieces = _iter_openai_pieces(pending, vectors, body.encoding_format)
+        response = await self._create_response(pieces, _count_elements(vectors))
         return _add_truncated_header(response, pending)
 
     async def list_models(self) -> Response:
@@ -179,7 +181,10 @@ class EmbeddingRoutes:
         results = await self._executor.run_in_thread(request, embed_tokens)
         if not body.truncate:
             check_not_truncated(results)
-        return await self._create_vectors_response([result.vectors for result in results])
+        vectors = [result.vectors for result in results]
+        # Tokens and offsets need as much memory as small vectors.
+        del results
+        return await self._create_vectors_response(vectors)
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:
         """Compute cosine similarities: of one sentence to others, or of all pairs of texts."""
@@ -193,7 +198,7 @@ class EmbeddingRoutes:
             request,
             body.model,
             texts,
-            VectorSettings(normalize=True),
+            _NORMALIZED,
             truncate=body.parameters.truncate,
             truncation_side=body.parameters.truncation_direction,
             prompt_name=body.parameters.prompt_name,
@@ -207,9 +212,14 @@ class EmbeddingRoutes:
 
     async def _create_vectors_response(self, vectors: Sequence[Floats]) -> Response:
         """Return a JSON list of vectors, or of matrices."""
-        return await self._executor.encode_response(
-            lambda: join_json_items(map(serialize_array, vectors)), _count_elements(vectors)
-        )
+        num_elements = _count_elements(vectors)
+        return await self._create_response(iter_json_pieces(list(vectors)), num_elements)
+
+    async def _create_response(self, pieces: Iterator[bytes], num_elements: int) -> Response:
+        """Return a response with pieces of JSON; a large one is streamed."""
+        if num_elements > _MAX_BUFFERED_NUMBERS:
+            return self._executor.stream_response(pieces)
+        return await self._executor.encode_response(lambda: b"".join(pieces), num_elements)
 
 
 def check_dimensions(dimensions: int | None, embedder: Embedder, settings: VectorSettings) -> None:
@@ -250,6 +260,20 @@ def _add_truncated_header(response: Response, pending: PendingEmbeddings) -> Res
 def _count_elements(vectors: Sequence[Floats]) -> int:
     """Return the number of elements of all arrays together."""
     return sum(vector.size for vector in vectors)
+
+
+def _iter_openai_pieces(
+    pending: PendingEmbeddings, vectors: list[Floats], encoding_format: str | None
+) -> Iterator[bytes]:
+    """Yield the response of OpenAI's API as pieces of JSON."""
+    separator = b'{"object":"list","data":['
+    for index, vector in enumerate(_encode_vectors(vectors, encoding_format)):
+        yield separator
+        yield orjson.dumps({"object": "embedding", "index": index, "embedding": vector})
+        separator = b","
+    usage = {"prompt_tokens": pending.num_tokens, "total_tokens": pending.num_tokens}
+    # The fields after the list; without their opening brace they continue the object.
+    yield b"]," + orjson.dumps({"model": pending.model_name, "usage": usage})[1:]
 
 
 def _encode_vectors(vectors: Sequence[Floats], encoding_format: str | None) -> Iterator[Any]:

@@ -62,12 +62,16 @@ def create_busy_response(error: BusyError) -> Response:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Make an app send its errors with ``create_error_response``."""
-    app.add_exception_handler(BertsmithError, _handle_bertsmith_error)
+    app.add_exception_handler(BertsmithError, _handle_exception)
     app.add_exception_handler(HTTPException, _handle_http_exception)
-    app.add_exception_handler(Exception, _handle_unexpected_error)
+    app.add_exception_handler(Exception, _handle_exception)
 
 
-async def _handle_bertsmith_error(_: Request, error: Exception) -> Response:
+def create_exception_response(error: Exception) -> Response:
+    """Return the response to a request that ended with an exception, and log a failure."""
+    if not isinstance(error, BertsmithError):
+        log_failure("an endpoint", error)
+        return create_error_response(500, "internal server error; see the server's log")
     # Errors of other classes, such as InputError, are about the content of the request.
     status = 422
     for error_class, error_status in _STATUS_BY_ERROR.items():
@@ -91,9 +95,8 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
     return create_error_response(error.status_code, str(message), dict(error.headers or {}))
 
 
-async def _handle_unexpected_error(_: Request, error: Exception) -> Response:
-    log_failure("an endpoint", error)
-    return create_error_response(500, "internal server error; see the server's log")
+async def _handle_exception(_: Request, error: Exception) -> Response:
+    return create_exception_response(error)
 
 
 def log_failure(subject: str, error: BaseException) -> None:

@@ -12,15 +12,19 @@ import orjson
 from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from bertsmith.serve.deadline import Deadline, DisconnectedError, create_deadline_error
 from bertsmith.serve.parsing import BodyParser
+from bertsmith.serve.sending import CONNECTION_KEY, MIN_PROGRESS_BYTES, Connection
 from bertsmith.serve.service import Service
 
 Result = TypeVar("Result")
 #: Largest response, in numbers, that is serialized on the event loop. Serializing a larger response
 #: there would delay other requests.
 MAX_INLINE_NUMBERS: Final = 10_000
+#: Size of the parts of a streamed response. A client must read as much within the time limit.
+_CHUNK_BYTES: Final = MIN_PROGRESS_BYTES
 
 
 class RequestExecutor:
@@ -49,10 +53,7 @@ class RequestExecutor:
         """
         deadline: Deadline = request.state.deadline
         with _cancel_on_disconnect(request, deadline):
-            loop = asyncio.get_running_loop()
-            return await _await_future(
-                deadline, loop.run_in_executor(self._threads, function, deadline)
-            )
+            return await _await_future(deadline, self._threads.submit(function, deadline))
 
     async def await_future(
         self,
@@ -75,18 +76,10 @@ class RequestExecutor:
         deadline: Deadline = request.state.deadline
         with _cancel_on_disconnect(request, deadline):
             if in_thread:
-                loop = asyncio.get_running_loop()
-                future = await _await_future(
-                    deadline, loop.run_in_executor(self._threads, submit, deadline)
-                )
+                future = await _await_future(deadline, self._threads.submit(submit, deadline))
             else:
                 future = submit(deadline)
-            try:
-                return await _await_future(deadline, asyncio.wrap_future(future))
-            except (asyncio.CancelledError, CancelledError):
-                if deadline.is_cancelled:
-                    raise DisconnectedError("the client disconnected") from None
-                raise
+            return await _await_future(deadline, future)
 
     async def encode_response(self, encode: Callable[[], bytes], num_numbers: int) -> Response:
         """Return a response with the JSON that ``encode`` returns.
@@ -100,6 +93,10 @@ class RequestExecutor:
         loop = asyncio.get_running_loop()
         return create_json_response(await loop.run_in_executor(self._encoder, encode))
 
+    def stream_response(self, pieces: Iterator[bytes]) -> Response:
+        """Return a response with pieces of JSON, which are created while the client reads."""
+        return _StreamedResponse(pieces, self._encoder)
+
     def close(self) -> None:
         """Shut down the threads without waiting for running requests."""
         for executor in (self._threads, self._encoder):
@@ -107,22 +104,91 @@ class RequestExecutor:
         self._parser.close()
 
 
-async def _await_future(deadline: Deadline, future: asyncio.Future[Result]) -> Result:
+class _StreamedResponse(Response):
+    """A response that is serialized in chunks in a thread, each after the previous one was read."""
+
+    def __init__(self, pieces: Iterator[bytes], encoder: ThreadPoolExecutor) -> None:
+        # Without ``super``, which would set the header Content-Length.
+        self.status_code = 200
+        self.media_type = "application/json"
+        self.background = None
+        self.init_headers()
+        self._pieces = pieces
+        self._encoder = encoder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response until its end, or until the client disconnects."""
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
+        loop = asyncio.get_running_loop()
+        is_disconnected = False
+        while not is_disconnected:
+            chunk = await loop.run_in_executor(self._encoder, self._create_chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": bool(chunk)})
+            if not chunk:
+                break
+            del chunk
+            is_disconnected = connection is not None and connection.is_disconnected
+
+    def _create_chunk(self) -> bytes:
+        """Return the next bytes of the response; empty at its end."""
+        buffer = io.BytesIO()
+        for piece in self._pieces:
+            buffer.write(piece)
+            if buffer.tell() >= _CHUNK_BYTES:
+                break
+        return buffer.getvalue()
+
+
+async def _await_future(deadline: Deadline, future: Future[Result]) -> Result:
     """Return the result of a future; cancel the request if the future is not done in time.
+
+    ``asyncio.wait_for`` and ``asyncio.wrap_future`` would need several times as much CPU time.
 
     Raises:
         DeadlineExceededError: the future was not done at the deadline.
+        DisconnectedError: the future was cancelled, because the client disconnected.
     """
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def end_wait() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def end_wait_from_thread(_: Future[Result]) -> None:
+        # The loop is closed if the server stops before the future is done.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end_wait)
+
+    future.add_done_callback(end_wait_from_thread)
+    timer = loop.call_later(max(deadline.get_remaining_seconds(), 0.0), end_wait)
     try:
-        return await asyncio.wait_for(future, max(deadline.get_remaining_seconds(), 0.0))
-    except TimeoutError:
+        await ended
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    finally:
+        timer.cancel()
+    if not future.done():
         deadline.cancel()
-        raise create_deadline_error() from None
+        raise create_deadline_error()
+    try:
+        return future.result()
+    except CancelledError:
+        raise DisconnectedError("the client disconnected") from None
 
 
 @contextlib.contextmanager
 def _cancel_on_disconnect(request: Request, deadline: Deadline) -> Iterator[None]:
     """Cancel the request if its client disconnects within the block."""
+    connection: Connection | None = request.scope.get("extensions", {}).get(CONNECTION_KEY)
+    if connection is not None:
+        with connection.call_on_disconnect(deadline.cancel):
+            yield
+        return
+    # Other ASGI servers, such as test clients, do not provide the connection.
     watcher = asyncio.create_task(_watch_for_disconnect(request, deadline))
     try:
         yield
@@ -164,6 +230,30 @@ def join_json_items(items: Iterable[bytes]) -> bytes:
         separator = b","
     buffer.write(b"]")
     return buffer.getvalue()
+
+
+def iter_json_pieces(arrays: list[NDArray[Any]]) -> Iterator[bytes]:
+    """Yield a list of arrays as pieces of JSON; each array is freed when it was serialized."""
+    arrays.reverse()
+    separator = b"["
+    while arrays:
+        yield separator
+        yield from _iter_array_pieces(arrays.pop())
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"
+
+
+def _iter_array_pieces(array: NDArray[Any]) -> Iterator[bytes]:
+    """Yield an array row by row."""
+    if array.ndim == 1:
+        yield serialize_array(array)
+        return
+    separator = b"["
+    for row in array:
+        yield separator
+        yield from _iter_array_pieces(row)
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"
 
 
 def serialize_array(array: NDArray[Any]) -> bytes:

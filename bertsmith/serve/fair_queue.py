@@ -15,8 +15,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bertsmith.runtime.inference_batches import max_batch_size
-
 #: Takes the payloads of a batch and returns the result of each payload, in order.
 BatchFunction = Callable[[list[Any]], Sequence[Any]]
 #: Calls of the largest class have more than 4 ** (number of classes - 2) batches.
@@ -313,6 +311,10 @@ class FairQueue:
             self.num_tokens -= call.num_tokens_queued
             self._classes[call.size_class].take_tokens(call, call.num_tokens_queued)
 
+    def get_class_tokens(self, size_class: int) -> int:
+        """Return the number of queued tokens of a size class."""
+        return self._classes[size_class].num_tokens
+
     def count_class_tokens(self) -> list[int]:
         """Return the number of queued tokens of each size class."""
         return [size_class.num_tokens for size_class in self._classes]
@@ -356,31 +358,32 @@ class FairQueue:
         self._served_tokens = max(self._served_tokens, size_class.served_tokens)
         key = size_class.find_first_key()
         batch: list[QueuedSequence] = []
-        max_seqlen = 1
+        num_tokens = 0
         is_full = False
         while not is_full and (call := size_class.find_first_call(key)) is not None:
             if can_run(call):
-                max_seqlen, is_full = self._take_sequences(size_class, call, batch, max_seqlen)
+                num_tokens, is_full = self._take_sequences(size_class, call, batch, num_tokens)
         return batch
 
     def _take_sequences(
-        self, size_class: _SizeClass, call: Call, batch: list[QueuedSequence], max_seqlen: int
+        self, size_class: _SizeClass, call: Call, batch: list[QueuedSequence], batch_tokens: int
     ) -> tuple[int, bool]:
-        """Move sequences of a call to a batch.
+        """Move sequences of a call to a batch of ``batch_tokens`` tokens.
+
+        Padding does not count: models compute real tokens only, and attention groups sequences of
+        similar length.
 
         Returns:
-            The length of the longest sequence of the batch, and whether the batch is full.
+            The tokens of the batch, and whether the batch is full.
         """
         is_full = False
         is_new = not call.num_started
         num_tokens = 0
         while call.num_started < len(call.order):
             sequence = QueuedSequence(call, call.order[call.num_started])
-            longest = max(max_seqlen, sequence.num_tokens)
-            if len(batch) >= max_batch_size(longest, self._max_batch_tokens):
+            if batch and batch_tokens + num_tokens + sequence.num_tokens > self._max_batch_tokens:
                 is_full = True
                 break
-            max_seqlen = longest
             batch.append(sequence)
             call.num_started += 1
             num_tokens += sequence.num_tokens
@@ -390,4 +393,4 @@ class FairQueue:
             if is_new:
                 size_class.charge(call)
             size_class.take_tokens(call, num_tokens)
-        return max_seqlen, is_full
+        return batch_tokens + num_tokens, is_full

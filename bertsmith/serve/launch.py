@@ -20,8 +20,10 @@ from bertsmith.serve.shared_table import CounterTable, SharedTable
 if TYPE_CHECKING:
     from bertsmith.serve.tracing import Tracing
 
-#: File of the table that the processes share, in ``ServerOptions.shared_directory``.
-_TABLE_FILE: Final = "counters.bin"
+#: Files of the tables that the processes share, in ``ServerOptions.shared_directory``. Clients can
+#: fill the table of failed logins, which then loses its oldest entries.
+_LIMITS_FILE: Final = "limits.bin"
+_LOGINS_FILE: Final = "logins.bin"
 
 
 class ServerProcess:
@@ -48,10 +50,12 @@ class ServerProcess:
         self._tracing = tracing
         num_threads = options.num_threads or torch.get_num_threads()
         torch.set_num_threads(max(num_threads // options.num_processes, 1))
-        self._table = None
+        limit_table = None
+        self._login_table = None
         if options.shared_directory is not None:
-            self._table = SharedTable(options.shared_directory / _TABLE_FILE)
-        self._keys = create_key_ring(options, self._table)
+            limit_table = SharedTable(options.shared_directory / _LIMITS_FILE)
+            self._login_table = SharedTable(options.shared_directory / _LOGINS_FILE)
+        self._keys = create_key_ring(options, limit_table)
         if options.certificate is not None:
             check_certificate(*options.certificate)
         self._app = self._create_app(self._load_models())
@@ -114,7 +118,7 @@ class ServerProcess:
             hosts=options.hosts,
             has_page=options.has_page,
             metrics_directory=options.shared_directory,
-            table=self._table,
+            login_table=self._login_table,
             tracing=self._tracing,
         )
 

@@ -51,6 +51,8 @@ class Metrics:
                 process. None for a single process.
         """
         self._directory = directory
+        #: Metrics of each endpoint and status, because finding them takes longer than an update.
+        self._endpoint_metrics: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._get_gauges: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self._registry = registry = CollectorRegistry()
 
@@ -106,9 +108,15 @@ class Metrics:
 
     def count_request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count a request. For an unknown path, ``endpoint`` is empty and counted as "other"."""
-        self._requests.labels(endpoint or "other", str(status)).inc()
-        self._request_seconds.labels(endpoint or "other").observe(seconds)
-        self._update_gauges()
+        metrics = self._endpoint_metrics.get((endpoint, status))
+        if metrics is None:
+            name = endpoint or "other"
+            metrics = self._requests.labels(name, str(status)), self._request_seconds.labels(name)
+            self._endpoint_metrics[endpoint, status] = metrics
+        num_requests, durations = metrics
+        num_requests.inc()
+        durations.observe(seconds)
+        self._share_gauges()
 
     def count_batch(self, batch: ComputedBatch) -> None:
         """Count a computed batch."""
@@ -121,7 +129,7 @@ class Metrics:
         self._model_seconds.labels(model).inc(batch.seconds)
         for seconds in batch.wait_seconds:
             self._queue_seconds.labels(model).observe(seconds)
-        self._update_gauges()
+        self._share_gauges()
 
     def get_token_counter(self, model: str) -> TokenCounter:
         """Return a counter for the tokens of the texts sent to a model."""
@@ -138,8 +146,13 @@ class Metrics:
             MultiProcessCollector(registry, str(self._directory))  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
+    def _share_gauges(self) -> None:
+        """Set the gauges if other processes read them from a file."""
+        if self._directory is not None:
+            self._update_gauges()
+
     def _update_gauges(self) -> None:
-        """Set the gauges, which other processes read from a file."""
+        """Set the gauges."""
         queued_tokens, running_requests = self._get_gauges()
         self._queued_tokens.set(queued_tokens)
         self._running_requests.set(running_requests)

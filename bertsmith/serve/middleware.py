@@ -4,22 +4,24 @@ The log never contains request texts.
 """
 
 import asyncio
-import json
+import contextlib
 import logging
 import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import MutableHeaders
+import orjson
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from bertsmith.serve.admission import EarlyAdmission
+from bertsmith.serve.answer_memory import AnswerMemory, AnswerReservation
 from bertsmith.serve.clients import (
     ADMISSION_KEY,
+    ANSWER_KEY,
     CLIENT_KEY,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
@@ -35,38 +37,25 @@ from bertsmith.serve.keys import FailedLogins, KeyRing, NamedKey
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.page import is_page_path
 from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
-from bertsmith.serve.receiving import BodyError, BodyReceiver, IncomingBody, Message, Receive
-from bertsmith.serve.sending import ResponseMonitor
+from bertsmith.serve.receiving import (
+    App,
+    BodyError,
+    BodyReceiver,
+    IncomingBody,
+    Message,
+    Receive,
+    Send,
+)
+from bertsmith.serve.sending import CONNECTION_KEY, ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from bertsmith.serve.tracing import Tracing
 
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
 #: Health endpoints bypass authentication and the limit of concurrent requests.
 _HEALTH_PATHS = ("/health", "/ready")
 #: Key of the ``_Request`` in an ASGI scope.
 _REQUEST_KEY = "bertsmith.request"
-#: Key of the ``sending.Connection`` in the extensions of an ASGI scope.
-CONNECTION_KEY = "bertsmith.connection"
-#: Headers of responses that do not set them themselves.
-_SECURITY_HEADERS: Final = {
-    "X-Content-Type-Options": "nosniff",
-    # With the value no-referrer, browsers send "Origin: null" for forms and some scripts.
-    "Referrer-Policy": "same-origin",
-    # For old browsers, which do not support frame-ancestors.
-    "X-Frame-Options": "DENY",
-    # Other sites cannot load responses as images or scripts. CORS requests are not affected.
-    "Cross-Origin-Resource-Policy": "same-origin",
-    # The web page and /docs set their own policies.
-    "Content-Security-Policy": (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    # The web page sets its own value.
-    "Cache-Control": "no-store",
-}
 _LOG = logging.getLogger("bertsmith.serve")
 
 
@@ -132,7 +121,8 @@ class RequestMiddleware:
             self._handle = self._cors
         self._concurrency = ConcurrencyLimit(settings.max_concurrent_requests)
         self._receiver = BodyReceiver(settings)
-        self._response_monitor = ResponseMonitor(settings)
+        self._answer_memory = AnswerMemory(settings.max_unsent_bytes)
+        self._response_monitor = ResponseMonitor(settings, self._answer_memory)
 
     @property
     def num_running_requests(self) -> int:
@@ -156,7 +146,7 @@ class RequestMiddleware:
         scope[_REQUEST_KEY] = request
         scope[CLIENT_KEY] = get_address_group(request.address)
         span = None
-        if self._tracing is not None:
+        if self._tracing is not None and not _is_health_check(scope):
             span = self._tracing.start_request(scope["method"], scope["path"], headers)
             scope[TRACE_KEY] = self._tracing.create_context(span)
         try:
@@ -185,31 +175,45 @@ class RequestMiddleware:
         elif scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
             await self._run_app(scope, receive, send)
         else:
-            num_bytes = int(request.headers.get(b"content-length", b"0"))
-            try:
-                with self._admission.admit(scope[CLIENT_KEY], get_path(scope), num_bytes) as scope[
-                    ADMISSION_KEY
-                ]:
-                    await self._receive_and_run(scope, receive, send)
-            except BusyError as error:
-                await self._reject_early(error, scope, receive, send)
+            await self._admit(scope, receive, send)
 
-    async def _receive_and_run(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
-        """Receive the body of a request and run the app."""
+    async def _admit(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Admit a request by the size of its body, receive the body, and run the app."""
         request: _Request = scope[_REQUEST_KEY]
+        length = request.headers.get(b"content-length")
         try:
-            content = await self._receiver.receive(request.body, receive)
+            if length is None:
+                # The size of a chunked body is known when it is complete.
+                receive = await self._receive_body(request, receive)
+            num_bytes = request.body.num_bytes if length is None else int(length)
+            with self._admission.admit(scope[CLIENT_KEY], get_path(scope), num_bytes) as scope[
+                ADMISSION_KEY
+            ]:
+                if length is not None:
+                    receive = await self._receive_body(request, receive)
+                await self._run_if_room(scope, receive, send)
         except BodyError as error:
             rejection = create_error_response(
                 error.status, str(error), _create_retry_headers(error.status)
             )
             await _reject(rejection, scope, receive, send)
-            return
-        receive = _replay(content, receive)
-        # Now only ``receive`` refers to the body, which is freed once the app has read it.
-        del content
+        except BusyError as error:
+            if length is None:
+                await create_busy_response(error)(scope, receive, send)
+            else:
+                await self._reject_early(error, scope, receive, send)
+
+    async def _receive_body(self, request: "_Request", receive: Receive) -> Receive:
+        """Receive the body of a request; return an ASGI receive function that returns it again.
+
+        Only that function refers to the body, which is freed once the app has read it.
+        """
+        return _replay(await self._receiver.receive(request.body, receive), receive)
+
+    async def _run_if_room(
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Run the app unless too many requests are running."""
         # Other requests may have started while the body was received.
         overload_response = self._check_concurrency(scope)
         if overload_response is not None:
@@ -218,7 +222,8 @@ class RequestMiddleware:
             await self._run_app(scope, receive, send)
 
     async def _run_app(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        with self._concurrency.count(scope[CLIENT_KEY]):
+        answer = scope[ANSWER_KEY] = AnswerReservation(self._answer_memory)
+        with self._concurrency.count(scope[CLIENT_KEY]), contextlib.closing(answer):
             await self._app(scope, receive, send)
 
     async def _reject_early(
@@ -313,25 +318,6 @@ def _check_request_rate(key: NamedKey) -> Response | None:
     )
 
 
-class SecurityHeaders:
-    """ASGI middleware that adds security headers unless the response sets them itself."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Run the app and add the headers to its response."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
 class _Request:
     """State of one request, for the access log and metrics.
 
@@ -407,7 +393,7 @@ class _Request:
             line["key"] = self.key_name
         if self._is_aborted:
             line["aborted"] = "the client did not read the response"
-        _LOG.info(json.dumps(line))
+        _LOG.info(orjson.dumps(line).decode())
 
 
 async def _reject(

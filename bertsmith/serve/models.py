@@ -79,7 +79,7 @@ def load_served_model(
 
     Args:
         name: name of the model in requests.
-        path: model directory, run directory or Hugging Face Hub id.
+        path: model directory, run directory, name of a reference model or Hugging Face Hub id.
         device: where the model runs.
         fast: use 8-bit or 16-bit arithmetic for vectors and predictions.
 

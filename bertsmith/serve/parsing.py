@@ -15,7 +15,13 @@ from starlette.responses import Response
 
 from bertsmith.errors import InputError
 from bertsmith.serve.body_fields import BRANCH_TAGS
-from bertsmith.serve.clients import ADMISSION_KEY, CLIENT_KEY, TOKEN_BUCKET_KEY, TRACE_KEY
+from bertsmith.serve.clients import (
+    ADMISSION_KEY,
+    ANSWER_KEY,
+    CLIENT_KEY,
+    TOKEN_BUCKET_KEY,
+    TRACE_KEY,
+)
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError, create_deadline_error
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
@@ -119,14 +125,17 @@ class BodyParser:
             RequestTooLargeError: a list is longer than the settings allow.
             DeadlineExceededError: the body was not parsed in time.
         """
-        # Not request.body(), which would keep the bytes until the response is sent.
-        body = b"".join([chunk async for chunk in request.stream()])
+        # ``RequestMiddleware`` passes the body in one message. Not request.body(), which would keep
+        # the bytes until the response is sent.
+        body = (await request.receive())["body"]
         request.state.deadline = Deadline(
             self._settings.request_timeout_seconds,
             request.scope.get(CLIENT_KEY, ""),
             request.scope.get(TOKEN_BUCKET_KEY),
             request.scope[ADMISSION_KEY].record_tokens,
             request.scope.get(TRACE_KEY),
+            request.scope[ANSWER_KEY].reserve,
+            request.scope[ANSWER_KEY].shrink,
         )
         content_type = request.headers.get("content-type", "")
         if "json" not in content_type:

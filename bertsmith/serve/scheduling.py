@@ -74,9 +74,7 @@ class CallScheduler:
         """Create an empty queue.
 
         Args:
-            max_batch_tokens: maximum tokens per batch, including padding: every sequence counts as
-                many tokens as the longest one. A sequence that exceeds the maximum is computed
-                alone.
+            max_batch_tokens: maximum tokens per batch. A longer sequence is computed alone.
             max_queue_tokens: maximum tokens in the queue.
             clock: returns the time in seconds; deadlines use the same clock.
         """
@@ -185,7 +183,7 @@ class CallScheduler:
         tokens_per_second = sum(lengths) / max(seconds, 1e-6) * concurrency
         # Small batches are slower per token, but a long queue produces full batches. The
         # measurement is therefore weighted by how full the batch is.
-        fill_level = min(len(batch) * max(lengths) / self._max_batch_tokens, 1.0)
+        fill_level = min(sum(lengths) / self._max_batch_tokens, 1.0)
         weight = fill_level * max(_SPEED_SMOOTHING, 1 / (self._measured_batches + 1))
         self._tokens_per_second += weight * (tokens_per_second - self._tokens_per_second)
         self._measured_batches += fill_level
@@ -230,12 +228,17 @@ class CallScheduler:
         if not num_pending_tokens or self._measured_batches < _MIN_MEASURED_BATCHES:
             # An idle server accepts every call, because the estimated speed may be wrong.
             return None
-        size_class = self._queue.get_size_class(call.num_tokens)
-        num_class_tokens = self._queue.count_class_tokens()[size_class] - num_freed_tokens
-        num_tokens = self._estimate_tokens(size_class, num_class_tokens + call.num_tokens)
         time_share = _LARGE_CALL_SHARE if is_large else _TIME_SHARE
         seconds_left = time_share * (call.expires_at - self._clock())
-        needed_seconds = num_tokens / self._tokens_per_second
+        size_class = self._queue.get_size_class(call.num_tokens)
+        num_class_tokens = self._queue.get_class_tokens(size_class) - num_freed_tokens
+        num_tokens = num_class_tokens + call.num_tokens
+        # Each other class receives at most as many tokens.
+        max_tokens = self._running_tokens + NUM_SIZE_CLASSES * num_tokens
+        if max_tokens <= seconds_left * self._tokens_per_second:
+            return None
+        needed_tokens = self._estimate_tokens(size_class, num_tokens)
+        needed_seconds = needed_tokens / self._tokens_per_second
         if needed_seconds <= seconds_left:
             return None
         pending_seconds = num_pending_tokens / self._tokens_per_second

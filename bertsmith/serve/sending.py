@@ -1,16 +1,20 @@
 """Wait until clients have read their responses; disconnect clients that do not read.
 
 A response stays in the server's memory until the operating system has accepted all of it, which
-happens as the client reads.
+happens as the client reads. Large responses are serialized in chunks as the client reads them.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from bertsmith.serve.answer_memory import AnswerMemory
 from bertsmith.serve.settings import ServeSettings
 
+#: Key of the ``Connection`` in the extensions of an ASGI scope.
+CONNECTION_KEY: Final = "bertsmith.connection"
 #: Bytes of a response that a client must read within ``send_timeout_seconds``.
 MIN_PROGRESS_BYTES: Final = 2**20
 #: Time between two checks of how much the clients have read.
@@ -31,6 +35,13 @@ class Connection(Protocol):
 
     def abort(self) -> None:
         """Close the connection and drop unsent bytes."""
+
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the client has disconnected."""
+
+    def call_on_disconnect(self, function: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call a function if the client disconnects within the block, or has disconnected."""
 
 
 @dataclass(eq=False)
@@ -59,10 +70,12 @@ class ResponseMonitor:
     def __init__(
         self,
         settings: ServeSettings,
+        answer_memory: AnswerMemory,
         clock: Callable[[], float] | None = None,
         check_interval_seconds: float = _CHECK_INTERVAL_SECONDS,
     ) -> None:
         self._settings = settings
+        self._answer_memory = answer_memory
         self._clock = clock
         self._check_interval_seconds = check_interval_seconds
         self._responses: dict[_Response, None] = {}
@@ -104,7 +117,7 @@ class ResponseMonitor:
 
         If the unsent bytes of all responses exceed the limit, also abort the connections of clients
         that have stopped reading, until the limit is met. The client that stopped first is aborted
-        first.
+        first. If a request waits for memory, one such client is aborted at each check.
         """
         now = self._get_time()
         if now - self._checked_at < self._check_interval_seconds / 2:
@@ -117,13 +130,15 @@ class ResponseMonitor:
                 self._abort(response)
         by_last_read = sorted(self._responses, key=lambda response: response.last_read_at)
         num_unsent_bytes = sum(response.num_unsent_bytes for response in by_last_read)
+        needs_memory = self._answer_memory.is_full
         for response in by_last_read:
-            if (
-                num_unsent_bytes <= self._settings.max_unsent_bytes
-                or now - response.last_read_at < self._check_interval_seconds
+            is_over_limit = num_unsent_bytes > self._settings.max_unsent_bytes
+            if now - response.last_read_at < self._check_interval_seconds or not (
+                is_over_limit or needs_memory
             ):
                 break
             num_unsent_bytes -= response.num_unsent_bytes
+            needs_memory = False
             self._abort(response)
 
     def _record_progress(self, response: _Response, now: float) -> None:

@@ -20,7 +20,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.serve.errors import create_error_response
-from bertsmith.serve.middleware import CONNECTION_KEY, RequestMiddleware
+from bertsmith.serve.middleware import RequestMiddleware
+from bertsmith.serve.sending import CONNECTION_KEY
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.sockets import start_listening
 from bertsmith.serve.terminal import has_terminal
@@ -223,6 +224,9 @@ class _LimitedProtocol(HttpToolsProtocol):
     header_seconds = 10.0
     max_header_bytes = 65_536
     _header_timer: asyncio.TimerHandle | None = None
+    _is_disconnected = False
+    #: Called when the client disconnects.
+    _on_disconnect: Callable[[], None] | None = None
     #: Header bytes of the current request that the parser has reported.
     _parsed_bytes = 0
     #: Received bytes that the parser has not reported yet.
@@ -326,10 +330,30 @@ class _LimitedProtocol(HttpToolsProtocol):
         """Close the connection and drop unsent bytes."""
         self.transport.abort()
 
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the client has disconnected."""
+        return self._is_disconnected
+
+    @contextmanager
+    def call_on_disconnect(self, function: Callable[[], None]) -> Iterator[None]:
+        """Call a function if the client disconnects within the block, or has disconnected."""
+        if self._is_disconnected:
+            function()
+        # A connection runs one request at a time.
+        self._on_disconnect = function
+        try:
+            yield
+        finally:
+            self._on_disconnect = None
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the header timer."""
+        """Stop the header timer and the current request."""
         self._stop_header_timer()
         super().connection_lost(exc)
+        self._is_disconnected = True
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
     def _count_header_bytes(self, part: bytes) -> None:
         """Add a part of the header to its size; raise ValueError beyond the limit."""

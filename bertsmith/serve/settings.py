@@ -40,20 +40,19 @@ class ServeSettings(SettingsTable):
     request_timeout_seconds: Seconds = 30.0
     #: Seconds in which a client must read 1 MiB of its response; a slower client is disconnected.
     send_timeout_seconds: Seconds = 30.0
-    #: Bytes of unread responses. Beyond this size, clients that have stopped reading are
-    #: disconnected.
-    max_unsent_bytes: Count = 64 * 2**20
+    #: Bytes of large responses, from their computation until they are read. Beyond this size,
+    #: requests wait, and clients that have stopped reading are disconnected.
+    max_unsent_bytes: Count = 48 * 2**20
     #: Tokens in the queue, summed over all clients (429). Requests of several batches may use 90 %
     #: of them.
     max_queue_tokens: Count = 262_144
     #: Concurrent requests (429). One client can use at most four fifths of them.
     max_concurrent_requests: Count = 1024
-    #: Tokens per batch, including padding: each sequence counts as many tokens as the longest one.
-    #: Smaller batches let short requests overtake long ones sooner. A CPU computes up to four
-    #: batches at once.
+    #: Tokens per batch. Smaller batches let short requests overtake long ones sooner. A CPU can
+    #: compute up to four batches at once.
     max_batch_tokens: Count = 1024
-    #: Milliseconds that a request waits for others to share its batch.
-    max_wait_ms: Annotated[float, Field(ge=0.0)] = 2.0
+    #: Milliseconds that the first request in an empty queue waits for others to share its batch.
+    max_wait_ms: Annotated[float, Field(ge=0.0)] = 0.0
     #: Seconds after SIGTERM in which the server still accepts requests while /ready returns 503, so
     #: that load balancers notice. Ctrl-C and a second SIGTERM end this time.
     drain_seconds: Annotated[float, Field(ge=0.0)] = 1.0

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from bertsmith.errors import InputError
-from bertsmith.use.embed import Embedder, TokenizedTexts
+from bertsmith.use.embed import Embedder
+from bertsmith.use.token_vectors import TokenizedTexts
 from bertsmith.use.vector_settings import TruncationSide
 
 

@@ -1,5 +1,6 @@
 """OpenTelemetry traces: a span per request, with its time in the queue and its batches."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -11,6 +12,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from bertsmith.errors import SettingsError
 from bertsmith.serve.batching import ComputedBatch
 from bertsmith.serve.model_calls import BatchKey
 from bertsmith.version import __version__
@@ -89,18 +91,31 @@ class Tracing:
                 "batch", call.trace_context, attributes=attributes, start_time=started_at
             ).end(ended_at)
 
-    def close(self) -> None:
-        """Export the remaining spans."""
-        self._provider.shutdown()
+    def close(self, timeout_seconds: float = 2.0) -> None:
+        """Export the remaining spans; those that the collector does not accept in time are lost."""
+        # The exporter repeats requests to an unreachable collector for up to 30 seconds.
+        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
+        thread.start()
+        thread.join(timeout_seconds)
 
 
 def create_tracing() -> Tracing:
-    """Return a ``Tracing`` that sends spans as the environment variables OTEL_* say."""
+    """Return a ``Tracing`` that sends spans as the environment variables OTEL_* say.
+
+    Raises:
+        SettingsError: a variable is not valid.
+    """
     default = Resource({SERVICE_NAME: "bertsmith"})
     # ``create`` adds OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES; later values win.
     environment = Resource.create()
     name = str(environment.attributes.get(SERVICE_NAME, ""))
     resource = environment.merge(default) if name.startswith("unknown_service") else environment
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    try:
+        # ``Tracing.close`` shuts the provider down; at the exit it would have no time limit.
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except (ValueError, OSError) as error:
+        raise SettingsError(
+            f"an environment variable OTEL_* is not valid: {error}; correct it"
+        ) from None
     return Tracing(provider)

@@ -1,20 +1,28 @@
 """Compute the vectors of texts and tokens for requests."""
 
+import mmap
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from bertsmith.errors import SettingsError
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.limits import check_limit, check_num_truncated
 from bertsmith.serve.service import Service
 from bertsmith.serve.token_ids import tokenize_inputs
-from bertsmith.use.embed import VectorBatches
-from bertsmith.use.token_vectors import TokenVectors
+from bertsmith.use.embed import Embedder, VectorBatches
+from bertsmith.use.token_vectors import Floats, TokenVectors
 from bertsmith.use.vector_settings import TruncationSide, VectorSettings
 from bertsmith.use.vectors import VectorSpec
+
+#: Bytes of a float32 number.
+BYTES_PER_ELEMENT: Final = 4
+#: Characters per token, to estimate the size of an answer before the texts are tokenized.
+_MIN_CHARACTERS_PER_TOKEN: Final = 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ def submit_embeddings(
     truncate: bool = True,
     truncation_side: TruncationSide = "right",
     prompt_name: str | None = None,
+    encoded: Sequence[list[int]] | None = None,
 ) -> PendingEmbeddings:
     """Submit texts to the batcher without waiting for their vectors.
 
@@ -56,6 +65,7 @@ def submit_embeddings(
         truncate: truncate texts that are too long, instead of rejecting them.
         truncation_side: side on which texts are truncated.
         prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
+        encoded: results of ``Embedder.encode_texts`` for the texts; None to tokenize them.
 
     Raises:
         InputError: token ids or the prompt are not those of the model.
@@ -64,16 +74,25 @@ def submit_embeddings(
             text is longer than the model's maximum.
     """
     strings = [text for text in texts if isinstance(text, str)]
-    model = service.check_request(model_name, "embed", strings, deadline)
+    model = service.check_request(model_name, "embed", strings)
     spec = model.embedder.resolve_settings(settings)
     if spec.pooling == "none":
         raise SettingsError(
             'pooling "none" returns one vector per token; send the request to /embed_all'
         )
-    tokenized = tokenize_inputs(model.embedder, texts, truncation_side, prompt_name)
+    if encoded is None:
+        embedder = model.embedder.with_token_counter(deadline.token_counts)
+        tokenized = tokenize_inputs(embedder, texts, truncation_side, prompt_name)
+    else:
+        unk_id = model.embedder.tokenizer.unk_id
+        num_unknown = sum(ids.count(unk_id) for ids in encoded)
+        deadline.token_counts.add(sum(map(len, encoded)), num_unknown)
+        tokenized = model.embedder.build_sequences(encoded, truncation_side)
     if not truncate:
         check_num_truncated(tokenized.num_truncated, model.embedder.max_seqlen)
     check_limit("vector elements", len(texts) * spec.width, service.settings.max_vector_elements)
+    # Only large requests wait here, which run in threads.
+    deadline.reserve_answer(BYTES_PER_ELEMENT * len(texts) * spec.width)
     payloads = [(len(ids), ids) for ids in tokenized.sequences]
     future = service.create_calls(model, deadline).submit(
         ("embed", settings), partial(model.embedder.encode_batch, spec=spec), payloads
@@ -106,18 +125,52 @@ def compute_token_vectors(
         prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
     """
     model = service.check_request(model_name, "embed", texts, deadline)
+    limit = max_vector_elements or service.settings.max_vector_elements
+    width = model.embedder.resolve_settings(settings).width
+    deadline = deadline or Deadline(service.settings.request_timeout_seconds)
+    # Tokenizing needs memory too, so only as many texts are tokenized as there is room for answers.
+    max_tokens = sum(map(len, texts)) // _MIN_CHARACTERS_PER_TOKEN + 2 * len(texts)
+    deadline.reserve_answer(BYTES_PER_ELEMENT * min(max_tokens * width, limit))
     calls = service.create_calls(model, deadline)
     settings = settings.model_copy(update={"pooling": "none"})
 
     def compute(sequences: Sequence[list[int]], spec: VectorSpec, _: int | None) -> VectorBatches:
-        payloads = [(len(ids), ids) for ids in sequences]
-        num_elements = sum(length for length, _ in payloads) * spec.width
-        limit = max_vector_elements or service.settings.max_vector_elements
+        num_elements = sum(map(len, sequences)) * spec.width
         check_limit("vector elements", num_elements, limit)
-        compute_batch = partial(model.embedder.encode_batch, spec=spec)
-        vectors = calls.compute(("embed", settings), compute_batch, payloads)
+        deadline.shrink_answer(BYTES_PER_ELEMENT * num_elements)
+        compute_batch = partial(_compute_into_outputs, model.embedder, spec)
+        outputs = _allocate_outputs([len(ids) for ids in sequences], spec.width)
+        payloads = [
+            (len(ids), (ids, output)) for ids, output in zip(sequences, outputs, strict=True)
+        ]
+        vectors = calls.compute(("embed tokens", settings), compute_batch, payloads)
         yield list(range(len(payloads))), vectors
 
     spec = model.embedder.resolve_settings(settings)
     embedder = model.embedder.with_prompt(prompt_name)
     return embedder.encode_tokens_with_spec(texts, spec, None, compute, truncation_side)
+
+
+def _allocate_outputs(lengths: Sequence[int], width: int) -> list[Floats]:
+    """Return an array [S, W] for each length, in memory of their own.
+
+    Small arrays that remain between the freed activations of each batch would fragment the heap: it
+    would grow by ten times their size, and the system would never get the memory back.
+    """
+    memory = mmap.mmap(-1, max(BYTES_PER_ELEMENT * sum(lengths) * width, 1))
+    flat = np.frombuffer(memory, np.float32, sum(lengths) * width).reshape(-1, width)
+    return np.split(flat, np.cumsum(lengths)[:-1])
+
+
+def _compute_into_outputs(
+    embedder: Embedder, spec: VectorSpec, payloads: Sequence[tuple[list[int], Floats]]
+) -> list[Floats]:
+    """Compute the token vectors of a batch of (token ids, output array); return the outputs."""
+    batch = embedder.encode_batch([ids for ids, _ in payloads], spec)
+    results = []
+    for vectors, (_, output) in zip(batch, payloads, strict=True):
+        # Without the vectors of special tokens, the result is shorter than the sequence.
+        result = output[: len(vectors)]
+        result[:] = vectors
+        results.append(result)
+    return results

@@ -53,10 +53,13 @@ def get_label_names(kind: str, labels: Sequence[str], training_file: str | None)
 
 
 def get_training_file(info: Mapping[str, Any]) -> str | None:
-    """Return the path of the training data that a model's bertsmith.json names, if any."""
+    """Return the training file that a model's bertsmith.json names, in a folder named as its task.
+
+    None if it names no file. The folder tells the data set of a public task.
+    """
     task = info.get("provenance", {}).get("task")
     path = task.get("train_file") if isinstance(task, Mapping) else None
-    return path if isinstance(path, str) else None
+    return f"{task.get('name', '')}/{path}" if isinstance(path, str) else None
 
 
 def _find_binary_names(path: str) -> tuple[str, str] | None:

@@ -6,11 +6,12 @@ from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import RunError
 from bertsmith.settings import read_stored_settings
-from bertsmith.train.distillation.distill import build_provenance, load_distillation
+from bertsmith.train.distillation.distill import load_distillation
 from bertsmith.train.distillation.settings import DistillRunSettings
 from bertsmith.train.embedding.settings import EmbeddingRunSettings
 from bertsmith.train.embedding.start_model import load_start_model, save_embedder
 from bertsmith.train.engine import checkpoint
+from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.settings import FinetuneSettings
 from bertsmith.train.pretraining.snapshot import write_snapshot
@@ -57,7 +58,7 @@ def _write_embedding_snapshot(run: Path, step: int, out: Path) -> None:
     start = Path(settings.run.start_from)
     embedder = load_start_model(start, settings.embedding, dropout)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], embedder.model)
-    info = {"task": "embed", "provenance": settings.model_dump(mode="json"), "step": step}
+    info = {"task": "embed", "provenance": dump_settings(settings), "step": step}
     save_embedder(out, embedder, info)
 
 
@@ -67,7 +68,7 @@ def _write_distilled_snapshot(run: Path, step: int, out: Path) -> None:
     settings = DistillRunSettings.parse(read_stored_settings(path), str(path))
     distillation = load_distillation(settings, reads_data=False)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], distillation.model)
-    distillation.save(out, {"provenance": build_provenance(settings), "step": step})
+    distillation.save(out, {"provenance": dump_settings(settings), "step": step})
 
 
 def _write_reranking_snapshot(run: Path, step: int, out: Path) -> None:
@@ -89,5 +90,5 @@ def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:
     model = head.build_model(settings.model, settings.features)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], model)
     _, _, tokenizer = read_metadata(bundle.locate_model(settings.run.start_from))
-    info = {"task": task.name, "provenance": settings.model_dump(mode="json"), "step": step}
+    info = {"task": task.name, "provenance": dump_settings(settings), "step": step}
     bundle.save_fine_tuned(out, model, tokenizer, head, info)

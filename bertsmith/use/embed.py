@@ -6,7 +6,7 @@ In shapes, n is the number of texts and W the width of a vector.
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -32,6 +32,7 @@ from bertsmith.use.model_setup import set_up_encoder
 from bertsmith.use.quantization import quantize
 from bertsmith.use.token_vectors import (
     Floats,
+    TokenizedTexts,
     TokenVectors,
     WordVector,
     average_word_tokens,
@@ -44,19 +45,6 @@ from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
 #: text, or a list of n arrays [S, W] with one vector per token.
 VectorBatches = Iterator[tuple[list[int], Any]]
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class TokenizedTexts:
-    """Token ids of several texts.
-
-    Attributes:
-        sequences: For each text, the token ids of [CLS] text [SEP].
-        num_truncated: How many texts were truncated to the model's maximum length.
-    """
-
-    sequences: list[list[int]]
-    num_truncated: int
 
 
 class Embedder:
@@ -108,7 +96,7 @@ class Embedder:
     def load(
         cls, path: Path | str, *, device: torch.device | str = "cpu", fast: bool = False
     ) -> Self:
-        """Create an embedder from a model directory, a run directory or a hub id.
+        """Create an embedder from a model directory, a run directory, or the name of a model.
 
         Raises:
             ModelError: The model cannot be loaded.
@@ -384,7 +372,16 @@ class Embedder:
         self, texts: Sequence[str], truncation_side: TruncationSide = "right"
     ) -> TokenizedTexts:
         """Tokenize texts and truncate them to the model's maximum length."""
-        encoded = self.tokenizer.encode_batch(self._preprocess(texts))
+        return self.build_sequences(self.encode_texts(texts), truncation_side)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts with the prompt: without special tokens, not truncated."""
+        return self.tokenizer.encode_batch(self._preprocess(texts))
+
+    def build_sequences(
+        self, encoded: Sequence[list[int]], truncation_side: TruncationSide = "right"
+    ) -> TokenizedTexts:
+        """Truncate the results of ``encode_texts`` and add special tokens."""
         sequences = [self.build_sequence(ids, truncation_side) for ids in encoded]
         num_truncated = sum(len(ids) > self._max_text_tokens for ids in encoded)
         return TokenizedTexts(sequences, num_truncated)
@@ -425,7 +422,10 @@ class Embedder:
         self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
     ) -> VectorBatches:
         """Compute the vectors of sequences in batches of similar lengths; see ``VectorBatches``."""
-        max_tokens = batch_tokens or choose_batch_tokens(self.device, self.config.feed_forward)
+        dtype = self.encoder.embeddings.words.weight.dtype
+        max_tokens = batch_tokens or choose_batch_tokens(
+            self.device, self.config.feed_forward, dtype
+        )
 
         def compute(indices: list[int]) -> Any:
             return self.encode_batch([sequences[index] for index in indices], spec)
@@ -485,7 +485,7 @@ def embed(
     """Compute one vector per text. To embed repeatedly, create an ``Embedder``.
 
     Args:
-        model: A loaded model, a model directory, a run directory or a hub id.
+        model: A loaded model, or a path or name as in ``load``.
         texts: The texts.
         fast: Whether to use 8-bit or 16-bit arithmetic.
         settings: See ``Embedder.encode``.

@@ -9,8 +9,9 @@ import numpy as np
 
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
-from bertsmith.use.embed import Embedder, TokenizedTexts
+from bertsmith.use.embed import Embedder
 from bertsmith.use.table_input import TextRow
+from bertsmith.use.token_vectors import TokenizedTexts
 from bertsmith.use.vector_writers import Vectors
 from bertsmith.use.vectors import VectorSpec
 

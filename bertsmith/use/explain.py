@@ -46,7 +46,7 @@ def attention(
     """Return the attention probabilities of all heads, float32 [L, N, S, S].
 
     Args:
-        model: A loaded model, a model directory, a run directory or a hub id.
+        model: A loaded model, or a path or name as in ``load``.
         text: The text, or the first text of a pair. A single text is truncated at its end.
         pair: The second text of a pair. Pairs are truncated as in ``bertsmith.pair``.
         max_seqlen: Maximum number of tokens, including [CLS] and [SEP]; defaults to the model's

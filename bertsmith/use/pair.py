@@ -72,8 +72,8 @@ def iter_pair_predictions(
     if not bundle.config.nsp:
         raise ModelError(
             f"{bundle.path}: this model has no next-sentence head: it was fine-tuned, or trained "
-            "with data.nsp=false; use a model trained on sentence pairs, the default of "
-            "`bertsmith pretrain`"
+            "without next-sentence prediction; use a model that was pre-trained with "
+            "`--set data.nsp=true` or `--recipe paper`"
         )
     settings = bundle.info.get("provenance", {}).get("settings", {})
     if settings.get("data", {}).get("pair_objective") == "sop":

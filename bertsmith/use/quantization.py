@@ -3,7 +3,7 @@
 import copy
 import warnings
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +12,20 @@ from bertsmith.bundle import FineTunedBundle, PretrainedBundle
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import EncoderLayer
-from bertsmith.model.ops.cpu import has_bf16, has_vnni
+from bertsmith.model.ops.cpu import has_bf16, has_onednn_linear, has_vnni
 from bertsmith.model.ops.cuda import has_cuda_bf16
-from bertsmith.model.ops.linear import round_up_num_rows
+from bertsmith.model.ops.linear import onednn_linear, pad_rows, round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 
 #: Largest absolute values of 7-bit and 8-bit weights. CPUs without VNNI add two products of weights
 #: and inputs in 16 bits. The sum can be up to 2 * 255 * 127, which does not fit in 16 bits. It fits
 #: with 7-bit weights (2 * 255 * 63) or 7-bit inputs (2 * 127 * 127).
 _MAX_7_BIT, _MAX_8_BIT = 63, 127
+
+#: Activation functions that oneDNN computes together with a product, and their names there.
+_FUSED_ACTIVATIONS: Final[dict[str, Any]] = {
+    "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", ""),
+}  # fmt: skip
 
 Bundle = TypeVar("Bundle", bound=PretrainedBundle | FineTunedBundle)
 
@@ -113,6 +118,20 @@ class _Int8QueryKeyValue(nn.Module):
         return out
 
 
+class _FusedLinear(nn.Module):
+    """A bfloat16 Linear layer and its activation function, as one operation of oneDNN."""
+
+    def __init__(self, linear: nn.Linear, activation: str) -> None:
+        """Convert a Linear layer; ``activation`` is a key of ``_FUSED_ACTIVATIONS``."""
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.activation = _FUSED_ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer and the activation function: [T, in] -> [T, out]."""
+        return onednn_linear(pad_rows(x), self.weight, self.bias, *self.activation)[: x.shape[0]]
+
+
 def quantize_model(bundle: Bundle) -> Bundle:
     """Return a copy of a loaded model that computes in 8 or 16 bits, whichever is faster.
 
@@ -156,7 +175,10 @@ def quantize(encoder: BertModel) -> BertModel:
     quantized.output_dtype = torch.float32
     dtype = choose_16_bit_dtype(device)
     if dtype is not None:
-        return quantized.to(dtype)
+        quantized.to(dtype)
+        if device.type == "cpu":
+            _fuse_activations(quantized)
+        return quantized
     if encoder.config.norm not in ("post", "pre"):
         raise ModelError(
             f"the fast mode needs LayerNorm, and model.norm is {encoder.config.norm!r}; omit "
@@ -173,6 +195,21 @@ def quantize(encoder: BertModel) -> BertModel:
             _quantize_layer(layer, attention_norm, feed_forward_norm)
         previous_norm = feed_forward_norm
     return quantized
+
+
+def _fuse_activations(encoder: BertModel) -> None:
+    """Let oneDNN compute the activation functions of a bfloat16 encoder, in place."""
+    name = encoder.config.activation
+    if name not in _FUSED_ACTIVATIONS or not has_onednn_linear():
+        return
+    for layer in encoder.encoder.layers:
+        assert isinstance(layer, EncoderLayer)
+        layer.add_module("up", _FusedLinear(layer.up, name))
+        layer.activation = _return_unchanged
+
+
+def _return_unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def choose_16_bit_dtype(device: torch.device) -> torch.dtype | None:

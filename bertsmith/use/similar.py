@@ -69,7 +69,7 @@ def similar(
     """Compute the distances between the vectors of all occurrences of a word in texts.
 
     Args:
-        model: An ``Embedder``, a model directory, a run directory or a hub id.
+        model: An ``Embedder``, or a path or name as in ``load``.
         texts: The texts.
         word: The word.
         settings: See ``Embedder.encode_word``.

@@ -13,6 +13,19 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class TokenizedTexts:
+    """Token ids of several texts.
+
+    Attributes:
+        sequences: For each text, the token ids of [CLS] text [SEP].
+        num_truncated: How many texts were truncated to the model's maximum length.
+    """
+
+    sequences: list[list[int]]
+    num_truncated: int
+
+
+@dataclass(frozen=True)
 class TokenVectors:
     """The tokens of one text and their vectors.
 

@@ -100,3 +100,23 @@ def test_compare_prints_a_table(
     texts = {row[name] for row in rows for name in ("sentence1", "sentence2")}
     num_texts = len(rows) if objective == "task" else len(texts)
     assert {row.texts_per_second for row in timed} == {num_texts}
+
+
+def test_student_without_teacher_trains_on_lines(
+    run_cli: RunCli, model: Path, lines: Path, tmp_path: Path
+) -> None:
+    """Columns of the validation table are not those of a text file of lines."""
+    table = tmp_path / "scores.jsonl"
+    rows = [{"a": line, "b": line[:20], "s": len(line)} for line in lines.read_text().splitlines()]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = tmp_path / "run"
+    completed = run_cli(
+        "distill", "--teacher", model, "--data", lines, "--dev", table, "--text", "a", "--pair",
+        "b", "--score", "s", "--layers", "1", "--out", run, "--objective", "embedding", "--epochs",
+        "1", "--batch-size", "8", "--set", "run.threads=1", "--compare", "--json",
+    )  # fmt: skip
+    assert completed.status == 0, completed.err
+    comparison = json.loads(completed.out)["comparison"]
+    assert {row["metric"] for row in comparison} == {"spearman"}
+    settings = json.loads((tmp_path / "run-without-teacher/model/bertsmith.json").read_text())
+    assert settings["provenance"]["embedding"]["columns"]["text"] is None

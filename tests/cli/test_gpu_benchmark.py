@@ -28,12 +28,13 @@ def test_a_failed_check_is_reported_and_the_next_one_starts(
     """A check that fails, exceeds its time or has no time left does not end the stage."""
     limits = {"speedrun": 60.0, "fp8": 0.2, "hardware": 60.0}
     monkeypatch.setitem(gpu.STAGES, "C", limits)
-    assert gpu.main(["--stage", "C", "--dry", "--out", str(tmp_path)]) == 1
+    arguments = ["--stage", "C", "--dry", "--out", str(tmp_path)]
+    assert gpu.main([*arguments, "--data", str(tmp_path / "missing")]) == 1
     checks = json.loads((tmp_path / "stage-C.json").read_text())["checks"]
     assert {name: outcome["status"] for name, outcome in checks.items()} == {
         "speedrun": "failed", "fp8": "timeout", "hardware": "ok",
     }  # fmt: skip
-    assert checks["speedrun"]["error"].startswith("--data is missing")
+    assert "missing" in checks["speedrun"]["error"]
     monkeypatch.setattr(gpu, "MIN_SECONDS", 1e9)
     assert gpu.main(["--stage", "C", "--dry", "--out", str(tmp_path), "--only", "fp8"]) == 1
     checks = json.loads((tmp_path / "stage-C.json").read_text())["checks"]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,14 @@ def test_error_of_all_processes_is_printed_by_the_first(
 ) -> None:
     """Invalid arguments end all processes with status 2, and only process 0 prints a message."""
     monkeypatch.chdir(tmp_path)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     first = _run_as_process(0, run_cli, monkeypatch, *arguments)
+    assert not waits
     second = _run_as_process(1, run_cli, monkeypatch, *arguments)
+    # Otherwise torchrun could end the first process before it has printed the error.
+    assert len(waits) == 1
     assert first.status == second.status == 2
     assert message in first.err
     assert second.out + second.err == ""

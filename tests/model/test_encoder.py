@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bertsmith.model.bert import BertForPreTraining, BertModel
+from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.task_models import BertForSequenceClassification
 from tests.model.examples import (
     RAGGED_LENGTHS,
@@ -179,3 +180,32 @@ def test_pre_training_computes_the_last_layer_only_where_losses_need_it() -> Non
     for name, weight in model.named_parameters():
         assert weight.grad is not None
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("lengths", [RAGGED_LENGTHS, (13, 13, 13)], ids=["ragged", "equal"])
+def test_filler_rows_of_bf16_inference_do_not_change_the_output(
+    monkeypatch: pytest.MonkeyPatch, norm: str, lengths: tuple[int, ...]
+) -> None:
+    """Layers get a row count that oneDNN caches; all outputs are those without filler rows."""
+    config = make_prime_size_config(norm=norm)
+    model = randomize_weights(BertForPreTraining(config)).bert.eval().bfloat16()
+    batch = draw_batch(config, lengths).packed
+    indices = torch.tensor([0, len(batch.ids) - 1])
+    row_counts = set()
+    layers: Any = model.encoder.layers
+    for layer in layers:
+        layer.up.register_forward_hook(lambda _, args, __: row_counts.add(len(args[0])))
+
+    def compute() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [*model.iter_hidden_states(batch), model(batch, token_indices=indices)]
+
+    padded = compute()
+    num_tokens = len(batch.ids)
+    assert num_tokens % 16
+    assert row_counts == {round_up_num_rows(num_tokens), len(indices)}
+    monkeypatch.setattr("bertsmith.model.encoder.append_filler_rows", lambda x: x)
+    for state, expected in zip(padded, compute(), strict=True):
+        assert state.shape == expected.shape
+        torch.testing.assert_close(state, expected, atol=0.05, rtol=0.05)

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from bertsmith.bundle import TaskKind
 from bertsmith.model.config import ModelConfig
@@ -75,6 +76,13 @@ class RunningServer:
     def close(self) -> None:
         """Close the client's connections."""
         self._client.close()
+
+
+def find_fastapi_app(app: Any) -> FastAPI:
+    """Return the FastAPI app inside the middleware of a server."""
+    while not isinstance(app, FastAPI):
+        app = app._app
+    return app
 
 
 @contextmanager

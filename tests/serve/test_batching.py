@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ from bertsmith.serve.deadline import (
     DisconnectedError,
     RequestTooLargeError,
     ShuttingDownError,
+    wait_for_result,
 )
+from bertsmith.serve.fair_queue import BatchFunction
 
 
 class FakeClock:
@@ -83,6 +85,17 @@ def start_first_batch(batcher: Batcher, model: FakeModel) -> None:
     assert model.started.wait(60)
 
 
+def compute_results(
+    batcher: Batcher,
+    key: Hashable,
+    compute_batch: BatchFunction,
+    payloads: Sequence[tuple[int, Any]],
+    deadline: Deadline,
+) -> list[Any]:
+    """Submit a call and wait for its results, as requests do in threads."""
+    return wait_for_result(batcher.submit(key, compute_batch, payloads, deadline), deadline)
+
+
 def set_measured_speed(batcher: Batcher, tokens_per_second: float) -> None:
     """Set the measured speed, and pretend that enough batches were measured to reject calls."""
     batcher._scheduler._tokens_per_second = tokens_per_second
@@ -106,29 +119,18 @@ def test_queued_calls_share_batches_up_to_the_token_budget(create_batcher: Batch
     assert model.batches[1:] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_short_sequences_count_as_the_longest_one(create_batcher: BatcherFactory) -> None:
-    """A sequence of 10 tokens counts as 40 in a batch whose longest sequence has 40 tokens.
+def test_longest_sequence_is_computed_first(create_batcher: BatcherFactory) -> None:
+    """A batch of 70 tokens has the sequence of 40 and three of 10; results keep the call's order.
 
-    The longest sequence of a call is computed first, and results keep the order of the call.
+    Padding does not count: with it, four sequences as long as the longest one would be 160 tokens.
     """
-    batcher, model = create_batcher(), FakeModel()
+    batcher, model = create_batcher(max_batch_tokens=70), FakeModel()
     start_first_batch(batcher, model)
-    payloads = [(10, 0), (40, 1), (10, 2), (10, 3)]
+    payloads = [(10, 0), (40, 1), (10, 2), (10, 3), (10, 4)]
     future = batcher.submit("key", model, payloads, Deadline(60))
     model.resume.set()
-    assert future.result(60) == [0, 2, 4, 6]
-    assert model.batches[1:] == [[1, 0], [2, 3]]
-
-
-def test_long_sequence_does_not_join_a_batch_of_short_ones(create_batcher: BatcherFactory) -> None:
-    """Three sequences of 20 tokens and one of 60 are 140 tokens, but 240 with padding."""
-    batcher, model = create_batcher(max_batch_tokens=150), FakeModel()
-    start_first_batch(batcher, model)
-    lengths = (20, 20, 20, 60)
-    futures = [batcher.submit("key", model, [(length, length)], Deadline(60)) for length in lengths]
-    model.resume.set()
-    assert [future.result(60) for future in futures] == [[40], [40], [40], [120]]
-    assert model.batches[1:] == [[20, 20, 20], [60]]
+    assert future.result(60) == [0, 2, 4, 6, 8]
+    assert model.batches[1:] == [[1, 0, 2, 3], [4]]
 
 
 def test_calls_with_different_keys_do_not_share_batches(create_batcher: BatcherFactory) -> None:
@@ -199,9 +201,9 @@ def test_call_fails_at_its_deadline(create_batcher: BatcherFactory) -> None:
     batcher, model = create_batcher(), FakeModel()
     start_first_batch(batcher, model)
     with pytest.raises(DeadlineExceededError, match="not answered in time"):
-        batcher.submit_and_wait("key", model, [(1, "late")], Deadline(0.1))
+        compute_results(batcher, "key", model, [(1, "late")], Deadline(0.1))
     model.resume.set()
-    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert compute_results(batcher, "key", model, [(1, 1)], Deadline(60)) == [2]
     assert ["late"] not in model.batches
     assert [1] in model.batches
 
@@ -214,7 +216,7 @@ def test_disconnect_cancels_a_queued_call(create_batcher: BatcherFactory) -> Non
 
     def submit_cancelled_call() -> None:
         with pytest.raises(DisconnectedError):
-            batcher.submit_and_wait("key", model, [(1, "cancelled")], deadline)
+            compute_results(batcher, "key", model, [(1, "cancelled")], deadline)
         is_disconnected.set()
 
     threading.Thread(target=submit_cancelled_call, daemon=True).start()
@@ -223,7 +225,7 @@ def test_disconnect_cancels_a_queued_call(create_batcher: BatcherFactory) -> Non
     deadline.cancel()
     assert is_disconnected.wait(60)
     model.resume.set()
-    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert compute_results(batcher, "key", model, [(1, 1)], Deadline(60)) == [2]
     assert not any("cancelled" in batch for batch in model.batches)
 
 
@@ -298,7 +300,7 @@ def test_call_that_fails_on_two_threads_fails_once(create_batcher: BatcherFactor
         failing.result(60)
     model = FakeModel()
     model.resume.set()
-    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert compute_results(batcher, "key", model, [(1, 1)], Deadline(60)) == [2]
     assert batcher.is_alive
 
 
@@ -316,13 +318,13 @@ def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> N
 
         start_first_batch(batcher, model_1)
         model_2.resume.set()
-        batcher.submit_and_wait("other", compute, [(1, 1)], Deadline(60))
+        compute_results(batcher, "other", compute, [(1, 1)], Deadline(60))
         # Let the first batch end before the next one starts.
         model_1.resume.set()
         end = time.monotonic() + 60
         while batcher._scheduler.num_running_batches and time.monotonic() < end:
             time.sleep(0.01)
-        batcher.submit_and_wait("other", compute, [(1, 1)], Deadline(60))
+        compute_results(batcher, "other", compute, [(1, 1)], Deadline(60))
     finally:
         torch.set_num_threads(previous_num_threads)
     assert thread_counts == [2, 4]
@@ -330,7 +332,7 @@ def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> N
 
 def test_call_without_sequences_returns_an_empty_list(create_batcher: BatcherFactory) -> None:
     """A call without sequences does not reach the model."""
-    assert create_batcher().submit_and_wait("key", FakeModel(), [], Deadline(1)) == []
+    assert compute_results(create_batcher(), "key", FakeModel(), [], Deadline(1)) == []
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -345,7 +347,7 @@ def test_concurrent_callers_get_their_own_results(
     def run_calls(caller: int) -> None:
         for number in range(20):
             payloads = [(7, (caller, number, index)) for index in range(3)]
-            results = batcher.submit_and_wait("key", model, payloads, Deadline(60))
+            results = compute_results(batcher, "key", model, payloads, Deadline(60))
             if results != [payload * 2 for _, payload in payloads]:
                 failures.append((caller, number))
 
@@ -400,8 +402,8 @@ def test_idle_server_accepts_any_call(create_batcher: BatcherFactory) -> None:
     batcher, model = create_batcher(), FakeModel()
     model.resume.set()
     set_measured_speed(batcher, 0.001)
-    results = batcher.submit_and_wait(
-        "key", model, [(100, index) for index in range(5)], Deadline(60)
+    results = compute_results(
+        batcher, "key", model, [(100, index) for index in range(5)], Deadline(60)
     )
     assert results == [0, 2, 4, 6, 8]
 
@@ -418,9 +420,9 @@ def test_small_batches_hardly_change_the_measured_speed(create_batcher: BatcherF
     # Each batch takes a second, so that a full batch has a speed of 100 tokens per second.
     batcher._scheduler._tokens_per_second = 1000.0
     for _ in range(5):
-        batcher.submit_and_wait("key", compute, [(1, 1)], Deadline(60))
+        compute_results(batcher, "key", compute, [(1, 1)], Deadline(60))
     assert batcher._scheduler._tokens_per_second > 900
-    batcher.submit_and_wait("key", compute, [(100, 1)], Deadline(60))
+    compute_results(batcher, "key", compute, [(100, 1)], Deadline(60))
     assert batcher._scheduler._tokens_per_second == pytest.approx(100, abs=50)
 
 
@@ -467,5 +469,5 @@ def test_disconnect_removes_queued_tokens_at_once(create_batcher: BatcherFactory
     deadline.cancel()
     assert batcher.queued_tokens == 0
     model.resume.set()
-    assert batcher.submit_and_wait("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert compute_results(batcher, "key", model, [(1, 1)], Deadline(60)) == [2]
     assert model.batches == [["first"], [1]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertsmith.serve.admission import TokenRates
+from bertsmith.serve.admission import RecentRequests
 from bertsmith.serve.deadline import BusyError
 from bertsmith.serve.fair_queue import TokenDemand
 from bertsmith.serve.models import ServedModel
@@ -20,19 +20,35 @@ from tests.serve.test_scheduling import create_call, create_scheduler
 
 
 def test_tokens_are_estimated_from_recent_requests_of_the_same_client() -> None:
-    """The fewest tokens per byte of recent requests count; unknown clients have no estimate."""
+    """The smallest estimate of recent requests counts; unknown clients have no estimate."""
     now = [0.0]
-    rates = TokenRates(lambda: now[0])
-    rates.record("a", "/embed", 0.5)
+    requests = RecentRequests(lambda: now[0])
+    requests.record("a", "/embed", 100, 50)
     now[0] = 6.0
-    rates.record("a", "/embed", 0.2)
-    assert rates.estimate("a", "/embed", 100) == 20
-    rates.record("a", "/embed", 0.4)
-    assert rates.estimate("a", "/embed", 100) == 20
-    assert rates.estimate("a", "/fill", 100) == 0
-    assert rates.estimate("b", "/embed", 100) == 0
+    requests.record("a", "/embed", 100, 20)
+    assert requests.estimate("a", "/embed", 100) == 20
+    requests.record("a", "/embed", 100, 40)
+    assert requests.estimate("a", "/embed", 100) == 20
+    assert requests.estimate("a", "/fill", 100) == 0
+    assert requests.estimate("b", "/embed", 100) == 0
     now[0] = 17.0
-    assert rates.estimate("a", "/embed", 100) == 0
+    assert requests.estimate("a", "/embed", 100) == 0
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2])
+@pytest.mark.parametrize("num_bytes", [30, 100, 1000])
+def test_estimate_is_a_lower_bound(exponent: int, num_bytes: int) -> None:
+    """This holds for a fixed cost (attention), a linear one (embed) and a quadratic one."""
+    requests = RecentRequests()
+    requests.record("a", "/path", 100, 100**exponent)
+    assert requests.estimate("a", "/path", num_bytes) <= num_bytes**exponent
+
+
+def test_large_request_is_not_rejected_for_tokens_that_it_may_not_have() -> None:
+    """A body of 4 MB may be invalid, or its text truncated, so it counts as much as recent ones."""
+    requests = RecentRequests()
+    requests.record("a", "/embed", 100, 50)
+    assert requests.estimate("a", "/embed", 4_000_000) == 50
 
 
 def test_reservations_count_until_they_are_released() -> None:
@@ -68,14 +84,16 @@ def test_flood_of_one_client_does_not_reject_others_early(num_queued: int) -> No
     assert caught.value.retry_after > 0
 
 
-@pytest.mark.parametrize("waits_for_permission", [False, True])
+@pytest.mark.parametrize("transfer", ["content-length", "expect", "chunked"])
 def test_busy_server_rejects_before_tokenizing(
-    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, *, waits_for_permission: bool
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, transfer: str
 ) -> None:
     """The second large request gets 429 and is not tokenized; its body is read, unless it waits.
 
-    The connection can be used again after the body was read.
+    The connection can be used again after the body was read. The size of a chunked body is known
+    when it was read.
     """
+    waits_for_permission = transfer == "expect"
     num_submitted = 0
     submit = submit_embeddings
 
@@ -90,6 +108,12 @@ def test_busy_server_rejects_before_tokenizing(
     if waits_for_permission:
         head += "Expect: 100-continue\r\n"
     request = f"POST /embed HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode()
+    second_request = request if waits_for_permission else request + body
+    if transfer == "chunked":
+        chunked_head = request.replace(
+            b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked"
+        )
+        second_request = chunked_head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     settings = ServeSettings(max_queue_tokens=400, max_batch_tokens=64)
     with (
         run_server(models[:1], settings) as server,
@@ -102,7 +126,7 @@ def test_busy_server_rejects_before_tokenizing(
         ]
         connections[0].sendall(request + body)
         assert pause.started.wait(TIMEOUT)
-        connections[1].sendall(request if waits_for_permission else request + body)
+        connections[1].sendall(second_request)
         response = connections[1].recv(65536)
         assert response.startswith(b"HTTP/1.1 429 ")
         assert b"\r\nretry-after: " in response

@@ -1,6 +1,7 @@
 """Several API keys, their limits, and the delay after wrong keys."""
 
 import logging
+import time
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 
 from bertsmith.errors import SettingsError
 from bertsmith.serve.keys import FailedLogins, KeyRing, KeySettings, read_key_file
+from bertsmith.serve.launch import ServerProcess
 from bertsmith.serve.models import ServedModel
+from bertsmith.serve.options import ServerOptions
 from bertsmith.serve.rate_limits import TokenBucket
+from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.shared_table import LocalTable, SharedTable
 from tests.serve.model_pause import wait_until
 from tests.serve.model_server import run_server
@@ -145,6 +149,33 @@ def test_full_shared_table_forgets_the_oldest_entries(tmp_path: Path) -> None:
     assert (tmp_path / "table").stat().st_size == size
 
 
+def test_failed_logins_do_not_reset_the_limits_of_keys(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Failures of many addresses fill their table, but a client does not lose its own entry."""
+    key_file = tmp_path / "keys.toml"
+    key_file.write_text('[alice]\nkey = "first"\nrequests_per_minute = 0.001\n')
+    options = ServerOptions(
+        models=(("plain", model_dirs["plain"]),),
+        settings=ServeSettings(),
+        device="cpu",
+        key_file=key_file,
+        shared_directory=tmp_path,
+    )
+    process = ServerProcess(options, log=lambda _: None)
+    assert process._keys is not None
+    assert process._login_table is not None
+    key = process._keys.find("POST", ALICE)
+    assert key is not None
+    assert key.requests is not None
+    assert key.requests.take(1) == 0
+    # Later than the entry of the key, which would otherwise be the newest one.
+    logins = FailedLogins(lambda: time.monotonic() + 60, process._login_table)
+    for number in range(60_000):
+        logins.record(f"10.0.{number // 256}.{number % 256}")
+    assert key.requests.take(1) > 0
+
+
 def test_limits_of_a_key_give_429(
     models: list[ServedModel], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,8 +202,8 @@ def test_limits_of_a_key_give_429(
             # Health probes do not count.
             assert httpx.get(f"{server.url}/health", headers=bearer(key)).status_code == 200
         assert server.post("/embed", body, headers=bearer("third")).status_code == 200
-        wait_until(lambda: '"key": "carol"' in caplog.text)
-    assert '"key": "alice"' in caplog.text
+        wait_until(lambda: '"key":"carol"' in caplog.text)
+    assert '"key":"alice"' in caplog.text
     assert "first" not in caplog.text
 
 

@@ -18,7 +18,7 @@ from bertsmith.serve.deadline import Deadline, NotFiniteError
 from bertsmith.serve.models import ServedModel, load_served_model, require_finite
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
-from tests.serve.model_server import SENTENCES, RunningServer, run_server
+from tests.serve.model_server import SENTENCES, RunningServer, find_fastapi_app, run_server
 
 LONE_SURROGATE = "half \ud800 a character"
 JSON_HEADERS = {"Content-Type": "application/json"}
@@ -134,7 +134,7 @@ def test_attention_that_is_not_finite_is_an_error(nan_server: RunningServer) -> 
     """The attention of the web page is checked as well."""
     app: Any = nan_server.server.config.app
     with pytest.raises(NotFiniteError, match="model 'plain'"):
-        app._app.state.service.attention("plain", "a")
+        find_fastapi_app(app).state.service.attention("plain", "a")
 
 
 def test_output_that_is_not_finite_does_not_fail_its_batch() -> None:

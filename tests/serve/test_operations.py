@@ -170,7 +170,7 @@ def test_server_process_listens_on_a_unix_socket(
         with httpx.Client(transport=transport, timeout=TIMEOUT) as client:
             assert client.post("http://bert/embed", json={"inputs": "a"}).status_code == 200
         assert server.stop() == 0
-    assert any('"client": "unix"' in line for line in server.lines)
+    assert any('"client":"unix"' in line for line in server.lines)
 
 
 @pytest.mark.parametrize(("is_trusted", "address"), [(True, "192.0.2.7"), (False, "127.0.0.1")])

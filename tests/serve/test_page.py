@@ -137,6 +137,32 @@ def test_attributions_of_a_classification(
 
 
 @needs_browser
+def test_attributions_that_round_to_zero_are_not_named(desktop_page: Any) -> None:
+    """A token that changes the probability by 0.01 percentage points is not named."""
+    answer = {
+        "label": "good",
+        "score": 0.5,
+        "tokens": ["[CLS]", "forge", "road", "smith", "[SEP]"],
+        "segments": [0] * 5,
+        "attributions": [0.0, 0.2, 0.0001, -0.0001, -0.1],
+        "truncated": False,
+    }
+    desktop_page.route("**/attributions", lambda route: route.fulfill(json=answer))
+    panel = open_tab(desktop_page, "Classify")
+    result = submit_form(panel, "Classify", {"Text": "forge road smith", "Second text": ""}, "mood")
+    view = result.locator(".attributions")
+    if view.get_attribute("open") is None:
+        view.locator("summary").click()
+    summary = view.locator(".summary")
+    summary.wait_for()
+    assert summary.inner_text().endswith(
+        "Raise it: forge +20.0 percentage points. Lower it: [SEP] −10.0 percentage points."
+    )
+    view.locator("summary").click()
+    desktop_page.unroute("**/attributions")
+
+
+@needs_browser
 def test_labels_are_words(desktop_page: Any, service: Service) -> None:
     """The labels 0 and 1 of SST-2 are "negative" and "positive", and PER is "person"."""
     panel = open_tab(desktop_page, "Classify")

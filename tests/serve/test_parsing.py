@@ -1,7 +1,7 @@
 """Parsing of request bodies: bounded errors, and no delay of other requests."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from bertsmith.errors import BertsmithError, InputError
 from bertsmith.serve import embeddings, parsing, schemas
 from bertsmith.serve.deadline import RequestTooLargeError
-from bertsmith.serve.execution import join_json_items
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import parse_body
 from bertsmith.serve.settings import ServeSettings
@@ -214,13 +213,26 @@ def test_requests_are_answered_while_a_large_body_is_parsed(
         _assert_small_requests_are_answered(server, "/embed", body, started, resume)
 
 
+@pytest.mark.parametrize("max_buffered_numbers", [10**6, 1000])
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/v1/embeddings"])
 def test_requests_are_answered_while_a_large_response_is_serialized(
-    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str, max_buffered_numbers: int
 ) -> None:
-    """A large response is serialized in a thread, which does not block the event loop."""
-    paused, started, resume = _pause_if_large(join_json_items, lambda items: len(items) > 10)
-    monkeypatch.setattr(embeddings, "join_json_items", lambda items: paused(list(items)))
+    """A large response is serialized in a thread, buffered or streamed, and blocks no other."""
+    started, resume = threading.Event(), threading.Event()
+
+    def pause(function: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
+        def iter_paused(*arguments: Any) -> Iterator[bytes]:
+            if any(isinstance(argument, list) and len(argument) > 10 for argument in arguments):
+                started.set()
+                assert resume.wait(60)
+            yield from function(*arguments)
+
+        return iter_paused
+
+    for name in ("iter_json_pieces", "_iter_openai_pieces"):
+        monkeypatch.setattr(embeddings, name, pause(getattr(embeddings, name)))
+    monkeypatch.setattr(embeddings, "_MAX_BUFFERED_NUMBERS", max_buffered_numbers)
     field = "input" if path.startswith("/v1") else "inputs"
     with run_server(models[:1]) as server:
         _assert_small_requests_are_answered(server, path, {field: ["a"] * 1000}, started, resume)

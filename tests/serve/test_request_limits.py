@@ -29,7 +29,7 @@ from bertsmith.serve.server import create_config
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
-from tests.serve.model_server import SENTENCES, RunningServer, run_server
+from tests.serve.model_server import SENTENCES, RunningServer, find_fastapi_app, run_server
 
 #: Header of a POST request, to be formatted with the path and the length of the body.
 HEADER = (
@@ -250,7 +250,7 @@ def test_disconnect_cancels_the_request(models: list[ServedModel], path: str) ->
     """The request ends while the model computes, and its queued sequences are not computed."""
     settings = ServeSettings(max_batch_tokens=8, request_timeout_seconds=TIMEOUT)
     with run_server(models[:1], settings) as server, paused_model() as pause:
-        batcher = get_middleware(server)._app.state.service.batcher
+        batcher = find_fastapi_app(get_middleware(server)).state.service.batcher
         body = json.dumps({"inputs": ["a hammer [MASK]"] * 100}).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(HEADER % (path.encode(), len(body)) + body)

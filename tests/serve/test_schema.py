@@ -22,7 +22,7 @@ from bertsmith.serve.app import create_app
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.model_server import SENTENCES, RunningServer, run_server
+from tests.serve.model_server import SENTENCES, RunningServer, find_fastapi_app, run_server
 
 CHECKS: list[Any] = [
     not_a_server_error,
@@ -284,8 +284,8 @@ def _send_generated_requests(operation: Any, mode: GenerationMode, *, needs_key:
 
 def test_openapi_schema_lists_every_endpoint(models: list[ServedModel]) -> None:
     """The schema has exactly the public endpoints."""
-    app = create_app(models[:1])._app
-    paths = set(app.openapi()["paths"])  # type: ignore[attr-defined]
+    app = find_fastapi_app(create_app(models[:1]))
+    paths = set(app.openapi()["paths"])
     assert paths == {
         "/v1/embeddings", "/v1/models", "/embed", "/embed_all", "/similarity", "/tokenize",
         "/fill", "/pair", "/classify", "/tag", "/answer", "/choose", "/models", "/health",

@@ -3,12 +3,20 @@
 import asyncio
 import json
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import pytest
+
+from bertsmith.serve.answer_memory import MIN_COUNTED_BYTES, AnswerMemory, AnswerReservation
+from bertsmith.serve.deadline import Deadline, DeadlineExceededError
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.sending import MIN_PROGRESS_BYTES, ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_pause import TIMEOUT, wait_until
-from tests.serve.model_server import RunningServer, run_server
+from tests.serve.model_server import SENTENCES, RunningServer, run_server
 
 #: Lower bound of the response in bytes; socket buffers are smaller.
 _MIN_RESPONSE_BYTES = 10 * 2**20
@@ -39,6 +47,16 @@ class FakeConnection:
         self.is_aborted = True
         self.read(self.num_unsent_bytes)
 
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the connection was closed."""
+        return self.is_aborted
+
+    @contextmanager
+    def call_on_disconnect(self, function: Callable[[], None]) -> Iterator[None]:
+        """The client does not disconnect."""
+        yield
+
     def read(self, num_bytes: int) -> None:
         """Let the client read a number of bytes."""
         self.num_unsent_bytes -= num_bytes
@@ -63,7 +81,10 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
     async def scenario() -> None:
         clock = FakeClock()
         monitor = ResponseMonitor(
-            ServeSettings(send_timeout_seconds=10.0), clock, check_interval_seconds=1000.0
+            ServeSettings(send_timeout_seconds=10.0),
+            AnswerMemory(2**30),
+            clock,
+            check_interval_seconds=1000.0,
         )
         size = 10 * MIN_PROGRESS_BYTES
         stalled, trickling, steady = (FakeConnection(size) for _ in range(3))
@@ -89,6 +110,83 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
+def test_answers_wait_for_memory() -> None:
+    """A third answer waits until the first one was sent; small answers do not wait."""
+    memory = AnswerMemory(2 * MIN_COUNTED_BYTES)
+    first, second, third, small = (AnswerReservation(memory) for _ in range(4))
+    first.reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
+    # A larger answer than the maximum needs all of it, until its size is known.
+    with pytest.raises(DeadlineExceededError):
+        second.reserve(10**9, Deadline(0.01))
+    assert not memory.is_full
+    second.reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
+    is_admitted = threading.Event()
+
+    def reserve_third() -> None:
+        third.reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
+        is_admitted.set()
+
+    threading.Thread(target=reserve_third, daemon=True).start()
+    wait_until(lambda: memory.is_full)
+    small.reserve(MIN_COUNTED_BYTES - 1, Deadline(TIMEOUT))
+    assert not is_admitted.is_set()
+    first.close()
+    assert is_admitted.wait(TIMEOUT)
+    # An answer of a request that has ended is not counted.
+    second.close()
+    first.reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
+    assert first.num_bytes == 0
+
+
+def test_stalled_client_is_disconnected_if_others_wait_for_memory() -> None:
+    """The client that stopped reading first makes room; the others stay connected."""
+
+    async def scenario() -> None:
+        clock = FakeClock()
+        memory = AnswerMemory(MIN_COUNTED_BYTES)
+        monitor = ResponseMonitor(ServeSettings(), memory, clock, check_interval_seconds=2.0)
+        first, second = (FakeConnection(60) for _ in range(2))
+        tasks: list[asyncio.Future[Any]] = []
+        for connection in (first, second):
+            tasks.append(asyncio.ensure_future(monitor.drain(connection)))
+            await asyncio.sleep(0)
+            clock.now += 2.0
+        monitor.abort_slow_connections()
+        assert not first.is_aborted
+        AnswerReservation(memory).reserve(MIN_COUNTED_BYTES, Deadline(TIMEOUT))
+        waiting = asyncio.to_thread(
+            AnswerReservation(memory).reserve, MIN_COUNTED_BYTES, Deadline(1.0)
+        )
+        tasks.append(asyncio.ensure_future(waiting))
+        while not memory.is_full:  # noqa: ASYNC110 - the code under test has no event for it
+            await asyncio.sleep(0.01)
+        clock.now += 2.0
+        monitor.abort_slow_connections()
+        assert (first.is_aborted, second.is_aborted) == (True, False)
+        second.read(60)
+        was_read = await asyncio.gather(*tasks, return_exceptions=True)
+        assert was_read[:2] == [False, True]
+
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
+
+
+@pytest.mark.parametrize("path", ["/embed_all", "/v1/embeddings"])
+def test_large_answers_are_streamed(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A streamed answer equals a buffered one, and arrives in several chunks."""
+    body = {"input" if path.startswith("/v1") else "inputs": SENTENCES * 10}
+    with run_server(models[:1]) as server:
+        buffered = server.post(path, body)
+        assert "content-length" in buffered.headers
+        monkeypatch.setattr("bertsmith.serve.embeddings._MAX_BUFFERED_NUMBERS", 100)
+        monkeypatch.setattr("bertsmith.serve.execution._CHUNK_BYTES", 100)
+        streamed = server.post(path, body)
+        assert streamed.headers["transfer-encoding"] == "chunked"
+        assert streamed.json() == buffered.json()
+        assert streamed.headers["content-type"] == "application/json"
+
+
 def test_unread_responses_have_a_memory_limit() -> None:
     """Beyond the limit, as few clients as possible are disconnected.
 
@@ -98,7 +196,10 @@ def test_unread_responses_have_a_memory_limit() -> None:
     async def scenario() -> None:
         clock = FakeClock()
         monitor = ResponseMonitor(
-            ServeSettings(max_unsent_bytes=100), clock, check_interval_seconds=2.0
+            ServeSettings(max_unsent_bytes=100),
+            AnswerMemory(100),
+            clock,
+            check_interval_seconds=2.0,
         )
         first, second, third = (FakeConnection(60) for _ in range(3))
         tasks = []

@@ -1,12 +1,19 @@
 """OpenTelemetry traces of requests."""
 
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
 import pytest
 
 from bertsmith.cli.serve import _has_tracing
 from bertsmith.errors import SettingsError
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.model_pause import wait_until
+from tests.serve.model_pause import TIMEOUT, wait_until
 from tests.serve.model_server import SENTENCES, run_server
 
 pytest.importorskip("opentelemetry.sdk")
@@ -103,3 +110,50 @@ def test_unknown_exporter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     with pytest.raises(SettingsError, match="'zipkin'; expected otlp or none"):
         _has_tracing()
+
+
+def test_health_probes_have_no_spans(models: list[ServedModel]) -> None:
+    """Load balancers probe every few seconds, which would hide the spans of requests."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with run_server(models[:1], tracing=Tracing(provider)) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/ready").status_code == 200
+        assert httpx.get(f"{server.url}/info").status_code == 200
+        wait_until(exporter.get_finished_spans)
+    assert [span.name for span in exporter.get_finished_spans()] == ["GET /info"]
+
+
+def test_close_does_not_wait_for_an_unreachable_collector() -> None:
+    """The exporter is still busy when ``close`` returns."""
+    resume = threading.Event()
+    is_exporting = threading.Event()
+
+    class UnreachableCollector(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            is_exporting.set()
+            resume.wait(TIMEOUT)
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(UnreachableCollector()))
+    Tracing(provider).close(0.01)
+    assert is_exporting.wait(TIMEOUT)
+    assert not resume.is_set()
+    resume.set()
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")])
+def test_invalid_variable_is_a_user_error(
+    model_dirs: dict[str, Path], options: tuple[str, ...]
+) -> None:
+    """The command exits with 2 and names the variables, also with several processes."""
+    completed = subprocess.run(
+        [sys.executable, "-m", "bertsmith", "serve", str(model_dirs["plain"]), "--port", "0",
+         *options],
+        env={**os.environ, "OTEL_TRACES_EXPORTER": "otlp", "OTEL_BSP_SCHEDULE_DELAY": "-1"},
+        capture_output=True, text=True, timeout=2 * TIMEOUT, check=False,
+    )  # fmt: skip
+    assert completed.returncode == 2
+    assert "OTEL_* is not valid" in completed.stderr
+    assert "Traceback" not in completed.stderr

@@ -47,9 +47,11 @@ def test_entity_types_and_parts_of_speech_have_names() -> None:
 
 
 def test_training_file_is_read_from_the_provenance() -> None:
-    """A model without provenance has none."""
-    info = {"provenance": {"task": {"train_file": "SST-2/train.tsv"}}}
-    assert get_training_file(info) == "SST-2/train.tsv"
+    """A model without provenance has none; the name of the task tells the data set."""
+    info = {"provenance": {"task": {"name": "sst-2", "train_file": "train.tsv"}}}
+    assert get_training_file(info) == "sst-2/train.tsv"
+    names = get_label_names("single", ("0", "1"), get_training_file(info))
+    assert names == {"0": "negative", "1": "positive"}
     assert get_training_file({}) is None
     assert get_training_file({"provenance": {}}) is None
     assert get_training_file({"provenance": {"task": {"train_file": None}}}) is None

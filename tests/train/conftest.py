@@ -29,6 +29,7 @@ SMALL_SETTINGS: dict[str, Any] = {
     "model.max_positions": 64,
     "data.max_seqlen": 32,
     "data.batch_size": 4,
+    "data.nsp": "true",
     "run.max_eval_sequences": 8,
     "run.precision": "fp32",
     "run.device": "cpu",

@@ -20,9 +20,9 @@ from tests.model.examples import make_prime_size_config
 from tests.train.conftest import WORDS, RecordingProgress, make_assignments, make_tokenizer
 
 STEPS = 12
-#: A process that torchrun starts twice. It first fine-tunes. In the pre-training run of the first
-#: attempt, process 1 kills itself in step 5. In that of the second attempt, process 0 sends SIGTERM
-#: to torchrun in step 9, and waits until torchrun has sent it to process 0.
+#: A process that torchrun starts twice. It first plans and fine-tunes. In the pre-training run of
+#: the first attempt, process 1 kills itself in step 5. In that of the second attempt, process 0
+#: sends SIGTERM to torchrun in step 9, and waits until torchrun has sent it to process 0.
 PROGRAM = """
 import json, os, signal, sys, time
 from bertsmith.cli.main import main
@@ -149,8 +149,8 @@ def test_killed_parallel_run_continues_in_another_number_of_processes(
 
     Its weights are those of a run in a single process: the processes compute the same micro-batches
     with the same dropout masks, and the sum of two gradients does not depend on their order.
-    torchrun restarts the killed run. SIGTERM to torchrun saves one checkpoint. Each message is
-    printed once.
+    ``--plan`` estimates a run of both processes. torchrun restarts the killed run. SIGTERM to
+    torchrun saves one checkpoint. Each message is printed once.
     """
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -161,9 +161,13 @@ def test_killed_parallel_run_continues_in_another_number_of_processes(
     finetune_arguments = _build_finetune_arguments(start_model, table, fine_tuned_run)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "--max-restarts", "1", str(program)]
-    command += [json.dumps([finetune_arguments, arguments])]
+    plan_arguments = [*arguments, "--plan"]
+    command += [json.dumps([plan_arguments, finetune_arguments, arguments])]
     launched = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert launched.stderr.count("parameters on") == 2, launched.stderr
+    plans = [line for line in launched.stdout.splitlines() if line.startswith("machine ")]
+    assert len(plans) == 2
+    assert all("2 processes with 1 of" in line for line in plans)
     assert launched.stderr.count("2 processes with 1 of") == 3
     assert launched.stderr.count("this run is already finished") == 1
     _assert_equals_single_finetuning(fine_tuned_run, launched.stdout)

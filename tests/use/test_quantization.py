@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bertsmith
 from bertsmith.bundle import HeadConfig, PretrainedBundle, TaskKind, load_fine_tuned
+from bertsmith.model.bert import BertModel
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.packed import pack_sequences
@@ -95,6 +96,27 @@ def test_converted_model_has_float32_heads(pretrained: PretrainedBundle, arithme
 
 
 @pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "elu"])
+def test_bf16_mode_computes_the_activation_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, activation: Any
+) -> None:
+    """The feed-forward network of the fast encoder has the activation function of the config."""
+    monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: True)
+    config = ModelConfig(vocab_size=11, layers=1, width=24, heads=2, activation=activation)
+    layer: Any = BertModel(config).encoder.layers[0]
+    torch.nn.init.normal_(layer.up.bias)
+    encoder = BertModel(config)
+    encoder.encoder.layers[0].load_state_dict(layer.state_dict())
+    fast_layer: Any = quantize(encoder).encoder.layers[0]
+    x = torch.randn(37, 24)
+    with torch.no_grad():
+        expected = layer.activation(layer.up(x))
+        hidden = fast_layer.activation(fast_layer.up(x.bfloat16())).float()
+    assert hidden.shape == expected.shape
+    torch.testing.assert_close(hidden, expected, atol=0.02, rtol=0.02)
+    assert (hidden < -0.1).any() == (activation != "relu")
+
+
 def test_bilstm_reads_float32_states_of_a_converted_encoder(tokenizer: Tokenizer) -> None:
     """A BiLSTM on a converted encoder computes float32 outputs."""
     config = ModelConfig(vocab_size=tokenizer.vocab_size, layers=4, width=26, heads=2)

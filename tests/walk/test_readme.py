@@ -35,6 +35,7 @@ REDUCED_BUDGETS = {
     r"--size (mini|small|medium|base)": "--size tiny",
     r"--size \d+": "--size 2000",  # the vocabulary's size
 }
+REFERENCE_COMMANDS = ["fill"]
 PRETRAINING_COMMANDS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
 CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "predict"]
 TASK_COMMANDS = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
@@ -170,15 +171,31 @@ def run_python(code: str, folder: Path) -> None:
     assert completed.returncode == 0, f"{code}\n{completed.stdout}\n{completed.stderr}"
 
 
+def read_shown_output(root: Path, command: str) -> str:
+    """Return the output that the README shows below a command."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return text.partition(f"$ {command}\n")[2].partition("```")[0]
+
+
+def assert_same_output(output: str, expected: str) -> None:
+    """Check that lines are equal except for small differences of percentages.
+
+    Processors round differently, so the last digit may differ.
+    """
+    number = re.compile(r"\d+\.\d+(?=%)")
+    assert number.sub("N", output) == number.sub("N", expected), "run docs/readme_outputs.py"
+    values = [[float(value) for value in number.findall(text)] for text in (output, expected)]
+    assert values[0] == pytest.approx(values[1], abs=0.05)
+
+
 @contextmanager
-def run_documented_server(root: Path, folder: Path) -> Iterator[int]:
-    """Run the README's ``bertsmith serve`` in ``folder`` on a free port, and yield the port."""
-    block = next(block for block in read_code_blocks(root, "sh") if "bertsmith serve" in block)
-    command = next(line for line in block.splitlines() if line.startswith("bertsmith serve"))
+def run_documented_server(text: str, folder: Path) -> Iterator[int]:
+    """Run ``bertsmith serve`` of a document in ``folder`` on a free port, and yield the port."""
+    command = re.findall(r"^bertsmith serve.*", text, re.MULTILINE)[0]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = shlex.split(command.replace("8080", str(port)))[1:]
+    arguments = [*shlex.split(command)[1:], "--port", str(port)]
     program = str(Path(sys.executable).with_name("bertsmith"))
     server = subprocess.Popen(
         [program, *arguments, "--no-page"], cwd=folder, stderr=subprocess.PIPE, text=True
@@ -193,12 +210,17 @@ def run_documented_server(root: Path, folder: Path) -> Iterator[int]:
 
 
 def check_curl_commands(root: Path, folder: Path) -> None:
-    """Run the curl commands of the README and the serving guide against the README's server."""
-    serving = (root / "docs" / "guides" / "serving.md").read_text(encoding="utf-8")
-    text = (root / "README.md").read_text(encoding="utf-8") + serving
-    commands = re.findall(r"^curl (?:.*\\\n)*.*", text, re.MULTILINE)
-    assert len(commands) == 4
-    with run_documented_server(root, folder) as port:
+    """Run the curl commands of the README and the serving guide against their servers."""
+    for document, count in (("README.md", 1), ("docs/guides/serving.md", 3)):
+        text = (root / document).read_text(encoding="utf-8")
+        commands = re.findall(r"^curl (?:.*\\\n)*.*", text, re.MULTILINE)
+        assert len(commands) == count
+        check_requests(commands, text, folder)
+
+
+def check_requests(commands: Sequence[str], text: str, folder: Path) -> None:
+    """Run curl commands of a document against the server that the document starts."""
+    with run_documented_server(text, folder) as port:
         for command in commands:
             completed = subprocess.run(
                 ["bash", "-c", command.replace("8080", str(port)) + " --fail"],
@@ -213,15 +235,18 @@ def check_curl_commands(root: Path, folder: Path) -> None:
 def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     """The commands and Python blocks of the documents run one after another."""
     commands = read_commands(root)
-    groups = (PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, TASK_COMMANDS, VECTOR_COMMANDS,
-              EVALUATION_COMMANDS)  # fmt: skip
+    groups = (REFERENCE_COMMANDS, PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, TASK_COMMANDS,
+              VECTOR_COMMANDS, EVALUATION_COMMANDS)  # fmt: skip
     names = [name for group in groups for name in group]
     assert [command.split()[:2] for command in commands] == [["bertsmith", name] for name in names]
     # Split the commands into groups again.
     remaining = iter(commands)
-    pretraining, classifier, tasks, vectors, evaluation = (
+    reference, pretraining, classifier, tasks, vectors, evaluation = (
         [next(remaining) for _ in group] for group in groups
     )
+
+    outputs = [run_command(command, tmp_path) for command in reference]
+    assert_same_output(outputs[0].stdout, read_shown_output(root, reference[0]))
 
     write_corpus(tmp_path / "my-text")
     outputs = [run_command(reduce_budget(command), tmp_path) for command in pretraining]

@@ -66,7 +66,7 @@ def load_models(paths: Sequence[Path | str], *, with_untrained: bool) -> list[Pa
     The next-sentence head is not part of an architecture.
 
     Args:
-        paths: Model directories, run directories or hub ids.
+        paths: Model directories, run directories, or names of models.
         with_untrained: Whether to add untrained models.
 
     Raises:

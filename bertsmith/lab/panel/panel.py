@@ -79,7 +79,7 @@ class Panel:
         """Check the arguments and find all files, without evaluating a model.
 
         Args:
-            models: Model directories, run directories or hub ids.
+            models: Model directories, run directories, or names of models.
             tasks: The tasks, see ``select_tasks``.
             data: The folder with one subfolder for each public task.
             text: A file or folder with held-out text.

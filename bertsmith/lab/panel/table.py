@@ -7,10 +7,11 @@ from typing import Any
 
 from bertsmith.lab.panel.cells import CellKey, PanelOptions
 from bertsmith.lab.panel.models import PanelModel
-from bertsmith.lab.panel.tasks import BATCH_SIZE, Measure, PanelTask
+from bertsmith.lab.panel.tasks import BATCH_SIZE, TASKS, Measure, PanelTask
 from bertsmith.lab.report import Table, format_mean_std
 from bertsmith.plurals import count_noun
 
+_TITLE = "Panel: mean ± standard deviation over the seeds, on validation sets"
 #: The results of the cells, None for missing results.
 CellResults = Mapping[CellKey, Mapping[str, Any] | None]
 
@@ -44,10 +45,27 @@ def build_table(
          *(format_mean_std(get_values(results, model, task, measure)) for model in models))
         for task in tasks for measure in task.measures
     ]  # fmt: skip
-    columns = ("measure", *(model.label for model in models))
-    return Table(
-        "Panel: mean ± standard deviation over the seeds, on validation sets", columns, rows
-    )
+    return Table(_TITLE, ("measure", *(model.label for model in models)), rows)
+
+
+def read_table(data: Mapping[str, Any]) -> Table:
+    """Return the table of results that ``build_json`` has converted.
+
+    Args:
+        data: The content of panel.json.
+
+    Raises:
+        KeyError: A key is missing.
+    """
+    names = [model["name"] for model in data["models"]]
+    results = data["results"]
+    tasks = [task for name, task in TASKS.items() if any(name in results[model] for model in names)]
+    rows = [
+        (measure.label,
+         *(format_mean_std(results[name][task.name][measure.key]["values"]) for name in names))
+        for task in tasks for measure in task.measures
+    ]  # fmt: skip
+    return Table(_TITLE, ("measure", *names), rows)
 
 
 def build_json(

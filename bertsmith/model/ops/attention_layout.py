@@ -44,6 +44,7 @@ class AttentionLayout:
         kernel: The attention kernel that the layout was built for.
         cu_seqlens: int32 [B + 1], cumulative sequence lengths.
         max_seqlen: S.
+        num_tokens: T.
         is_causal: Whether a token attends only to itself and earlier tokens.
         buckets: Sequences of similar length; empty for `varlen`.
         unpad_indices: int64 [T], the index of each token among the padded rows of all buckets,
@@ -56,6 +57,7 @@ class AttentionLayout:
     kernel: Kernel
     cu_seqlens: Tensor
     max_seqlen: int
+    num_tokens: int
     is_causal: bool
     buckets: tuple[Bucket, ...] = ()
     unpad_indices: Tensor | None = None
@@ -67,11 +69,11 @@ def build_attention_layout(
 ) -> AttentionLayout:
     """Compute the layout of a batch; ``dtype`` is the dtype of the attention masks."""
     cu_seqlens, max_seqlen = batch.cu_seqlens, batch.max_seqlen
-    layout = AttentionLayout(kernel, cu_seqlens, max_seqlen, is_causal)
+    num_tokens = batch.ids.shape[0]
+    layout = AttentionLayout(kernel, cu_seqlens, max_seqlen, num_tokens, is_causal)
     if kernel == "varlen":
         return layout
     num_sequences = cu_seqlens.shape[0] - 1
-    num_tokens = batch.ids.shape[0]
     # A compiled graph always takes the general path: branching on lengths would add a guard and
     # recompile for every new batch.
     is_compiling = torch.compiler.is_compiling()

@@ -21,14 +21,19 @@ def has_vnni() -> bool:
 
 
 @cache
+def has_onednn_linear() -> bool:
+    """Return whether this build of PyTorch can call oneDNN's linear layer."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
 def has_slow_mkl() -> bool:
     """Return whether MKL is slow on this CPU and oneDNN is available instead.
 
     MKL uses AVX-512 only on Intel CPUs. On AMD CPUs with AVX-512 (Zen 4 and later) it runs at half
     the possible speed.
     """
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        # This build of PyTorch cannot call oneDNN for float32.
+    if not has_onednn_linear():
         return False
     capabilities = torch.cpu.get_capabilities()
     is_amd = str(capabilities.get("cpu_name", "")).startswith("AMD")

@@ -108,3 +108,10 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Return the part of the module's repr in parentheses."""
         return f"rate={self.rate}"
+
+
+def set_dropout_rate(model: nn.Module, rate: float) -> None:
+    """Set the rate of all dropout layers of a model, of attention probabilities too."""
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.rate = rate

@@ -2,18 +2,19 @@
 
 PyTorch uses MKL for float32 and oneDNN for bf16. On CPUs where MKL is slow, this layer uses oneDNN
 for float32 too. With oneDNN, the number of rows is rounded up to one of a few sizes, because oneDNN
-caches generated code for each shape.
+caches generated code for each shape. The encoder therefore appends rows to its input
+(``append_filler_rows``), so that its layers need not.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from bertsmith.model.ops.cpu import has_slow_mkl
+from bertsmith.model.ops.cpu import has_onednn_linear, has_slow_mkl
 
 #: Minimum number of multiply-adds of a product for which oneDNN is faster than MKL
 #: (benchmarks/matmul.py).
@@ -28,9 +29,12 @@ class Linear(nn.Linear):
         if uses_onednn(x, self.weight):
             output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return output
-        num_padding_rows = 0
-        if uses_cpu_bf16(x):
-            num_padding_rows = round_up_num_rows(x.shape[0]) - x.shape[0]
+        if not uses_cpu_bf16(x):
+            return super().forward(x)
+        if x.dtype == self.weight.dtype and not torch.is_grad_enabled() and has_onednn_linear():
+            # nn.Linear would first copy the bias to each row of the output.
+            return onednn_linear(pad_rows(x), self.weight, self.bias)[: x.shape[0]]
+        num_padding_rows = round_up_num_rows(x.shape[0]) - x.shape[0]
         if num_padding_rows == 0:
             return super().forward(x)
         return super().forward(F.pad(x, (0, 0, 0, num_padding_rows)))[: x.shape[0]]
@@ -100,16 +104,29 @@ def pad_rows(x: Tensor) -> Tensor:
     return padded
 
 
-def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, computed by oneDNN.
+def append_filler_rows(x: Tensor) -> Tensor:
+    """Append zeros to x [T, D] if its products are computed by oneDNN in bf16; else return x."""
+    return pad_rows(x) if uses_cpu_bf16(x) else x
+
+
+def onednn_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: Literal["none", "gelu", "relu"] = "none",
+    algorithm: Literal["", "none", "tanh"] = "",
+) -> Tensor:
+    """Return activation(x weight^T + bias), computed by oneDNN.
 
     Args:
         x: [T, in]; a transposed tensor is not copied.
         weight: [out, in]; a transposed tensor is not copied.
         bias: [out], contiguous, or None.
+        activation: Activation function.
+        algorithm: The form of GELU: "none" for the exact one, or "tanh".
     """
     linear = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - there is no public function
-    output: Tensor = linear(x, weight, bias, "none", [], "")
+    output: Tensor = linear(x, weight, bias, activation, [], algorithm)
     return output
 
 

@@ -52,9 +52,23 @@ class BatchNorm(nn.Module):
         )  # fmt: skip
 
 
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm that computes in the dtype of its weights and returns the dtype of its input.
+
+    With float32 weights, mean and variance of a 16-bit residual stream are therefore exact, on CUDA
+    also outside autocast.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized hidden states: [T, D] -> [T, D]."""
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 def build_norm(config: ModelConfig) -> nn.Module:
     """Create the normalization layer for ``config.norm``; for "none" it is the identity."""
     if config.norm == "none":
         return nn.Identity()
-    norm_class = BatchNorm if config.norm == "batch" else nn.LayerNorm
+    norm_class = BatchNorm if config.norm == "batch" else LayerNorm
     return norm_class(config.width, config.norm_eps)

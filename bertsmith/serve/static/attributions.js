@@ -27,8 +27,10 @@ function renderAttributions({ label, tokens, attributions }, labelName) {
     title: formatChange(value, isProbability) + unit,
   }, token));
   const ordered = [...rows].sort((one, other) => other.value - one.value);
-  const raising = ordered.filter(({ value }) => value > 0);
-  const lowering = ordered.filter(({ value }) => value < 0).reverse();
+  // A change that rounds to zero is none.
+  const isVisible = ({ value }) => /[1-9]/.test(formatChange(value, isProbability));
+  const raising = ordered.filter((row) => row.value > 0 && isVisible(row));
+  const lowering = ordered.filter((row) => row.value < 0 && isVisible(row)).reverse();
   const subject = isProbability ? `the probability of “${labelName(label)}”` : "the score";
   return [
     h("p", { class: "tokens" }, ...chips),

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from bertsmith.bundle import hash_model_files, locate_model, pin_model_path
-from bertsmith.bundle.directory import get_model_name
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.files import write_atomic
 from bertsmith.model.bert import count_parameters
@@ -40,6 +39,7 @@ from bertsmith.train.engine.finetuning_run import (
     resolve_run_machine,
     select_on_machine,
 )
+from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
 from bertsmith.train.engine.threads import restore_num_threads
@@ -108,7 +108,7 @@ def distill(
     If the run was interrupted, a call with the same arguments resumes it.
 
     Args:
-        teacher: Model directory, run directory or hub id of the teacher.
+        teacher: Path or name of the teacher, as in ``load``.
         out: Run directory. OUT/model is the student.
         data: Training file, or several files.
         start_from: Model that the student starts from. None if ``values`` describe the student, as
@@ -138,9 +138,10 @@ def distill(
         )
         if finished_result is not None:
             return finished_result
+        is_new = stored_settings is None
         settings = stored_settings or settings
         # The length of a run that was interrupted while the teacher computed is not known yet.
-        is_new = settings.schedule.steps is None or settings.checkpoint.every is None
+        is_new = is_new or settings.schedule.steps is None or settings.checkpoint.every is None
         return _train(settings, distillation, run, progress, is_new=is_new)
 
 
@@ -211,31 +212,17 @@ def _train(
         selection_metric=distillation.metric_names[0],
         higher_is_better=distillation.higher_is_better,
     )
-    adam = optimizer.build_optimizer(model, settings.optim)
+    adam = optimizer.build_optimizer(model, settings.optim, machine.dtype)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
 
     def save_model(metrics: dict[str, float]) -> None:
-        info = {"provenance": build_provenance(settings), "heldout_metrics": metrics}
+        info = {"provenance": dump_settings(settings), "heldout_metrics": metrics}
         distillation.save(run / MODEL_DIR, info)
 
     return finish_run(
         run, outcome, settings, model, distillation.metric_names, distillation.counts, progress,
         save_model,
     )  # fmt: skip
-
-
-def build_provenance(settings: DistillRunSettings) -> dict[str, Any]:
-    """Return the settings for bertsmith.json, with names instead of paths of this machine."""
-    values = settings.model_dump(mode="json")
-    distill, run = values["distill"], values["run"]
-    distill["teacher"] = get_model_name(Path(distill["teacher"]))
-    distill["train_files"] = [Path(file).name for file in distill["train_files"]]
-    distill["validation_files"] = {
-        name: Path(file).name for name, file in distill["validation_files"].items()
-    }
-    if run["start_from"]:
-        run["start_from"] = get_model_name(Path(run["start_from"]))
-    return values
 
 
 def _log_summary(

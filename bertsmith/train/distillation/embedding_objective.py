@@ -1,8 +1,7 @@
 """The objective of an embedding student: batches, losses and held-out metrics."""
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -20,7 +19,9 @@ from bertsmith.tasks.embedding_data import EncodedTexts
 from bertsmith.tasks.retrieval import normalize_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.distillation.losses import embedding_losses
-from bertsmith.train.embedding.evaluation import encode_texts, pack_texts
+from bertsmith.train.embedding.evaluation import describe_texts, encode_texts, pack_texts
+from bertsmith.train.engine.heldout_metrics import evaluate_all
+from bertsmith.train.engine.step_batches import build_batch_iterator
 
 #: float16 [number of texts, W] on disk, or float32 in memory.
 Targets = NDArray[Any]
@@ -82,6 +83,9 @@ class EmbeddingMicroBatch:
 class EmbeddingDistillationObjective:
     """Implements ``Objective``: each text is to have the vector that the teacher has computed."""
 
+    #: The position in the data is a function of the step.
+    data_state = None
+
     def __init__(
         self,
         model: BertForSentenceEmbedding,
@@ -125,16 +129,12 @@ class EmbeddingDistillationObjective:
         self._seed = seed
         self._epoch = -1
         self._order = train_texts
+        self.iter_batches = build_batch_iterator(self._make_micro_batches)
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps in an epoch."""
         return math.ceil(len(self._train_texts) / self._batch_size)
-
-    @property
-    def data_state(self) -> Mapping[str, int] | None:
-        """None, because the position in the data is a function of the step."""
-        return None
 
     def _draw_batch(self, step: int) -> NDArray[np.int64]:
         """Return the numbers of the texts of a step. Each epoch has a new random order."""
@@ -145,18 +145,9 @@ class EmbeddingDistillationObjective:
         first = step_in_epoch * self._batch_size
         return self._order[first : first + self._batch_size]
 
-    def iter_batches(
-        self, first_step: int, data_state: Mapping[str, int] | None = None
-    ) -> Iterator[list[EmbeddingMicroBatch]]:
-        """Yield the micro-batches of each step from ``first_step`` on, without end.
-
-        ``data_state`` is not used.
-        """
-        for step in itertools.count(first_step):
-            yield self._make_micro_batches(self._draw_batch(step))
-
-    def _make_micro_batches(self, numbers: NDArray[np.int64]) -> list[EmbeddingMicroBatch]:
-        """Return the texts with these numbers in micro-batches of similar length."""
+    def _make_micro_batches(self, step: int) -> list[EmbeddingMicroBatch]:
+        """Return the texts of a step in micro-batches of similar length."""
+        numbers = self._draw_batch(step)
         device = self._machine.device
         lengths = self._texts.lengths[numbers].tolist()
         micro_batches = []
@@ -181,9 +172,7 @@ class EmbeddingDistillationObjective:
     def describe_batch(self, step: int) -> str:
         """Return the epoch and the start of the first text of a batch, for an error message."""
         numbers = self._draw_batch(step)
-        first_text = self._tokenizer.decode(self._texts.get(int(numbers[0]))[1:-1])
-        epoch = step // self.steps_per_epoch + 1
-        return f"that of epoch {epoch} with {first_text[:60]!r} and {len(numbers) - 1} more texts"
+        return describe_texts(step // self.steps_per_epoch, self._texts, numbers, self._tokenizer)
 
     def count_tokens(self, micro_batches: list[EmbeddingMicroBatch]) -> int:
         """Return the number of tokens in a batch."""
@@ -205,13 +194,7 @@ class EmbeddingDistillationObjective:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of all held-out sets.
-
-        The names are prefixed with the name of the set, except for the first set.
-        """
-        metrics: dict[str, float] = {}
-        for index, (name, heldout) in enumerate(self._heldout.items()):
-            prefix = f"{name}_" if index else ""
-            set_metrics = heldout.evaluate(self.model, self._machine)
-            metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
-        return metrics
+        """Return the metrics of all held-out sets; see ``evaluate_all``."""
+        return evaluate_all(
+            self._heldout, lambda heldout: heldout.evaluate(self.model, self._machine)
+        )

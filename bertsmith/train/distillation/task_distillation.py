@@ -34,6 +34,7 @@ from bertsmith.train.distillation.losses import output_losses
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
 from bertsmith.train.distillation.teacher_cache import Halves, cache_outputs
+from bertsmith.train.engine.provenance import remove_directories
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
 from bertsmith.train.finetuning.task_data import TaskData, read_task_data
 
@@ -197,8 +198,12 @@ class TaskDistillation:
             name: HeldoutSet(examples, encode(name, examples))
             for name, examples in self.data.heldout.items()
         }
-        outputs = _TeacherOutputs.compute(self, train, run, machine, progress)
+        distill = self.settings.distill
+        outputs = None
+        if distill.hard_weight < 1:
+            outputs = _TeacherOutputs.compute(self, train, run, machine, progress)
         if train.targets is None:
+            assert outputs is not None
             # The teacher's outputs are the only targets.
             targets = [outputs.get_rows([unit]) for unit in range(len(train))]
             train = replace(train, targets=targets)
@@ -214,21 +219,14 @@ class TaskDistillation:
             seed=settings.run.seed,
         )
         return TaskDistillationObjective(
-            objective, outputs, head, machine, settings.distill.temperature,
-            settings.distill.hard_weight,
+            objective, outputs, head, machine, distill.temperature, distill.hard_weight,
         )  # fmt: skip
 
     def save(self, directory: Path, info: Mapping[str, Any]) -> None:
         """Write the student as a fine-tuned model directory."""
         info = {**info, "task": self.teacher.info.get("task", self.task.name)}
         # Inference and `evaluate` read the settings of the task there.
-        names = {
-            "train_file": Path(self.task.train_file).name,
-            "validation_files": {
-                name: Path(file).name for name, file in self.task.validation_files.items()
-            },
-        }
-        task = self.task.model_copy(update=names).model_dump(mode="json")
+        task = remove_directories(self.task.model_dump(mode="json"))
         info["provenance"] = {**info["provenance"], "task": task}
         student = self.student
         save_fine_tuned(directory, student.model, student.tokenizer, student.head, info)
@@ -300,7 +298,7 @@ class TaskDistillationObjective:
     def __init__(
         self,
         objective: FinetuningObjective,
-        teacher_outputs: _TeacherOutputs,
+        teacher_outputs: _TeacherOutputs | None,
         head: HeadConfig,
         machine: Machine,
         temperature: float,
@@ -310,7 +308,8 @@ class TaskDistillationObjective:
 
         Args:
             objective: Batches and held-out metrics of the task.
-            teacher_outputs: The teacher's outputs for the training inputs.
+            teacher_outputs: The teacher's outputs for the training inputs; None if the labels have
+                all the weight.
             head: Kind of the task and its labels.
             machine: Device and precision.
             temperature: Divides the logits.
@@ -347,7 +346,7 @@ class TaskDistillationObjective:
             )
         outputs = outputs.float()
         losses: dict[str, Tensor] = {}
-        if self._hard_weight < 1:
+        if self._teacher_outputs is not None:
             teacher = torch.from_numpy(self._teacher_outputs.get_rows(micro_batch.units))
             soft = output_losses(
                 outputs, teacher.to(outputs.device), self._head.kind, self._temperature

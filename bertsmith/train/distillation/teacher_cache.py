@@ -53,31 +53,31 @@ def cache_outputs(
     folder = run / CACHE_DIR
     outputs_file, state_file = folder / _OUTPUTS_FILE, folder / _STATE_FILE
     identity = {"fingerprint": fingerprint, "shape": [num_rows, width]}
-    num_done = _count_cached_rows(state_file, outputs_file, identity)
-    if num_done < num_rows:
+    num_cached = _count_cached_rows(state_file, outputs_file, identity)
+    if num_cached < num_rows:
         size = f"{2 * num_rows * width / 1e6:,.1f} MB"
-        start = f", {num_done:,} of them cached" if num_done else ""
+        cached_rows = f", {num_cached:,} of them cached" if num_cached else ""
         progress.log(
             f"outputs of the teacher: {num_rows:,} x {width:,} in 16 bits, {size} in "
-            f"{folder}{start}"
+            f"{folder}{cached_rows}"
         )
         folder.mkdir(parents=True, exist_ok=True)
-        mode: Any = "r+" if num_done else "w+"
+        mode: Any = "r+" if num_cached else "w+"
         outputs = np.lib.format.open_memmap(outputs_file, mode, np.float16, shape=(num_rows, width))
-        progress.start("teacher", num_rows, "rows", num_done)
-        while num_done < num_rows:
-            end = min(num_done + _CHUNK_ROWS, num_rows)
-            rows = compute_rows(num_done, end)
+        progress.start("teacher", num_rows, "rows", num_cached)
+        while num_cached < num_rows:
+            end = min(num_cached + _CHUNK_ROWS, num_rows)
+            rows = compute_rows(num_cached, end)
             if not np.abs(rows).max(initial=0.0) <= _MAX_VALUE:
                 raise RunError(
-                    f"the teacher's outputs for rows {num_done:,} to {end - 1:,} are not finite "
+                    f"the teacher's outputs for rows {num_cached:,} to {end - 1:,} are not finite "
                     "numbers of 16 bits; check the teacher with `bertsmith inspect`"
                 )
-            outputs[num_done:end] = rows
+            outputs[num_cached:end] = rows
             outputs.flush()
             write_json(state_file, {**identity, "num_rows": end})
-            progress.advance(end - num_done)
-            num_done = end
+            progress.advance(end - num_cached)
+            num_cached = end
         progress.finish()
         del outputs
     return np.load(outputs_file, mmap_mode="r")  # type: ignore[no-any-return]

@@ -1,7 +1,6 @@
 """TSDAE: reconstructs texts from the vectors of texts of which most words are deleted."""
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,9 @@ from bertsmith.tasks.embedding_data import EmbeddingExamples, EncodedTexts, Ints
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.embedding.batches import BatchSampler, split_by_length
-from bertsmith.train.embedding.evaluation import HeldoutTexts, describe_texts, evaluate_all
+from bertsmith.train.embedding.evaluation import HeldoutTexts, describe_texts
+from bertsmith.train.engine.heldout_metrics import evaluate_all
+from bertsmith.train.engine.step_batches import build_batch_iterator
 
 #: Number of the random generator of a batch, next to those of ``BatchSampler``.
 _NOISE_STREAM = 2
@@ -46,6 +47,9 @@ class DenoisingObjective:
     The loss is the mean cross-entropy of the tokens of the texts, given the vectors of the noisy
     texts before normalization. Its value for a text does not depend on the other texts.
     """
+
+    #: The position in the data is a function of the step.
+    data_state = None
 
     def __init__(
         self,
@@ -80,26 +84,12 @@ class DenoisingObjective:
         self._micro_batch_tokens = micro_batch_tokens
         self._seed = seed
         self._sampler = BatchSampler(examples, settings, seed)
+        self.iter_batches = build_batch_iterator(self.make_micro_batches)
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps in an epoch."""
         return self._sampler.num_batches
-
-    @property
-    def data_state(self) -> Mapping[str, int] | None:
-        """None, because the position in the data is a function of the step."""
-        return None
-
-    def iter_batches(
-        self, first_step: int, data_state: Mapping[str, int] | None = None
-    ) -> Iterator[list[DenoisingMicroBatch]]:
-        """Yield the micro-batches of each step from ``first_step`` on, without end.
-
-        ``data_state`` is not used.
-        """
-        for step in itertools.count(first_step):
-            yield self.make_micro_batches(step)
 
     def make_micro_batches(self, step: int) -> list[DenoisingMicroBatch]:
         """Return the batch of a step, in micro-batches of texts of similar length."""

@@ -82,21 +82,6 @@ class HeldoutTexts:
         return {**results, "examples": num_examples}
 
 
-def evaluate_all(
-    heldout: Mapping[str, HeldoutTexts], evaluate: Callable[[HeldoutTexts], dict[str, float]]
-) -> dict[str, float]:
-    """Return the metrics of all held-out sets.
-
-    The names are prefixed with the name of the set, except for the first set.
-    """
-    metrics: dict[str, float] = {}
-    for index, (name, heldout_set) in enumerate(heldout.items()):
-        prefix = f"{name}_" if index else ""
-        set_metrics = evaluate(heldout_set)
-        metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
-    return metrics
-
-
 def describe_texts(epoch: int, texts: EncodedTexts, numbers: Ints, tokenizer: Tokenizer) -> str:
     """Return the epoch (from 0) and the start of the first text of a batch, for error messages."""
     first_text = tokenizer.decode(texts.get(int(numbers[0]))[1:-1])

@@ -1,16 +1,15 @@
 """Trains a sentence-embedding model and writes a sentence-transformers directory."""
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import pin_model_path
 from bertsmith.files import write_atomic
 from bertsmith.plurals import count_noun
-from bertsmith.progress import NullProgress, Progress
+from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.runtime.process_group import ProcessGroup, join_process_group
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.embedding_data import describe_kind
 from bertsmith.train.embedding.denoising import DenoisingObjective
 from bertsmith.train.embedding.objective import EmbeddingObjective
@@ -42,17 +41,13 @@ from bertsmith.train.engine.finetuning_run import (
     build_loop_options,
     finish_run,
     freeze_layers,
-    open_run,
     resolve_run_machine,
     select_on_machine,
 )
+from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import check_same_settings, set_world_size
-from bertsmith.train.engine.run_directory import (
-    SETTINGS_FILE,
-    check_run_directory,
-    create_and_lock_run,
-)
-from bertsmith.train.engine.threads import restore_num_threads
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.engine.start_run import start_run
 
 
 def finetune_embedder(
@@ -70,7 +65,7 @@ def finetune_embedder(
     If the run was interrupted, a call with the same arguments resumes it.
 
     Args:
-        model: Model directory, run directory or hub id to start from.
+        model: Path or name of the model to start from, as in ``load``.
         out: Run directory. OUT/model is a sentence-transformers directory.
         data: Training table, or several tables with examples of the same kind.
         config: TOML file with settings.
@@ -84,29 +79,19 @@ def finetune_embedder(
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
     overrides = read_overrides(config, values, assignments)
-    with join_process_group() as processes:
-        if progress is None or not processes.is_main:
-            progress = NullProgress()
-        if processes.is_main:
-            check_run_directory(run)
-        settings, bundle, examples = _load(model, files, overrides, processes)
-        with (
-            create_and_lock_run(run, is_main=processes.is_main),
-            restore_num_threads(settings.run.threads),
-        ):
-            stored_settings, finished_result = processes.run_on_main(
-                lambda: open_run(run, settings, overrides, progress, attrgetter("embedding"))
-            )
-            if finished_result is not None:
-                return finished_result
-            is_new = stored_settings is None
-            settings = stored_settings or settings
-            return _train(settings, bundle, examples, run, processes, progress, is_new=is_new)
+    return start_run(
+        run,
+        "embedding",
+        overrides,
+        lambda processes: _load(model, files, overrides, processes),
+        _train,
+        progress,
+    )
 
 
 def _load(
     model: Path, files: Sequence[Path], overrides: Mapping[str, Any], processes: ProcessGroup
-) -> tuple[EmbeddingRunSettings, EmbeddingBundle, EmbeddingData]:
+) -> tuple[EmbeddingRunSettings, tuple[EmbeddingBundle, EmbeddingData]]:
     """Return the settings of a run, the start model and the examples."""
     settings = resolve_settings(model, files, overrides)
     bundle = load_start_model(model, settings.embedding, get_model_overrides(overrides))
@@ -121,13 +106,12 @@ def _load(
     settings = settings.model_copy(update={"model": bundle.encoder.config, "embedding": embedding})
     settings = set_world_size(settings, processes)
     check_same_settings(settings, processes)
-    return settings, bundle, examples
+    return settings, (bundle, examples)
 
 
 def _train(
     settings: EmbeddingRunSettings,
-    bundle: EmbeddingBundle,
-    data: EmbeddingData,
+    inputs: tuple[EmbeddingBundle, EmbeddingData],
     run: Path,
     processes: ProcessGroup,
     progress: Progress,
@@ -135,6 +119,7 @@ def _train(
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
+    bundle, data = inputs
     mean_length = len(data.train.texts.ids) / len(data.train.texts)
     num_texts = 2 * min(settings.embedding.batch_size, len(data.train))
     batch_tokens = round(num_texts * mean_length)
@@ -174,11 +159,11 @@ def _train(
         selection_metric=first_heldout.metric_names[0],
         higher_is_better=first_heldout.higher_is_better,
     )
-    adam = optimizer.build_optimizer(model, settings.optim)
+    adam = optimizer.build_optimizer(model, settings.optim, machine.dtype)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
 
     def save_model(metrics: dict[str, float]) -> None:
-        info = {"task": "embed", "provenance": settings.model_dump(mode="json")}
+        info = {"task": "embed", "provenance": dump_settings(settings)}
         save_embedder(run / MODEL_DIR, bundle, info | {"heldout_metrics": metrics})
 
     names = first_heldout.metric_names

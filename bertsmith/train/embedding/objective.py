@@ -1,7 +1,6 @@
 """The objective of an embedding model: batches, gradient caching and held-out metrics."""
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,11 +18,12 @@ from bertsmith.train.embedding.batches import BatchSampler, split_by_length
 from bertsmith.train.embedding.evaluation import (
     HeldoutTexts,
     describe_texts,
-    evaluate_all,
     pack_texts,
 )
 from bertsmith.train.embedding.losses import Targets, iter_loss_terms
+from bertsmith.train.engine.heldout_metrics import evaluate_all
 from bertsmith.train.engine.step import derive_dropout_seed
+from bertsmith.train.engine.step_batches import build_batch_iterator
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ class EmbeddingObjective:
     processes are negatives of each other.
     """
 
+    #: The position in the data is a function of the step.
+    data_state = None
+
     def __init__(
         self,
         model: BertForSentenceEmbedding,
@@ -91,6 +94,7 @@ class EmbeddingObjective:
         self._micro_batch_tokens = micro_batch_tokens
         self._seed = seed
         self._sampler = BatchSampler(examples, settings, seed)
+        self.iter_batches = build_batch_iterator(self.make_micro_batches)
         #: Gradient of the loss with respect to the vectors of the current batch, float32 [U, W].
         self._vector_gradients: Tensor | None = None
 
@@ -98,21 +102,6 @@ class EmbeddingObjective:
     def steps_per_epoch(self) -> int:
         """Number of steps in an epoch."""
         return self._sampler.num_batches
-
-    @property
-    def data_state(self) -> Mapping[str, int] | None:
-        """None, because the position in the data is a function of the step."""
-        return None
-
-    def iter_batches(
-        self, first_step: int, data_state: Mapping[str, int] | None = None
-    ) -> Iterator[list[EmbeddingMicroBatch]]:
-        """Yield the micro-batches of each step from ``first_step`` on, without end.
-
-        ``data_state`` is not used.
-        """
-        for step in itertools.count(first_step):
-            yield self.make_micro_batches(step)
 
     def make_micro_batches(self, step: int) -> list[EmbeddingMicroBatch]:
         """Return the batch of a step, in micro-batches of texts of similar length."""

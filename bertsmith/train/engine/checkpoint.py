@@ -101,16 +101,16 @@ def take_snapshot(
     """
     files = {
         WEIGHTS_FILE: _move_to_cpu(_named_tensors(model), should_copy=should_copy),
-        MOMENTS_FILE: _move_to_cpu(
-            _named_moments(model, optimizer, state.step), should_copy=should_copy
-        ),
+        MOMENTS_FILE: _move_to_cpu(_named_moments(model, optimizer), should_copy=should_copy),
     }
     if average is not None:
         files[AVERAGE_FILE] = _move_to_cpu(average.weights.items(), should_copy=should_copy)
     copied = None
-    if should_copy and any(parameter.is_cuda for parameter in model.parameters()):
+    device = next(model.parameters()).device
+    if should_copy and device.type == "cuda":
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
+        # By default, an event is recorded on the current device, which can be another one.
+        copied.record(torch.cuda.current_stream(device))
     return Snapshot(state, files, copied)
 
 
@@ -138,7 +138,7 @@ def write(run: Path, snapshot: Snapshot, keep: int) -> Path:
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
     with atomic_directory(directory) as new:
         for name, tensors in snapshot.files.items():
-            save_tensors(tensors, new / name)
+            save_tensors(_drop_step_counts(tensors, state.step), new / name)
         write_json(new / STATE_FILE, _to_fields(state))
         checksums = {path.name: compute_file_sha256(path) for path in sorted(new.iterdir())}
         write_json(new / CHECKSUMS_FILE, checksums)
@@ -436,20 +436,31 @@ def _move_to_cpu(tensors: Iterable[tuple[str, Tensor]], *, should_copy: bool) ->
     }
 
 
-def _named_moments(
-    model: nn.Module, optimizer: Optimizer, step: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name, such as NAME.exp_avg, and value of each moment.
+def _named_moments(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name, such as NAME.exp_avg, and value of each moment and of Adam's step counts.
 
-    A parameter that was not trained in all of the ``step`` steps, such as the next-sentence head
-    after left-to-right training, also has its step count; if that is 0, it has no moments.
+    A parameter that was not trained in any step has no moments and the step count 0.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, moment_names in iter_moment_names(optimizer):
         name = names[parameter]
-        entry = optimizer.state.get(parameter, {})
-        step_count = float(entry.get(_STEP, step)) if entry else 0.0  # Muon has no step count.
-        if step_count != step:
-            yield f"{name}.{_STEP}", torch.tensor(step_count)
-        for moment in moment_names if entry else ():
+        entry = optimizer.state.get(parameter)
+        if not entry:
+            yield f"{name}.{_STEP}", torch.tensor(0.0)
+            continue
+        if _STEP in entry:  # Muon has no step count.
+            yield f"{name}.{_STEP}", entry[_STEP]
+        for moment in moment_names:
             yield f"{name}.{moment}", entry[moment]
+
+
+def _drop_step_counts(tensors: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+    """Return the tensors of a file without the step counts that are equal to ``step``.
+
+    Step counts are only read here, because the CPU would wait for a GPU to copy them.
+    """
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith(f".{_STEP}") or float(tensor) != step
+    }

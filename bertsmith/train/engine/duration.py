@@ -71,8 +71,8 @@ class Duration(RunProgress, Protocol):
         """Return the progress on which the data of a batch depends, the same in all processes.
 
         Args:
-            num_steps_ahead: Maximum number of steps between the last begun step and the step whose
-                batch a thread computes.
+            num_steps_ahead: Maximum number of steps between the last started step and the step
+                whose batch a thread computes.
         """
 
     def compute_warmup_factor(self, step: int, max_steps: int) -> float | None:

@@ -359,7 +359,7 @@ class _Loop:
             num_macs=objective.count_macs(micro_batches),
         )
         self.state = replace(self.state, step=step + 1, data_state=objective.data_state)
-        is_pending = can_skip_step(self._optimizer, self._machine.device)
+        is_pending = can_skip_step(self._machine.device)
         if is_pending:
             self._has_ended = duration.is_finished(step + 1)
         if self._has_ended or not is_pending:
@@ -384,6 +384,7 @@ class _Loop:
             line |= {"seconds": round(self.state.seconds, 3), **self._format_elapsed()}
             if result.grad_norms:
                 line["grad_norms"] = result.grad_norms
+            line["tokens"] = started.num_tokens
             line |= {"tokens_per_second": round(tokens_per_second), "mfu": mfu}
             self._metrics_log.write(line)
         fields = {"loss": f"{result.loss:.3f}"} | self._progress_fields
@@ -424,6 +425,9 @@ class _Loop:
         self._model.eval()
         with nullcontext() if self._average is None else self._average.applied():
             metrics = self._objective.evaluate()
+        # The metrics select the best step and end a run early. On GPUs, the same evaluation can
+        # differ by rounding between processes.
+        metrics = self._machine.processes.broadcast(metrics)
         self._model.train()
         # The maximum of several measurements, because other processes can slow down some of them.
         self._peak_macs_per_second = max(

@@ -21,7 +21,8 @@ def orthogonalize(matrices: Tensor, num_iterations: int) -> Tensor:
     """Replace the singular values of each matrix by values near 1, with Newton-Schulz iterations.
 
     Args:
-        matrices: [matrices, rows, columns], float32 or bfloat16.
+        matrices: [matrices, rows, columns], or [rows, columns] for one matrix, which oneDNN
+            multiplies faster than a batch of one; float32 or bfloat16.
         num_iterations: Number of iterations.
 
     Returns:
@@ -33,10 +34,11 @@ def orthogonalize(matrices: Tensor, num_iterations: int) -> Tensor:
     x = matrices.mT if is_tall else matrices
     norms: Tensor = x.norm(dim=(-2, -1), keepdim=True)
     x = x / norms.clamp(min=_EPS)
+    add_product = torch.addmm if x.ndim == 2 else torch.baddbmm
     for _ in range(num_iterations):
         gram = x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
+        polynomial = add_product(gram, gram, gram, beta=b, alpha=c)
+        x = add_product(x, polynomial, x, beta=a)
     return x.mT if is_tall else x
 
 
@@ -45,8 +47,8 @@ class Muon:
 
     It computes the update of ``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"``, with
     two differences. A parameter that consists of several matrices, such as the weight of queries,
-    keys and values, has one orthogonal update per matrix, as recommended by Jordan et al. On a
-    CPU, the iterations run in float32, which is faster there than bfloat16.
+    keys and values, has one orthogonal update per matrix, as recommended by Jordan et al. The
+    iterations run in the dtype of the group, not always in bfloat16.
     """
 
     def __init__(
@@ -60,11 +62,14 @@ class Muon:
             param_groups: Groups with the keys of PyTorch's optimizers: ``params``, ``lr``,
                 ``weight_decay`` and ``momentum``. ``num_matrices`` is the number of matrices that
                 a parameter of the group consists of, one below the other. ``num_iterations`` is
-                the number of Newton-Schulz iterations.
+                the number of Newton-Schulz iterations, and ``matmul_dtype`` their dtype.
             state: Where the optimizer stores ``momentum_buffer`` of each parameter.
         """
         self.param_groups = [dict(group) for group in param_groups]
         self.state = state
+        #: float32 [] on the device, or None. If it is not 0, a step changes nothing, as with
+        #: PyTorch's fused optimizers.
+        self.found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -80,13 +85,17 @@ class Muon:
             self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
         buffer = self.state[parameter]["momentum_buffer"]
         momentum = group["momentum"]
+        previous = [parameter.clone(), buffer.clone()] if self.found_inf is not None else []
         buffer.lerp_(gradient, 1 - momentum)
         direction = gradient.lerp(buffer, momentum)
-        matrices = direction.view(group["num_matrices"], -1, direction.shape[-1])
-        if matrices.is_cuda:
-            matrices = matrices.bfloat16()
+        matrices = direction.to(group["matmul_dtype"])
+        if group["num_matrices"] > 1:
+            matrices = matrices.view(group["num_matrices"], -1, direction.shape[-1])
         update = orthogonalize(matrices, group["num_iterations"]).reshape(parameter.shape)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         # A semi-orthogonal matrix has a root mean square of 1 / sqrt(max(rows, columns)).
         scale = _UPDATE_RMS * math.sqrt(max(matrices.shape[-2:]))
         parameter.add_(update, alpha=-group["lr"] * scale)
+        for tensor, old_value in zip((parameter, buffer), previous, strict=False):
+            assert self.found_inf is not None
+            torch.where(self.found_inf.bool(), old_value, tensor, out=tensor)

@@ -49,6 +49,17 @@ class MuonWithAdamW:
         self._muon = Muon(muon_groups, self.state)
         self.param_groups = [*adamw.param_groups, *self._muon.param_groups]
 
+    @property
+    def found_inf(self) -> Tensor | None:
+        """Condition under which the next step changes nothing: float32 [], not 0."""
+        return self._muon.found_inf
+
+    @found_inf.setter
+    def found_inf(self, value: Tensor) -> None:
+        # The attribute that torch.amp.GradScaler sets.
+        self._adamw.found_inf = value  # type: ignore[attr-defined]
+        self._muon.found_inf = value
+
     def step(self) -> None:
         """Update all parameters."""
         self._adamw.step()
@@ -75,11 +86,18 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     return _LAYERS in name and parameter.ndim == 2
 
 
-def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
+def build_optimizer(
+    model: nn.Module, settings: OptimSettings, matmul_dtype: torch.dtype = torch.float32
+) -> Optimizer:
     """Return the optimizer of the trainable parameters, with weight decay only where it applies.
 
     The first parameter group of AdamW (Loshchilov and Hutter 2019) has weight decay, the second
     has none. With Muon, further groups hold the weight matrices of the encoder layers.
+
+    Args:
+        model: Model to train.
+        settings: The optimizer and its hyperparameters.
+        matmul_dtype: Dtype of Muon's matrix products: float32 or bfloat16.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [
@@ -105,25 +123,27 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
     )
     if settings.optimizer == "adamw":
         return adamw
-    return MuonWithAdamW(adamw, _build_muon_groups(matrices, settings))
+    return MuonWithAdamW(adamw, _build_muon_groups(matrices, settings, matmul_dtype))
 
 
-def can_skip_step(optimizer: Optimizer, device: torch.device) -> bool:
+def can_skip_step(device: torch.device) -> bool:
     """Return whether the device can skip a step of an optimizer, without the CPU waiting for it.
 
-    Fused AdamW can, for gradient scaling. On the CPU there is nothing to wait for.
+    On the CPU there is nothing to wait for.
     """
-    return device.type == "cuda" and isinstance(optimizer, torch.optim.AdamW)
+    return device.type == "cuda"
 
 
 def skip_step_if(optimizer: Optimizer, condition: Tensor) -> None:
-    """Make the next step of a fused AdamW change nothing if ``condition``, bool [], is true."""
-    # The attribute that torch.amp.GradScaler sets.
+    """Make the next step of an optimizer change nothing if ``condition``, bool [], is true.
+
+    PyTorch's fused AdamW and Muon support this, for gradient scaling.
+    """
     optimizer.found_inf = condition.float()  # type: ignore[attr-defined]
 
 
 def _build_muon_groups(
-    matrices: list[tuple[str, nn.Parameter]], settings: OptimSettings
+    matrices: list[tuple[str, nn.Parameter]], settings: OptimSettings, matmul_dtype: torch.dtype
 ) -> list[dict[str, Any]]:
     """Return Muon's groups: the weights of queries, keys and values, and all other matrices."""
     fused = [p for name, p in matrices if name.endswith(_QUERY_KEY_VALUE)]
@@ -134,6 +154,7 @@ def _build_muon_groups(
         "weight_decay": settings.weight_decay,
         "momentum": settings.muon_momentum,
         "num_iterations": settings.muon_iterations,
+        "matmul_dtype": matmul_dtype,
     }
     return [
         {"params": fused, "num_matrices": 3, **common},

@@ -72,7 +72,7 @@ def load_run_settings(
     progress: Progress | None = None,
     *,
     is_device_available: Callable[[str], bool] = lambda _: True,
-    machine_defaults: Mapping[str, Collection[Any]] | None = None,
+    accepted_defaults: Mapping[str, Collection[Any]] | None = None,
 ) -> SettingsType | None:
     """Return the settings stored in ``run``, or None if it has none yet.
 
@@ -87,8 +87,9 @@ def load_run_settings(
         user_values: The settings that the user has set, as nested tables.
         progress: Receives a log message about each changed setting.
         is_device_available: Returns whether this machine has a device.
-        machine_defaults: Values of settings whose defaults depend on the machine, by key. A stored
-            value among them is kept, unless the user has set the setting.
+        accepted_defaults: Other default values of settings, by key: those on other machines and of
+            earlier versions. A stored value among them is kept, unless the user has set the
+            setting.
 
     Raises:
         RunError: If settings that affect the weights differ; the message lists all differences.
@@ -121,7 +122,7 @@ def load_run_settings(
             progress.log(
                 f"{run}: {change}; using the value in the run, which the time budget determined"
             )
-        elif not is_set_by_user and old in (machine_defaults or {}).get(key, ()):
+        elif not is_set_by_user and old in (accepted_defaults or {}).get(key, ()):
             continue
         elif key not in (*_MUTABLE_KEYS, *budget_keys):
             differences.append(f"  {change}")

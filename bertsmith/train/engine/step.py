@@ -125,7 +125,7 @@ def take_step(
 ) -> PendingStep:
     """Accumulate the gradient of a batch and update the weights once.
 
-    On a GPU with AdamW, the function does not wait for the result. Otherwise the result is already
+    On a GPU, the function does not wait for the result. Otherwise the result is already
     checked when the function returns.
 
     Args:
@@ -176,7 +176,7 @@ def take_step(
 
     values = torch.cat([loss_sums, torch.stack(norms).double()])
     pending = PendingStep(values, list(totals), list(groups), describe_divergence, previous)
-    if can_skip_step(optimizer, machine.device):
+    if can_skip_step(machine.device):
         skip_step_if(optimizer, pending.has_diverged)
     else:
         pending.read()

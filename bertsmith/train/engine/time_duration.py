@@ -31,8 +31,8 @@ _MODEL_SHARE: Final = 0.5
 #: Time from the end of the command to the end of its process, as a fraction of the time of drawing
 #: the curve (measured on a busy machine).
 _EXIT_SHARE: Final = 3.0
-#: Number of steps whose completed fraction is remembered, more than are computed ahead.
-_MAX_BEGUN_STEPS: Final = 16
+#: Number of steps whose completed fraction is stored, more than the steps computed ahead.
+_MAX_STORED_FRACTIONS: Final = 16
 #: Weight of the newest step in the moving averages.
 _STEP_WEIGHT: Final = 0.1
 
@@ -93,12 +93,14 @@ class _Times:
         end: Value of ``now`` at which the last step should end.
         step_seconds: Time of a step.
         evaluation_seconds: Time of an evaluation.
+        checkpoint_seconds: Time of writing a checkpoint.
     """
 
     now: float
     end: float
     step_seconds: float
     evaluation_seconds: float
+    checkpoint_seconds: float
 
 
 class _DelayedProgress:
@@ -112,7 +114,7 @@ class _DelayedProgress:
 
     def compute_completed_fraction(self, step: int) -> float:
         """Return the fraction that was completed before an earlier step."""
-        return self._duration.get_begun_fraction(step - self._num_steps)
+        return self._duration.get_start_fraction(step - self._num_steps)
 
     def is_in_first(self, step: int, fraction: float) -> bool:
         """Return whether less than ``fraction`` of the time was used."""
@@ -177,7 +179,7 @@ class TimeDuration:
         self._shared_times: _Times | None = None
         self._first_step = 0
         #: Completed fraction before each of the last steps of this process.
-        self._begun_fractions: dict[int, float] = {}
+        self._start_fractions: dict[int, float] = {}
         self._evaluated_fraction = 0.0
         self._evaluation_time = self._checkpoint_time = self._start_seconds
 
@@ -208,6 +210,7 @@ class TimeDuration:
             end=self._estimate_end(),
             step_seconds=self._load.step_seconds,
             evaluation_seconds=self._evaluation.seconds,
+            checkpoint_seconds=self._checkpoint.seconds,
         )
 
     def _share_times(self) -> None:
@@ -240,16 +243,16 @@ class TimeDuration:
 
     def begin_step(self, step: int) -> None:
         """Record the completed fraction before ``step`` for the batches of later steps."""
-        self._begun_fractions[step] = self.compute_completed_fraction(step)
-        if len(self._begun_fractions) > _MAX_BEGUN_STEPS:
-            del self._begun_fractions[min(self._begun_fractions)]
+        self._start_fractions[step] = self.compute_completed_fraction(step)
+        if len(self._start_fractions) > _MAX_STORED_FRACTIONS:
+            del self._start_fractions[min(self._start_fractions)]
 
-    def get_begun_fraction(self, step: int) -> float:
+    def get_start_fraction(self, step: int) -> float:
         """Return the completed fraction before ``step`` or the first step of this process.
 
-        Only the last few steps are known.
+        Only the fractions of the last few steps are stored.
         """
-        return self._begun_fractions[max(step, self._first_step)]
+        return self._start_fractions[max(step, self._first_step)]
 
     def get_batch_progress(self, num_steps_ahead: int) -> RunProgress:
         """Return the current progress; with several processes that of an earlier step."""
@@ -314,8 +317,9 @@ class TimeDuration:
 
     def is_checkpoint_due(self, step: int, interval_steps: int | None, *, is_best: bool) -> bool:
         """Return whether a checkpoint is due, by the interval in steps or by the time."""
-        since_last = self._clock.elapsed_seconds - self._checkpoint_time
-        min_interval = self._checkpoint.seconds / _CHECKPOINT_SHARE
+        times = self._times
+        since_last = times.now - self._checkpoint_time
+        min_interval = times.checkpoint_seconds / _CHECKPOINT_SHARE
         if interval_steps:
             is_overdue = since_last >= max(min_interval, self._max_checkpoint_seconds)
             return is_best or is_overdue or step % interval_steps == 0
@@ -330,7 +334,7 @@ class TimeDuration:
 
     def start_checkpoint(self) -> None:
         """Start the time until the next checkpoint."""
-        self._checkpoint_time = self._clock.elapsed_seconds
+        self._checkpoint_time = self._times.now
 
     def record_step(self, seconds: float, num_macs: float) -> None:
         """Update the moving averages of the step time and the load."""

@@ -1,7 +1,6 @@
 """Fine-tunes a model directory on a task and writes a fine-tuned model directory."""
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from bertsmith.bundle import (
 from bertsmith.errors import SettingsError
 from bertsmith.files import write_atomic
 from bertsmith.model.feature_based import BertWithBiLSTM
-from bertsmith.progress import NullProgress, Progress
+from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.runtime.process_group import ProcessGroup, join_process_group
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.families import get_family, resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
@@ -34,21 +33,17 @@ from bertsmith.train.engine.finetuning_run import (
     build_loop_options,
     finish_run,
     freeze_layers,
-    open_run,
     resolve_run_machine,
     select_on_machine,
 )
 from bertsmith.train.engine.loop import TrainingOutcome
+from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import (
     check_same_settings,
     set_world_size,
 )
-from bertsmith.train.engine.run_directory import (
-    SETTINGS_FILE,
-    check_run_directory,
-    create_and_lock_run,
-)
-from bertsmith.train.engine.threads import restore_num_threads
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
 from bertsmith.train.finetuning.settings import (
     FinetuneSettings,
@@ -85,7 +80,7 @@ def finetune(
 
     Args:
         task: Name of a public task, such as "rte", or of a task family, such as "classify".
-        model: Model directory, run directory or hub id to start from.
+        model: Path or name of the model to start from, as in ``load``.
         out: Run directory.
         data: The folder of a public task, or the training file of a task family.
         config: TOML file with settings.
@@ -96,28 +91,16 @@ def finetune(
     Raises:
         BertsmithError: If the arguments or the data are invalid.
     """
-    with join_process_group() as processes:
-        if progress is None or not processes.is_main:
-            progress = NullProgress()
-        run = Path(out)
-        model = pin_model_path(model)
-        if processes.is_main:
-            check_run_directory(run)
-        data = Path(data) if data else None
-        overrides = read_overrides(task, data, config, values, assignments)
-        settings, bundle, head, examples = _load(task, model, data, overrides, processes)
-        with (
-            create_and_lock_run(run, is_main=processes.is_main),
-            restore_num_threads(settings.run.threads),
-        ):
-            stored_settings, finished_result = processes.run_on_main(
-                lambda: open_run(run, settings, overrides, progress, attrgetter("task"))
-            )
-            if finished_result is not None:
-                return finished_result
-            is_new = stored_settings is None
-            settings = stored_settings or settings
-            return _train(settings, bundle, head, examples, run, processes, progress, is_new=is_new)
+    start, data = pin_model_path(model), Path(data) if data else None
+    overrides = read_overrides(task, data, config, values, assignments)
+    return start_run(
+        Path(out),
+        "task",
+        overrides,
+        lambda processes: _load(task, start, data, overrides, processes),
+        _train,
+        progress,
+    )
 
 
 def _load(
@@ -126,7 +109,7 @@ def _load(
     data: Path | None,
     overrides: Mapping[str, Any],
     processes: ProcessGroup,
-) -> tuple[FinetuneSettings, FineTunedBundle, HeadConfig, TaskData]:
+) -> tuple[FinetuneSettings, tuple[FineTunedBundle, HeadConfig, TaskData]]:
     """Return the settings of a run, the model with its new head, and the examples."""
     settings = resolve_task_settings(task, model, data, overrides)
     check_files_exist(settings.task)
@@ -141,14 +124,12 @@ def _load(
     bundle = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
     settings = set_world_size(resolve_model_settings(settings, bundle), processes)
     check_same_settings(settings, processes)
-    return settings, bundle, head, examples
+    return settings, (bundle, head, examples)
 
 
 def _train(
     settings: FinetuneSettings,
-    bundle: FineTunedBundle,
-    head: HeadConfig,
-    data: TaskData,
+    inputs: tuple[FineTunedBundle, HeadConfig, TaskData],
     run: Path,
     processes: ProcessGroup,
     progress: Progress,
@@ -156,6 +137,7 @@ def _train(
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
+    bundle, head, data = inputs
     max_seqlen = settings.task.max_seqlen or settings.model.max_positions
     machine = resolve_run_machine(
         settings.run,
@@ -175,7 +157,7 @@ def _train(
     if must_write_settings and processes.is_main:
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     log_run_summary(progress, run, settings.task, bundle, data, machine)
-    adam = optimizer.build_optimizer(model, settings.optim)
+    adam = optimizer.build_optimizer(model, settings.optim, machine.dtype)
     loop_options = build_loop_options(
         settings.run,
         settings.optim,
@@ -207,7 +189,7 @@ def _finish(
         warn_below_majority_class(progress, settings.task, data, metrics)
         info = {
             "task": settings.task.name,
-            "provenance": settings.model_dump(mode="json"),
+            "provenance": dump_settings(settings),
             "heldout_metrics": metrics,
         }
         save_fine_tuned(run / MODEL_DIR, bundle.model, bundle.tokenizer, head, info)
@@ -253,6 +235,7 @@ def _build_objective(
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
         class_weights=_compute_class_weights(task, head, train),
+        is_compiled=settings.run.is_compiled(machine.device.type),
     )
 
 

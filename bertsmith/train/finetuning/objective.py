@@ -49,6 +49,7 @@ class FinetuningObjective:
         micro_batch_tokens: int,
         seed: int,
         class_weights: NDArray[np.float32] | None = None,
+        is_compiled: bool = False,
     ) -> None:
         """Create the objective.
 
@@ -62,11 +63,14 @@ class FinetuningObjective:
             micro_batch_tokens: Maximum tokens of a micro-batch.
             seed: Seed of the random order of the training inputs.
             class_weights: Weight of each class in the loss, float32 [C]; None: equal weights.
+            is_compiled: Whether to compile the model for training, with shapes that vary.
 
         Raises:
             TaskError: If no training input has a target.
         """
         self.model = model
+        #: The compiled model, which only training uses.
+        self._training_model: Any = torch.compile(model, dynamic=True) if is_compiled else model
         self._head = head
         self._task = task
         self._family = get_family(head.kind)
@@ -144,7 +148,9 @@ class FinetuningObjective:
     ) -> dict[str, Tensor]:
         """Return the contribution of a micro-batch to the weighted mean loss of its batch."""
         with self._machine.autocast():
-            outputs = self.model(micro_batch.packed, micro_batch.token_indices, dropout_seed)
+            outputs = self._training_model(
+                micro_batch.packed, micro_batch.token_indices, dropout_seed
+            )
         losses = self._family.compute_losses(outputs.float(), micro_batch, self._head)
         weights = [batch.target_weights.sum().to(losses.device) for batch in micro_batches]
         total_weight = torch.stack(weights).sum()

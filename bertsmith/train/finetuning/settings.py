@@ -31,6 +31,18 @@ _FEATURE_LR, _FEATURE_EPOCHS = 1e-3, 8.0
 _MUTABLE_MODEL_FIELDS = {"dropout", "attention_dropout"}
 
 
+class TaskRunSettings(FinetuneRunSettings):
+    """Settings of a fine-tuning run on a task."""
+
+    #: Whether to use torch.compile on a GPU, with shapes that vary between batches. On a CPU it has
+    #: no effect.
+    compile: bool = False
+
+    def is_compiled(self, device_type: str) -> bool:
+        """Return whether the model of a run on "cpu" or "cuda" is compiled."""
+        return self.compile and device_type != "cpu"
+
+
 class FinetuneSettings(Settings):
     """All settings of a fine-tuning run, stored in RUN/settings.toml. See appendix A.3."""
 
@@ -38,7 +50,7 @@ class FinetuneSettings(Settings):
     task: TaskSettings = TaskSettings()
     optim: OptimSettings = OptimSettings()
     schedule: ScheduleSettings = ScheduleSettings()
-    run: FinetuneRunSettings = FinetuneRunSettings()
+    run: TaskRunSettings = TaskRunSettings()
     #: A BiLSTM between the encoder and the task's linear layer; None: no BiLSTM.
     features: BiLSTMSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()

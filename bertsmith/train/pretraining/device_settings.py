@@ -1,5 +1,6 @@
 """Settings of a pre-training run whose defaults depend on the device."""
 
+from bertsmith.errors import SettingsError
 from bertsmith.runtime import device
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.settings import DEFAULT_MICRO_BATCH_TOKENS
@@ -18,6 +19,15 @@ def select_for_device(settings: PretrainSettings, machine: Machine) -> RunSettin
             machine, settings.model, DEFAULT_MICRO_BATCH_TOKENS
         )
     return run.model_copy(update={"compile": is_compiled, "micro_batch_tokens": micro_batch_tokens})
+
+
+def check_residual_dtype(run: RunSettings, machine: Machine) -> None:
+    """Raise SettingsError if the residual stream has fewer bits than the matrix products."""
+    if run.residual_dtype == "bf16" and machine.precision != "bf16":
+        raise SettingsError(
+            f"run.residual_dtype is 'bf16', but the precision on {machine.device} is "
+            f"{machine.precision}; set run.precision=bf16, or leave run.residual_dtype out"
+        )
 
 
 def needs_static_shapes(settings: PretrainSettings, machine: Machine) -> bool:

@@ -75,6 +75,13 @@ class PretrainingMicroBatch:
             is_causal=batch.is_causal,
         )
 
+    def list_tensors(self) -> list[Tensor]:
+        """Return all tensors."""
+        packed = self.packed
+        tensors = [packed.ids, packed.segments, packed.positions, packed.cu_seqlens]
+        tensors += [self.masked_positions, self.masked_labels]
+        return tensors if self.nsp_labels is None else [*tensors, self.nsp_labels]
+
     def to(self, device: torch.device) -> Self:
         """Return a copy on ``device``; copies from page-locked memory are asynchronous."""
 

@@ -1,9 +1,10 @@
 """The pre-training objective: masked LM and next-sentence prediction over a store."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bertsmith.data.masking import VocabularyInfo
@@ -11,6 +12,7 @@ from bertsmith.data.store import Split
 from bertsmith.data.stream import PREFETCH_DISTANCE, prefetch
 from bertsmith.model.bert import BertForPreTraining, Losses
 from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.runtime.copy_stream import CopyStream
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.duration import Duration
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
@@ -59,14 +61,16 @@ class _PreparedBatch:
     """A batch of the training data.
 
     Attributes:
-        micro_batches: Its parts, on the CPU.
+        micro_batches: Its parts. Those that this process computes are on the device.
         position: Position in the training data after the batch.
         batch_size: Number of sequences.
+        copied: Event after which a GPU has copied them; None on a CPU.
     """
 
     micro_batches: list[PretrainingMicroBatch]
     position: DataPosition
     batch_size: int
+    copied: torch.cuda.Event | None = None
 
 
 class PretrainingObjective:
@@ -112,6 +116,8 @@ class PretrainingObjective:
             duration.get_batch_progress(PREFETCH_DISTANCE),
             settings.run.seed,
         )
+        device = machine.device
+        self._copy_stream = CopyStream(device) if device.type == "cuda" else None
         self._position = DataPosition()
         self._batch_size = 0
         self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
@@ -135,14 +141,15 @@ class PretrainingObjective:
             self._position = DataPosition(**fields)
         for batch in prefetch(self._prepare_batches(first_step, self._position)):
             self._position, self._batch_size = batch.position, batch.batch_size
-            assigned = self._machine.processes.assign_indices(len(batch.micro_batches))
-            yield [
-                part.to(self._machine.device) if index in assigned else part
-                for index, part in enumerate(batch.micro_batches)
-            ]
+            if self._copy_stream is not None and batch.copied is not None:
+                assigned = self._machine.processes.assign_indices(len(batch.micro_batches))
+                for index in assigned:
+                    tensors = batch.micro_batches[index].list_tensors()
+                    self._copy_stream.finish(batch.copied, tensors)
+            yield batch.micro_batches
 
     def _prepare_batches(self, first_step: int, position: DataPosition) -> Iterator[_PreparedBatch]:
-        """Yield the batch of each step, split into micro-batches of tensors on the CPU."""
+        """Yield the batch of each step, split into micro-batches."""
         is_cuda = self._machine.device.type == "cuda"
         num_processes = self._machine.processes.world_size
         max_tokens = self._settings.run.micro_batch_tokens
@@ -163,7 +170,19 @@ class PretrainingObjective:
                 else PretrainingMicroBatch.build(part)
                 for index, part in enumerate(parts)
             ]
-            yield _PreparedBatch(micro_batches, next_position, len(batch))
+            prepared = _PreparedBatch(micro_batches, next_position, len(batch))
+            yield prepared if self._copy_stream is None else self._start_copies(prepared, assigned)
+
+    def _start_copies(self, batch: _PreparedBatch, assigned: Sequence[int]) -> _PreparedBatch:
+        """Start to copy the micro-batches of this process to the GPU."""
+        assert self._copy_stream is not None
+        micro_batches, copied = self._copy_stream.start(
+            lambda: [
+                part.to(self._machine.device) if index in assigned else part
+                for index, part in enumerate(batch.micro_batches)
+            ]
+        )
+        return replace(batch, micro_batches=micro_batches, copied=copied)
 
     def compute_losses(
         self,

@@ -163,7 +163,7 @@ def _pretrain(
                 user_values,
                 progress,
                 is_device_available=device.is_device_available,
-                machine_defaults=recipes.get_machine_defaults(settings),
+                accepted_defaults=recipes.get_accepted_defaults(settings),
             )
         )
         if stored_settings is None and processes.is_main:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.bundle.directory import get_model_name
+from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.session import Session
 
@@ -20,7 +20,7 @@ def build_checkpoint_provenance(settings: PretrainSettings, step: int) -> dict[s
     return {
         "task": "pretraining",
         "recipe": settings.run.recipe,
-        "provenance": {"settings": _dump_settings(settings), "step": step},
+        "provenance": {"settings": dump_published_settings(settings), "step": step},
     }
 
 
@@ -41,7 +41,7 @@ def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, A
             "documents": session.train_split.counts.documents,
             "tokens": session.train_split.counts.tokens,
             "language": manifest.plan.options.language,
-            "settings": _dump_settings(settings),
+            "settings": dump_published_settings(settings),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -49,11 +49,6 @@ def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, A
     }
 
 
-def _dump_settings(settings: PretrainSettings) -> dict[str, Any]:
-    """Return the settings that have a value, with names instead of paths."""
-    values = settings.model_dump(mode="json", exclude_none=True)
-    run = values["run"]
-    run["store_path"] = Path(run["store_path"]).name
-    if "start_from" in run:
-        run["start_from"] = get_model_name(Path(run["start_from"]))
-    return values
+def dump_published_settings(settings: PretrainSettings) -> dict[str, Any]:
+    """Return the settings that have a value, with names instead of paths, for publication."""
+    return dump_settings(settings, exclude_none=True)

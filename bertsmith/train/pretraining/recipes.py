@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from bertsmith.compatibility.recipes import UNCHANGED_SETTINGS, get_old_fast_defaults
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings, SettingsTable, merge_settings
@@ -51,12 +52,18 @@ class RunSettings(SettingsTable):
     #: "cross-segment-heads": also a head that attends to equal tokens in the other segment,
     #: and one that counts them.
     initialization: Literal["random", "unigram", "neighbor-heads", "cross-segment-heads"] = "random"
+    #: Dropout rate during pre-training, of attention probabilities too; None: the rates of the
+    #: model. The rates of the model are stored in its config and used by fine-tuning.
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     #: Random seed of initialization, data order, masks and dropout.
     seed: Seed = 0
     #: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available, else the CPU.
     device: str = "auto"
     #: `fp32`, `bf16` (mixed precision), or `auto`: bf16 if the device computes it fast.
     precision: Precision = "auto"
+    #: Dtype of the sums of the residual connections: `fp32`, or `bf16`, which needs less memory
+    #: traffic on a GPU and rounds each sum. `bf16` needs `run.precision=bf16`.
+    residual_dtype: Literal["fp32", "bf16"] = "fp32"
     #: Attention implementation: `reference` (explicit softmax), `padded`
     #: (scaled_dot_product_attention), `varlen` (FlashAttention on CUDA), or `auto`.
     attention_kernel: Kernel = "auto"
@@ -107,9 +114,12 @@ FAST_CPU_BATCH_SIZE, FAST_CUDA_BATCH_SIZE = 32, 256
 _FAST: dict[str, Any] = {
     "model": {"attention_dropout": 0.0, "activation": "gelu"},
     "data": {"batch_size": FAST_CPU_BATCH_SIZE},
-    "optim": {"beta2": 0.98, "weight_decay": 0.01},
+    "optim": {"optimizer": "muon", "beta2": 0.98, "weight_decay": 0.01},
     "schedule": {"warmup_steps": 10_000},
+    "run": {"dropout": 0.0},
 }
+#: The masking rate of `fast` falls linearly.
+_FAST_MASKING = {"masking_rate": 0.3, "final_masking_rate": 0.15}
 
 #: Maximum learning rate of `fast` with next-sentence prediction. At higher rates, the gradients of
 #: masked LM prevent the model from learning next-sentence prediction.
@@ -117,7 +127,7 @@ _MAX_LR_WITH_NSP = 1e-3
 
 #: Peak learning rates of `fast` as (maximum width, rate). Narrow models tolerate higher rates than
 #: wide ones, and need them if the time budget is short.
-_FAST_LRS = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
+_FAST_LRS = ((256, 2e-3), (512, 7e-4), (768, 4e-4))
 #: Peak learning rate of `fast` for wider models.
 _FAST_LR_WIDE = 2e-4
 
@@ -128,40 +138,88 @@ _BASE_WIDTH, _BASE_STD = 768, 0.02
 PAPER_STEPS = 1_000_000
 
 
-def get_machine_defaults(settings: PretrainSettings) -> dict[str, tuple[int, ...]]:
-    """Return the default values of the settings whose defaults depend on the machine, by key."""
+def get_accepted_defaults(settings: PretrainSettings) -> dict[str, tuple[Any, ...]]:
+    """Return other default values of settings, by key, that a resumed run may have.
+
+    These are the defaults on other machines, and the defaults of version 0.2.
+    """
     if settings.run.recipe != "fast":
         return {}
-    return {"data.batch_size": (FAST_CPU_BATCH_SIZE, FAST_CUDA_BATCH_SIZE)}
+    model = settings.model.model_dump()
+    accepted: dict[str, tuple[Any, ...]] = {"model.nsp": (True,)}
+    for defaults in (
+        UNCHANGED_SETTINGS,
+        get_old_fast_defaults(model),
+        get_old_fast_defaults(model, nsp=False),
+        {"data": {"batch_size": FAST_CPU_BATCH_SIZE}},
+        {"data": {"batch_size": FAST_CUDA_BATCH_SIZE}},
+    ):
+        for table in ("data", "optim", "run"):
+            for name, value in defaults.get(table, {}).items():
+                key = f"{table}.{name}"
+                accepted[key] = (*accepted.get(key, ()), value)
+    return accepted
+
+
+def scale_init_range(width: int) -> float:
+    """Return the standard deviation of the initial weights for a width.
+
+    The std is scaled to keep the variance of the layers' outputs. With a std of 0.02, the attention
+    of a narrow model stays uniform, and its loss does not fall below the unigram entropy.
+    """
+    return round(float(_BASE_STD * (_BASE_WIDTH / width) ** 0.5), 4)
+
+
+def trains_nsp(recipe: RecipeName, data: Mapping[str, Any], start_model: Mapping[str, Any]) -> bool:
+    """Return whether a run has sentence pairs and a next-sentence head.
+
+    Args:
+        recipe: Name of the recipe.
+        data: The user's data settings.
+        start_model: Fields of the start model's config; empty for a new model. Continued
+            pre-training has the objectives of the start model.
+    """
+    if "nsp" in data:
+        return data["nsp"] is not False
+    if "pair_objective" in data:
+        return True
+    return bool(start_model.get("nsp", recipe == "paper"))
 
 
 def get_recipe_defaults(
-    recipe: RecipeName, model: Mapping[str, Any], *, nsp: bool = True
+    recipe: RecipeName,
+    model: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
+    *,
+    nsp: bool = False,
 ) -> dict[str, Any]:
     """Return the default settings of a recipe.
 
     Args:
         recipe: Name of the recipe.
         model: Fields of the model config, such as layers and width.
-        nsp: Whether next-sentence prediction is trained.
+        data: The user's data settings, on which defaults of `fast` depend.
+        nsp: Whether the run trains next-sentence prediction.
     """
     if recipe == "paper":
         return merge_settings(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
+    data = data or {}
     width = model.get("width", _BASE_WIDTH)
     lr = next((lr for max_width, lr in _FAST_LRS if width <= max_width), _FAST_LR_WIDE)
-    # The std is scaled to keep the variance of the layers' outputs. With a std of 0.02, the
-    # attention of a narrow model stays uniform, and its loss does not fall below the unigram
-    # entropy.
-    init_std = round(_BASE_STD * (_BASE_WIDTH / width) ** 0.5, 4)
     # The "cross-segment-heads" initialization needs two layers and two heads.
-    use_cross_segment_heads = nsp and 1 not in (model.get("layers"), model.get("heads"))
-    initialization = "cross-segment-heads" if use_cross_segment_heads else "neighbor-heads"
+    is_large_enough = 1 not in (model.get("layers"), model.get("heads"))
+    initialization = "cross-segment-heads" if is_large_enough else "neighbor-heads"
+    has_nsp_loss = nsp and data.get("pair_objective", "nsp") == "nsp"
     size_defaults = {
-        "model": {"init_range": init_std},
-        "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if use_cross_segment_heads else lr},
+        "model": {"init_range": scale_init_range(width)},
+        "data": {"nsp": nsp},
+        "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if has_nsp_loss and is_large_enough else lr},
         "run": {"initialization": initialization},
     }
     defaults = merge_settings(_FAST, size_defaults)
+    # A masking rate of the user is constant, and the left-to-right objective has no masks.
+    if "masking_rate" not in data and data.get("objective", "masked") == "masked":
+        defaults = merge_settings(defaults, {"data": _FAST_MASKING})
     return merge_settings(defaults, {"model": dict(model)})
 
 

@@ -83,10 +83,9 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
             _get_size_preset(overrides.size or "mini"), user_values.get("model")
         )
     data = get_table(user_values, "data")
-    # No recipe sets data.nsp and data.pair_objective, so their defaults are true and "nsp".
-    nsp = data.get("nsp", True)
-    trains_nsp = nsp is not False and data.get("pair_objective", "nsp") == "nsp"
-    base = recipes.get_recipe_defaults(overrides.recipe, model, nsp=trains_nsp)
+    start_model = model if overrides.start_from else {}
+    nsp = recipes.trains_nsp(overrides.recipe, data, start_model)
+    base = recipes.get_recipe_defaults(overrides.recipe, model, data, nsp=nsp)
     device = str(get_table(user_values, "run").get("device", "auto"))
     is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
     if is_cuda and overrides.recipe == "fast":
@@ -99,7 +98,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     else:
         base = merge_settings(base, {"model": {"vocab_size": store.manifest.vocab_size}})
     base = merge_settings(base, {"run": run_values})
-    base["model"]["nsp"] = nsp
+    base = merge_settings(base, {"model": {"nsp": nsp}, "data": {"nsp": nsp}})
     source = str(overrides.config) if overrides.config else "the settings"
     settings = _parse_settings(base, file_values, user_values, source)
     if overrides.start_from:
@@ -199,6 +198,11 @@ def _adopt_run_settings(
     run.pop("store_path", None)
     if run.pop("store_id") != compute_store_id(store):
         model.pop("vocab_size", None)
+    # A setting that the file does not have was None, or did not exist yet.
+    data, optim = get_table(settings, "data"), get_table(settings, "optim")
+    run.setdefault("dropout", None)
+    data.setdefault("final_masking_rate", None)
+    optim.setdefault("optimizer", "adamw")
     if overrides.start_from:
         # The start model has its own config.
         model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}
@@ -212,7 +216,10 @@ def _adopt_run_settings(
         schedule.pop("steps", None)
     elif steps is not None:
         schedule.pop("minutes", None)
-    changes = {"run": run, "schedule": schedule, "model": model, "checkpoint": checkpoint}
+    changes = {
+        "run": run, "data": data, "optim": optim, "schedule": schedule, "model": model,
+        "checkpoint": checkpoint,
+    }  # fmt: skip
     return overrides, {**settings, **changes}
 
 

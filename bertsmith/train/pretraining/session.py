@@ -19,7 +19,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, count_parameters
 from bertsmith.model.init.structured import init_cross_segment_heads, init_neighbor_heads
 from bertsmith.model.init.unigram import init_from_unigrams
-from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.ops.dropout import DropoutSeed, set_dropout_rate
 from bertsmith.plurals import count_noun
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
@@ -36,7 +36,11 @@ from bertsmith.train.engine.threads import (
     list_candidate_thread_counts,
 )
 from bertsmith.train.pretraining.compile_warmup import build_warmup_batches
-from bertsmith.train.pretraining.device_settings import needs_static_shapes, select_for_device
+from bertsmith.train.pretraining.device_settings import (
+    check_residual_dtype,
+    needs_static_shapes,
+    select_for_device,
+)
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
@@ -68,7 +72,8 @@ class Session:
 
         Raises:
             RunError: If the model does not fit into memory.
-            SettingsError: If several processes cannot train this model.
+            SettingsError: If several processes cannot train this model, or the residual stream is
+                in bf16 and the precision is fp32.
         """
         run = settings.run
         if processes.world_size > 1 and settings.model.norm == "batch":
@@ -80,11 +85,14 @@ class Session:
             run.device,
             run.precision,
             run.attention_kernel,
-            attention_dropout=settings.model.attention_dropout,
+            attention_dropout=(
+                settings.model.attention_dropout if run.dropout is None else run.dropout
+            ),
             head_dim=settings.model.head_dim,
             threads=run.threads,
             processes=processes,
         )
+        check_residual_dtype(run, self.machine)
         run = select_for_device(settings, self.machine)
         settings = settings.model_copy(update={"run": run})
         assert run.micro_batch_tokens is not None
@@ -101,6 +109,10 @@ class Session:
         self.train_split = store.load_split("train")
         self.heldout_split = store.load_split("heldout")
         self.model = BertForPreTraining(settings.model, self.machine.kernel).to(self.machine.device)
+        if settings.run.residual_dtype == "bf16":
+            self.model.bert.residual_dtype = torch.bfloat16
+        if run.dropout is not None:
+            set_dropout_rate(self.model, run.dropout)
         #: The compiled model if run.compile is set, otherwise the model itself.
         self.compiled_model: nn.Module = self.model
         #: Whether all micro-batches of a phase have the same shape.
@@ -156,7 +168,9 @@ class Session:
                 if name not in start_bundle.new_weights
             }
             self.model.load_state_dict(weights, strict=False)
-        self.optimizer = optimizer.build_optimizer(self.model, self.settings.optim)
+        self.optimizer = optimizer.build_optimizer(
+            self.model, self.settings.optim, self.machine.dtype
+        )
 
     def build_objective(
         self,

@@ -1,7 +1,6 @@
 """Trains a reranker and writes a model directory with one output."""
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from bertsmith.errors import SettingsError
 from bertsmith.files import write_atomic
 from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import count_noun
-from bertsmith.progress import NullProgress, Progress
+from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.runtime.process_group import ProcessGroup, join_process_group
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
 from bertsmith.train.engine import loop, optimizer
@@ -34,17 +33,13 @@ from bertsmith.train.engine.finetuning_run import (
     build_loop_options,
     finish_run,
     freeze_layers,
-    open_run,
     resolve_run_machine,
     select_on_machine,
 )
+from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import check_same_settings, set_world_size
-from bertsmith.train.engine.run_directory import (
-    SETTINGS_FILE,
-    check_run_directory,
-    create_and_lock_run,
-)
-from bertsmith.train.engine.threads import restore_num_threads
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.reranking.objective import RerankingObjective
 from bertsmith.train.reranking.settings import (
     RerankingRunSettings,
@@ -73,7 +68,7 @@ def finetune_reranker(
     document is. If the run was interrupted, a call with the same arguments resumes it.
 
     Args:
-        model: Model directory, run directory or hub id to start from. The output layer of another
+        model: Path or name of the model to start from, as in ``load``. The output layer of another
             reranker is kept.
         out: Run directory. ``transformers`` and the ``CrossEncoder`` of sentence-transformers load
             OUT/model.
@@ -89,29 +84,19 @@ def finetune_reranker(
     run, model = Path(out), pin_model_path(model)
     files = [Path(file) for file in ([data] if isinstance(data, Path | str) else data)]
     overrides = read_overrides(config, values, assignments)
-    with join_process_group() as processes:
-        if progress is None or not processes.is_main:
-            progress = NullProgress()
-        if processes.is_main:
-            check_run_directory(run)
-        settings, bundle, examples = _load(model, files, overrides, processes)
-        with (
-            create_and_lock_run(run, is_main=processes.is_main),
-            restore_num_threads(settings.run.threads),
-        ):
-            stored_settings, finished_result = processes.run_on_main(
-                lambda: open_run(run, settings, overrides, progress, attrgetter("reranking"))
-            )
-            if finished_result is not None:
-                return finished_result
-            is_new = stored_settings is None
-            settings = stored_settings or settings
-            return _train(settings, bundle, examples, run, processes, progress, is_new=is_new)
+    return start_run(
+        run,
+        "reranking",
+        overrides,
+        lambda processes: _load(model, files, overrides, processes),
+        _train,
+        progress,
+    )
 
 
 def _load(
     model: Path, files: Sequence[Path], overrides: Mapping[str, Any], processes: ProcessGroup
-) -> tuple[RerankingRunSettings, FineTunedBundle, RerankingData]:
+) -> tuple[RerankingRunSettings, tuple[FineTunedBundle, RerankingData]]:
     """Return the settings of a run, the start model and the examples."""
     settings = resolve_settings(model, files, overrides)
     torch.manual_seed(settings.run.seed)
@@ -129,7 +114,7 @@ def _load(
     settings = settings.model_copy(update={"model": bundle.config, "reranking": reranking})
     settings = set_world_size(settings, processes)
     check_same_settings(settings, processes)
-    return settings, bundle, examples
+    return settings, (bundle, examples)
 
 
 def _resolve_max_seqlen(settings: RerankingSettings, config: ModelConfig) -> int:
@@ -148,8 +133,7 @@ def _resolve_max_seqlen(settings: RerankingSettings, config: ModelConfig) -> int
 
 def _train(
     settings: RerankingRunSettings,
-    bundle: FineTunedBundle,
-    data: RerankingData,
+    inputs: tuple[FineTunedBundle, RerankingData],
     run: Path,
     processes: ProcessGroup,
     progress: Progress,
@@ -157,6 +141,7 @@ def _train(
     is_new: bool,
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
+    bundle, data = inputs
     batch_tokens = _estimate_batch_tokens(settings.reranking, bundle, data)
     machine = resolve_run_machine(
         settings.run, settings.model, batch_tokens, progress, processes=processes
@@ -191,7 +176,7 @@ def _train(
         selection_metric=first_heldout.metric_names[0],
         higher_is_better=True,
     )
-    adam = optimizer.build_optimizer(model, settings.optim)
+    adam = optimizer.build_optimizer(model, settings.optim, machine.dtype)
     outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
 
     def save_model(metrics: dict[str, float]) -> None:
@@ -217,7 +202,7 @@ def save_reranker(
         settings: Settings of the run, which become its provenance.
         info: Other content of bertsmith.json.
     """
-    info = {"task": "rerank", "provenance": settings.model_dump(mode="json"), **info}
+    info = {"task": "rerank", "provenance": dump_settings(settings), **info}
     save_fine_tuned(
         directory,
         bundle.model,

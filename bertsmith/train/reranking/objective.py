@@ -1,7 +1,6 @@
 """The objective of a reranker: batches, losses and held-out metrics."""
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,8 @@ from bertsmith.tasks.reranking_data import PairEncoder, RerankingExamples
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine.batch_split import split_lengths
+from bertsmith.train.engine.heldout_metrics import evaluate_all
+from bertsmith.train.engine.step_batches import build_batch_iterator
 from bertsmith.train.reranking.batches import BatchSampler
 from bertsmith.train.reranking.evaluation import HeldoutQueries
 from bertsmith.train.reranking.losses import (
@@ -38,6 +39,9 @@ class RerankingMicroBatch:
 
 class RerankingObjective:
     """Implements ``Objective`` for the training examples of a reranker."""
+
+    #: The position in the data is a function of the step.
+    data_state = None
 
     def __init__(
         self,
@@ -73,27 +77,13 @@ class RerankingObjective:
         self._tokenizer = tokenizer
         self._micro_batch_tokens = micro_batch_tokens
         self._sampler = BatchSampler(examples, settings, seed)
+        self.iter_batches = build_batch_iterator(self.make_micro_batches)
         self._encoder = PairEncoder(examples.texts, tokenizer, settings.max_seqlen)
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps in an epoch."""
         return self._sampler.num_batches
-
-    @property
-    def data_state(self) -> Mapping[str, int] | None:
-        """None, because the position in the data is a function of the step."""
-        return None
-
-    def iter_batches(
-        self, first_step: int, data_state: Mapping[str, int] | None = None
-    ) -> Iterator[list[RerankingMicroBatch]]:
-        """Yield the micro-batches of each step from ``first_step`` on, without end.
-
-        ``data_state`` is not used.
-        """
-        for step in itertools.count(first_step):
-            yield self.make_micro_batches(step)
 
     def make_micro_batches(self, step: int) -> list[RerankingMicroBatch]:
         """Return the batch of a step in micro-batches of entire queries."""
@@ -155,17 +145,12 @@ class RerankingObjective:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of all held-out sets.
-
-        The names are prefixed with the name of the set, except for the first set.
-        """
+        """Return the metrics of all held-out sets; see ``evaluate_all``."""
         assert self._settings.max_seqlen is not None
-        metrics: dict[str, float] = {}
-        for index, (name, heldout) in enumerate(self._heldout.items()):
-            prefix = f"{name}_" if index else ""
-            encoder = PairEncoder(
-                heldout.examples.texts, self._tokenizer, self._settings.max_seqlen
-            )
-            set_metrics = heldout.evaluate(self.model, encoder, self._machine.autocast)
-            metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
-        return self._machine.processes.broadcast(metrics)
+        max_seqlen = self._settings.max_seqlen
+
+        def evaluate(heldout: HeldoutQueries) -> dict[str, float]:
+            encoder = PairEncoder(heldout.examples.texts, self._tokenizer, max_seqlen)
+            return heldout.evaluate(self.model, encoder, self._machine.autocast)
+
+        return self._machine.processes.broadcast(evaluate_all(self._heldout, evaluate))

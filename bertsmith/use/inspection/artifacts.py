@@ -6,6 +6,7 @@ Artifacts are identified mostly by file names. Importing this module does not lo
 from pathlib import Path
 from typing import Literal
 
+from bertsmith.bundle.directory import is_reference_model
 from bertsmith.compatibility import OLD_INDEX_FILES
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.errors import InputError
@@ -42,6 +43,7 @@ ARTIFACT_DESCRIPTIONS = (
     f"a tokenizer directory or its {VOCAB_FILE}",
     f"a store (with {MANIFEST_FILE})",
     "a model directory (with config.json and model.safetensors) or a model of the hub (OWNER/NAME)",
+    "a reference model (by name)",
     "a RUN directory (with settings.toml), or a directory with a RUN for each seed",
     "a checkpoint (RUN/checkpoints/step-N)",
     "a .safetensors file",
@@ -68,6 +70,8 @@ def identify_artifact(path: Path) -> tuple[ArtifactKind, Path]:
             if directory_kind is not None:
                 return directory_kind, path.parent
         kind = _identify_file(path)
+    elif is_reference_model(path):
+        return "model", path
     elif len(path.parts) == 2 and not path.parent.exists():
         # There is no directory OWNER, so the path OWNER/NAME can only be a model of the hub.
         return "model", path

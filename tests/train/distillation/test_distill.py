@@ -234,7 +234,11 @@ def test_layers_of_the_teacher_are_copied(classifier: Path, labels: Path, tmp_pa
         torch.testing.assert_close(weight, teacher[name.replace("layer.0.", "layer.1.")])
 
 
-@pytest.mark.parametrize("objective", ["embedding", "task"])
+@pytest.mark.parametrize(
+    ("objective", "schedule"),
+    [("embedding", {"epochs": 2.0}), ("task", {"epochs": 2.0}), ("task", {"steps": 14})],
+    ids=["embedding", "task", "steps"],
+)
 def test_interrupted_run_ends_with_the_same_bytes(
     embedder: Path,
     classifier: Path,
@@ -242,12 +246,13 @@ def test_interrupted_run_ends_with_the_same_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     objective: str,
+    schedule: dict[str, float],
 ) -> None:
     """A run interrupted while the teacher computes and in an epoch ends with the same weights."""
     teacher = embedder if objective == "embedding" else classifier
     monkeypatch.setattr(teacher_cache, "_CHUNK_ROWS", 50)
     tables: dict[str, Any] = {
-        "checkpoint": {"every": 2}, "schedule": {"epochs": 2.0},
+        "checkpoint": {"every": 2}, "schedule": {"epochs": None, **schedule},
         "model": {"dropout": 0.1, "attention_dropout": 0.1},
     }  # fmt: skip
     expected = train(teacher, tmp_path / "uninterrupted", labels, **tables)

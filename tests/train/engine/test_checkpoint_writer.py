@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bertsmith import bundle
 from bertsmith.progress import NullProgress
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.checkpoint import MOMENTS_FILE, WEIGHTS_FILE, list_checkpoints
+from bertsmith.train.engine.checkpoint import (
+    MOMENTS_FILE,
+    WEIGHTS_FILE,
+    TrainingState,
+    list_checkpoints,
+    take_snapshot,
+)
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome, train
 from bertsmith.train.engine.metrics_log import read_metrics
@@ -211,6 +219,33 @@ def test_checkpoints_are_due_by_time(tmp_path: Path) -> None:
     options = replace(options, checkpoint_every=4)
     _train(tmp_path / "both", options, spend_two_seconds)
     assert [step for step, _ in list_checkpoints(tmp_path / "both")] == [3, 4, 7, 8, 9]
+
+
+def test_snapshot_of_a_gpu_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot reads no value, and its event is recorded on the device of the model.
+
+    The tensors are fake: reading the step count of Adam, a CUDA tensor, raises an error here and
+    would wait for all earlier copies on a GPU.
+    """
+    recorded_streams = []
+
+    class Event:
+        def record(self, stream: str) -> None:
+            recorded_streams.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    with FakeTensorMode():
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.empty(2, 3, device="cuda:1"))
+        optimizer = torch.optim.AdamW(model.parameters())
+        moments = {name: torch.empty(2, 3, device="cuda:1") for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[model.weight] = {"step": torch.empty((), device="cuda:1"), **moments}
+        snapshot = take_snapshot(TrainingState(step=4), model, optimizer, should_copy=True)
+        names = ["weight.step", "weight.exp_avg", "weight.exp_avg_sq"]
+        assert list(snapshot.files[MOMENTS_FILE]) == names
+        assert {tensor.device.type for tensor in snapshot.files[MOMENTS_FILE].values()} == {"cpu"}
+    assert recorded_streams == ["stream of cuda:1"]
 
 
 def test_checkpoints_are_asynchronous_on_a_gpu_by_default() -> None:

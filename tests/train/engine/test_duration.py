@@ -1,6 +1,6 @@
 """Durations: runs by steps, and runs by wall-clock time simulated with a fake clock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -294,3 +294,65 @@ def test_default_interval_is_a_twentieth_of_the_steps() -> None:
     assert StepDuration(1000).is_evaluation_due(150, None)
     assert not StepDuration(1000).is_evaluation_due(151, None)
     assert StepDuration(1000).is_checkpoint_due(151, None, is_best=True)
+
+
+def _make_process(
+    run: Path, clock: Callable[[], float], messages: list[Sequence[float]], *, is_main: bool
+) -> TimeDuration:
+    """Return the duration of one of two processes; the main one sends numbers by ``messages``."""
+
+    def share_numbers(numbers: Sequence[float]) -> Sequence[float]:
+        if is_main:
+            messages.append(numbers)
+        return messages[-1]
+
+    return TimeDuration(
+        600.0,
+        RunClock(run, 0.0, clock=clock),
+        step_seconds=1.0,
+        evaluation_seconds=1.0,
+        checkpoint_seconds=0.3,
+        curve_seconds=0.3,
+        share_numbers=share_numbers,
+    )
+
+
+def test_processes_with_different_clocks_make_the_same_decisions(tmp_path: Path) -> None:
+    """A process whose clock is 29 s late saves, evaluates and ends in the steps of process 0.
+
+    Otherwise one process would wait forever for the other, which is in another part of the loop.
+    """
+    now = [8.0]
+    messages: list[Sequence[float]] = []
+    processes = [
+        _make_process(tmp_path, lambda: now[0], messages, is_main=True),
+        _make_process(tmp_path, lambda: 0.7 * now[0] - 29.0, messages, is_main=False),
+    ]
+    for duration in processes:
+        duration.start(step=0, seconds=0.0, elapsed=0.0, start=None)
+    num_checkpoints = step = 0
+    while not processes[0].is_finished(step):
+        now[0] += 1.0
+        step += 1
+        for duration in processes:
+            duration.record_step(1.0, 1e9)
+        # Times that pass in between must not matter.
+        now[0] += 0.5
+        first, second = (
+            (
+                duration.is_checkpoint_due(step, None, is_best=step % 7 == 0),
+                duration.is_checkpoint_due(step, 50, is_best=False),
+                duration.is_evaluation_due(step, None),
+                duration.is_finished(step),
+            )
+            for duration in processes
+        )
+        assert first == second, step
+        if first[0]:
+            num_checkpoints += 1
+            for duration in processes:
+                duration.start_checkpoint()
+            # Only process 0 writes checkpoints. Later ones take longer.
+            processes[0].record_checkpoint(0.3 * num_checkpoints)
+    assert processes[1].is_finished(step)
+    assert num_checkpoints > 5

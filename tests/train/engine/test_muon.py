@@ -13,7 +13,7 @@ from bertsmith.model.config import BiLSTMSettings
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.muon import Muon, orthogonalize
-from bertsmith.train.engine.optimizer import build_optimizer, iter_moment_names
+from bertsmith.train.engine.optimizer import build_optimizer, iter_moment_names, skip_step_if
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import take_step
 from tests.model.examples import make_prime_size_config
@@ -57,15 +57,16 @@ def test_zero_matrix_stays_zero() -> None:
     assert not orthogonalize(torch.zeros(1, 5, 3), 5).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(12, 12), (8, 24), (24, 8)])
-def test_update_equals_pytorch(shape: tuple[int, int]) -> None:
+def test_update_equals_pytorch(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """Three steps equal torch.optim.Muon, up to the rounding of its bfloat16 iterations."""
     generator = torch.Generator().manual_seed(2)
     weight = nn.Parameter(torch.randn(shape, generator=generator))
     reference = nn.Parameter(weight.detach().clone())
     options: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.9}
-    group = {"params": [weight], "num_matrices": 1, "num_iterations": 5, **options}
-    muon = Muon([group], {})
+    group = {"params": [weight], "num_matrices": 1, "num_iterations": 5, "matmul_dtype": dtype}
+    muon = Muon([group | options], {})
     pytorch = torch.optim.Muon([reference], adjust_lr_fn="match_rms_adamw", **options)
     for _ in range(3):
         start = weight.detach().clone()
@@ -89,9 +90,56 @@ def test_update_of_stacked_matrices_equals_their_separate_updates() -> None:
     for part, gradient in zip(parts, torch.split(stacked.grad, 7), strict=True):
         part.grad = gradient.clone()
     options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9}
-    Muon([{"params": [stacked], "num_matrices": 3, "num_iterations": 5, **options}], {}).step()
-    Muon([{"params": parts, "num_matrices": 1, "num_iterations": 5, **options}], {}).step()
+    options |= {"num_iterations": 5, "matmul_dtype": torch.float32}
+    Muon([{"params": [stacked], "num_matrices": 3, **options}], {}).step()
+    Muon([{"params": parts, "num_matrices": 1, **options}], {}).step()
     torch.testing.assert_close(stacked.detach(), torch.cat([part.detach() for part in parts]))
+
+
+@pytest.mark.parametrize(("matmul_dtype", "changes"), [(None, False), (torch.bfloat16, True)])
+def test_iterations_run_in_the_dtype_of_the_run(
+    matmul_dtype: torch.dtype | None, changes: bool
+) -> None:
+    """The products of the optimizer are float32 by default, and bfloat16 in a bf16 run."""
+    weights = []
+    for dtype in (torch.float32, matmul_dtype or torch.float32):
+        model = _build_model()
+        optimizer = build_optimizer(model, MUON, dtype)
+        generator = torch.Generator().manual_seed(5)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+        weights.append(model.get_parameter("bert.encoder.layers.0.up.weight"))
+    assert torch.equal(*weights) != changes
+    torch.testing.assert_close(*weights, atol=2e-3, rtol=0)
+
+
+def test_step_is_skipped_on_the_device() -> None:
+    """With found_inf = 1, a step with NaN gradients changes nothing; with 0, it is as usual.
+
+    This holds for Muon and AdamW, whose momentum already exists from an earlier step.
+    """
+    generator = torch.Generator().manual_seed(6)
+    model, reference = _build_model(), _build_model()
+    optimizers = build_optimizer(model, MUON), build_optimizer(reference, MUON)
+
+    def take_steps(factor: float) -> None:
+        for optimizer, module in zip(optimizers, (model, reference), strict=True):
+            state = generator.get_state()
+            for parameter in module.parameters():
+                parameter.grad = factor * torch.randn(parameter.shape, generator=generator)
+            if optimizer is optimizers[0]:
+                skip_step_if(optimizer, torch.tensor(not math.isfinite(factor)))
+                generator.set_state(state)
+            if math.isfinite(factor) or optimizer is optimizers[0]:
+                optimizer.step()
+
+    for factor in (1.0, math.nan, 2.0):
+        take_steps(factor)
+    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
+        moments, expected_moments = optimizers[0].state[parameter], optimizers[1].state[expected]
+        assert all(torch.equal(moments[name], expected_moments[name]) for name in moments)
 
 
 def test_update_has_the_size_of_adamw() -> None:
@@ -99,7 +147,7 @@ def test_update_has_the_size_of_adamw() -> None:
     for shape in [(64, 64), (64, 256), (256, 64)]:
         weight = nn.Parameter(torch.zeros(shape))
         weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(4))
-        options = {"lr": 0.5, "weight_decay": 0.0, "momentum": 0.95}
+        options = {"lr": 0.5, "weight_decay": 0.0, "momentum": 0.95, "matmul_dtype": torch.float32}
         Muon([{"params": [weight], "num_matrices": 1, "num_iterations": 5, **options}], {}).step()
         assert weight.square().mean().sqrt().item() == pytest.approx(0.1, rel=0.2)
 

@@ -8,6 +8,7 @@ import pytest
 
 from bertsmith.data.store import Store
 from bertsmith.errors import SettingsError
+from bertsmith.model.ops.dropout import Dropout
 from bertsmith.settings import read_toml
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
@@ -22,6 +23,7 @@ from bertsmith.train.pretraining.resolve import (
     resolve_run_settings,
     resolve_settings,
 )
+from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import TrainFunction
 
 
@@ -50,19 +52,20 @@ def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
 def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
     """Learning rate, initialization and feed-forward width depend on the sizes the user sets."""
     tiny = resolve(size="tiny")
-    assert (tiny.run.initialization, tiny.optim.lr) == ("cross-segment-heads", 1e-3)
+    assert (tiny.run.initialization, tiny.optim.lr) == ("cross-segment-heads", 2e-3)
     assert tiny.model.feed_forward == 512
-    without_nsp = resolve(size="tiny", assignments=["data.nsp=false"])
-    assert (without_nsp.run.initialization, without_nsp.optim.lr) == ("neighbor-heads", 2e-3)
+    with_nsp = resolve(size="tiny", assignments=["data.nsp=true"])
+    assert (with_nsp.run.initialization, with_nsp.optim.lr) == ("cross-segment-heads", 1e-3)
     sentence_order = resolve(size="tiny", assignments=["data.pair_objective=sop"])
-    assert (sentence_order.run.initialization, sentence_order.optim.lr) == ("neighbor-heads", 2e-3)
+    assert sentence_order.optim.lr == 2e-3
     assert sentence_order.model.nsp
     larger = resolve(size="tiny", assignments=["model.layers=4", "model.width=256"])
-    assert (larger.run.initialization, larger.optim.lr) == ("cross-segment-heads", 1e-3)
+    assert larger.optim.lr == 2e-3
+    assert resolve(size="tiny", assignments=["model.width=512", "model.heads=8"]).optim.lr == 7e-4
     assert larger.model.feed_forward == 1024
     assert larger.model.init_range == resolve().model.init_range
     for assignment in ("model.layers=1", "model.heads=1"):
-        smaller = resolve(size="tiny", assignments=[assignment])
+        smaller = resolve(size="tiny", assignments=[assignment, "data.nsp=true"])
         assert (smaller.run.initialization, smaller.optim.lr) == ("neighbor-heads", 2e-3), (
             assignment
         )
@@ -74,11 +77,48 @@ def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
 
 
 def test_data_nsp_determines_model_nsp(resolve: Any) -> None:
-    """The model has an NSP head if data.nsp is true; setting model.nsp differently is an error."""
-    assert resolve().model.nsp
-    assert not resolve(assignments=["data.nsp=false"]).model.nsp
+    """The model has an NSP head if data.nsp is true; setting model.nsp differently is an error.
+
+    The recipe "paper" trains next-sentence prediction, "fast" does not.
+    """
+    assert resolve(assignments=["data.nsp=true"]).model.nsp
+    assert not resolve(assignments=["data.nsp=false"], recipe="paper").model.nsp
+    assert resolve(recipe="paper").model.nsp
+    assert not resolve().model.nsp
     with pytest.raises(SettingsError, match=r"set only data\.nsp"):
-        resolve(assignments=["model.nsp=false"])
+        resolve(assignments=["model.nsp=true"])
+
+
+def test_masking_rate_of_the_user_is_constant(resolve: Any) -> None:
+    """The masking rate of "fast" falls to 15 %, unless the user sets a rate or has no masks."""
+
+    def get_rates(*assignments: str, **options: Any) -> tuple[float, float | None]:
+        data = resolve(assignments=list(assignments), **options).data
+        return data.masking_rate, data.final_masking_rate
+
+    assert get_rates() == (0.3, 0.15)
+    assert get_rates("data.masking_rate=0.4") == (0.4, None)
+    assert get_rates("data.masking_rate=0.4", "data.final_masking_rate=0.2") == (0.4, 0.2)
+    assert get_rates(recipe="paper") == (0.15, None)
+    left_to_right = ("data.objective=left-to-right", "model.attention=causal")
+    assert get_rates(*left_to_right) == (0.15, None)
+
+
+def test_dropout_of_the_run_differs_from_that_of_the_model(store: Path, resolve: Any) -> None:
+    """Pre-training with "fast" has no dropout, but the model's config has that of the paper.
+
+    Fine-tuning uses the rates of the config.
+    """
+    session = Session(
+        resolve(size="tiny", assignments=["model.max_positions=128"]), Store.open(store)
+    )
+    rates = {module.rate for module in session.model.modules() if isinstance(module, Dropout)}
+    assert rates == {0.0}
+    assert session.model.config.dropout == 0.1
+    set_by_user = resolve(size="tiny", assignments=["run.dropout=0.2"])
+    session = Session(set_by_user, Store.open(store))
+    rates = {module.rate for module in session.model.modules() if isinstance(module, Dropout)}
+    assert rates == {0.2}
 
 
 def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path) -> None:
@@ -119,7 +159,10 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
         ("model.vocab_size=65", r"vocab_size is 65, but the store's vocabulary has 66 tokens"),
         ("data.max_seqlen=600", r"sequences of 600 tokens, but model\.max_positions is 512"),
         ("schedule.phase2_max_seqlen=513", r"sequences of 513 tokens"),
-        ("model.attention=causal", r"\[CLS\] sees only itself .*; set data\.nsp=false"),
+        (
+            "model.attention=causal,data.nsp=true",
+            r"\[CLS\] sees only itself .*; set data\.nsp=false",
+        ),
         ("schedule.steps=0", r"schedule\.steps: Input should be greater than 0"),
         ("run.precision=fp8", r"run\.precision: Input should be 'auto', 'fp32' or 'bf16'"),
     ],
@@ -127,7 +170,7 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
 def test_invalid_values_are_rejected(resolve: Any, assignment: str, message: str) -> None:
     """A wrong type, a value out of range or a contradiction raises a SettingsError."""
     with pytest.raises(SettingsError, match=message):
-        resolve(assignments=[assignment])
+        resolve(assignments=assignment.split(","))
 
 
 def test_larger_vocabulary_than_the_store_is_allowed(resolve: Any) -> None:

@@ -21,7 +21,7 @@ from bertsmith.train.engine.run_directory import (
 from bertsmith.train.pretraining.pretrain import pretrain
 from bertsmith.train.pretraining.recipes import (
     PretrainSettings,
-    get_machine_defaults,
+    get_accepted_defaults,
     resolve_steps,
 )
 from bertsmith.train.pretraining.session import Session
@@ -47,7 +47,7 @@ def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path)
     assert lines == {
         "model.dropout: 0.1 in the run, 0.2 now",
         "data.batch_size: 32 in the run, 7 now",
-        "optim.lr: 0.001 in the run, 0.5 now",
+        "optim.lr: 0.002 in the run, 0.5 now",
         "run.seed: 0 in the run, 3 now",
     }
 
@@ -118,7 +118,7 @@ def test_run_of_a_gpu_continues_on_a_machine_without_one(resolve: Any, tmp_path:
     progress = RecordingProgress()
     moved = load_run_settings(
         tmp_path, resolve(), {}, progress, is_device_available=lambda device: device == "cpu",
-        machine_defaults=get_machine_defaults(stored),
+        accepted_defaults=get_accepted_defaults(stored),
     )  # fmt: skip
     assert moved is not None
     machine = {"device": "auto", "precision": "auto", "attention_kernel": "auto", "threads": None}
@@ -132,8 +132,9 @@ def test_run_stays_on_its_device_while_it_is_available(resolve: Any, tmp_path: P
     """The default device does not move a run, and its default batch size is kept."""
     stored = _store_cuda_run(resolve, tmp_path)
     progress = RecordingProgress()
-    defaults = get_machine_defaults(stored)
-    assert load_run_settings(tmp_path, resolve(), {}, progress, machine_defaults=defaults) == stored
+    defaults = get_accepted_defaults(stored)
+    settings = load_run_settings(tmp_path, resolve(), {}, progress, accepted_defaults=defaults)
+    assert settings == stored
     assert progress.messages == []
 
 
@@ -168,7 +169,7 @@ def test_processes_with_different_settings_are_rejected(resolve: Any) -> None:
             return PretrainSettings.parse(values, "process 0")
 
     check_same_settings(resolve(), Processes(1, 2))
-    with pytest.raises(SettingsError, match=r"optim.lr: 0.001 in process 0, 0.5 in process 1"):
+    with pytest.raises(SettingsError, match=r"optim.lr: 0.002 in process 0, 0.5 in process 1"):
         check_same_settings(resolve(assignments=["optim.lr=0.5"]), Processes(1, 2))
 
 
@@ -187,7 +188,7 @@ def test_user_may_move_a_run_to_another_device(resolve: Any, tmp_path: Path) -> 
     progress = RecordingProgress()
     moved = load_run_settings(
         tmp_path, resolve(assignments=assignments), parse_assignments(assignments), progress,
-        machine_defaults={"data.batch_size": (32, 256)},
+        accepted_defaults={"data.batch_size": (32, 256)},
     )  # fmt: skip
     assert moved is not None
     assert (moved.run.device, moved.run.precision) == ("cpu", "fp32")
@@ -198,18 +199,18 @@ def test_user_may_move_a_run_to_another_device(resolve: Any, tmp_path: Path) -> 
 def test_batch_size_of_the_user_is_not_a_default(resolve: Any, tmp_path: Path) -> None:
     """A batch size that is no default must be repeated, and a default must not be changed."""
     stored = _store_cuda_run(resolve, tmp_path, ["data.batch_size=64"])
-    defaults = get_machine_defaults(stored)
+    defaults = get_accepted_defaults(stored)
     with pytest.raises(RunError, match=r"data.batch_size: 64 in the run, 32 now"):
-        load_run_settings(tmp_path, resolve(), {}, machine_defaults=defaults)
+        load_run_settings(tmp_path, resolve(), {}, accepted_defaults=defaults)
     _store_cuda_run(resolve, tmp_path)
     assignments = ["data.batch_size=32"]
     changed = resolve(cuda=True, assignments=assignments)
     with pytest.raises(RunError, match=r"data.batch_size: 256 in the run, 32 now"):
         load_run_settings(
-            tmp_path, changed, parse_assignments(assignments), machine_defaults=defaults
+            tmp_path, changed, parse_assignments(assignments), accepted_defaults=defaults
         )
     paper = resolve(recipe="paper")
-    assert get_machine_defaults(paper) == {}
+    assert get_accepted_defaults(paper) == {}
 
 
 def test_moved_run_records_its_new_device(train: TrainFunction, tmp_path: Path) -> None:

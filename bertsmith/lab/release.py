@@ -1,0 +1,200 @@
+"""Writes the model of a pre-training run as a directory to publish.
+
+In addition to the files of a model directory, it contains what a reader needs to judge and repeat
+the training: the settings, a summary of the metrics, the loss curve and the results of the panel.
+None of them contains a path of the training machine.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tomli_w
+
+from bertsmith.bundle import CONFIG_FILE, WEIGHTS_FILE, hash_model_files, load, locate_model
+from bertsmith.bundle.config import read_json
+from bertsmith.bundle.metadata import read_info
+from bertsmith.bundle.model_card import MODEL_CARD_FILE, Publication, build_model_card
+from bertsmith.errors import ModelError, RunError, SettingsError
+from bertsmith.files import atomic_directory, check_new_directory, write_atomic, write_json
+from bertsmith.interop.huggingface import write_huggingface
+from bertsmith.lab.panel.table import read_table
+from bertsmith.settings import read_stored_settings
+from bertsmith.train.engine import curve
+from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.pretraining.provenance import dump_published_settings
+from bertsmith.train.pretraining.recipes import PretrainSettings
+
+TRAINING_FILE: Final = "training.json"
+#: In a subfolder, because files of results must not change the hash of the model directory.
+PANEL_FILE: Final = "results/panel.json"
+#: Tables in the settings of runs of other kinds.
+_OTHER_RUNS: Final = ("task", "embedding", "reranking", "distill")
+#: Keys of a metrics line that the summary of an evaluation leaves out.
+_OMITTED_KEYS: Final = ("kind", "seconds")
+#: Keys of panel.json that are published; the others identify files of the machine.
+_PANEL_KEYS: Final = ("models", "seeds", "learning_rate", "results", "notes", "missing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions:
+    """Contents of a released model directory.
+
+    Attributes:
+        license_id: License of the weights, as an identifier of the hub; empty if it is unknown.
+        notes: Markdown file to include in the model card; None for no notes.
+        panel: The panel.json of ``bertsmith lab panel`` with results of this model; None for none.
+        dtype: The dtype of the stored weights: "bf16", "fp16" or "fp32".
+    """
+
+    license_id: str = ""
+    notes: Path | None = None
+    panel: Path | None = None
+    dtype: str = "bf16"
+
+
+def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) -> list[str]:
+    """Write a model of a pre-training run to a directory to publish.
+
+    Args:
+        run: The run directory.
+        model: The model of the run.
+        out: A directory that is empty or does not exist.
+        options: Contents of the directory.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        BertsmithError: ``run`` is not a pre-training run, an input file is missing or damaged, or
+            the panel has no results of this model.
+    """
+    check_new_directory(out)
+    settings = _read_settings(run)
+    metrics = _read_metrics(run, model)
+    panel = None if options.panel is None else _read_panel(options.panel)
+    text = "" if options.notes is None else _read_text(options.notes)
+    training = _summarize_training(metrics)
+    name = out.resolve().name
+    with atomic_directory(out) as new:
+        messages = write_huggingface(model, new, dtype=options.dtype)
+        write_atomic(new / SETTINGS_FILE, tomli_w.dumps(dump_published_settings(settings)))
+        write_json(new / TRAINING_FILE, training)
+        if metrics:
+            write_atomic(new / curve.CURVE_FILE, curve.render(metrics, name))
+        panel_text = ""
+        if panel is not None:
+            panel_text = _describe_panel(panel, new, model, options)
+            (new / PANEL_FILE).parent.mkdir()
+            write_json(new / PANEL_FILE, panel, inline_numbers=True)
+        publication = Publication(
+            name=name,
+            license_id=options.license_id,
+            notes=text,
+            minutes=training.get("minutes"),
+            curve=curve.CURVE_FILE if metrics else "",
+            panel=panel_text,
+        )
+        bundle = load(new)
+        card = build_model_card(
+            bundle.config, bundle.tokenizer, bundle.info, publication=publication
+        )
+        write_atomic(new / MODEL_CARD_FILE, card)
+    return messages
+
+
+def _read_settings(run: Path) -> PretrainSettings:
+    """Return the settings of a pre-training run."""
+    path = run / SETTINGS_FILE
+    if not path.is_file():
+        raise RunError(f"{run}: not a run directory (no {SETTINGS_FILE}); give the folder of a run")
+    tables = read_stored_settings(path)
+    if any(name in tables for name in _OTHER_RUNS):
+        raise RunError(
+            f"{run}: not a pre-training run; export its model with: bertsmith export --to hf"
+        )
+    return PretrainSettings.parse(tables, str(path))
+
+
+def _read_metrics(run: Path, model: Path) -> list[dict[str, Any]]:
+    """Return the lines of the metrics log up to the step of the model, which may be a snapshot."""
+    provenance = read_info(locate_model(model)).get("provenance", {})
+    last_step = provenance.get("step", math.inf)
+    return [line for line in read_metrics(run) if line["step"] <= last_step]
+
+
+def _read_text(path: Path) -> str:
+    """Return the content of a text file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--notes {path}: cannot be read: {error}") from None
+
+
+def _summarize_training(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the number of steps, the duration and all evaluations of a run."""
+    training = [line for line in metrics if line["kind"] == "train"]
+    summary: dict[str, Any] = {}
+    if training:
+        summary["steps"] = training[-1]["step"]
+        if "elapsed_seconds" in training[-1]:
+            summary["minutes"] = round(training[-1]["elapsed_seconds"] / 60, 1)
+        summary["final_training_loss"] = training[-1]["loss"]
+    summary["evaluations"] = [
+        {key: value for key, value in line.items() if key not in _OMITTED_KEYS}
+        for line in metrics
+        if line["kind"] == "heldout"
+    ]
+    return summary
+
+
+def _read_panel(path: Path) -> dict[str, Any]:
+    """Return the content of a panel.json without its names of files."""
+    if not path.is_file():
+        raise SettingsError(f"--panel {path}: no such file; give the panel.json of a panel")
+    data = read_json(path)
+    missing = [key for key in _PANEL_KEYS if key not in data]
+    if missing:
+        raise SettingsError(
+            f"--panel {path}: not a panel ({missing[0]!r} is missing); give the panel.json that "
+            "bertsmith lab panel has written"
+        )
+    panel = {key: data[key] for key in _PANEL_KEYS}
+    panel["models"] = [
+        {key: value for key, value in model.items() if key != "path"} for model in data["models"]
+    ]
+    return panel
+
+
+def _describe_panel(
+    panel: Mapping[str, Any], released: Path, model: Path, options: ReleaseOptions
+) -> str:
+    """Return the table of the panel with its notes as Markdown.
+
+    Args:
+        panel: The results.
+        released: The directory of the released model.
+        model: The model of the run, before its weights are rounded.
+        options: The path of the panel, and the dtype of the released weights.
+
+    Raises:
+        ModelError: The panel has no results of either model.
+    """
+    notes = list(panel["notes"])
+    hashes = [entry["hash"] for entry in panel["models"] if "hash" in entry]
+    if not any(map(hash_model_files(released).startswith, hashes)):
+        if not any(map(hash_model_files(locate_model(model)).startswith, hashes)):
+            raise ModelError(
+                f"--panel {options.panel}: no results of this model (its {CONFIG_FILE}, "
+                f"{WEIGHTS_FILE} or tokenizer differ from those of the panel's models); run "
+                f"bertsmith lab panel on {model}, or on the released directory"
+            )
+        notes.append(f"Measured before the weights were rounded to {options.dtype}.")
+    try:
+        table = read_table(panel)
+    except (KeyError, TypeError) as error:
+        raise SettingsError(f"--panel {options.panel}: damaged: {error!r} is missing") from None
+    return "\n\n".join([table.to_markdown(), *notes])

@@ -1,0 +1,107 @@
+"""The models in models/, each of which is tested: size, files, and agreement with transformers."""
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from bertsmith.bundle import load
+from bertsmith.bundle.directory import REFERENCE_MODELS
+from bertsmith.cli.model_options import REFERENCE_MODEL
+from bertsmith.model.packed import pack_sequences
+from bertsmith.use.fill import fill
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = sorted(path.parent for path in (ROOT / "models").glob("*/config.json"))
+MAX_BYTES = 16_000_000
+#: Files of a released model besides those of a model directory.
+RECORD_FILES = ("README.md", "settings.toml", "training.json", "curve.png")
+TEXTS = (
+    "The capital of France is [MASK].",
+    "She was born in 1850 and [MASK] in 1921, in a small town near the river.",
+    "[MASK]",
+)
+
+parametrize_models = pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+
+
+def test_the_default_model_is_shipped() -> None:
+    """models/ contains the model that serve and the demo use, and the package finds it there."""
+    assert REFERENCE_MODEL in [path.name for path in MODELS]
+    assert (REFERENCE_MODELS / REFERENCE_MODEL).resolve() == ROOT / "models" / REFERENCE_MODEL
+
+
+@parametrize_models
+def test_a_model_is_small_and_has_its_record(path: Path) -> None:
+    """A model needs at most 16 MB, and has a card with license, settings, evaluations and curve."""
+    assert sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) <= MAX_BYTES
+    assert all((path / name).is_file() for name in RECORD_FILES)
+    card = (path / "README.md").read_text(encoding="utf-8")
+    assert re.search(r'^license: "', card, re.MULTILINE)
+    assert json.loads((path / "training.json").read_text())["evaluations"]
+    text_files = [*path.glob("*.md"), *path.glob("*.toml"), path / "bertsmith.json",
+                  *path.glob("results/*")]  # fmt: skip
+    for file in text_files:
+        assert not re.search(r"[\"'`( ]/\w+/", file.read_text(encoding="utf-8")), file
+
+
+@parametrize_models
+def test_a_model_has_the_same_logits_in_transformers(path: Path) -> None:
+    """Weights, tokens and, to 1e-5, logits are the same in transformers."""
+    bundle = load(path)
+    assert not bundle.new_weights
+    assert not bundle.unused_weights
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    reference, report = AutoModelForMaskedLM.from_pretrained(path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        body = bundle.tokenizer.encode(text, allow_special=True)
+        assert [bundle.tokenizer.cls_id, *body, bundle.tokenizer.sep_id] == ids
+        with torch.no_grad():
+            expected = reference(input_ids=torch.tensor([ids])).logits[0]
+            hidden = bundle.model.bert(pack_sequences([(ids, [0] * len(ids))]))
+            logits = bundle.model.mlm(hidden)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+@parametrize_models
+def test_a_model_fills_masks_by_name_from_any_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a shipped model can be used in any folder, offline."""
+    monkeypatch.chdir(tmp_path)
+    assert fill(path.name, TEXTS[0]) == fill(path, TEXTS[0])
+
+
+@pytest.mark.slow
+def test_the_wheel_contains_the_models(tmp_path: Path) -> None:
+    """A wheel contains all files of all models, as files and not as links."""
+    command = ["git", "ls-tree", "-r", "--name-only", "HEAD", f"models/{REFERENCE_MODEL}/"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "model.safetensors" not in listing.stdout:
+        pytest.skip("no commit of a git repository contains the models")
+    source = tmp_path / "source"
+    archive = subprocess.run(
+        ["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
+    source.mkdir()
+    subprocess.run(["tar", "-x"], cwd=source, input=archive, check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
+               "--no-index", "--quiet", "--wheel-dir", str(tmp_path), str(source)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive_file:
+        packed = {info.filename: info.file_size for info in archive_file.infolist()}
+    for path in MODELS:
+        for file in path.rglob("*"):
+            if file.is_file():
+                name = f"bertsmith/reference_models/{file.relative_to(ROOT / 'models')}"
+                assert packed.get(name) == file.stat().st_size, name
