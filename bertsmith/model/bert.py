@@ -12,7 +12,11 @@ from bertsmith.model.embeddings import Embeddings, sinusoidal_positions
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MLMHead, NSPHead, Pooler
 from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
-from bertsmith.model.ops.cross_entropy import MAX_CHUNK_LOGITS, linear_cross_entropy
+from bertsmith.model.ops.cross_entropy import (
+    MAX_CHUNK_LOGITS,
+    linear_cross_entropy,
+    to_full_precision,
+)
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.ops.norms import BatchNorm
 from bertsmith.model.packed import PackedBatch
@@ -187,7 +191,7 @@ class BertForPreTraining(nn.Module):
         )
         if nsp_labels is None:
             return Losses(mlm_loss, None)
-        nsp_logits = self._apply_nsp_head(cls_states).float()
+        nsp_logits = to_full_precision(self._apply_nsp_head(cls_states))
         return Losses(mlm_loss, F.cross_entropy(nsp_logits, nsp_labels, reduction="sum"))
 
     def _compute_loss_inputs(
@@ -238,7 +242,7 @@ class BertForPreTraining(nn.Module):
         mlm_loss, mlm_correct = self._evaluate_mlm(masked_states, masked_labels)
         if nsp_labels is None:
             return Losses(mlm_loss, None, mlm_correct, None)
-        nsp_logits = self._apply_nsp_head(cls_states).float()
+        nsp_logits = to_full_precision(self._apply_nsp_head(cls_states))
         nsp_loss = F.cross_entropy(nsp_logits, nsp_labels, reduction="sum")
         nsp_correct = (nsp_logits.argmax(-1) == nsp_labels).sum()
         return Losses(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
@@ -258,7 +262,7 @@ class BertForPreTraining(nn.Module):
         for hidden_chunk, label_chunk in zip(
             torch.split(hidden, chunk_rows), torch.split(labels, chunk_rows), strict=True
         ):
-            logits = self.mlm(hidden_chunk).float()
+            logits = to_full_precision(self.mlm(hidden_chunk))
             losses.append(F.cross_entropy(logits, label_chunk, reduction="sum"))
             num_correct.append((logits.argmax(-1) == label_chunk).sum())
         return torch.stack(losses).sum(), torch.stack(num_correct).sum()

@@ -11,6 +11,7 @@ import speedrun
 
 from bertsmith.lab.panel.tasks import TASKS
 from bertsmith.runtime import device
+from bertsmith.train.engine.metrics_log import read_metrics
 from tests.cli.conftest import RunCli
 from tests.lab.panel.conftest import SENTENCES, write_table
 

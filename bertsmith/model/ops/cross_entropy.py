@@ -240,5 +240,9 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
         weight = F.pad(weight, (0, 0, 0, padding))
         bias = F.pad(bias, (0, padding), value=-math.inf)
     logits = F.linear(x, weight, bias)
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    return F.cross_entropy(logits, labels, reduction="sum")
+    return F.cross_entropy(to_full_precision(logits), labels, reduction="sum")
+
+
+def to_full_precision(logits: Tensor) -> Tensor:
+    """Return 16-bit logits as float32 and others unchanged."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
