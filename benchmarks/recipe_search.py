@@ -178,7 +178,7 @@ def append_result(folder: Path, result: dict[str, Any]) -> None:
 def sum_training_time(lines: Sequence[dict[str, Any]]) -> tuple[float, int]:
     """Return the training seconds and the number of tokens of a run from its metrics.
 
-    A logged step stands for all the steps since the line before it, so the number of tokens is exact
+    A logged step stands for all the steps since the line before it. The number of tokens is exact
     if every step was logged.
     """
     seconds, num_tokens, num_steps = 0.0, 0, 0

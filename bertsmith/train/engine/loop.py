@@ -28,6 +28,9 @@ from bertsmith.train.engine.stopwatch import Stopwatch
 
 _CPU = torch.device("cpu")
 
+#: Seconds of training on the CPU after which freed memory is returned to the OS.
+TRIM_INTERVAL_SECONDS = 60.0
+
 
 class Objective(Protocol):
     """The data and losses of a training task.
@@ -275,6 +278,8 @@ class _Loop:
         self._peak_macs_per_second = self._measure_peak_macs_per_second()
         self._saved_step = state.step
         self._stopwatch = Stopwatch(state.seconds)
+        #: Seconds of training after which freed memory was last returned to the OS.
+        self._trim_seconds = state.seconds
         #: The last step, if its result has not been read yet.
         self._started_step: _StartedStep | None = None
         self._displayed_seconds = options.duration.elapsed_seconds or 0.0
@@ -302,6 +307,7 @@ class _Loop:
         while not (self._has_signal(signals) or self.is_finished()):
             self._duration.begin_step(self.state.step)
             self._take_step(next(batches))
+            self._trim_memory_if_due()
             self._record_written_checkpoint()
             is_best = self._evaluate_if_due()
             if self._has_ended or self._duration.is_checkpoint_due(
@@ -314,6 +320,17 @@ class _Loop:
         # A signal can end the loop at any step, which may not have been saved.
         if self._saved_step < self.state.step:
             self._save_checkpoint()
+
+    def _trim_memory_if_due(self) -> None:
+        """Return freed memory to the OS once a minute of training on the CPU.
+
+        The sizes of the tensors differ from batch to batch. After thousands of steps the free
+        memory between them would be several times the memory in use.
+        """
+        is_due = self.state.seconds - self._trim_seconds >= TRIM_INTERVAL_SECONDS
+        if is_due and self._machine.device.type == "cpu":
+            trim_memory()
+            self._trim_seconds = self.state.seconds
 
     def _is_evaluated(self) -> bool:
         """Return whether the metrics log has an evaluation of the last step."""

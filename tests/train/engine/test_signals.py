@@ -114,6 +114,22 @@ def test_memory_is_trimmed_once_at_the_end(tmp_path: Path, monkeypatch: pytest.M
     assert num_logged_lines[1:] == [len(read_metrics(tmp_path))]
 
 
+def test_memory_is_trimmed_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freed memory is returned to the OS when the interval has passed, and at the end."""
+    objective = ToyObjective()
+    num_trims = 0
+
+    def trim() -> None:
+        nonlocal num_trims
+        num_trims += 1
+
+    monkeypatch.setattr("bertsmith.train.engine.loop.trim_memory", trim)
+    monkeypatch.setattr("bertsmith.train.engine.loop.TRIM_INTERVAL_SECONDS", 0.0)
+    optimizer = build_optimizer(objective.model, OptimSettings())
+    train(objective, objective.model, optimizer, MACHINE, OPTIONS, tmp_path, NullProgress())
+    assert num_trims == 9 + 1
+
+
 def test_second_signal_has_its_usual_effect() -> None:
     """The first Ctrl-C is recorded, the second interrupts, and the old handler is restored."""
     previous_handler = signal.getsignal(signal.SIGINT)
