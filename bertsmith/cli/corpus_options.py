@@ -45,10 +45,11 @@ Deduplicate = Annotated[
 ]
 
 
-def _check_language(code: str) -> str:
+def check_optional_language(code: str | None) -> str | None:
+    """Return the code of a language, or None if the option is not given."""
     from bertsmith.text.sentences import check_language
 
-    return check_language(code)
+    return None if code is None else check_language(code)
 
 
 Language = Annotated[
@@ -56,7 +57,7 @@ Language = Annotated[
     typer.Option(
         "--language",
         help="ISO 639-1 code of the language, used to split sentences.",
-        callback=_check_language,
+        callback=check_optional_language,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -28,7 +28,14 @@ def prepare(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The token store (a folder) to write.")],
-    language: corpus_options.Language = "en",
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="ISO 639-1 code of the language, used to split sentences. Default: ko if most "
+            "words of the vocabulary are Korean, otherwise en.",
+            callback=corpus_options.check_optional_language,
+        ),
+    ] = None,
     held_out: Annotated[
         float | None,
         typer.Option(
@@ -59,11 +66,16 @@ def prepare(
     from bertsmith.cli.console import log, print_json
     from bertsmith.data import prepare as preparation
     from bertsmith.data.plan import PrepareOptions
+    from bertsmith.text.sentences import guess_language
     from bertsmith.text.wordpiece import Tokenizer
 
     reading_options = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
-    options = PrepareOptions(language=language, held_out=held_out, corpus=reading_options)
     loaded_tokenizer = Tokenizer.load(_locate_tokenizer(tokenizer))
+    options = PrepareOptions(
+        language=language or guess_language(loaded_tokenizer.vocab),
+        held_out=held_out,
+        corpus=reading_options,
+    )
     with corpus_options.terminal_progress() as progress:
         sources = corpus_options.find_sources(corpus)
         manifest = preparation.prepare(sources, loaded_tokenizer, out, options, progress, workers)

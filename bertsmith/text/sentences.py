@@ -1,6 +1,7 @@
 """Splits documents into sentences with the rules of ``sentencex``."""
 
 import re
+from collections.abc import Iterable
 
 from sentencex import segment
 
@@ -31,6 +32,16 @@ def check_language(code: str) -> str:
             "language, such as en or ko"
         )
     return code
+
+
+def guess_language(vocabulary: Iterable[str]) -> str:
+    """Return the language of a vocabulary: "ko" if more than half of its words are, else "en".
+
+    A word is Korean if it contains a syllable of Hangul. Words without letters do not count.
+    """
+    words = [word for word in vocabulary if re.search(r"[^\W\d_]", word)]
+    num_korean = sum(re.search("[가-힣]", word) is not None for word in words)
+    return "ko" if 2 * num_korean > len(words) else "en"
 
 
 def split_sentences(text: str, language: str = "en", presplit: bool = False) -> list[str]:

@@ -1,5 +1,6 @@
 """The command ``prepare``: valid and invalid values of --tokenizer."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,46 @@ def test_path_without_a_tokenizer_is_an_error(
         assert f"{tokenizer}: " in completed.err
         assert message in completed.err
     assert not (tmp_path / "store").exists()
+
+
+def test_language_of_a_korean_vocabulary_is_korean(
+    run_cli: RunCli, corpus: Path, tmp_path: Path
+) -> None:
+    """Most words decide, and words without letters do not count; --language has precedence."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    korean = [
+        *special,
+        "1850",
+        "!",
+        *["학교", "도시", "역사", "아침", "책을", "읽었다", "길이", "##에서"],
+    ]
+    english = [
+        *special,
+        *[
+            "1850",
+            "1851",
+            "1852",
+            "학교",
+            "the",
+            "ferry",
+            "crossed",
+            "river",
+            "it",
+            "had",
+            "no",
+            "pilot",
+        ],
+    ]
+    for words, options, expected in (
+        (korean, (), "ko"),
+        (english, (), "en"),
+        (korean, ("--language", "en"), "en"),
+    ):
+        vocabulary, out = tmp_path / "vocab.txt", tmp_path / "store"
+        vocabulary.write_text("".join(f"{word}\n" for word in words))
+        shutil.rmtree(out, ignore_errors=True)
+        completed = run_cli(
+            "prepare", corpus, "--tokenizer", vocabulary, "--out", out, "--workers", 1, *options
+        )
+        assert completed.status == 0, completed.err
+        assert Store.open(out).manifest.plan.options.language == expected
