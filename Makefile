@@ -12,7 +12,7 @@ PYTHON ?=
 # Interpreters to try, in this order.
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3)
 DEMO_EXTRAS := plot
-DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,search,serve,telemetry,docs,dev
+DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,openvino,search,serve,telemetry,docs,dev
 
 # A virtual environment contains its absolute path, so it is created again after it was moved.
 ifneq "$(shell cat $(VENV)/place 2>/dev/null)" "$(CURDIR)"

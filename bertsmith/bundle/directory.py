@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bertsmith.bundle.config import CONFIG_FILE
+from bertsmith.bundle.config import CONFIG_FILE, read_json
+from bertsmith.bundle.metadata import INFO_FILE
 from bertsmith.errors import ModelError
 from bertsmith.files import compute_file_sha256
 
@@ -15,6 +16,10 @@ WEIGHTS_FILE, PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
 INDEX_FILE, PICKLE_INDEX_FILE = f"{WEIGHTS_FILE}.index.json", f"{PICKLE_FILE}.index.json"
 #: Names of weight files, in order of preference. An index lists the shards of sharded weights.
 WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
+#: The OpenVINO graph of a model, where sentence-transformers looks for it.
+OPENVINO_FILE: Final = "openvino/openvino_model.xml"
+#: Key of bertsmith.json with the name of the model from which an OpenVINO graph was made.
+OPENVINO_INFO_KEY: Final = "openvino"
 #: Models that are distributed with Bertsmith, one folder each; in a clone, a link to models/.
 REFERENCE_MODELS: Final = Path(__file__).parent.parent / "reference_models"
 #: OWNER/NAME, optionally followed by @ and a branch, tag or commit.
@@ -48,6 +53,11 @@ def locate_model(model: Path | str) -> Path:
     for directory in (root, root / "model", root / "0_Transformer"):
         if (directory / CONFIG_FILE).is_file() and find_weights_file(directory) is not None:
             return directory
+    if find_openvino_model(path) is not None:
+        raise ModelError(
+            f"{root}: this directory has an OpenVINO graph and no weights, so it can only embed "
+            f"texts; use {describe_original_model(root)}"
+        )
     if is_reference_model(path):
         return REFERENCE_MODELS / path
     if is_hub_id(path):
@@ -69,6 +79,41 @@ def locate_model(model: Path | str) -> Path:
         f"{path}: not a model directory (no {CONFIG_FILE} with {WEIGHTS_FILE} in it) and not a run "
         "directory",
     )
+
+
+def find_openvino_model(model: Path | str) -> Path | None:
+    """Return the directory of a model that has an OpenVINO graph and no weights, or else None.
+
+    A directory with weights and a graph is loaded from its weights, like on other machines without
+    OpenVINO.
+
+    Args:
+        model: A model directory, or its config.json.
+    """
+    path = Path(model)
+    directory = path.parent if path.name == CONFIG_FILE and path.is_file() else path
+    has_graph = (directory / CONFIG_FILE).is_file() and (directory / OPENVINO_FILE).is_file()
+    return directory if has_graph and find_weights_file(directory) is None else None
+
+
+def describe_original_model(directory: Path) -> str:
+    """Return "the original model" from which an OpenVINO graph was made, with its name if known."""
+    path = directory / INFO_FILE
+    source = read_json(path).get(OPENVINO_INFO_KEY) if path.is_file() else None
+    name = source.get("source") if isinstance(source, dict) else None
+    return "the original model" if name is None else f"the original model, {name}"
+
+
+def locate_embedding_model(model: Path | str) -> Path:
+    """Return the directory of a model that embeds texts.
+
+    Args:
+        model: A path or name as in ``locate_model``, or a directory with an OpenVINO graph.
+
+    Raises:
+        ModelError: There is no model at this path, or it cannot be downloaded.
+    """
+    return find_openvino_model(model) or locate_model(model)
 
 
 def is_unfinished_run(path: Path) -> bool:
@@ -226,6 +271,9 @@ def hash_model_files(directory: Path) -> str:
     It detects changes to a model directory.
     """
     files = {file for pattern in _HASHED_PATTERNS for file in directory.glob(pattern)}
+    if find_openvino_model(directory) is not None:
+        graph_file = directory / OPENVINO_FILE
+        files |= {graph_file, graph_file.with_suffix(".bin")}
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.relative_to(directory)} {compute_file_sha256(file)}\n".encode())

@@ -28,7 +28,7 @@ from bertsmith.cli.model_options import (
     check_device,
     check_not_table,
     check_readable,
-    find_model,
+    find_embedding_model,
     open_input,
     resolve_device,
 )
@@ -254,8 +254,8 @@ def embed(
 def _check_model_and_output(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
     """Return the path of the model to load; raise an error if it or ``out`` cannot be used."""
     if out is None:
-        return find_model(model)
-    from bertsmith.bundle.directory import locate_model
+        return find_embedding_model(model)
+    from bertsmith.bundle.directory import locate_embedding_model
 
     if out.suffix not in _NEXT_STEPS:
         raise InputError(f"{out}: expected a name that ends in {', '.join(_NEXT_STEPS)}")
@@ -264,7 +264,7 @@ def _check_model_and_output(model: Path, out: Path | None, settings: "VectorSett
     if out.exists() or out.is_symlink():
         raise InputError(f"{out}: file exists; choose another name, or remove it")
     # The output stores the model's path, so a temporary copy of a checkpoint is not enough.
-    locate_model(model)
+    locate_embedding_model(model)
     return model
 
 

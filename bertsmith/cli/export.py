@@ -1,15 +1,17 @@
 """``bertsmith export``: convert a model to another format."""
 
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
-from bertsmith.cli.model_options import Model, find_model
+from bertsmith.cli.model_options import Model, check_readable, find_model, read_lines
+from bertsmith.errors import InputError
 
 #: For each format, the import path of the function that writes it, and the names of its options.
 #: The function takes the model, the output folder and the options, and returns notes for the user.
@@ -21,6 +23,10 @@ _WRITERS = {
     ),
     "tensorflow": ("bertsmith.interop.tensorflow.write_tensorflow", ()),
     "onnx": ("bertsmith.interop.onnx.write_onnx", ("int8",)),
+    "openvino": (
+        "bertsmith.interop.openvino.write_openvino",
+        ("calibration", "pooling", "normalize"),
+    ),
     "static": ("bertsmith.interop.model2vec.write_static_model", ("dims", "frequencies")),
 }
 #: The suggested next step for each format.
@@ -29,6 +35,7 @@ _NEXT_STEPS = {
     "sentence-transformers": 'in Python, SentenceTransformer({python_path}).encode(["..."])',
     "tensorflow": "bertsmith import {shell_path} --out DIR",
     "onnx": "in Python, open the .onnx file there with onnxruntime.InferenceSession",
+    "openvino": "bertsmith embed {shell_path} LINES --out vectors.npy",
     "static": 'in Python, SentenceTransformer({python_path}).encode(["..."])',
 }
 
@@ -38,6 +45,7 @@ _NEXT_STEPS = {
         "bertsmith export my-run --to hf --out my-model",
         "bertsmith export my-run --to onnx --int8 --out my-model-onnx",
         "bertsmith export my-run --to sentence-transformers --out my-embedder",
+        "bertsmith export my-embedder --to openvino --calibration lines.txt --out my-openvino",
         "bertsmith export my-embedder --to static --out my-static",
     )
 )
@@ -62,16 +70,26 @@ def export(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="sentence-transformers: mean, cls, max, and so on. Default: as the model "
-            "specifies, else mean."
+            help="sentence-transformers, openvino: mean, cls, max, and so on. Default: as the "
+            "model specifies, else mean."
         ),
     ] = None,
     normalize: Annotated[
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="sentence-transformers: scale vectors to length 1. Default: as the model "
-            "specifies, else yes, unlike `bertsmith embed`.",
+            help="sentence-transformers, openvino: scale vectors to length 1. Default: as the "
+            "model specifies, else yes, unlike `bertsmith embed`.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="openvino: quantize weights and activations to 8 bits, with ranges measured on "
+            "the first 300 lines of this file that are not blank, which should be like the texts "
+            "to embed. Default: no quantization.",
+            show_default=False,
         ),
     ] = None,
     dims: Annotated[
@@ -95,7 +113,8 @@ def export(
 ) -> None:
     """Convert a model to another format, such as ONNX.
 
-    The converted model computes the same outputs (nearly the same with --int8), except for static.
+    The converted model computes the same outputs (nearly the same with --int8 or --calibration),
+    except for static.
     A model that the format cannot express is rejected.
 
     hf: a Hugging Face model directory with a single safetensors file.
@@ -107,6 +126,10 @@ def export(
 
     onnx: for onnxruntime, with any batch size and sequence length.
 
+    openvino: a directory for `bertsmith embed`, which is fast on the CPU. It has the layout of
+    sentence-transformers for backend="openvino". Without --calibration, OpenVINO computes in
+    bfloat16 if the CPU does so fast.
+
     static: a vector for each token, in the format of model2vec. The vector of a text is the mean
     of those of its tokens: much faster, and less accurate. Loads in model2vec and
     sentence-transformers.
@@ -117,15 +140,22 @@ def export(
     if to not in _WRITERS:
         raise SettingsError(f"--to {to}: expected one of {', '.join(_WRITERS)}")
     writer_path, valid_options = _WRITERS[to]
-    all_options = {
+    all_options: dict[str, Any] = {
         "int8": int8 or None, "dtype": dtype, "pooling": pooling, "normalize": normalize,
-        "dims": dims, "frequencies": frequencies,
+        "calibration": calibration, "dims": dims, "frequencies": frequencies,
     }  # fmt: skip
     options = {name: value for name, value in all_options.items() if value is not None}
+    if to == "openvino" and int8:
+        raise SettingsError(
+            "--int8: openvino quantizes to 8 bits with --calibration FILE; replace --int8 by it, "
+            "with a file of a few hundred lines like the texts to embed"
+        )
     for name in sorted(set(options) - set(valid_options)):
         raise SettingsError(f"--{name}: not an option of the format {to}; remove it")
     check_new_directory(out)
     path = find_model(model)
+    if calibration is not None:
+        options["calibration"] = _read_calibration_texts(calibration)
     if to == "tensorflow":
         from bertsmith.interop.tensorflow.release import check_original_config
 
@@ -142,3 +172,18 @@ def export(
         model=quote_path(model), shell_path=quote_path(out), python_path=repr(str(out))
     )
     log(f"next: {next_step}")
+
+
+def _read_calibration_texts(name: str) -> list[str]:
+    """Return the first lines of a file that are not blank. Raises InputError if there are none."""
+    from bertsmith.interop.openvino.writing import NUM_CALIBRATION_TEXTS
+
+    check_readable(name)
+    lines = (line for line in read_lines(name) if line.strip())
+    texts = list(islice(lines, NUM_CALIBRATION_TEXTS))
+    if not texts:
+        raise InputError(
+            f"--calibration {name}: no line with text; expected a few hundred lines like the texts "
+            "to embed"
+        )
+    return texts

@@ -22,7 +22,7 @@ from bertsmith.cli.model_options import (
     SkipInvalid,
     TableDelimiter,
     check_device,
-    find_model,
+    find_embedding_model,
     load_fine_tuned_model,
     resolve_device,
 )
@@ -150,7 +150,7 @@ def mine(
     }  # fmt: skip
     settings = MiningSettings.parse(drop_missing(values), "the options")
     if model is not None:
-        model = find_model(model)
+        model = find_embedding_model(model)
     from bertsmith.use.mine_negatives import mine_negatives
 
     counts = mine_negatives(

@@ -139,6 +139,13 @@ def find_model(model: Path) -> Path:
     return directory / "model"
 
 
+def find_embedding_model(model: Path) -> Path:
+    """Return the path of a model as ``find_model``, also of a directory with an OpenVINO graph."""
+    from bertsmith.bundle.directory import find_openvino_model
+
+    return model if find_openvino_model(model) is not None else find_model(model)
+
+
 def load_model(
     model: Path, device: str, *, fast: bool = False, needs_mlm_head: bool = False
 ) -> "PretrainedBundle":

@@ -6,7 +6,7 @@ from typing import Any
 from bertsmith.cli.console import print_example_counts, print_json, print_line
 from bertsmith.cli.model_options import (
     check_device,
-    find_model,
+    find_embedding_model,
     load_fine_tuned_model,
     resolve_device,
 )
@@ -45,7 +45,7 @@ def evaluate_vectors(
     from bertsmith.tasks.embedding_settings import EmbeddingSettings
 
     settings = EmbeddingSettings.parse({"columns": columns, **reading}, "the options")
-    path = find_model(model)
+    path = find_embedding_model(model)
     from bertsmith.use.embed import Embedder
     from bertsmith.use.evaluate_embeddings import evaluate_embeddings
 

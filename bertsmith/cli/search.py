@@ -18,7 +18,7 @@ from bertsmith.cli.model_options import (
     LinesFormatOption,
     check_device,
     check_unused_options,
-    find_model,
+    find_embedding_model,
     load_fine_tuned_model,
     open_texts,
     resolve_device,
@@ -116,7 +116,7 @@ def search(
     check_index(index)
     remaining_queries = _check_queries(open_texts(queries, lines_format))
     if model is not None:
-        model = find_model(model)
+        model = find_embedding_model(model)
     from bertsmith.use.search import DEFAULT_CANDIDATES, Searcher
 
     searcher = Searcher(index, model=model, device=resolve_device(device), prompt_name=prompt_name)

@@ -18,7 +18,7 @@ from bertsmith.cli.model_options import (
     REFERENCE_MODEL,
     Device,
     check_device,
-    find_model,
+    find_embedding_model,
     resolve_device,
 )
 from bertsmith.errors import BertsmithError, MissingExtraError, RunError, SettingsError
@@ -178,7 +178,7 @@ def serve(
             server_socket = bind_unix_socket(uds)
             hosts = get_allowed_hosts("localhost", "127.0.0.1", allow_host) if allow_host else None
             address = str(uds)
-        paths = [find_model(Path(model)) for _, model in named_models]
+        paths = [find_embedding_model(Path(model)) for _, model in named_models]
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
     options = ServerOptions(

@@ -14,7 +14,7 @@ from bertsmith.cli.model_options import (
     LinesFormatOption,
     Model,
     check_device,
-    find_model,
+    find_embedding_model,
     open_lines,
     resolve_device,
 )
@@ -71,7 +71,7 @@ def similar(
         raise InputError("--word is empty; give a word that occurs in the texts")
     check_device(device)
     input_lines = open_lines(file or STDIN, lines_format)
-    model = find_model(model)
+    model = find_embedding_model(model)
     from bertsmith.use import similar as similarity
     from bertsmith.use.embed import Embedder
 

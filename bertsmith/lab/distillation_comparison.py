@@ -16,7 +16,7 @@ from bertsmith.bundle import FineTunedBundle, load_fine_tuned, locate_model
 from bertsmith.bundle.directory import WEIGHT_FILES
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.interop.sentence_transformers import read_pooling
-from bertsmith.model.bert import count_parameters
+from bertsmith.model.bert import BertModel, count_parameters
 from bertsmith.progress import Progress
 from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.beir import is_beir_folder
@@ -257,6 +257,7 @@ def _measure_embedder(
     """Return the parameters, speed and score of an embedding model."""
     embedder = Embedder.load(model)
     pooling = read_pooling(embedder.path)
+    assert isinstance(embedder.encoder, BertModel)
     num_parameters = count_parameters(embedder.encoder)
     for module in () if pooling is None else pooling.post_modules:
         if not isinstance(module, str):

@@ -13,11 +13,11 @@ from bertsmith.bundle import (
     EncoderBundle,
     FineTunedBundle,
     PretrainedBundle,
-    load_encoder,
     load_model,
-    locate_model,
 )
 from bertsmith.bundle.any_model import is_bare_encoder
+from bertsmith.bundle.directory import locate_embedding_model
+from bertsmith.interop.openvino import OpenVINOBundle, load_embedding_encoder
 from bertsmith.model.task_models import TaskModel
 from bertsmith.serve.deadline import NotFiniteError
 from bertsmith.tasks.inputs import TokenSequence
@@ -60,7 +60,7 @@ class ServedModel:
     """
 
     name: str
-    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle
+    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle
     embedder: Embedder
     tasks: frozenset[str]
     version: int = 0
@@ -86,10 +86,10 @@ def load_served_model(
     Raises:
         ModelError: there is no such model, or it cannot be read.
     """
-    directory = locate_model(path)
-    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle
+    directory = locate_embedding_model(path)
+    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle
     if is_bare_encoder(directory):
-        bundle = load_encoder(directory, device=device)
+        bundle = load_embedding_encoder(directory, device=device)
     else:
         bundle = load_model(directory, device=device)
     tasks = {"embed"}
@@ -103,7 +103,7 @@ def load_served_model(
             tasks |= {"fill", "embed_sparse"}
         if bundle.config.nsp:
             tasks.add("pair")
-    if not isinstance(bundle, EncoderBundle):
+    if isinstance(bundle, PretrainedBundle | FineTunedBundle):
         bundle = set_up_model(bundle, fast=fast)
     embedder = Embedder(bundle, fast=fast)
     # The files may be deleted before the first request that needs the pooler.

@@ -14,9 +14,14 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 
-from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle, load_encoder
+from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import InputError, ModelError
+from bertsmith.interop.openvino import (
+    OpenVINOBundle,
+    OpenVINOEncoder,
+    load_embedding_encoder,
+)
 from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.interop.sentence_transformers.splade import SpladeConfig, read_splade
 from bertsmith.memory import format_bytes, get_total_memory_bytes
@@ -28,8 +33,7 @@ from bertsmith.runtime.memory_estimates import estimate_inference_bytes
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.masked_lm import check_is_text_list
-from bertsmith.use.model_setup import set_up_encoder
-from bertsmith.use.quantization import quantize
+from bertsmith.use.model_setup import set_up_embedding_encoder
 from bertsmith.use.token_vectors import (
     Floats,
     TokenizedTexts,
@@ -37,6 +41,7 @@ from bertsmith.use.token_vectors import (
     WordVector,
     average_word_tokens,
     find_word,
+    find_word_in_texts,
 )
 from bertsmith.use.vector_settings import TruncationSide, VectorSettings, build_vector_settings
 from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
@@ -54,7 +59,7 @@ class Embedder:
         path: The model directory.
         config: The model's config.
         tokenizer: The model's tokenizer.
-        encoder: The encoder.
+        encoder: The encoder; an OpenVINO graph if the directory has one and no weights.
         fast: Whether the encoder uses 8-bit or 16-bit arithmetic.
         device: The device of the encoder.
         pooling_config: What a sentence-transformers directory specifies; None for other models.
@@ -64,7 +69,10 @@ class Embedder:
     """
 
     def __init__(
-        self, bundle: PretrainedBundle | FineTunedBundle | EncoderBundle, *, fast: bool = False
+        self,
+        bundle: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle,
+        *,
+        fast: bool = False,
     ) -> None:
         """Create an embedder from a loaded model.
 
@@ -76,15 +84,15 @@ class Embedder:
             bundle: The loaded model.
             fast: Whether to use 8-bit or 16-bit arithmetic, whichever is faster on this machine.
                 The vectors change little; see ``quantize``.
+
+        Raises:
+            SettingsError: ``fast`` is set for an OpenVINO graph.
         """
         self.path = bundle.path
         self.config = bundle.config
         self.tokenizer = bundle.tokenizer
-        encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
-        self.encoder = quantize(encoder) if fast else encoder
-        set_up_encoder(self.encoder)
+        self.encoder, self.device = set_up_embedding_encoder(bundle, fast=fast)
         self.fast = fast
-        self.device = next(encoder.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
         self.pooling_config = read_pooling(bundle.path)
@@ -100,8 +108,9 @@ class Embedder:
 
         Raises:
             ModelError: The model cannot be loaded.
+            SettingsError: The device or ``fast`` is not possible with an OpenVINO graph.
         """
-        return cls(load_encoder(path, device=device), fast=fast)
+        return cls(load_embedding_encoder(path, device=device), fast=fast)
 
     def with_token_counter(self, counter: TokenCounter) -> Self:
         """Return an embedder with the same model that counts the tokens it encodes.
@@ -325,7 +334,8 @@ class Embedder:
         Raises:
             InputError: A text does not contain the word, and ``skip`` is False.
         """
-        spans_by_text = self._find_word_in_texts(texts, word, skip=skip)
+        ignore_case = self.tokenizer.lowercase
+        spans_by_text = find_word_in_texts(texts, word, ignore_case=ignore_case, skip=skip)
         texts_with_word = [texts[index] for index in spans_by_text]
         vectors = self.encode_tokens(texts_with_word, layer=layer, **settings)
         return average_word_tokens(word, spans_by_text, vectors, self.max_seqlen, skip=skip)
@@ -343,22 +353,9 @@ class Embedder:
         Raises:
             InputError: A text does not contain the word.
         """
-        spans_by_text = self._find_word_in_texts(texts, word, skip=False)
+        ignore_case = self.tokenizer.lowercase
+        spans_by_text = find_word_in_texts(texts, word, ignore_case=ignore_case, skip=False)
         return average_word_tokens(word, spans_by_text, vectors, self.max_seqlen)
-
-    def _find_word_in_texts(
-        self, texts: Sequence[str], word: str, *, skip: bool
-    ) -> dict[int, list[tuple[int, int]]]:
-        """Return the character ranges of the word by text index, for texts that contain it."""
-        check_is_text_list(texts)
-        spans_by_text = {index: self._find_word(text, word) for index, text in enumerate(texts)}
-        for index, spans in spans_by_text.items():
-            if not spans and not skip:
-                raise InputError(
-                    f"text {index + 1}: the word {word!r} is not in {texts[index][:60]!r}; "
-                    "expected the word in every text"
-                )
-        return {index: spans for index, spans in spans_by_text.items() if spans}
 
     def resolve_settings(self, settings: VectorSettings) -> VectorSpec:
         """Resolve settings for this model.
@@ -366,7 +363,10 @@ class Embedder:
         Raises:
             SettingsError: The settings are invalid for this model.
         """
-        return resolve_settings(settings, self.pooling_config, self.config)
+        spec = resolve_settings(settings, self.pooling_config, self.config)
+        if isinstance(self.encoder, OpenVINOEncoder):
+            self.encoder.check_settings(spec.layer_indices, spec.pooling)
+        return spec
 
     def tokenize(
         self, texts: Sequence[str], truncation_side: TruncationSide = "right"
@@ -422,15 +422,17 @@ class Embedder:
         self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
     ) -> VectorBatches:
         """Compute the vectors of sequences in batches of similar lengths; see ``VectorBatches``."""
-        dtype = self.encoder.embeddings.words.weight.dtype
-        max_tokens = batch_tokens or choose_batch_tokens(
-            self.device, self.config.feed_forward, dtype
-        )
+        lengths, dtype = [len(ids) for ids in sequences], torch.float32
+        if isinstance(self.encoder, OpenVINOEncoder):
+            lengths = self.encoder.pad_lengths(lengths)
+        else:
+            dtype = self.encoder.embeddings.words.weight.dtype
+        feed_forward = self.config.feed_forward
+        max_tokens = batch_tokens or choose_batch_tokens(self.device, feed_forward, dtype)
 
         def compute(indices: list[int]) -> Any:
             return self.encode_batch([sequences[index] for index in indices], spec)
 
-        lengths = [len(ids) for ids in sequences]
         if batch_tokens is not None:
             tokens_per_batch = (
                 sum(lengths[index] for index in indices)
@@ -493,5 +495,5 @@ def embed(
     Returns:
         float32 [n, W], in input order.
     """
-    bundle = load_encoder(model) if isinstance(model, Path | str) else model
+    bundle = load_embedding_encoder(model) if isinstance(model, Path | str) else model
     return Embedder(bundle, fast=fast).encode(texts, **settings)

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 
 from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle, load_encoder
-from bertsmith.errors import InputError
+from bertsmith.bundle.directory import describe_original_model
+from bertsmith.errors import InputError, ModelError
+from bertsmith.interop.openvino import OpenVINOBundle
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.attention_layout import build_attention_layout
 from bertsmith.model.packed import pack_sequences
@@ -37,7 +39,7 @@ class AttentionMaps:
 
 @torch.inference_mode()
 def attention(
-    model: PretrainedBundle | FineTunedBundle | EncoderBundle | Path | str,
+    model: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle | Path | str,
     text: str,
     pair: str | None = None,
     *,
@@ -54,8 +56,14 @@ def attention(
 
     Raises:
         InputError: A text is empty, or ``max_seqlen`` is too small.
+        ModelError: The model is an OpenVINO graph.
     """
     bundle = load_encoder(model) if isinstance(model, Path | str) else model
+    if isinstance(bundle, OpenVINOBundle):
+        raise ModelError(
+            f"attention: the OpenVINO graph in {bundle.path} has no attention probabilities; use "
+            f"{describe_original_model(bundle.path)}"
+        )
     encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
     ids, segments, num_removed = _encode_text_or_pair(bundle, text, pair, max_seqlen)
     batch = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.errors import InputError
+from bertsmith.use.masked_lm import check_is_text_list
 
 Floats = NDArray[np.float32]
 
@@ -74,6 +75,34 @@ def find_word(text: str, word: str, *, ignore_case: bool) -> list[tuple[int, int
     if not spans:
         spans = [match.span() for match in re.finditer(prefix_pattern, text, flags)]
     return spans
+
+
+def find_word_in_texts(
+    texts: Sequence[str], word: str, *, ignore_case: bool, skip: bool
+) -> dict[int, list[tuple[int, int]]]:
+    """Return the character ranges of the word by text index, for texts that contain it.
+
+    Args:
+        texts: The texts.
+        word: The word.
+        ignore_case: As for ``find_word``.
+        skip: Whether to skip texts without the word.
+
+    Raises:
+        InputError: ``texts`` is a single string, or a text does not contain the word and ``skip``
+            is False.
+    """
+    check_is_text_list(texts)
+    spans_by_text = {
+        index: find_word(text, word, ignore_case=ignore_case) for index, text in enumerate(texts)
+    }
+    for index, spans in spans_by_text.items():
+        if not spans and not skip:
+            raise InputError(
+                f"text {index + 1}: the word {word!r} is not in {texts[index][:60]!r}; "
+                "expected the word in every text"
+            )
+    return {index: spans for index, spans in spans_by_text.items() if spans}
 
 
 def average_word_tokens(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertsmith.errors import SettingsError
+from bertsmith.interop.openvino import OpenVINOEncoder
 from bertsmith.interop.sentence_transformers import Dense, PoolingConfig, PoolingMode
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
@@ -128,7 +129,7 @@ def _resolve_layer_index(layer: int, num_layers: int) -> int:
 
 
 def compute_vectors(
-    encoder: BertModel,
+    encoder: BertModel | OpenVINOEncoder,
     batch: PackedBatch,
     spec: VectorSpec,
     pooler: Callable[[Tensor], Tensor] | None = None,
@@ -136,7 +137,7 @@ def compute_vectors(
     """Compute the vectors of a batch. Layers after the last requested layer are not computed.
 
     Args:
-        encoder: The encoder.
+        encoder: The encoder; an OpenVINO graph computes the last layer only.
         batch: The packed texts.
         spec: How to compute the vectors.
         pooler: Maps float32 [B, D] to float32 [B, D]; required if the pooling is "pooled".
@@ -169,13 +170,19 @@ def compute_vectors(
 
 
 def _compute_combined_layers(
-    encoder: BertModel, batch: PackedBatch, spec: VectorSpec, token_indices: Tensor | None
+    encoder: BertModel | OpenVINOEncoder,
+    batch: PackedBatch,
+    spec: VectorSpec,
+    token_indices: Tensor | None,
 ) -> Tensor:
     """Return the concatenation or weighted sum of the requested layers.
 
     Returns:
         float32 [T, W] for all tokens, or [B, W] for the tokens at ``token_indices`` [B].
     """
+    if isinstance(encoder, OpenVINOEncoder):
+        last_states = encoder(batch)
+        return last_states if token_indices is None else last_states[token_indices]
     states_by_index: dict[int, Tensor] = {}
     states = encoder.iter_hidden_states(batch, None, token_indices, spec.num_layers)
     for index, state in enumerate(states):

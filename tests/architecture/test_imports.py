@@ -41,8 +41,8 @@ FORBIDDEN_IMPORTS = {("data", "model")}
 SUBPACKAGES_WITHOUT_TORCH = frozenset({*FOUNDATION, "text", "data"})
 #: Optional or slow packages that functions may import.
 LAZY_PACKAGES = frozenset({
-    "huggingface_hub", "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
-    "sklearn", "torch.utils.tensorboard", "usearch",
+    "huggingface_hub", "kiwipiepy", "matplotlib", "nncf", "onnx", "onnxruntime", "openvino",
+    "openvino_telemetry", "pyarrow", "tensorboard", "sklearn", "torch.utils.tensorboard", "usearch",
 })  # fmt: skip
 
 

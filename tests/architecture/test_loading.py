@@ -23,7 +23,7 @@ except SystemExit as error:
     assert not error.code, error.code
 heavy_packages = {
     "torch", "transformers", "matplotlib", "pyarrow", "kiwipiepy", "tensorboard", "huggingface_hub",
-    "onnx", "usearch",
+    "nncf", "onnx", "openvino", "usearch",
 }
 print("\\nLOADED " + json.dumps(sorted(heavy_packages & set(sys.modules))))
 """

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.model.bert import BertModel
 from bertsmith.serve.batching import Batcher
 from bertsmith.serve.deadline import Deadline, NotFiniteError
 from bertsmith.serve.models import ServedModel, load_served_model, require_finite
@@ -95,6 +96,7 @@ def nan_server(model_dirs: dict[str, Path]) -> Iterator[RunningServer]:
     models = [load_served_model(name, path) for name, path in model_dirs.items()]
     for model in models:
         encoder = model.embedder.encoder
+        assert isinstance(encoder, BertModel)
         torch.nn.init.constant_(next(encoder.parameters()), float("nan"))
     with run_server(models) as server:
         yield server

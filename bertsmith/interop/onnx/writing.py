@@ -10,6 +10,7 @@ from typing import Any
 
 from bertsmith.bundle import (
     CONFIG_FILE,
+    EncoderBundle,
     FineTunedBundle,
     PretrainedBundle,
     load_encoder,
@@ -69,6 +70,16 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
         shutil.copyfile(directory / CONFIG_FILE, folder / CONFIG_FILE)
         bundle.tokenizer.save(folder, bundle.config.max_positions)
     return _build_notes(bundle)
+
+
+def save_encoder_graph(bundle: EncoderBundle, path: Path) -> None:
+    """Write the graph of an encoder in float32 as an ONNX file.
+
+    Raises:
+        ModelError: The model cannot be exported.
+        MissingExtraError: The package ``onnx`` is not installed.
+    """
+    _save(_to_model_proto(build_graph(bundle), _build_metadata(bundle)), path)
 
 
 def _build_metadata(bundle: AnyBundle) -> dict[str, str]:

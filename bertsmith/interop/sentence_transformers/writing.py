@@ -106,7 +106,6 @@ def save_sentence_transformers(
         pooler_weights: Weights of BERT's pooler by name; empty if there is none.
         model_card: Content of README.md; None for no model card.
     """
-    hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
     with atomic_directory(directory) as folder:
         # The names of an encoder without heads do not start with "bert.", which conversion needs.
         state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
@@ -115,12 +114,33 @@ def save_sentence_transformers(
             for name, value in to_hf_state_dict({**state, **pooler_weights}).items()
         }
         save_tensors(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        write_json(folder / CONFIG_FILE, hf_config | {"pad_token_id": bundle.tokenizer.pad_id})
-        write_json(folder / INFO_FILE, {**info, "positions": bundle.config.positions})
-        bundle.tokenizer.save(folder, bundle.config.max_positions)
-        _write_modules(folder, config, bundle, has_pooler=bool(pooler_weights))
+        write_metadata(folder, bundle, config, info, has_pooler=bool(pooler_weights))
         if model_card is not None:
             write_atomic(folder / MODEL_CARD_FILE, model_card)
+
+
+def write_metadata(
+    folder: Path,
+    bundle: EncoderBundle,
+    config: PoolingConfig,
+    info: Mapping[str, Any],
+    *,
+    has_pooler: bool,
+) -> None:
+    """Write the files of a sentence-transformers directory except the encoder's weights.
+
+    Args:
+        folder: The folder to write to.
+        bundle: The encoder and its tokenizer; see ``check_is_expressible``.
+        config: Pooling and the modules after it.
+        info: Content of bertsmith.json, such as provenance.
+        has_pooler: Whether the weights contain BERT's pooler.
+    """
+    hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
+    write_json(folder / CONFIG_FILE, hf_config | {"pad_token_id": bundle.tokenizer.pad_id})
+    write_json(folder / INFO_FILE, {**info, "positions": bundle.config.positions})
+    bundle.tokenizer.save(folder, bundle.config.max_positions)
+    _write_modules(folder, config, bundle, has_pooler=has_pooler)
 
 
 def resolve_pooling(

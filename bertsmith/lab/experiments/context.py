@@ -16,6 +16,7 @@ from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
 from bertsmith.lab.verdict import MIN_SEEDS, Claim
+from bertsmith.model.bert import BertModel
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 
@@ -134,6 +135,7 @@ def _measure_sense_distances(
     texts, text_senses = _list_texts(senses)
     token_vectors = embedder.encode_tokens(texts, layer=layer or 0)
     if layer is None:
+        assert isinstance(embedder.encoder, BertModel)
         table = embedder.encoder.embeddings.words.weight.numpy(force=True)
         token_vectors = [replace(tokens, vectors=table[tokens.ids]) for tokens in token_vectors]
     occurrences = embedder.compute_word_vectors(texts, word, token_vectors)

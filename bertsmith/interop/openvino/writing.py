@@ -1,0 +1,156 @@
+"""Export of an encoder as an OpenVINO graph in a sentence-transformers directory.
+
+This module needs the optional packages ``onnx`` and ``openvino``, and ``nncf`` for 8 bits.
+"""
+
+import logging
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.bundle import EncoderBundle, load_encoder
+from bertsmith.bundle.directory import OPENVINO_FILE, OPENVINO_INFO_KEY, get_model_name
+from bertsmith.errors import InputError, MissingExtraError
+from bertsmith.files import atomic_directory, check_new_directory
+from bertsmith.interop.onnx.writing import MODEL_FILE, save_encoder_graph
+from bertsmith.interop.openvino.encoder import INPUT_NAMES, import_openvino
+from bertsmith.interop.sentence_transformers import (
+    PoolingConfig,
+    PoolingMode,
+    check_is_expressible,
+    resolve_pooling,
+)
+from bertsmith.interop.sentence_transformers.writing import write_metadata
+
+#: Number of texts with which the ranges of activations are measured, as NNCF recommends.
+NUM_CALIBRATION_TEXTS: Final = 300
+
+
+def write_openvino(
+    model: Path | str,
+    out: Path | str,
+    *,
+    calibration: Iterable[str] | None = None,
+    pooling: PoolingMode | None = None,
+    normalize: bool | None = None,
+) -> list[str]:
+    """Write a model's encoder as an OpenVINO graph in a sentence-transformers directory.
+
+    The directory contains no other weights. The graph is in openvino/openvino_model.xml, where
+    sentence-transformers looks for it.
+
+    Args:
+        model: A model directory or run directory.
+        out: A directory that is empty or does not exist.
+        calibration: Texts like those to be embedded, to quantize weights and activations to 8 bits.
+            The first 300 that are not blank are used. None for a graph in float32.
+        pooling: The pooling mode. If None, the mode in ``model`` if it is a sentence-transformers
+            directory, otherwise "mean".
+        normalize: Whether vectors are scaled to length 1. If None, the value in ``model`` if it is
+            a sentence-transformers directory, otherwise True.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ModelError: transformers' BERT cannot represent the model, or ``out`` is not empty.
+        InputError: There is no text for calibration.
+        MissingExtraError: A package is not installed.
+    """
+    bundle = load_encoder(model)
+    out = Path(out)
+    check_new_directory(out)
+    check_is_expressible(bundle)
+    config = resolve_pooling(bundle.path, pooling, normalize)
+    openvino = import_openvino("writing an OpenVINO graph")
+    sequences = None if calibration is None else _tokenize(bundle, config, calibration)
+    if sequences is not None:
+        _import_nncf()
+    source = {"source": get_model_name(bundle.path), "bits": 32 if sequences is None else 8}
+    with atomic_directory(out) as folder:
+        work = folder / "work"
+        work.mkdir()
+        save_encoder_graph(bundle, work / MODEL_FILE)
+        graph = openvino.Core().read_model(work / MODEL_FILE)
+        if sequences is not None:
+            graph = _quantize(graph, sequences)
+        (folder / OPENVINO_FILE).parent.mkdir()
+        # In a quantized graph, 16 bits are enough for the word embeddings.
+        openvino.save_model(graph, folder / OPENVINO_FILE, compress_to_fp16=sequences is not None)
+        shutil.rmtree(work)
+        # sentence-transformers passes the option for a missing pooler to PyTorch models only.
+        info = {**bundle.info, OPENVINO_INFO_KEY: source}
+        write_metadata(folder, bundle, config, info, has_pooler=True)
+    if sequences is None or len(sequences) == NUM_CALIBRATION_TEXTS:
+        return []
+    note = (
+        f"only {len(sequences):,} texts for calibration; with {NUM_CALIBRATION_TEXTS} texts, the "
+        "ranges of activations are more accurate"
+    )
+    return [note]
+
+
+def _tokenize(
+    bundle: EncoderBundle, config: PoolingConfig, texts: Iterable[str]
+) -> list[list[int]]:
+    """Return the token ids of the first texts that are not blank, with the default prompt."""
+    tokenizer = bundle.tokenizer
+    selected = list(islice((text for text in texts if text.strip()), NUM_CALIBRATION_TEXTS))
+    if not selected:
+        raise InputError(
+            "calibration: no text that is not blank; expected a few hundred texts like those to be "
+            "embedded"
+        )
+    max_positions = bundle.config.max_positions
+    max_tokens = min(config.max_seq_length or max_positions, max_positions) - 2
+    return [
+        [tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id]
+        for ids in tokenizer.encode_batch(config.prepare_texts(selected, tokenizer))
+    ]
+
+
+def _import_nncf() -> Any:
+    """Return the package ``nncf`` with its telemetry disabled and only errors logged."""
+    try:
+        # NNCF logs to the standard output at the time of the import.
+        with redirect_stdout(sys.stderr):
+            import nncf
+            from openvino_telemetry import Telemetry
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "openvino", "quantizing to 8 bits") from None
+    # Without this, NNCF sends usage statistics.
+    Telemetry().consent = False
+    nncf.set_log_level(logging.ERROR)
+    return nncf
+
+
+def _quantize(graph: Any, sequences: Sequence[list[int]]) -> Any:
+    """Return the graph with weights and activations of 8 bits.
+
+    Args:
+        graph: The ``openvino.Model``.
+        sequences: Token ids of the texts for calibration.
+    """
+    nncf = _import_nncf()
+
+    def build_inputs(ids: list[int]) -> dict[str, NDArray[np.int64]]:
+        values = (ids, [1] * len(ids), [0] * len(ids))
+        return {
+            name: np.array([row], np.int64) for name, row in zip(INPUT_NAMES, values, strict=True)
+        }
+
+    # NNCF prints progress bars to stdout, which is for results.
+    with redirect_stdout(sys.stderr):
+        return nncf.quantize(
+            graph,
+            nncf.Dataset(sequences, build_inputs),
+            subset_size=len(sequences),
+            model_type=nncf.ModelType.TRANSFORMER,
+        )
