@@ -422,10 +422,8 @@ class Embedder:
         self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
     ) -> VectorBatches:
         """Compute the vectors of sequences in batches of similar lengths; see ``VectorBatches``."""
-        lengths, dtype = [len(ids) for ids in sequences], torch.float32
-        if isinstance(self.encoder, OpenVINOEncoder):
-            lengths = self.encoder.pad_lengths(lengths)
-        else:
+        dtype = torch.float32
+        if not isinstance(self.encoder, OpenVINOEncoder):
             dtype = self.encoder.embeddings.words.weight.dtype
         feed_forward = self.config.feed_forward
         max_tokens = batch_tokens or choose_batch_tokens(self.device, feed_forward, dtype)
@@ -433,6 +431,7 @@ class Embedder:
         def compute(indices: list[int]) -> Any:
             return self.encode_batch([sequences[index] for index in indices], spec)
 
+        lengths = [len(ids) for ids in sequences]
         if batch_tokens is not None:
             tokens_per_batch = (
                 sum(lengths[index] for index in indices)

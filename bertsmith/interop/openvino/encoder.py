@@ -3,7 +3,6 @@
 This module needs the optional package ``openvino``.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,8 +26,6 @@ from bertsmith.text.wordpiece import Tokenizer
 OUTPUT_NAME: Final = "last_hidden_state"
 #: Names of the inputs, as in Hugging Face Optimum. The last one is optional.
 INPUT_NAMES: Final = ("input_ids", "attention_mask", "token_type_ids")
-#: Batches are padded to a multiple of this length, because OpenVINO compiles code for each shape.
-_LENGTH_MULTIPLE: Final = 8
 
 
 class OpenVINOEncoder:
@@ -57,7 +54,7 @@ class OpenVINOEncoder:
             MissingExtraError: OpenVINO is not installed.
         """
         self.directory = directory
-        self._num_layers, self._max_positions = config.layers, config.max_positions
+        self._num_layers = config.layers
         core = import_openvino(f"{directory}: the OpenVINO graph").Core()
         try:
             graph = core.read_model(directory / OPENVINO_FILE)
@@ -103,8 +100,7 @@ class OpenVINOEncoder:
     def __call__(self, batch: PackedBatch) -> Tensor:
         """Return the last hidden states of a batch, float32 [T, D]."""
         lengths = batch.cu_seqlens.diff().numpy()
-        (padded_length,) = self.pad_lengths([batch.max_seqlen])
-        is_token = np.arange(padded_length) < lengths[:, None]
+        is_token = np.arange(batch.max_seqlen) < lengths[:, None]
         inputs = {"attention_mask": is_token.astype(np.int64)}
         for name, values in (("input_ids", batch.ids), ("token_type_ids", batch.segments)):
             if name in self._input_names:
@@ -118,14 +114,6 @@ class OpenVINOEncoder:
         finally:
             self._idle_requests.put(request)
         return torch.from_numpy(hidden)
-
-    def pad_lengths(self, lengths: Iterable[int]) -> list[int]:
-        """Return the lengths to which sequences with the given lengths are padded at least."""
-        multiple = _LENGTH_MULTIPLE
-        return [
-            min(-(-length // multiple) * multiple, max(self._max_positions, length))
-            for length in lengths
-        ]
 
     def check_settings(self, layer_indices: tuple[int, ...], pooling: str) -> None:
         """Raise SettingsError if the graph does not compute the hidden states or the pooling.

@@ -82,8 +82,7 @@ def write_openvino(
         if sequences is not None:
             graph = _quantize(graph, sequences)
         (folder / OPENVINO_FILE).parent.mkdir()
-        # In a quantized graph, 16 bits are enough for the word embeddings.
-        openvino.save_model(graph, folder / OPENVINO_FILE, compress_to_fp16=sequences is not None)
+        openvino.save_model(graph, folder / OPENVINO_FILE, compress_to_fp16=False)
         shutil.rmtree(work)
         # sentence-transformers passes the option for a missing pooler to PyTorch models only.
         info = {**bundle.info, OPENVINO_INFO_KEY: source}

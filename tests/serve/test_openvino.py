@@ -1,0 +1,31 @@
+"""The server embeds texts with an OpenVINO graph and offers nothing else for this model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.errors import ModelError
+from bertsmith.interop.openvino import write_openvino
+from bertsmith.serve.models import compute_attentions, load_served_model
+from tests.serve.model_server import run_server
+
+pytest.importorskip("openvino", reason="pip install 'bertsmith[openvino]'")
+
+
+def test_server_embeds_with_the_graph(model_dirs: dict[str, Path], tmp_path: Path) -> None:
+    """/v1/embeddings has the vectors of the original model; attention is an error."""
+    source = next(iter(model_dirs.values()))
+    write_openvino(source, tmp_path / "out", normalize=False)
+    served = load_served_model("graph", tmp_path / "out")
+    assert served.tasks == {"embed"}
+    with pytest.raises(ModelError, match=r"attention probabilities; use the original model"):
+        compute_attentions(served, [("a text", None, None)])
+    with run_server([served, load_served_model("original", source)]) as server:
+        vectors = [
+            server.post("/v1/embeddings", {"model": name, "input": ["a text"]}).json()["data"][0]
+            for name in ("graph", "original")
+        ]
+    graph, original = (np.array(vector["embedding"]) for vector in vectors)
+    cosine = graph @ original / np.linalg.norm(graph) / np.linalg.norm(original)
+    assert cosine > 0.999
