@@ -78,7 +78,7 @@ def test_unknown_export_format_is_an_error(run_cli: RunCli, model: Path, tmp_pat
     completed = run_cli("export", model, "--to", "caffe", "--out", tmp_path / "out")
     assert completed.status == 2
     assert (
-        "--to caffe: expected one of hf, sentence-transformers, tensorflow, onnx, static"
+        "--to caffe: expected one of hf, sentence-transformers, tensorflow, onnx, openvino, static"
         in completed.err
     )
 

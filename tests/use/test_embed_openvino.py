@@ -111,9 +111,9 @@ def test_unavailable_settings_are_errors(embedder: Embedder, exported: Path) -> 
             embedder.encode(TEXTS, layer=layer)
     with pytest.raises(SettingsError, match=r"^pooling: .* use the original model, smith$"):
         embedder.encode(TEXTS, pooling="pooled")
-    with pytest.raises(SettingsError, match="precision of the OpenVINO graph .* remove --fast"):
+    with pytest.raises(SettingsError, match=r"precision of the OpenVINO graph .* remove --fast"):
         Embedder.load(exported, fast=True)
-    with pytest.raises(SettingsError, match="device is cuda, but .* --device cpu"):
+    with pytest.raises(SettingsError, match=r"device is cuda, but .* --device cpu"):
         Embedder.load(exported, device="cuda")
-    with pytest.raises(ModelError, match="no weights.*use the original model, smith"):
+    with pytest.raises(ModelError, match=r"no weights.*use the original model, smith"):
         attention(exported, "a smith")
