@@ -12,6 +12,7 @@ from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import Model, check_readable, find_model, read_lines
 from bertsmith.errors import InputError
+from bertsmith.plurals import count_noun
 
 #: For each format, the import path of the function that writes it, and the names of its options.
 #: The function takes the model, the output folder and the options, and returns notes for the user.
@@ -155,7 +156,9 @@ def export(
     check_new_directory(out)
     path = find_model(model)
     if calibration is not None:
-        options["calibration"] = _read_calibration_texts(calibration)
+        texts = _read_calibration_texts(calibration)
+        log(f"quantizing with {count_noun(len(texts), 'text')}, which takes a minute or more")
+        options["calibration"] = texts
     if to == "tensorflow":
         from bertsmith.interop.tensorflow.release import check_original_config
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from bertsmith import bundle
 from bertsmith.bundle import EncoderBundle, hash_model_files, load_encoder, locate_model
@@ -89,10 +90,11 @@ def pack_texts(texts: list[str], tokenizer: Tokenizer) -> PackedBatch:
     )
 
 
-def compute_hidden(original: EncoderBundle, batch: PackedBatch) -> np.ndarray:
+def compute_hidden(original: EncoderBundle, batch: PackedBatch) -> NDArray[np.float32]:
     """Return the last hidden states of the model in PyTorch, float32 [T, D]."""
     with torch.inference_mode():
-        return original.model(batch).numpy()
+        hidden: NDArray[np.float32] = original.model(batch).numpy()
+    return hidden
 
 
 def load_float32(directory: Path, original: EncoderBundle) -> OpenVINOEncoder:
@@ -180,11 +182,10 @@ def test_padding_has_no_influence_in_8_bits(quantized: Path, original: EncoderBu
 def test_export_prints_nothing_to_stdout(
     model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """NNCF's progress bars are on stderr, and its telemetry is disabled."""
+    """NNCF's progress bars are not shown, and its telemetry is disabled."""
     write_openvino(model_dir, tmp_path / "out", calibration=TEXTS)
     captured = capsys.readouterr()
     assert not captured.out
-    assert "calibration" in captured.err or "collection" in captured.err
     from openvino_telemetry import Telemetry
 
     assert Telemetry().consent is False

@@ -5,9 +5,9 @@ This module needs the optional packages ``onnx`` and ``openvino``, and ``nncf`` 
 
 import logging
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,8 @@ from bertsmith.interop.sentence_transformers.writing import write_metadata
 
 #: Number of texts with which the ranges of activations are measured, as NNCF recommends.
 NUM_CALIBRATION_TEXTS: Final = 300
+#: A prefix of every n-th of these texts is used too.
+_PREFIX_INTERVAL: Final = 10
 
 
 def write_openvino(
@@ -70,9 +72,11 @@ def write_openvino(
     check_is_expressible(bundle)
     config = resolve_pooling(bundle.path, pooling, normalize)
     openvino = import_openvino("writing an OpenVINO graph")
-    sequences = None if calibration is None else _tokenize(bundle, config, calibration)
-    if sequences is not None:
+    sequences: list[list[int]] | None = None
+    notes: list[str] = []
+    if calibration is not None:
         _import_nncf()
+        sequences, notes = _tokenize(bundle, config, calibration)
     source = {"source": get_model_name(bundle.path), "bits": 32 if sequences is None else 8}
     with atomic_directory(out) as folder:
         work = folder / "work"
@@ -87,19 +91,16 @@ def write_openvino(
         # sentence-transformers passes the option for a missing pooler to PyTorch models only.
         info = {**bundle.info, OPENVINO_INFO_KEY: source}
         write_metadata(folder, bundle, config, info, has_pooler=True)
-    if sequences is None or len(sequences) == NUM_CALIBRATION_TEXTS:
-        return []
-    note = (
-        f"only {len(sequences):,} texts for calibration; with {NUM_CALIBRATION_TEXTS} texts, the "
-        "ranges of activations are more accurate"
-    )
-    return [note]
+    return notes
 
 
 def _tokenize(
     bundle: EncoderBundle, config: PoolingConfig, texts: Iterable[str]
-) -> list[list[int]]:
-    """Return the token ids of the first texts that are not blank, with the default prompt."""
+) -> tuple[list[list[int]], list[str]]:
+    """Return the token ids of the texts for calibration, and notes for the user.
+
+    These are the first texts that are not blank, with the default prompt, and prefixes of them.
+    """
     tokenizer = bundle.tokenizer
     selected = list(islice((text for text in texts if text.strip()), NUM_CALIBRATION_TEXTS))
     if not selected:
@@ -109,17 +110,27 @@ def _tokenize(
         )
     max_positions = bundle.config.max_positions
     max_tokens = min(config.max_seq_length or max_positions, max_positions) - 2
-    return [
-        [tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id]
-        for ids in tokenizer.encode_batch(config.prepare_texts(selected, tokenizer))
+    encoded = tokenizer.encode_batch(config.prepare_texts(selected, tokenizer))
+    notes = []
+    if len(encoded) < NUM_CALIBRATION_TEXTS:
+        notes.append(
+            f"only {len(encoded):,} texts for calibration; with {NUM_CALIBRATION_TEXTS} texts, the "
+            "ranges of activations are more accurate"
+        )
+    # Activations of very short texts have other ranges, so the first 0 to 3 tokens of some texts
+    # are used as texts too.
+    prefixes = [ids[: index % 4] for index, ids in enumerate(encoded[::_PREFIX_INTERVAL])]
+    sequences = [
+        [tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id] for ids in (*encoded, *prefixes)
     ]
+    return sequences, notes
 
 
 def _import_nncf() -> Any:
     """Return the package ``nncf`` with its telemetry disabled and only errors logged."""
     try:
-        # NNCF logs to the standard output at the time of the import.
-        with redirect_stdout(sys.stderr):
+        # NNCF logs to what is the standard output at the time of the import.
+        with redirect_stdout(StringIO()):
             import nncf
             from openvino_telemetry import Telemetry
     except ModuleNotFoundError as error:
@@ -146,7 +157,7 @@ def _quantize(graph: Any, sequences: Sequence[list[int]]) -> Any:
         }
 
     # NNCF prints progress bars to stdout, which is for results.
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(StringIO()):
         return nncf.quantize(
             graph,
             nncf.Dataset(sequences, build_inputs),
