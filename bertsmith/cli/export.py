@@ -46,7 +46,7 @@ _NEXT_STEPS = {
         "bertsmith export my-run --to hf --out my-model",
         "bertsmith export my-run --to onnx --int8 --out my-model-onnx",
         "bertsmith export my-run --to sentence-transformers --out my-embedder",
-        "bertsmith export my-embedder --to openvino --calibration lines.txt --out my-openvino",
+        "bertsmith export my-embedder --to openvino --calibration lines.txt --out out",
         "bertsmith export my-embedder --to static --out my-static",
     )
 )
