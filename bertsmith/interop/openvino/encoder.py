@@ -158,21 +158,15 @@ def load_embedding_encoder(
 
     Args:
         path: A path or name as in ``load_encoder``, or a directory with an OpenVINO graph.
-        device: The device of the weights; a graph runs on the CPU only.
+        device: The device of the weights; a graph always runs on the CPU.
 
     Raises:
         ModelError: A file is missing, damaged or inconsistent with the others.
-        SettingsError: The device cannot run an OpenVINO graph.
         MissingExtraError: OpenVINO is not installed.
     """
     directory = find_openvino_model(path)
     if directory is None:
         return load_encoder(path, device=device)
-    if torch.device(device).type != "cpu":
-        raise SettingsError(
-            f"device is {device}, but the OpenVINO graph in {directory} runs on the CPU; use "
-            f"--device cpu (in Python, device='cpu'), or {describe_original_model(directory)}"
-        )
     info, config, tokenizer = read_metadata(directory)
     return OpenVINOBundle(OpenVINOEncoder(directory, config), tokenizer, config, directory, info)
 
