@@ -90,7 +90,7 @@ def _compare(run: Path, store: Path) -> None:
     """Print the words and the bits per character of the demo's and of the reference model."""
     from bertsmith.lab.demo_comparison import compare_on_store
 
-    (own, reference), num_sentences = compare_on_store(
+    (demo, reference), num_sentences = compare_on_store(
         [run, REFERENCE_MODEL], store, COMPARED_SENTENCES, num_sentences=NUM_COMPARED, top=3,
         progress=TerminalProgress(),
     )  # fmt: skip
@@ -99,17 +99,17 @@ def _compare(run: Path, store: Path) -> None:
         f"Comparison with {REFERENCE_MODEL}, a larger model that was trained longer, on Wikipedia "
         "and books:"
     )
-    for sentence, own_words, words in zip(
-        COMPARED_SENTENCES, own.words, reference.words, strict=True
+    for sentence, demo_words, reference_words in zip(
+        COMPARED_SENTENCES, demo.words, reference.words, strict=True
     ):
         print_line(sentence)
-        print_line(f"  demo     {', '.join(own_words)}")
-        print_line(f"  {REFERENCE_MODEL}  {', '.join(words)}")
+        print_line(f"  demo     {', '.join(demo_words)}")
+        print_line(f"  {REFERENCE_MODEL}  {', '.join(reference_words)}")
     print_line(
         f"bits per character of {num_sentences} held-out sentences of the demo's text (lower is "
         "better):"
     )
-    print_line(f"  demo     {own.bits_per_character:.3f}, trained on text of this kind")
+    print_line(f"  demo     {demo.bits_per_character:.3f}, trained on text of this kind")
     print_line(f"  {REFERENCE_MODEL}  {reference.bits_per_character:.3f}, trained on other text")
 
 

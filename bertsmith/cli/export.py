@@ -25,7 +25,7 @@ _WRITERS = {
     "tensorflow": ("bertsmith.interop.tensorflow.write_tensorflow", ()),
     "onnx": ("bertsmith.interop.onnx.write_onnx", ("int8",)),
     "openvino": (
-        "bertsmith.interop.openvino.write_openvino",
+        "bertsmith.interop.openvino.writing.write_openvino",
         ("calibration", "pooling", "normalize"),
     ),
     "static": ("bertsmith.interop.model2vec.write_static_model", ("dims", "frequencies")),
@@ -115,8 +115,7 @@ def export(
     """Convert a model to another format, such as ONNX.
 
     The converted model computes the same outputs (nearly the same with --int8 or --calibration),
-    except for static.
-    A model that the format cannot express is rejected.
+    except for static. A model that the format cannot express is rejected.
 
     hf: a Hugging Face model directory with a single safetensors file.
 

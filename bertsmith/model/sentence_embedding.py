@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from bertsmith.model.bert import BertModel
 from bertsmith.model.denoising_decoder import DenoisingDecoder
+from bertsmith.model.ops.cross_entropy import to_full_precision
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch
 
@@ -98,9 +99,7 @@ class BertForSentenceEmbedding(nn.Module):
         if self.reads_single_token:
             is_first = self.modes == ("cls",)
             token_indices = batch.first_token_indices if is_first else _last_token_indices(batch)
-        states: Tensor = self.bert(batch, dropout_seed, token_indices)
-        if states.dtype in (torch.bfloat16, torch.float16):
-            states = states.float()
+        states = to_full_precision(self.bert(batch, dropout_seed, token_indices))
         if token_indices is None:
             states = pool_tokens(states, batch, self.modes)
         dense_layers = iter(self.dense)

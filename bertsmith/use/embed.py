@@ -108,7 +108,7 @@ class Embedder:
 
         Raises:
             ModelError: The model cannot be loaded.
-            SettingsError: The device or ``fast`` is not possible with an OpenVINO graph.
+            SettingsError: ``fast`` is set for an OpenVINO graph.
         """
         return cls(load_embedding_encoder(path, device=device), fast=fast)
 

@@ -15,7 +15,8 @@ from bertsmith import bundle
 from bertsmith.bundle import EncoderBundle, hash_model_files, load_encoder, locate_model
 from bertsmith.bundle.directory import OPENVINO_FILE, find_openvino_model
 from bertsmith.errors import BertsmithError, InputError, MissingExtraError, ModelError
-from bertsmith.interop.openvino import OpenVINOEncoder, write_openvino
+from bertsmith.interop.openvino import OpenVINOEncoder
+from bertsmith.interop.openvino.writing import write_openvino
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import PackedBatch, pack_sequences

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertsmith.errors import ModelError
-from bertsmith.interop.openvino import write_openvino
+from bertsmith.interop.openvino.writing import write_openvino
 from bertsmith.serve.models import compute_attentions, load_served_model
 from tests.serve.model_server import run_server
 

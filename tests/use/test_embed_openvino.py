@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bertsmith.errors import ModelError, SettingsError
-from bertsmith.interop.openvino import OpenVINOBundle, OpenVINOEncoder, write_openvino
+from bertsmith.interop.openvino import OpenVINOBundle, OpenVINOEncoder
+from bertsmith.interop.openvino.writing import write_openvino
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.use.embed import Embedder, embed
 from bertsmith.use.embed_lines import embed_lines

@@ -1,10 +1,9 @@
-"""Export and inference of encoders as OpenVINO graphs."""
+"""Inference with encoders that are OpenVINO graphs; the module ``writing`` exports them."""
 
 from bertsmith.interop.openvino.encoder import (
     OpenVINOBundle,
     OpenVINOEncoder,
     load_embedding_encoder,
 )
-from bertsmith.interop.openvino.writing import write_openvino
 
-__all__ = ["OpenVINOBundle", "OpenVINOEncoder", "load_embedding_encoder", "write_openvino"]
+__all__ = ["OpenVINOBundle", "OpenVINOEncoder", "load_embedding_encoder"]

@@ -15,19 +15,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.bundle import EncoderBundle, load_encoder
+from bertsmith.bundle import EncoderBundle
 from bertsmith.bundle.directory import OPENVINO_FILE, OPENVINO_INFO_KEY, get_model_name
 from bertsmith.errors import InputError, MissingExtraError
-from bertsmith.files import atomic_directory, check_new_directory
+from bertsmith.files import atomic_directory
 from bertsmith.interop.onnx.writing import MODEL_FILE, save_encoder_graph
 from bertsmith.interop.openvino.encoder import INPUT_NAMES, import_openvino
-from bertsmith.interop.sentence_transformers import (
-    PoolingConfig,
-    PoolingMode,
-    check_is_expressible,
-    resolve_pooling,
-)
-from bertsmith.interop.sentence_transformers.writing import write_metadata
+from bertsmith.interop.sentence_transformers import PoolingConfig, PoolingMode
+from bertsmith.interop.sentence_transformers.writing import load_for_export, write_metadata
 
 #: Number of texts with which the ranges of activations are measured, as NNCF recommends.
 NUM_CALIBRATION_TEXTS: Final = 300
@@ -66,16 +61,13 @@ def write_openvino(
         InputError: There is no text for calibration.
         MissingExtraError: A package is not installed.
     """
-    bundle = load_encoder(model)
     out = Path(out)
-    check_new_directory(out)
-    check_is_expressible(bundle)
-    config = resolve_pooling(bundle.path, pooling, normalize)
+    bundle, config = load_for_export(model, out, pooling, normalize)
     openvino = import_openvino("writing an OpenVINO graph")
     sequences: list[list[int]] | None = None
     notes: list[str] = []
     if calibration is not None:
-        _import_nncf()
+        nncf = _import_nncf()
         sequences, notes = _tokenize(bundle, config, calibration)
     source = {"source": get_model_name(bundle.path), "bits": 32 if sequences is None else 8}
     with atomic_directory(out) as folder:
@@ -84,7 +76,7 @@ def write_openvino(
         save_encoder_graph(bundle, work / MODEL_FILE)
         graph = openvino.Core().read_model(work / MODEL_FILE)
         if sequences is not None:
-            graph = _quantize(graph, sequences)
+            graph = _quantize(nncf, graph, sequences)
         (folder / OPENVINO_FILE).parent.mkdir()
         openvino.save_model(graph, folder / OPENVINO_FILE, compress_to_fp16=False)
         shutil.rmtree(work)
@@ -141,14 +133,14 @@ def _import_nncf() -> Any:
     return nncf
 
 
-def _quantize(graph: Any, sequences: Sequence[list[int]]) -> Any:
+def _quantize(nncf: Any, graph: Any, sequences: Sequence[list[int]]) -> Any:
     """Return the graph with weights and activations of 8 bits.
 
     Args:
+        nncf: The package.
         graph: The ``openvino.Model``.
         sequences: Token ids of the texts for calibration.
     """
-    nncf = _import_nncf()
 
     def build_inputs(ids: list[int]) -> dict[str, NDArray[np.int64]]:
         values = (ids, [1] * len(ids), [0] * len(ids))

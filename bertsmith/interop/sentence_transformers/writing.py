@@ -62,16 +62,29 @@ def write_sentence_transformers(
     Raises:
         ModelError: transformers' BERT cannot represent the model, or ``out`` is not empty.
     """
-    bundle = load_encoder(model)
     out = Path(out)
-    check_new_directory(out)
-    check_is_expressible(bundle)
-    config = resolve_pooling(bundle.path, pooling, normalize)
+    bundle, config = load_for_export(model, out, pooling, normalize)
     pooler_weights = _load_pooler_weights(bundle)
     save_sentence_transformers(out, bundle, config, bundle.info, pooler_weights)
     if pooler_weights:
         return []
     return ["the model has no pooler: transformers' AutoModel warns that it initializes a new one"]
+
+
+def load_for_export(
+    model: Path | str, out: Path, pooling: PoolingMode | None, normalize: bool | None
+) -> tuple[EncoderBundle, PoolingConfig]:
+    """Load an encoder that a sentence-transformers directory can contain, and its pooling.
+
+    The arguments are those of ``write_sentence_transformers``.
+
+    Raises:
+        ModelError: transformers' BERT cannot represent the model, or ``out`` is not empty.
+    """
+    bundle = load_encoder(model)
+    check_new_directory(out)
+    check_is_expressible(bundle)
+    return bundle, resolve_pooling(bundle.path, pooling, normalize)
 
 
 def check_is_expressible(bundle: EncoderBundle) -> None:

@@ -243,6 +243,6 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     return F.cross_entropy(to_full_precision(logits), labels, reduction="sum")
 
 
-def to_full_precision(logits: Tensor) -> Tensor:
-    """Return 16-bit logits as float32 and others unchanged."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+def to_full_precision(x: Tensor) -> Tensor:
+    """Return a 16-bit tensor as float32 and others unchanged."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
