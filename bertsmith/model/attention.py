@@ -102,12 +102,9 @@ class SelfAttention(nn.Module):
         Raises:
             ValueError: If the kernel is `varlen` and dropout is active.
         """
-        qkv = self.project(hidden)[: layout.num_tokens]
-        context = self._attend(qkv, layout, dropout_seed).flatten(1)
+        context = self._attend(self.project(hidden), layout, dropout_seed).flatten(1)
         if token_indices is not None:
             context = context.index_select(0, token_indices)
-        elif len(hidden) > layout.num_tokens:
-            context = F.pad(context, (0, 0, 0, len(hidden) - layout.num_tokens))
         output: Tensor = self.output(context)
         return output
 
@@ -127,7 +124,10 @@ class SelfAttention(nn.Module):
     def _attend(
         self, qkv: Tensor, layout: AttentionLayout, dropout_seed: DropoutSeed | None
     ) -> Tensor:
-        """Compute attention with the layout's kernel: [T, 3, N, H] -> [T, N, H]."""
+        """Compute attention with the layout's kernel: [T, 3, N, H] -> [T, N, H].
+
+        ``qkv`` can have more rows, for which the output is 0.
+        """
         has_dropout = self.dropout.is_active(dropout_seed)
         if layout.kernel == "varlen":
             if has_dropout:
@@ -146,7 +146,8 @@ class SelfAttention(nn.Module):
             dropout_rate = self.dropout.rate if has_dropout else 0.0
             return padded_attention(qkv, layout, draw_mask=None, dropout_rate=dropout_rate)
         query, key, value = qkv.unbind(1)
-        return reference_attention(query, key, value, layout, draw_mask)[0]
+        output = reference_attention(query, key, value, layout, draw_mask)[0]
+        return F.pad(output, (0, 0, 0, 0, 0, len(qkv) - len(output)))
 
     def _make_mask_drawer(self, dropout_seed: DropoutSeed | None) -> DrawMask | None:
         """Return a function that draws dropout masks; None if dropout is not active."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 from bertsmith.model.attention import SelfAttention
@@ -148,7 +147,7 @@ class Encoder(nn.Module):
             num_layers: Number of layers to compute; None for all.
         """
         num_tokens = x.shape[0]
-        if not self._needs_all_tokens and not torch.is_grad_enabled():
+        if not self._needs_all_tokens:
             x = append_filler_rows(x)
         layers = list(self.layers)[:num_layers]
         for layer in layers:

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from bertsmith.model.bert import BertForPreTraining, BertModel
+from bertsmith.model.ops.attention_layout import Kernel
+from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.task_models import BertForSequenceClassification
 from tests.model.examples import (
@@ -209,3 +211,32 @@ def test_filler_rows_of_bf16_inference_do_not_change_the_output(
     for state, expected in zip(padded, compute(), strict=True):
         assert state.shape == expected.shape
         torch.testing.assert_close(state, expected, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("kernel", ["padded", "reference"])
+@pytest.mark.parametrize("lengths", [(19, 3, 40), (7, 7, 7)], ids=["ragged", "equal"])
+def test_filler_rows_do_not_change_gradients(
+    kernel: Kernel, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16 training, losses and gradients are those without filler rows, with dropout too."""
+    config = make_prime_size_config(dropout=0.1, attention_dropout=0.1)
+    model = randomize_weights(BertForPreTraining(config, kernel)).train()
+    batch = draw_batch(config, lengths)
+    parameters = list(model.parameters())
+    row_counts = set()
+    layers: Any = model.bert.encoder.layers
+    layers[0].up.register_forward_hook(lambda _, args, __: row_counts.add(len(args[0])))
+
+    def compute_losses_and_gradients() -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = model(*batch.arguments, dropout_seed=DropoutSeed(torch.tensor(5)))
+        loss = losses.mlm_loss + losses.nsp_loss
+        return [loss.detach(), *torch.autograd.grad(loss, parameters)]
+
+    padded = compute_losses_and_gradients()
+    monkeypatch.setattr("bertsmith.model.encoder.append_filler_rows", lambda x: x)
+    expected = compute_losses_and_gradients()
+    assert row_counts == {round_up_num_rows(sum(lengths)), sum(lengths)}
+    for value, expected_value in zip(padded, expected, strict=True):
+        scale = float(expected_value.abs().max())
+        torch.testing.assert_close(value, expected_value, atol=0.02 * scale + 1e-6, rtol=0.02)

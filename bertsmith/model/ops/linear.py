@@ -26,14 +26,14 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x weight^T + bias: [T, in] -> [T, out]."""
-        if uses_onednn(x, self.weight):
-            output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        is_bf16 = uses_cpu_bf16(x)
+        # In bf16, nn.Linear would first copy the bias to each row of the output.
+        if uses_onednn(x, self.weight) or (is_bf16 and has_onednn_linear()):
+            dtype = torch.bfloat16 if is_bf16 else x.dtype
+            output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias, dtype)  # type: ignore[no-untyped-call]
             return output
-        if not uses_cpu_bf16(x):
+        if not is_bf16:
             return super().forward(x)
-        if x.dtype == self.weight.dtype and not torch.is_grad_enabled() and has_onednn_linear():
-            # nn.Linear would first copy the bias to each row of the output.
-            return onednn_linear(pad_rows(x), self.weight, self.bias)[: x.shape[0]]
         num_padding_rows = round_up_num_rows(x.shape[0]) - x.shape[0]
         if num_padding_rows == 0:
             return super().forward(x)
@@ -90,15 +90,15 @@ def round_up_num_rows(num_rows: int) -> int:
     return math.ceil(num_rows / step) * step
 
 
-def pad_rows(x: Tensor) -> Tensor:
-    """Pad x [T, D] with zeros to ``round_up_num_rows(T)`` rows.
+def pad_rows(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Convert x [T, D] to ``dtype`` and pad it with zeros to ``round_up_num_rows(T)`` rows.
 
-    The result is contiguous, even if no rows are appended.
+    The result is contiguous, even if no rows are appended. None keeps the dtype.
     """
     num_rows, num_padded_rows = x.shape[0], round_up_num_rows(x.shape[0])
     if num_padded_rows == num_rows:
-        return x.contiguous()
-    padded = x.new_empty(num_padded_rows, x.shape[1])
+        return x.to(dtype or x.dtype).contiguous()
+    padded = x.new_empty(num_padded_rows, x.shape[1], dtype=dtype)
     padded[:num_rows] = x
     padded[num_rows:] = 0.0
     return padded
@@ -134,29 +134,41 @@ class _OneDnnLinear(torch.autograd.Function):
     """The linear layer x W^T + b, with oneDNN in the forward and the backward pass.
 
     For the gradient g of the output, the gradients of x, W and b are g W, g^T x and the sum of g
-    over the rows. Rows are padded with zeros, which add nothing to g^T x.
+    over the rows. Rows are padded with zeros, which add nothing to g^T x. The products run in
+    ``dtype``, float32 or bfloat16, and the gradients have the dtypes of x, W and b.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padded_x = pad_rows(x)
-        ctx.save_for_backward(padded_x if ctx.needs_input_grad[1] else None, weight)
-        contiguous_bias = None if bias is None else bias.contiguous()
-        return onednn_linear(padded_x, weight, contiguous_bias)[: x.shape[0]]
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        padded_x, converted_weight = pad_rows(x, dtype), weight.to(dtype)
+        ctx.save_for_backward(padded_x if ctx.needs_input_grad[1] else None, converted_weight)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        converted_bias = None if bias is None else bias.to(dtype).contiguous()
+        return onednn_linear(padded_x, converted_weight, converted_bias)[: x.shape[0]]
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_output: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         padded_x, weight = ctx.saved_tensors
-        needs_x_grad, needs_weight_grad, needs_bias_grad = ctx.needs_input_grad
+        needs_x_grad, needs_weight_grad, needs_bias_grad, _ = ctx.needs_input_grad
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         padded_grad = pad_rows(grad_output)
         x_grad, weight_grad, bias_grad = None, None, None
         if needs_x_grad:
-            x_grad = onednn_linear(padded_grad, weight.t())[: grad_output.shape[0]]
+            x_grad = _multiply(padded_grad, weight)[: grad_output.shape[0]].to(x_dtype)
         if needs_weight_grad:
-            weight_grad = onednn_linear(padded_grad.t(), padded_x.t())
+            weight_grad = _multiply(padded_grad.t(), padded_x).to(weight_dtype)
         if needs_bias_grad:
-            bias_grad = grad_output.sum(0)
-        return x_grad, weight_grad, bias_grad
+            bias_grad = grad_output.sum(0).to(bias_dtype)
+        return x_grad, weight_grad, bias_grad, None
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product a b of two matrices, computed by oneDNN."""
+    # PyTorch's product in bf16 uses oneDNN, and is up to four times as fast as its linear layer if
+    # ``a`` is transposed.
+    return a @ b if a.dtype == torch.bfloat16 else onednn_linear(a, b.t())

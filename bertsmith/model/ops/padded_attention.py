@@ -26,16 +26,19 @@ def padded_attention(
     """Compute attention with the sequences of each bucket padded to the same length.
 
     Args:
-        qkv: Queries, keys and values, [T, 3, N, H].
+        qkv: Queries, keys and values, [T, 3, N, H], or more rows, of which the last ones belong to
+            no sequence.
         layout: Buckets and padding indices of the batch.
         draw_mask: Draws the dropout masks on the CPU; None on CUDA or without dropout.
         dropout_rate: Rate of PyTorch's dropout, which is used on CUDA; otherwise 0.
 
     Returns:
-        [T, N, H].
+        [T, N, H], or zeros in as many more rows as ``qkv`` has.
     """
     num_heads, head_dim = qkv.shape[2:]
-    padded = qkv
+    # A compiled graph has no filler rows, and the comparison of row counts would add a guard.
+    num_filler_rows = 0 if torch.compiler.is_compiling() else len(qkv) - layout.num_tokens
+    padded = qkv[: layout.num_tokens] if num_filler_rows else qkv
     if layout.unpad_indices is not None and layout.pad_indices is not None:
         padded = pad(qkv, layout.pad_indices, layout.unpad_indices)
     dropout_masks: Sequence[Tensor | None] = [None] * len(layout.buckets)
@@ -50,7 +53,9 @@ def padded_attention(
             _attend_within_bucket(bucket_qkv.view(shape), bucket, dropout_mask, dropout_rate)
         )
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output if layout.unpad_indices is None else unpad(output, layout.unpad_indices)
+    if layout.unpad_indices is not None:
+        return unpad(output, layout.unpad_indices, len(qkv))
+    return F.pad(output, (0, 0, 0, 0, 0, num_filler_rows)) if num_filler_rows else output
 
 
 def draw_bucket_dropout_masks(
@@ -146,7 +151,8 @@ def _unfused_attention(
     with torch.autocast("cpu", enabled=False):
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
         if mask is not None:
-            scores.add_(mask)
+            # With a mask of another dtype, PyTorch would convert the scores twice.
+            scores.add_(mask.to(scores.dtype))
         probabilities = scores.softmax(-1)
         if dropout_mask is not None:
             probabilities = probabilities * dropout_mask

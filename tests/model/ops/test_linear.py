@@ -88,16 +88,23 @@ def test_row_counts_are_bucketed(onednn_shapes: list[tuple[int, ...]]) -> None:
     }
 
 
-def test_bf16_row_counts_are_bucketed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_onednn", [pytest.param(True, marks=NEEDS_ONEDNN), False])
+def test_bf16_row_counts_are_bucketed(has_onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are padded under autocast and in bf16, with the same outputs and gradients."""
     row_counts: list[int] = []
-    original_forward = nn.Linear.forward
+    original_forward, onednn_linear = nn.Linear.forward, linear.onednn_linear
 
     def record_and_apply_forward(self: nn.Linear, x: Tensor) -> Tensor:
         row_counts.append(x.shape[0])
         return original_forward(self, x)
 
+    def record_and_apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        row_counts.append(x.shape[0])
+        return onednn_linear(x, weight, bias)
+
+    monkeypatch.setattr(linear, "has_onednn_linear", lambda: has_onednn)
     monkeypatch.setattr(nn.Linear, "forward", record_and_apply_forward)
+    monkeypatch.setattr(linear, "onednn_linear", record_and_apply_linear)
     torch.manual_seed(0)
     layer = Linear(9, 5)
     bf16_layer = Linear(9, 5).bfloat16()
@@ -137,7 +144,7 @@ def test_inputs_need_not_be_contiguous(onednn_shapes: list[tuple[int, ...]]) -> 
     }
     for x in inputs.values():
         for bias in biases.values():
-            output: Tensor = linear._OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+            output: Tensor = linear._OneDnnLinear.apply(x, weight, bias, torch.float32)  # type: ignore[no-untyped-call]
             expected = nn.functional.linear(x, weight, bias)
             torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-4)
     assert len(onednn_shapes) == 9
@@ -198,13 +205,11 @@ def test_small_products_use_mkl(
     assert onednn_shapes == [(16, 6, 4)]
 
 
-def test_only_eager_float32_uses_onednn(onednn_shapes: list[tuple[int, ...]]) -> None:
-    """Other dtypes, autocast, compiled graphs, and empty or 3-d inputs use PyTorch's default."""
+def test_only_eager_float32_and_bf16_use_onednn(onednn_shapes: list[tuple[int, ...]]) -> None:
+    """Float64, compiled graphs, and empty or 3-d inputs use PyTorch's default."""
     layer = Linear(6, 4)
     assert layer(torch.randn(2, 3, 6)).shape == (2, 3, 4)
     assert layer(torch.randn(0, 6)).shape == (0, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(torch.randn(2, 6)).dtype == torch.bfloat16
     assert Linear(6, 4).double()(torch.randn(2, 6, dtype=torch.float64)).dtype == torch.float64
     with pytest.MonkeyPatch.context() as patch:
         # Restore the original function, which a compiled graph must not call.
@@ -212,6 +217,9 @@ def test_only_eager_float32_uses_onednn(onednn_shapes: list[tuple[int, ...]]) ->
         compiled: Any = torch.compile(layer, backend="eager", fullgraph=True)
         assert compiled(torch.randn(2, 6)).shape == (2, 4)
     assert onednn_shapes == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(2, 6)).dtype == torch.bfloat16
+    assert onednn_shapes == [(16, 6, 4)]
 
 
 @pytest.mark.parametrize(
