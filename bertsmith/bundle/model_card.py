@@ -47,6 +47,7 @@ class Publication:
         license_id: License of the weights on the hub, such as "apache-2.0"; empty if it is unknown.
         notes: Markdown text after the introduction, such as the sources of the text.
         minutes: Duration of the training in minutes; None if it is unknown.
+        earlier_minutes: Duration of the trainings before it, if it continues a released model.
         curve: File name of the loss curve.
         panel: Markdown text with the results of the panel; empty without results.
     """
@@ -55,6 +56,7 @@ class Publication:
     license_id: str = ""
     notes: str = ""
     minutes: float | None = None
+    earlier_minutes: float = 0.0
     curve: str = ""
     panel: str = ""
 
@@ -114,7 +116,10 @@ def _publication_lines(publication: Publication) -> list[str]:
     """Return the duration of the training, and the image of the loss curve."""
     lines = []
     if publication.minutes is not None:
-        lines.append(f"- wall-clock time: {publication.minutes:,.0f} minutes")
+        line = f"- wall-clock time: {publication.minutes:,.0f} minutes"
+        if publication.earlier_minutes:
+            line += f", after {publication.earlier_minutes:,.0f} minutes of the model it continues"
+        lines.append(line)
     if publication.curve:
         lines += ["", f"![Loss curve]({publication.curve})"]
     return lines

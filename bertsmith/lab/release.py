@@ -15,6 +15,7 @@ import tomli_w
 
 from bertsmith.bundle import CONFIG_FILE, WEIGHTS_FILE, hash_model_files, load, locate_model
 from bertsmith.bundle.config import read_json
+from bertsmith.bundle.directory import get_model_name
 from bertsmith.bundle.metadata import read_info
 from bertsmith.bundle.model_card import MODEL_CARD_FILE, Publication, build_model_card
 from bertsmith.errors import ModelError, RunError, SettingsError
@@ -78,6 +79,9 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
     panel = None if options.panel is None else _read_panel(options.panel)
     text = "" if options.notes is None else _read_text(options.notes)
     training = _summarize_training(metrics)
+    started_from = _read_start_training(settings)
+    if started_from is not None:
+        training["started_from"] = started_from
     name = out.resolve().name
     with atomic_directory(out) as new:
         messages = write_huggingface(model, new, dtype=options.dtype)
@@ -95,6 +99,7 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
             license_id=options.license_id,
             notes=text,
             minutes=training.get("minutes"),
+            earlier_minutes=_sum_minutes(started_from),
             curve=curve.CURVE_FILE if metrics else "",
             panel=panel_text,
         )
@@ -140,8 +145,10 @@ def _summarize_training(metrics: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     if training:
         summary["steps"] = training[-1]["step"]
-        if "elapsed_seconds" in training[-1]:
-            summary["minutes"] = round(training[-1]["elapsed_seconds"] / 60, 1)
+        # Only runs with --minutes log the time of the whole command; others log that of training.
+        seconds = training[-1].get("elapsed_seconds", training[-1].get("seconds"))
+        if seconds is not None:
+            summary["minutes"] = round(seconds / 60, 1)
         summary["final_training_loss"] = training[-1]["loss"]
     summary["evaluations"] = [
         {key: value for key, value in line.items() if key not in _OMITTED_KEYS}
@@ -149,6 +156,30 @@ def _summarize_training(metrics: list[dict[str, Any]]) -> dict[str, Any]:
         if line["kind"] == "heldout"
     ]
     return summary
+
+
+def _read_start_training(settings: PretrainSettings) -> dict[str, Any] | None:
+    """Return the name, training and settings of the released model that a run started from.
+
+    The result is None if the run started from new weights, or from a directory that contains no
+    summary of the training.
+    """
+    start_from = settings.run.start_from
+    if start_from is None or not (Path(start_from) / TRAINING_FILE).is_file():
+        return None
+    start_model = Path(start_from)
+    summary = {"name": get_model_name(start_model), **read_json(start_model / TRAINING_FILE)}
+    if (start_model / SETTINGS_FILE).is_file():
+        summary["settings"] = read_stored_settings(start_model / SETTINGS_FILE)
+    return summary
+
+
+def _sum_minutes(training: Mapping[str, Any] | None) -> float:
+    """Return the minutes of a training and of those that it started from."""
+    if training is None:
+        return 0.0
+    minutes: float = training.get("minutes", 0.0)
+    return minutes + _sum_minutes(training.get("started_from"))
 
 
 def _read_panel(path: Path) -> dict[str, Any]:

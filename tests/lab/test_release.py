@@ -57,6 +57,32 @@ def test_release_contains_the_record_of_the_run_without_paths(run: Path, tmp_pat
         assert str(run.parent) not in file.read_text(), file
 
 
+def test_release_of_a_continued_model_contains_its_earlier_training(
+    run: Path, tmp_path: Path
+) -> None:
+    """A run that started from a release repeats its training and settings, and adds its minutes."""
+    write_release(run, run, tmp_path / "first", ReleaseOptions())
+    training_file = tmp_path / "first" / "training.json"
+    first = json.loads(training_file.read_text()) | {"minutes": 42.0}
+    training_file.write_text(json.dumps(first))
+    assignments = make_assignments()
+    for name in ("second", "third"):
+        start_from = str(tmp_path / ("first" if name == "second" else "second"))
+        pretrain(run.parent / "store", tmp_path / f"{name}-run", steps=2, start_from=start_from,
+                 assignments=assignments)  # fmt: skip
+        write_release(tmp_path / f"{name}-run", tmp_path / f"{name}-run", tmp_path / name,
+                      ReleaseOptions())  # fmt: skip
+    second = json.loads((tmp_path / "second" / "training.json").read_text())
+    third = json.loads((tmp_path / "third" / "training.json").read_text())
+    settings = tomllib.loads((tmp_path / "first" / "settings.toml").read_text())
+    assert second["started_from"] == {"name": "first", **first, "settings": settings}
+    assert third["started_from"]["started_from"] == second["started_from"]
+    for name in ("second", "third"):
+        card = (tmp_path / name / "README.md").read_text()
+        assert "- wall-clock time: 0 minutes, after 42 minutes of the model it continues\n" in card
+        assert str(tmp_path) not in (tmp_path / name / "training.json").read_text()
+
+
 def test_weights_are_rounded_and_load_in_transformers(run: Path, tmp_path: Path) -> None:
     """The weights are those of the run in bf16, and transformers loads them without other keys."""
     write_release(run, run, tmp_path / "out", ReleaseOptions())
