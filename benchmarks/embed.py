@@ -10,9 +10,9 @@ export, fused by onnxruntime's optimizer. One of these is quantized completely. 
 the layers that lose the most precision in float32. The fastest graph is the baseline, regardless of
 its precision.
 
-With --openvino, OpenVINO runs PyTorch's export too: in the precision that it chooses (bf16 if the
-CPU computes it fast), and quantized to 8 bits by NNCF, calibrated on 300 of the texts. This needs
-the packages openvino and nncf.
+With --openvino, Bertsmith also embeds with its OpenVINO exports: in the precision that OpenVINO
+chooses (bf16 if the CPU computes it fast), and in 8 bits, calibrated on 300 of the texts. This needs
+the extra openvino.
 
 With --layers, the benchmark also times embeddings from the lowest and the last layer of a random
 model of base size.
@@ -88,29 +88,22 @@ def read_texts(path: Path, count: int, embedder: Embedder) -> list[str]:
     return texts
 
 
-class GraphEmbedder:
-    """Computes normalized mean-pooled embeddings with the hidden states of an exported graph.
+class OnnxEmbedder:
+    """Computes normalized mean-pooled embeddings with an ONNX graph.
 
     Batches contain texts of similar length.
     """
 
-    def __init__(
-        self,
-        compute_hidden: Callable[[dict[str, NDArray[np.int64]]], FloatArray],
-        input_names: set[str],
-        embedder: Embedder,
-    ) -> None:
-        """Store the arguments.
-
-        Args:
-            compute_hidden: Returns the hidden states [B, S, D] for the inputs of the graph, [B, S].
-            input_names: Names of these inputs.
-            embedder: Tokenizes the texts.
-        """
-        self.compute_hidden = compute_hidden
-        self.input_names = input_names
+    def __init__(self, path: Path, embedder: Embedder) -> None:
+        """Load the graph at ``path``; ``embedder`` tokenizes the texts."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
         self.embedder = embedder
         self.batch_size = 32
+        self.input_names = {node.name for node in self.session.get_inputs()}
 
     def __call__(self, texts: list[str]) -> FloatArray:
         """Return the embeddings of ``texts``, float32 [number of texts, D]."""
@@ -129,7 +122,10 @@ class GraphEmbedder:
         for row, sequence in enumerate(sequences):
             ids[row, : len(sequence)] = sequence
             mask[row, : len(sequence)] = 1
-        hidden = self.compute_hidden(build_inputs(ids, mask, self.input_names))
+        inputs = dict(zip(INPUT_NAMES, (ids, mask, np.zeros_like(ids)), strict=True))
+        # Some graphs have no input for segment ids.
+        graph_inputs = {name: inputs[name] for name in INPUT_NAMES if name in self.input_names}
+        (hidden, *_) = self.session.run(None, graph_inputs)
         mean = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
         vectors: FloatArray = mean / np.linalg.norm(mean, axis=1, keepdims=True)
         return vectors
@@ -145,58 +141,6 @@ class GraphEmbedder:
             self(sample)
             seconds[batch_size] = time.perf_counter() - start
         self.batch_size = min(BATCH_SIZES, key=lambda batch_size: seconds[batch_size])
-
-
-def build_inputs(
-    ids: NDArray[np.int64], mask: NDArray[np.int64], names: set[str]
-) -> dict[str, NDArray[np.int64]]:
-    """Return the inputs of a graph by name; some graphs have no input for segment ids."""
-    inputs = zip(INPUT_NAMES, (ids, mask, np.zeros_like(ids)), strict=True)
-    return {name: value for name, value in inputs if name in names}
-
-
-def load_onnx(path: Path, embedder: Embedder) -> GraphEmbedder:
-    """Load the graph at ``path`` with onnxruntime."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-    def compute_hidden(inputs: dict[str, NDArray[np.int64]]) -> FloatArray:
-        hidden: FloatArray = session.run(None, inputs)[0]
-        return hidden
-
-    names = {node.name for node in session.get_inputs()}
-    return GraphEmbedder(compute_hidden, names, embedder)
-
-
-def load_openvino(path: Path, embedder: Embedder, sample: list[str]) -> dict[str, GraphEmbedder]:
-    """Load the graph at ``path`` with OpenVINO, and quantized to 8 bits by NNCF.
-
-    Args:
-        path: An ONNX graph in float32.
-        embedder: Tokenizes the texts.
-        sample: Texts to calibrate the ranges of the activations.
-    """
-    import nncf
-    import openvino
-
-    plain = openvino.Core().read_model(path)
-    names = {name for node in plain.inputs for name in node.names}
-
-    def build_sample(text: str) -> dict[str, NDArray[np.int64]]:
-        ids = np.array(embedder.tokenize([text]).sequences, np.int64)
-        return build_inputs(ids, np.ones_like(ids), names)
-
-    quantized = nncf.quantize(
-        plain, nncf.Dataset(sample, build_sample), model_type=nncf.ModelType.TRANSFORMER
-    )
-
-    def load(graph: Any) -> GraphEmbedder:
-        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
-        request = openvino.compile_model(graph, "CPU", settings).create_infer_request()
-        return GraphEmbedder(lambda inputs: request.infer(inputs)[0], names, embedder)
-
-    return {"OpenVINO": load(plain), "OpenVINO, 8 bits": load(quantized)}
 
 
 def export_bertsmith_int8(model: Path, directory: Path) -> Path:
@@ -284,6 +228,18 @@ def export_fused_int8(model: Path, directory: Path, embedder: Embedder) -> dict[
     return paths
 
 
+def load_openvino(model: Path, directory: Path, texts: list[str]) -> dict[str, Encode]:
+    """Export the model with Bertsmith for OpenVINO, and return an encoder for each precision."""
+    # Needs the extra openvino.
+    from bertsmith.interop.openvino.writing import write_openvino
+
+    encoders: dict[str, Encode] = {}
+    for name, calibration in (("OpenVINO", None), ("OpenVINO, 8 bits", texts)):
+        write_openvino(model, directory / name, calibration=calibration)
+        encoders[name] = Embedder.load(directory / name).encode
+    return encoders
+
+
 def time_encoders(encoders: dict[str, Encode], texts: list[str]) -> dict[str, list[float]]:
     """Return the seconds of each run by encoder name. In each run, another encoder is the first."""
     names = list(encoders)
@@ -341,11 +297,8 @@ def compare(
         **export_fused_int8(options.model, directory, embedder),
     }
     graphs = {
-        f"onnxruntime, {name}": load_onnx(path, embedder) for name, path in graph_paths.items()
+        f"onnxruntime, {name}": OnnxEmbedder(path, embedder) for name, path in graph_paths.items()
     }
-    if options.openvino:
-        sample = texts[:: max(len(texts) // 300, 1)]
-        graphs |= load_openvino(directory / "plain.onnx", embedder, sample)
     for graph in graphs.values():
         graph.choose_batch_size(texts[:: max(len(texts) // 300, 1)])
     encoders: dict[str, Encode] = {
@@ -354,11 +307,12 @@ def compare(
         "sentence-transformers": sentence_transformer.encode,
         **graphs,
     }
+    if options.openvino:
+        encoders |= load_openvino(options.model, directory, texts)
     # This first call also warms up each encoder.
     vectors = {name: encode(texts) for name, encode in encoders.items()}
     seconds = time_encoders(encoders, texts)
-    onnx_graphs = [name for name in graphs if name.startswith("onnxruntime")]
-    fastest_graph = min(onnx_graphs, key=lambda name: median(seconds[name]))
+    fastest_graph = min(graphs, key=lambda name: median(seconds[name]))
     lengths = [len(ids) for ids in embedder.tokenize(texts).sequences]
     macs = sum(length * embedder.config.macs_per_token(length) for length in lengths)
     peak = device.measure_peak_macs_per_second(
@@ -369,8 +323,11 @@ def compare(
         "float32 / sentence-transformers": speed_ratio(seconds, "sentence-transformers", "float32"),
         "fast / onnxruntime in 8 bits": speed_ratio(seconds, fastest_graph, "fast"),
         "fast / float32": speed_ratio(seconds, "float32", "fast"),
-        "fast / sentence-transformers": speed_ratio(seconds, "sentence-transformers", "fast"),
-        **{f"fast / {name}": speed_ratio(seconds, name, "fast") for name in graphs},
+        **{
+            f"fast / {name}": speed_ratio(seconds, name, "fast")
+            for name in encoders
+            if name not in ("float32", "fast")
+        },
         "MFU, float32": macs / median(seconds["float32"]) / peak,
     }
     measurements = {
@@ -379,7 +336,8 @@ def compare(
         "largest difference to sentence-transformers": float(
             np.abs(vectors["float32"] - expected).max()
         ),
-        **{key: value for name in ("fast", *graphs)
+        **{key: value for name in encoders
+           if name not in ("float32", "sentence-transformers")
            for key, value in measure_cosines(name, vectors[name], vectors["float32"])},
         **{f"texts per second, {name}": len(texts) / median(times)
            for name, times in seconds.items()},
