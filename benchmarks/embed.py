@@ -11,8 +11,8 @@ the layers that lose the most precision in float32. The fastest graph is the bas
 its precision.
 
 With --openvino, Bertsmith also embeds with its OpenVINO exports: in the precision that OpenVINO
-chooses (bf16 if the CPU computes it fast), and in 8 bits, calibrated on 300 of the texts. This needs
-the extra openvino.
+chooses (bf16 if the CPU computes it fast), and in 8 bits, calibrated on 300 of the texts. This
+needs the extra openvino.
 
 With --layers, the benchmark also times embeddings from the lowest and the last layer of a random
 model of base size.
