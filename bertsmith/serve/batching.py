@@ -2,9 +2,11 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +165,7 @@ class Batcher:
                 raise ShuttingDownError("the server is shutting down; use another server")
             self._scheduler.add(call)
             # If the client has already disconnected, this calls ``_remove_call`` at once.
-            call.future.add_done_callback(lambda _: self._remove_call(call))
+            call.future.add_done_callback(partial(self._remove_call, weakref.ref(call)))
             self._condition.notify()
         return call.future
 
@@ -190,25 +192,43 @@ class Batcher:
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0.0))
 
-    def _remove_call(self, call: Call) -> None:
-        """Remove the remaining sequences of a call that was answered, failed or cancelled."""
+    def _remove_call(self, call_reference: "weakref.ref[Call]", _: Future[list[Any]]) -> None:
+        """Remove the remaining sequences of a call that was answered, failed or cancelled.
+
+        The future of a call keeps this callback. With a reference to the call, the results would
+        remain in memory until a garbage collection.
+        """
+        call = call_reference()
+        if call is None:
+            # The queue refers to its calls, so the call is not in the queue.
+            return
         with self._condition:
             self._scheduler.remove(call)
 
     def _run_thread(self) -> None:
         """Compute batches until the batcher is closed and the queue is empty."""
         with torch.inference_mode():
-            batch = self._wait_for_batch()
-            while batch is not None:
-                try:
-                    # Concurrent batches share the cores; a lone batch uses all of them.
-                    num_batches = self._scheduler.num_running_batches
-                    set_local_num_threads(max(self._num_cores // num_batches, 1))
-                    self._compute_batch(batch)
-                finally:
-                    with self._condition:
-                        self._scheduler.end_batch(batch)
-                batch = self._wait_for_batch()
+            while self._run_batch():
+                pass
+
+    def _run_batch(self) -> bool:
+        """Wait for a batch and compute it; return False once there are no more batches.
+
+        No variable refers to the batch after the return, because a thread can wait for the next
+        batch for a long time.
+        """
+        batch = self._wait_for_batch()
+        if batch is None:
+            return False
+        try:
+            # Concurrent batches share the cores; a lone batch uses all of them.
+            num_batches = self._scheduler.num_running_batches
+            set_local_num_threads(max(self._num_cores // num_batches, 1))
+            self._compute_batch(batch)
+        finally:
+            with self._condition:
+                self._scheduler.end_batch(batch)
+        return True
 
     def _wait_for_batch(self) -> list[QueuedSequence] | None:
         """Wait for a batch; return None once the batcher is closed and the queue is empty."""

@@ -1,6 +1,7 @@
 """Request deadlines, and the errors of requests that end without an answer."""
 
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -90,7 +91,8 @@ class Deadline:
         self._shrink_answer = shrink_answer
         self.is_cancelled = False
         self.token_counts = TokenCounts()
-        self._future: Future[Any] | None = None
+        #: A connection keeps the deadline of its last request, but must not keep the results.
+        self._future_reference: weakref.ref[Future[Any]] | None = None
 
     def charge_tokens(self, num_tokens: int) -> None:
         """Count tokens against the client's limit; raise BusyError beyond it."""
@@ -133,15 +135,16 @@ class Deadline:
 
     def cancel_on_disconnect(self, future: Future[Any]) -> None:
         """Cancel a future as soon as the client disconnects, which may already have happened."""
-        self._future = future
+        self._future_reference = weakref.ref(future)
         if self.is_cancelled:
             future.cancel()
 
     def cancel(self) -> None:
         """Cancel the request and its future; can be called from any thread."""
         self.is_cancelled = True
-        if self._future is not None:
-            self._future.cancel()
+        future = None if self._future_reference is None else self._future_reference()
+        if future is not None:
+            future.cancel()
 
 
 def wait_for_result(future: Future[list[Any]], deadline: Deadline) -> list[Any]:

@@ -1,6 +1,8 @@
 """Run a server with small random models in a thread of the test."""
 
 import asyncio
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -123,6 +125,23 @@ def run_server(
         server.should_exit = True
         thread.join(30)
     assert not thread.is_alive()
+
+
+def send_request_without_reading(server: RunningServer) -> socket.socket:
+    """Request a response larger than the socket buffers; return the connection."""
+    body = {"inputs": ["the smith worked " * 30] * 250, "layer": [0, 1, 2]}
+    content = json.dumps(body).encode()
+    connection = socket.socket()
+    connection.settimeout(60)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    head = (
+        "POST /embed_all HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    connection.sendall(head.encode() + content)
+    assert connection.recv(12) == b"HTTP/1.1 200"
+    return connection
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

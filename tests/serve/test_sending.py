@@ -1,7 +1,6 @@
 """Clients that do not read their responses: limits of time and memory."""
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +15,11 @@ from bertsmith.serve.models import ServedModel
 from bertsmith.serve.sending import MIN_PROGRESS_BYTES, ResponseMonitor
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_pause import TIMEOUT, wait_until
-from tests.serve.model_server import SENTENCES, RunningServer, run_server
+from tests.serve.model_server import (
+    SENTENCES,
+    run_server,
+    send_request_without_reading,
+)
 
 #: Lower bound of the response in bytes; socket buffers are smaller.
 _MIN_RESPONSE_BYTES = 10 * 2**20
@@ -217,23 +220,6 @@ def test_unread_responses_have_a_memory_limit() -> None:
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 
 
-def _send_request_without_reading(server: RunningServer) -> socket.socket:
-    """Request a response larger than the socket buffers; return the connection."""
-    body = {"inputs": ["the smith worked " * 30] * 250, "layer": [0, 1, 2]}
-    content = json.dumps(body).encode()
-    connection = socket.socket()
-    connection.settimeout(TIMEOUT)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(("127.0.0.1", server.port))
-    head = (
-        "POST /embed_all HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    )
-    connection.sendall(head.encode() + content)
-    assert connection.recv(12) == b"HTTP/1.1 200"
-    return connection
-
-
 def _read_all(connection: socket.socket) -> int:
     """Read until the connection closes; return the number of bytes."""
     size = 0
@@ -247,7 +233,7 @@ def test_request_is_active_until_its_response_is_read(models: list[ServedModel])
     with run_server(
         models[:1], ServeSettings(max_concurrent_requests=1, request_timeout_seconds=TIMEOUT)
     ) as server:
-        with _send_request_without_reading(server) as connection:
+        with send_request_without_reading(server) as connection:
             assert server.post("/embed", {"inputs": "a"}).status_code == 429
             assert _read_all(connection) > _MIN_RESPONSE_BYTES
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
@@ -260,7 +246,7 @@ def test_disconnected_client_no_longer_counts(models: list[ServedModel]) -> None
     )
     with (
         run_server(models[:1], settings) as server,
-        _send_request_without_reading(server) as connection,
+        send_request_without_reading(server) as connection,
     ):
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
         # The client still gets what the socket buffers hold.
