@@ -1,7 +1,7 @@
 """Run the commands of README.md that use a reference model, and replace their outputs.
 
 Run it after a change of models/. The commands are those in console blocks that start with
-``$ bertsmith fill mini-en``.
+``$ bertsmith fill mini-``.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 #: A command, and the output up to the next command or the end of the block.
-COMMAND = re.compile(r"^(\$ (bertsmith fill mini-en .*)\n)(?:(?!\$ |```).*\n)*", re.MULTILINE)
+COMMAND = re.compile(r"^(\$ (bertsmith fill mini-.*)\n)(?:(?!\$ |```).*\n)*", re.MULTILINE)
 
 
 def run_command(match: re.Match[str]) -> str:

@@ -25,6 +25,7 @@ RECORD_FILES = ("README.md", "settings.toml", "training.json", "curve.png")
 TEXTS = (
     "The capital of France is [MASK].",
     "She was born in 1850 and [MASK] in 1921, in a small town near the river.",
+    "서울은 대한민국의 [MASK]이다.",
     "[MASK]",
 )
 

@@ -35,7 +35,7 @@ REDUCED_BUDGETS = {
     r"--size (mini|small|medium|base)": "--size tiny",
     r"--size \d+": "--size 2000",  # the vocabulary's size
 }
-REFERENCE_COMMANDS = ["fill"]
+REFERENCE_COMMANDS = ["fill", "fill"]
 PRETRAINING_COMMANDS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
 CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "predict"]
 TASK_COMMANDS = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
