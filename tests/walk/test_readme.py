@@ -174,7 +174,8 @@ def run_python(code: str, folder: Path) -> None:
 def read_shown_output(root: Path, command: str) -> str:
     """Return the output that the README shows below a command."""
     text = (root / "README.md").read_text(encoding="utf-8")
-    return text.partition(f"$ {command}\n")[2].partition("```")[0]
+    following = text.partition(f"$ {command}\n")[2]
+    return re.split(r"^(?:\$ |```)", following, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def assert_same_output(output: str, expected: str) -> None:
