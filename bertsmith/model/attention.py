@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.attention_layout import AttentionLayout
@@ -20,6 +19,7 @@ from bertsmith.model.ops.padded_attention import (
     draw_sequence_dropout_masks,
     padded_attention,
 )
+from bertsmith.model.ops.padding import append_zero_rows
 from bertsmith.model.ops.varlen import varlen_attention
 
 
@@ -147,7 +147,7 @@ class SelfAttention(nn.Module):
             return padded_attention(qkv, layout, draw_mask=None, dropout_rate=dropout_rate)
         query, key, value = qkv.unbind(1)
         output = reference_attention(query, key, value, layout, draw_mask)[0]
-        return F.pad(output, (0, 0, 0, 0, 0, len(qkv) - len(output)))
+        return append_zero_rows(output, len(qkv))
 
     def _make_mask_drawer(self, dropout_seed: DropoutSeed | None) -> DrawMask | None:
         """Return a function that draws dropout masks; None if dropout is not active."""

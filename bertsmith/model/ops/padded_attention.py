@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertsmith.model.ops.attention_layout import AttentionLayout, Bucket
-from bertsmith.model.ops.padding import pad, unpad
+from bertsmith.model.ops.padding import append_zero_rows, pad, unpad
 
 #: Returns a dropout mask (0 or 1 / (1 - rate)) of the shape, dtype and device of its argument.
 DrawMask = Callable[[Tensor], Tensor]
@@ -36,11 +36,10 @@ def padded_attention(
         [T, N, H], or zeros in as many more rows as ``qkv`` has.
     """
     num_heads, head_dim = qkv.shape[2:]
-    # A compiled graph has no filler rows, and the comparison of row counts would add a guard.
-    num_filler_rows = 0 if torch.compiler.is_compiling() else len(qkv) - layout.num_tokens
-    padded = qkv[: layout.num_tokens] if num_filler_rows else qkv
     if layout.unpad_indices is not None and layout.pad_indices is not None:
         padded = pad(qkv, layout.pad_indices, layout.unpad_indices)
+    else:
+        padded = qkv if len(qkv) == layout.num_tokens else qkv[: layout.num_tokens]
     dropout_masks: Sequence[Tensor | None] = [None] * len(layout.buckets)
     if draw_mask is not None:
         dropout_masks = draw_bucket_dropout_masks(layout, num_heads, draw_mask, qkv)
@@ -55,7 +54,7 @@ def padded_attention(
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if layout.unpad_indices is not None:
         return unpad(output, layout.unpad_indices, len(qkv))
-    return F.pad(output, (0, 0, 0, 0, 0, num_filler_rows)) if num_filler_rows else output
+    return append_zero_rows(output, len(qkv))
 
 
 def draw_bucket_dropout_masks(

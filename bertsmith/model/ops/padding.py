@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class _Pad(torch.autograd.Function):
@@ -76,3 +77,9 @@ def unpad(rows: Tensor, unpad_indices: Tensor, num_packed_rows: int) -> Tensor:
     """
     packed: Tensor = _Unpad.apply(rows, unpad_indices, num_packed_rows)  # type: ignore[no-untyped-call]
     return packed
+
+
+def append_zero_rows(rows: Tensor, num_rows: int) -> Tensor:
+    """Append rows of zeros up to ``num_rows`` rows: [T, N, H] -> [num_rows, N, H]."""
+    num_zero_rows = num_rows - len(rows)
+    return F.pad(rows, (0, 0, 0, 0, 0, num_zero_rows)) if num_zero_rows else rows
