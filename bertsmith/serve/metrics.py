@@ -143,6 +143,7 @@ class Metrics:
         registry = self._registry
         if self._directory is not None:
             registry = CollectorRegistry()
+            # prometheus_client does not annotate this constructor.
             MultiProcessCollector(registry, str(self._directory))  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 

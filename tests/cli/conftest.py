@@ -1,4 +1,4 @@
-"""Fixtures that run the program in this process, and small random models."""
+"""Fixtures that run the program in this process, small random models, and a classifier."""
 
 import io
 import sys
@@ -15,6 +15,7 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
+from bertsmith.train.finetuning.finetune import finetune
 
 SENTENCES = [
     "The ferry crossed the river twice a day, in the morning and in the evening.",
@@ -104,3 +105,34 @@ def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pat
 def model_without_nsp(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     """The directory of a model without a next-sentence head."""
     return save_model(tmp_path_factory.mktemp("cli") / "single", tokenizer, nsp=False)
+
+
+def small_config(tokenizer: Tokenizer) -> ModelConfig:
+    """Return the config of a small random model."""
+    return ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        layers=1,
+        width=MODEL_WIDTH,
+        heads=2,
+        feed_forward=31,
+        max_positions=MAX_SEQLEN,
+    )
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 24 rows with two classes."""
+    file = tmp_path_factory.mktemp("table") / "train.csv"
+    examples = (("the anvil rings", "loud"), ("the river sleeps", "still"))
+    rows = [f"{examples[n % 2][0]} {n},{examples[n % 2][1]}" for n in range(24)]
+    file.write_text("\n".join(["line,mood", *rows]) + "\n")
+    return file
+
+
+@pytest.fixture(scope="session")
+def classifier(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a classifier fine-tuned on ``table``."""
+    out = tmp_path_factory.mktemp("classifier") / "run"
+    task = {"text_column": "line", "label_column": "mood", "batch_size": 8}
+    finetune("classify", model, out, data=table, values={"task": task, "run": {"threads": 1}})
+    return out

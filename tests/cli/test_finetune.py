@@ -1,45 +1,20 @@
-"""The commands ``finetune``, ``predict`` and ``evaluate``."""
+"""The commands ``finetune`` and ``evaluate``."""
 
-import io
 import json
 import math
 import re
 import shutil
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from bertsmith.bundle import INFO_FILE, WEIGHTS_FILE, HeadConfig, save_fine_tuned
 from bertsmith.cli.console import print_json
-from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine.finetuning_run import FinetuneResult
-from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.sweep import SweepResult
-from tests.cli.conftest import RunCli
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of 24 rows with two classes."""
-    file = tmp_path_factory.mktemp("table") / "train.csv"
-    examples = (("the anvil rings", "loud"), ("the river sleeps", "still"))
-    rows = [f"{examples[n % 2][0]} {n},{examples[n % 2][1]}" for n in range(24)]
-    file.write_text("\n".join(["line,mood", *rows]) + "\n")
-    return file
-
-
-@pytest.fixture(scope="module")
-def classifier(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a classifier fine-tuned on ``table``."""
-    out = tmp_path_factory.mktemp("classifier") / "run"
-    task = {"text_column": "line", "label_column": "mood", "batch_size": 8}
-    finetune("classify", model, out, data=table, values={"task": task, "run": {"threads": 1}})
-    return out
+from tests.cli.conftest import RunCli, small_config
 
 
 @pytest.fixture
@@ -49,18 +24,6 @@ def finetune_command(model: Path, table: Path) -> list[str | Path]:
         "finetune", "classify", "--model", model, "--data", table, "--text", "line",
         "--label", "mood", "--epochs", "1", "--set", "run.threads=1",
     ]  # fmt: skip
-
-
-def small_config(tokenizer: Tokenizer) -> ModelConfig:
-    """Return the config of a small random model."""
-    return ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        layers=1,
-        width=22,
-        heads=2,
-        feed_forward=31,
-        max_positions=43,
-    )
 
 
 def test_finetune_prints_metrics_and_counts(
@@ -110,191 +73,6 @@ def test_choose_uses_a_column_per_ending(run_cli: RunCli, model: Path, tmp_path:
     assert line == f"{best}\t{max(probabilities):.4f}\t{prediction['best_ending']}\t{prompt}\n"
 
 
-def test_fast_predictions_are_similar(run_cli: RunCli, classifier: Path, table: Path) -> None:
-    """With --fast, probabilities and metrics differ only a little from those in float32."""
-    for command in (["predict", classifier, "the anvil rings"],
-                    ["evaluate", classifier, "--data", table]):  # fmt: skip
-        exact, fast = (
-            json.loads(run_cli(*command, "--json", *options).out) for options in ([], ["--fast"])
-        )
-        if command[0] == "evaluate":
-            assert fast["accuracy"] == pytest.approx(exact["accuracy"], abs=0.05)
-        else:
-            exact_probabilities, fast_probabilities = (dict(row["labels"]) for row in (exact, fast))
-            for label, probability in exact_probabilities.items():
-                assert 0 < abs(fast_probabilities[label] - probability) < 0.02
-
-
-def test_predict_prints_labels(run_cli: RunCli, classifier: Path) -> None:
-    """Label, probability and text are printed; --json has all labels; a tab is part of a text."""
-    completed = run_cli("predict", classifier, "the anvil rings", "the river\tsleeps")
-    label, probability, text = completed.out.splitlines()[0].split("\t")
-    assert label in {"loud", "still"}
-    assert 0.5 <= float(probability) <= 1.0
-    assert text == "the anvil rings"
-    lines = run_cli("predict", classifier, "--json", "a\tb").out.splitlines()
-    prediction = json.loads(lines[0])
-    assert (prediction["text"], prediction.get("pair")) == ("a\tb", None)
-    assert sum(prediction["labels"].values()) == pytest.approx(1)
-
-
-def test_predict_reads_lines_of_a_file(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
-    """An empty line is an error after the predictions before it, or skipped and counted."""
-    file = tmp_path / "texts"
-    file.write_text("the anvil\nthe river\n")
-    predictions = run_cli("predict", classifier, "--input", file).out.splitlines()
-    assert len(predictions) == 2
-    file.write_text("the anvil\n\nthe river\n \n")
-    completed = run_cli("predict", classifier, "--input", file)
-    assert (completed.status, completed.out.splitlines()) == (2, predictions[:1])
-    assert f"{file}, line 2 is empty" in completed.err
-    assert "--skip-invalid" in completed.err
-    completed = run_cli("predict", classifier, "--input", file, "--skip-invalid")
-    assert (completed.status, completed.out.splitlines()) == (0, predictions)
-    assert f"skipped 2 lines; the first: {file}, line 2 is empty" in completed.err
-
-
-def test_predict_reads_a_table(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
-    """The training table's column or another is read; the table goes to a file or to stdout."""
-    table = tmp_path / "t.csv"
-    out = tmp_path / "out.csv"
-    table.write_text('id,line\n1,"the anvil, rings"\n2,the river\n')
-    completed = run_cli("predict", classifier, "--input", table, "--out", out)
-    assert (completed.status, completed.out) == (0, ""), completed.err
-    assert f"wrote {out}: 2 rows, with label, probability" in completed.err
-    printed = run_cli("predict", classifier, "--input", table)
-    assert printed.out == out.read_text()
-    assert printed.out.splitlines()[0] == "id,line,label,probability"
-    assert printed.out.splitlines()[1].startswith('1,"the anvil, rings",')
-    completed = run_cli(
-        "predict",
-        classifier,
-        "--input",
-        "-",
-        "--format",
-        "csv",
-        "--json",
-        stdin=table.read_bytes(),
-    )
-    rows = [json.loads(line) for line in completed.out.splitlines()]
-    assert [row["id"] for row in rows] == ["1", "2"]
-    out = tmp_path / "o.jsonl"
-    summary = json.loads(
-        run_cli("predict", classifier, "--input", table, "--out", out, "--json").out
-    )
-    assert summary["num_rows"] == 2
-    assert summary["columns"] == ["label", "probability"]
-    table.write_text("id,review\n1,the anvil\n")
-    completed = run_cli("predict", classifier, "--input", table)
-    assert completed.status == 2
-    assert "--text" in completed.err
-    assert run_cli("predict", classifier, "--input", table, "--text", "review").status == 0
-
-
-def test_predict_reads_a_table_as_lines_only_if_requested(
-    run_cli: RunCli, classifier: Path, tmp_path: Path
-) -> None:
-    """A .txt file that looks like a table is rejected unless --format lines is given."""
-    for name, content in (
-        ("a.txt", "id\tline\n1\tthe anvil\n"),
-        ("b.txt", '{"line": "the anvil"}\n'),
-    ):
-        file = tmp_path / name
-        file.write_text(content)
-        from_file = run_cli("predict", classifier, "--input", file)
-        from_stdin = run_cli("predict", classifier, "--input", "-", stdin=content.encode())
-        for completed in (from_file, from_stdin):
-            assert (completed.status, completed.out) == (2, "")
-            assert "looks like" in completed.err
-        completed = run_cli("predict", classifier, "--input", file, "--format", "lines")
-        assert len(completed.out.splitlines()) == len(content.splitlines())
-    # With a column name, a .txt file is a table, as in fine-tuning.
-    completed = run_cli("predict", classifier, "--input", tmp_path / "a.txt", "--text", "line")
-    assert completed.out.splitlines()[0] == "id\tline\tlabel\tprobability"
-
-
-def test_options_without_effect_are_errors(
-    run_cli: RunCli, classifier: Path, tmp_path: Path
-) -> None:
-    """Table options for texts or lines, and CoNLL for a classifier, are rejected."""
-    file = tmp_path / "a.txt"
-    file.write_text("the anvil\n")
-    for options in (["--out", tmp_path / "o.csv"], ["--text", "a"], ["--delimiter", ";"]):
-        completed = run_cli("predict", classifier, "the anvil", *options)
-        assert completed.status == 2
-        assert "only valid with --input FILE" in completed.err
-    for options in (["--out", tmp_path / "o.csv"], ["--pair", "a"], ["--no-header"]):
-        completed = run_cli("predict", classifier, "--input", file, *options)
-        assert completed.status == 2
-        assert "read as one text per line" in completed.err
-    completed = run_cli("predict", classifier, "--input", file, "--format", "conll")
-    assert completed.status == 2
-    assert "this model is not a tagger" in completed.err
-
-
-def test_tagger_reads_all_formats(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
-    """CoNLL is recognized or requested; token lists, a text column and plain lines work too."""
-    conll = tmp_path / "c.txt"
-    tagger = tmp_path / "run"
-    conll.write_text("the DT O\nferry NN B-X\n\nriver NN O\n" * 12)
-    values = {"task": {"label_column": "2"}, "schedule": {"steps": 1}, "run": {"threads": 1}}
-    finetune("tag", model, tagger, data=conll, values=values)
-    completed = run_cli("predict", tagger, "--input", conll)
-    assert completed.status == 0, completed.err
-    # Three columns and the predicted tag; an empty line ends the first sentence.
-    assert [len(line.split()) for line in completed.out.splitlines()[:4]] == [4, 4, 0, 4]
-    assert "read as CoNLL" in completed.err
-    from_stdin = run_cli(
-        "predict", tagger, "--input", "-", "--format", "conll", stdin=conll.read_bytes()
-    )
-    assert from_stdin.out == completed.out
-    first_line = run_cli("predict", tagger, "--input", conll, "--json").out.splitlines()[0]
-    sentence = json.loads(first_line)
-    assert sentence["tokens"] == ["the", "ferry"]
-    (tmp_path / "t.jsonl").write_text('{"tokens": ["the", "ferry"]}\n')
-    row = json.loads(run_cli("predict", tagger, "--input", tmp_path / "t.jsonl").out)
-    assert row["tags"] == sentence["tags"]
-    (tmp_path / "t.csv").write_text("n,text\n1,the ferry\n")
-    completed = run_cli("predict", tagger, "--input", tmp_path / "t.csv", "--text", "text")
-    assert completed.out.splitlines()[0] == "n,text,entities"
-    (tmp_path / "p.txt").write_text("the ferry crossed\nnobody\n")
-    completed = run_cli("predict", tagger, "--input", tmp_path / "p.txt")
-    assert len(completed.out.splitlines()) == 2
-
-
-def test_typed_line_is_predicted_at_once(
-    run_cli: RunCli, classifier: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a terminal, the first prediction is printed before the second line is read."""
-    stdout_after_first_line: list[str] = []
-    stdout = io.StringIO()
-
-    def read_typed_lines(*_: str) -> Iterator[str]:
-        yield "the anvil"
-        stdout_after_first_line.append(stdout.getvalue())
-        yield "the river"
-
-    monkeypatch.setattr("bertsmith.cli.model_options.read_lines", read_typed_lines)
-    monkeypatch.setattr(sys, "stdout", stdout)
-    assert run_cli("predict", classifier, "--input", "-", stdin_is_terminal=True).status == 0
-    assert stdout_after_first_line[0].endswith("\tthe anvil\n")
-
-
-def test_pair_classifier_needs_a_tab(run_cli: RunCli, model: Path, tmp_path: Path) -> None:
-    """A model for text pairs rejects a line without a tab."""
-    rows = [f"the anvil {n},rings,{n % 2}" for n in range(20)]
-    (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
-    task = {"text_column": "a", "pair_column": "b", "batch_size": 8}
-    values = {"task": task, "schedule": {"steps": 1}, "run": {"threads": 1}}
-    finetune("classify", model, tmp_path / "run", data=tmp_path / "t.csv", values=values)
-    completed = run_cli("predict", tmp_path / "run", "the anvil\trings", "the anvil", "--json")
-    assert completed.status == 2
-    assert "text 2: " in completed.err
-    assert "no tab" in completed.err
-    prediction = json.loads(completed.out)
-    assert (prediction["text"], prediction["pair"]) == ("the anvil", "rings")
-
-
 def test_evaluate_uses_the_columns_of_the_training_table(
     run_cli: RunCli, classifier: Path, table: Path
 ) -> None:
@@ -335,20 +113,6 @@ def test_metric_option_may_be_repeated(
     assert "held out (2 examples): f1:still " in completed.out
 
 
-def test_multi_label_predictions_are_sorted_by_probability(
-    run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    """Labels with a probability above one half are printed, the most probable first."""
-    head = HeadConfig("multi", ("a", "b", "c"))
-    model = head.build_model(small_config(tokenizer))
-    with torch.no_grad():
-        model.get_parameter("output.weight").zero_()
-        model.get_parameter("output.bias").copy_(torch.tensor([1.0, -1.0, 2.0]))
-    save_fine_tuned(tmp_path / "m", model, tokenizer, head, {})
-    # The sigmoid of 2.0 is 0.8808, and that of 1.0 is 0.7311.
-    assert run_cli("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
-
-
 def test_classifier_without_bertsmith_json_is_evaluated(
     run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -385,15 +149,6 @@ def test_json_output_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> Non
     """NaN and infinities are printed as null, because JSON has neither."""
     print_json({"spearman": math.nan, "all": [1.5, -math.inf]})
     assert capsys.readouterr().out == '{"spearman": null, "all": [1.5, null]}\n'
-
-
-def test_truncated_texts_are_counted(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
-    """Truncated texts are predicted, and counted on stderr."""
-    (tmp_path / "long.txt").write_text("the anvil rings\n" + "the river sleeps " * 200 + "\n")
-    completed = run_cli("predict", classifier, "--input", tmp_path / "long.txt")
-    assert len(completed.out.splitlines()) == 2
-    assert "truncated to the model's maximum length: 1" in completed.err
-    assert "truncated" not in run_cli("predict", classifier, "the anvil rings").err
 
 
 def test_skipped_rows_and_sweeps_are_reported(
@@ -512,13 +267,6 @@ def test_invalid_columns_and_models_are_errors(
     assert completed.status == 2
     assert "not fine-tuned on a task" in completed.err
     assert run_cli("predict", model).status == 2
-
-
-def test_empty_standard_input_is_reported(run_cli: RunCli, classifier: Path) -> None:
-    """Empty input is not an error, but a message says that there is nothing to do."""
-    completed = run_cli("predict", classifier / "model", "--input", "-", stdin=b"")
-    assert (completed.status, completed.out) == (0, "")
-    assert completed.err == "standard input: empty input; nothing to do\n"
 
 
 def write_squad_file(path: Path, num_questions: int) -> None:

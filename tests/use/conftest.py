@@ -13,6 +13,9 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
+from bertsmith.use import embed_chunks
+from bertsmith.use.embed import Embedder
+from bertsmith.use.vector_settings import build_vector_settings
 
 SENTENCES = [
     "The forge stood where the two roads met, and the smith worked there until dark.",
@@ -21,7 +24,30 @@ SENTENCES = [
     "A boy from the village carried water to the smith and asked many questions.",
     "Some questions had answers; others were answered by the hammer alone.",
 ]
-
+#: Lines with unusual separators, control characters or Hangul, and lines without words.
+UNUSUAL_LINES = [
+    "one\u2028line",
+    "a\ttab",
+    "a\0zero",
+    "",
+    "  ",
+    "\x85next",
+    "\ufeffmark",
+    "대장간의 망치",
+    "\r",
+]
+#: The lines that tests of ``embed_lines`` embed.
+LINES = [
+    *SENTENCES,
+    *UNUSUAL_LINES,
+    "the smith " * 60,
+    *reversed(SENTENCES),
+    *(f"{number} hammers" for number in range(20)),
+]
+#: Settings for one vector per text.
+TEXT_SETTINGS = build_vector_settings()
+#: Number of lines per chunk with the fixture ``small_chunks``, so that LINES need several chunks.
+LINES_PER_CHUNK = 7
 
 #: Hidden width and maximum number of tokens of the random model.
 WIDTH = 26
@@ -77,6 +103,18 @@ def model_dir_without_nsp(tmp_path_factory: pytest.TempPathFactory, tokenizer: T
 def pretrained(model_dir: Path) -> bundle.PretrainedBundle:
     """The random model with both heads, loaded by Bertsmith."""
     return bundle.load(model_dir)
+
+
+@pytest.fixture(scope="session")
+def embedder(model_dir: Path) -> Embedder:
+    """The random model with both heads, loaded for embedding."""
+    return Embedder.load(model_dir)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embed at most ``LINES_PER_CHUNK`` lines per chunk."""
+    monkeypatch.setattr(embed_chunks, "_MAX_LINES", LINES_PER_CHUNK)
 
 
 @pytest.fixture(scope="session")

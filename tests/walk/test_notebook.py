@@ -13,6 +13,7 @@ NOTEBOOKS = ("sentiment.ipynb",)
 def read_notebook(root: Path, name: str) -> Any:
     """Return a committed notebook."""
     text = (root / "examples" / name).read_text(encoding="utf-8")
+    # nbformat does not annotate this function.
     return nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
 
 
