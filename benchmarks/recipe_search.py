@@ -20,7 +20,8 @@ Each run is a process of `bertsmith pretrain`, so a search that was killed conti
 started again. Finished runs are lines of RESULTS/results.jsonl. The held-out loss of all variants
 is computed on the same examples: single segments of up to 128 tokens with 15 % masked tokens. The
 field run_loss is the loss that `bertsmith pretrain` reports, whose examples depend on the data
-settings of the variant.
+settings of the variant. The field curve has this loss at all evaluations, with the minutes from the
+start of the run; `--report --plot FILE` draws it.
 """
 
 import argparse
@@ -189,6 +190,43 @@ def sum_training_time(lines: Sequence[dict[str, Any]]) -> tuple[float, int]:
     return seconds, num_tokens
 
 
+def read_curve(lines: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return the minutes and the masked-LM loss of each evaluation of a run.
+
+    Only runs with a time budget log the time of an evaluation. In other runs, the time is that of
+    the training line before the evaluation.
+    """
+    curve, seconds = [], 0.0
+    for line in lines:
+        seconds = line.get("elapsed_seconds", line.get("seconds", seconds))
+        if line["kind"] == "heldout":
+            curve.append((round(seconds / 60, 2), round(line["mlm_loss"], 4)))
+    return curve
+
+
+def plot_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Plot the held-out loss of all runs against the minutes, in the color of their variant."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    names = list(dict.fromkeys(result["variant"] for result in results))
+    for result in results:
+        number = names.index(result["variant"])
+        is_first = result is next(run for run in results if run["variant"] == result["variant"])
+        minutes, losses = zip(*result["curve"], strict=True)
+        label = result["variant"] if is_first else None
+        axes.plot(minutes, losses, color=f"C{number}", marker="o", markersize=3, label=label)
+    axes.set_xlabel("minutes")
+    axes.set_ylabel("held-out masked-LM loss (nats per token)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
 def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train a variant with a seed, unless its result is stored; return the result."""
     budget, budget_options = get_budget(variant, options)
@@ -213,6 +251,7 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
         "steps": heldout["step"],
         "seconds": round(seconds, 1),
         "tokens": num_tokens,
+        "curve": read_curve(lines),
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -296,6 +335,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     action.add_argument("--calibrate", action="store_true", help="measure seconds per step")
     action.add_argument("--report", action="store_true", help="print a table of the results")
+    parser.add_argument("--plot", type=Path, help="with --report: PNG file of the loss curves")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the calibration")
     parser.add_argument(
         "--calibration-steps", type=int, default=60, help="steps of each measurement"
@@ -304,6 +344,8 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.report and options.data is None:
         parser.error("--data is missing; pass the path of a token store")
+    if options.plot and not options.report:
+        parser.error("--plot needs --report")
     return options
 
 
@@ -312,7 +354,10 @@ def main() -> None:
     options = parse_arguments()
     variants = read_variants(options.variants)
     if options.report:
-        print("\n".join(summarize(read_results(options.results), variants)))
+        results = read_results(options.results)
+        print("\n".join(summarize(results, variants)))
+        if options.plot:
+            plot_curves([result for result in results if "curve" in result], options.plot)
         return
     options.results.mkdir(parents=True, exist_ok=True)
     selected = options.only.split(",") if options.only else [variant.name for variant in variants]

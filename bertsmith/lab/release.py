@@ -161,17 +161,30 @@ def _summarize_training(metrics: list[dict[str, Any]]) -> dict[str, Any]:
 def _read_start_training(settings: PretrainSettings) -> dict[str, Any] | None:
     """Return the name, training and settings of the released model that a run started from.
 
-    The result is None if the run started from new weights, or from a directory that contains no
-    summary of the training.
+    The result is None if the run started from new weights, or from a directory without a summary
+    of the training. A file of the same name from another program is not a summary.
     """
     start_from = settings.run.start_from
     if start_from is None or not (Path(start_from) / TRAINING_FILE).is_file():
         return None
     start_model = Path(start_from)
-    summary = {"name": get_model_name(start_model), **read_json(start_model / TRAINING_FILE)}
+    training = read_json(start_model / TRAINING_FILE)
+    if not _is_training_summary(training):
+        return None
+    summary = {"name": get_model_name(start_model), **training}
     if (start_model / SETTINGS_FILE).is_file():
         summary["settings"] = read_stored_settings(start_model / SETTINGS_FILE)
     return summary
+
+
+def _is_training_summary(value: Any) -> bool:
+    """Return whether a value has the form of the result of ``_summarize_training``."""
+    if not isinstance(value, dict) or not isinstance(value.get("evaluations"), list):
+        return False
+    has_minutes = isinstance(value.get("minutes", 0.0), int | float)
+    return has_minutes and (
+        "started_from" not in value or _is_training_summary(value["started_from"])
+    )
 
 
 def _sum_minutes(training: Mapping[str, Any] | None) -> float:

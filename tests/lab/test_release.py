@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,24 @@ def test_release_of_a_continued_model_contains_its_earlier_training(
         card = (tmp_path / name / "README.md").read_text()
         assert "- wall-clock time: 0 minutes, after 42 minutes of the model it continues\n" in card
         assert str(tmp_path) not in (tmp_path / name / "training.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{"minutes": "42"}, {"evaluations": [], "minutes": "42"},
+     {"evaluations": [], "started_from": {"minutes": 42}}],
+)  # fmt: skip
+def test_training_file_of_another_program_is_ignored(
+    run: Path, tmp_path: Path, training: dict[str, Any]
+) -> None:
+    """A training.json of the start model that has another form is not part of the release."""
+    write_release(run, run, tmp_path / "first", ReleaseOptions())
+    (tmp_path / "first" / "training.json").write_text(json.dumps(training))
+    start_from = str(tmp_path / "first")
+    pretrain(run.parent / "store", tmp_path / "new-run", steps=1, start_from=start_from,
+             assignments=make_assignments())  # fmt: skip
+    write_release(tmp_path / "new-run", tmp_path / "new-run", tmp_path / "out", ReleaseOptions())
+    assert "started_from" not in json.loads((tmp_path / "out" / "training.json").read_text())
 
 
 def test_weights_are_rounded_and_load_in_transformers(run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/recipe_search.py: stored results, budgets in steps, and the table."""
+"""benchmarks/recipe_search.py: stored results, budgets in steps, the table and the loss curves."""
 
 import argparse
 import json
@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import recipe_search
-from recipe_search import Variant, append_result, build_table, get_budget, read_results, run_variant
+from recipe_search import (
+    Variant,
+    append_result,
+    build_table,
+    get_budget,
+    plot_curves,
+    read_curve,
+    read_results,
+    run_variant,
+)
 from scipy import stats
 
 FAST, MUON = Variant("fast", ("run.threads=1",)), Variant("muon", ("optim.optimizer=muon",))
@@ -96,3 +105,17 @@ def test_table_has_a_paired_test() -> None:
     assert fast == "| fast | 4 | 3.1750 | 0.1708 |  |  | 4.1750 |  | 10 |"
     p_value = stats.ttest_rel(losses["muon"], losses["fast"][:3]).pvalue
     assert muon == f"| muon | 3 | 2.9833 | 0.0764 | -0.1167 | {p_value:.3f} | 3.9833 |  | 10 |"
+
+
+def test_curve_has_the_minutes_of_each_evaluation(tmp_path: Path) -> None:
+    """Evaluations without a time have that of the last training line; the plot is a PNG file."""
+    lines = [
+        {"kind": "train", "step": 10, "seconds": 90.0},
+        {"kind": "heldout", "step": 10, "mlm_loss": 5.5},
+        {"kind": "heldout", "step": 20, "mlm_loss": 4.25, "elapsed_seconds": 180.0},
+    ]
+    curve = read_curve(lines)
+    assert curve == [(1.5, 5.5), (3.0, 4.25)]
+    results = [{"variant": name, "curve": curve} for name in ("fast", "muon", "fast")]
+    plot_curves(results, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
