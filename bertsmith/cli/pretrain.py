@@ -41,11 +41,12 @@ def pretrain(
         typer.Option(help="tiny, mini, small, medium, base or large. Default: mini."),
     ] = None,
     recipe: Annotated[
-        RecipeName,
+        RecipeName | None,
         typer.Option(
-            help="paper: as published (Devlin et al. 2018); fast: with later improvements."
+            help="paper: as published (Devlin et al. 2018); fast: with later improvements. "
+            "Default: fast."
         ),
-    ] = RecipeName.fast,
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.", min=1)] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the training data.", min=0)
@@ -89,7 +90,7 @@ def pretrain(
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
     overrides: dict[str, Any] = {
         "size": size,
-        "recipe": recipe.value,
+        "recipe": None if recipe is None else recipe.value,
         "start_from": start_from,
         "config": config,
         "assignments": assignments or [],

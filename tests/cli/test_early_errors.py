@@ -80,7 +80,7 @@ INVALID_COMMANDS = [
     ("pretrain --data S --out r --size huge", "--size 'huge'"),
     ("pretrain --data S --out r --steps 1 --epochs 1", "only one of --steps, --epochs"),
     ("pretrain --data S --out r --set data.masking=1", "unknown setting 'data.masking'"),
-    ("pretrain --data S --out r --set data.max_seqlen=9999", "9999 tokens"),
+    ("pretrain --data S --out r --set data.max_seqlen=9999", "data.max_seqlen is 9999, but"),
     ("pretrain --data S --out r --config no.toml", "no.toml: no such settings file"),
     ("pretrain --data S --out r --from nowhere", "nowhere: no such file or directory"),
     ("pretrain --data S --out T", "this is a file"),

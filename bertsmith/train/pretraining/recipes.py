@@ -1,7 +1,7 @@
 """Settings of a pre-training run, and the defaults of each recipe; does not import torch."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,7 @@ from bertsmith.train.engine.settings import (
 )
 
 RecipeName = Literal["fast", "paper"]
+DEFAULT_RECIPE: Final[RecipeName] = "fast"
 
 
 class RunSettings(SettingsTable):
@@ -38,7 +39,7 @@ class RunSettings(SettingsTable):
     table: ClassVar[str] = "run"
 
     #: `paper`: the published settings; `fast`: with methods published later.
-    recipe: RecipeName = "fast"
+    recipe: RecipeName = DEFAULT_RECIPE
     #: Path of the store; set by the run.
     store_path: str = ""
     #: Hash of the store's manifest; set by the run.
@@ -221,6 +222,15 @@ def get_recipe_defaults(
     if "masking_rate" not in data and data.get("objective", "masked") == "masked":
         defaults = merge_settings(defaults, {"data": _FAST_MASKING})
     return merge_settings(defaults, {"model": dict(model)})
+
+
+def find_max_seqlen(settings: PretrainSettings) -> tuple[str, int]:
+    """Return the setting with the maximum sequence length of all phases, and its value."""
+    lengths = {
+        "data.max_seqlen": settings.data.max_seqlen,
+        "schedule.phase2_max_seqlen": settings.schedule.phase2_max_seqlen or 0,
+    }
+    return max(lengths.items(), key=lambda item: item[1])
 
 
 def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:

@@ -39,7 +39,8 @@ class Overrides:
     Attributes:
         data: Token store.
         size: Name of a model size; None: "mini", or the size of the model ``start_from``.
-        recipe: Name of the recipe.
+        recipe: Name of the recipe; None: "fast", or the recipe of the run whose settings are
+            ``config``.
         config: TOML file with settings.
         assignments: Settings as "section.name=value"; override ``values`` and ``config``.
         values: Nested settings; override ``config``.
@@ -49,7 +50,7 @@ class Overrides:
 
     data: Path
     size: str | None = None
-    recipe: RecipeName = "fast"
+    recipe: RecipeName | None = None
     config: Path | None = None
     assignments: Sequence[str] = ()
     values: Mapping[str, Any] | None = None
@@ -82,13 +83,14 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         model = _override_sizes(
             _get_size_preset(overrides.size or "mini"), user_values.get("model")
         )
+    recipe = overrides.recipe or recipes.DEFAULT_RECIPE
     data = get_table(user_values, "data")
     start_model = model if overrides.start_from else {}
-    nsp = recipes.trains_nsp(overrides.recipe, data, start_model)
-    base = recipes.get_recipe_defaults(overrides.recipe, model, data, nsp=nsp)
+    nsp = recipes.trains_nsp(recipe, data, start_model)
+    base = recipes.get_recipe_defaults(recipe, model, data, nsp=nsp)
     device = str(get_table(user_values, "run").get("device", "auto"))
     is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
-    if is_cuda and overrides.recipe == "fast":
+    if is_cuda and recipe == "fast":
         base = merge_settings(base, {"data": {"batch_size": recipes.FAST_CUDA_BATCH_SIZE}})
     run_values = {"store_path": str(overrides.data.resolve()), "store_id": compute_store_id(store)}
     if overrides.start_from:
@@ -187,9 +189,9 @@ def _adopt_run_settings(
             f"{overrides.config}: --size has no effect, because these are the settings of a run, "
             "with its model size; leave out --size"
         )
-    recipe = run.get("recipe", overrides.recipe)
+    recipe = run.get("recipe", recipes.DEFAULT_RECIPE)
     start_from = run.pop("start_from", None)
-    if overrides.recipe not in (recipe, Overrides.recipe):
+    if overrides.recipe not in (recipe, None):
         raise SettingsError(
             f"{overrides.config}: --recipe {overrides.recipe} has no effect, because these are the "
             f"settings of a run with the recipe {recipe!r}; leave out --recipe"
@@ -291,11 +293,13 @@ def _check_consistency(settings: PretrainSettings, store: Store, source: str) ->
     """Raise SettingsError if model, data and store contradict each other."""
     model = settings.model
     vocab_size = store.manifest.vocab_size
-    max_seqlen = max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
+    name, max_seqlen = recipes.find_max_seqlen(settings)
     if max_seqlen > model.max_positions:
+        # The start model determines model.max_positions.
+        alternative = "" if settings.run.start_from else " or raise model.max_positions"
         raise SettingsError(
-            f"{source}: sequences of {max_seqlen} tokens, but model.max_positions is "
-            f"{model.max_positions}; reduce data.max_seqlen or raise model.max_positions"
+            f"{source}: {name} is {max_seqlen}, but model.max_positions is "
+            f"{model.max_positions}; reduce {name}{alternative}"
         )
     if model.vocab_size < vocab_size:
         raise SettingsError(

@@ -44,7 +44,7 @@ from bertsmith.train.pretraining.device_settings import (
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
-from bertsmith.train.pretraining.recipes import PretrainSettings
+from bertsmith.train.pretraining.recipes import PretrainSettings, find_max_seqlen
 from bertsmith.train.pretraining.training_batches import compute_batch_size
 
 #: Assumed number of steps of a run before its actual number is known. The value is arbitrary,
@@ -96,7 +96,8 @@ class Session:
         run = select_for_device(settings, self.machine)
         settings = settings.model_copy(update={"run": run})
         assert run.micro_batch_tokens is not None
-        batch_tokens = settings.data.batch_size * _get_max_seqlen(settings)
+        _, max_seqlen = find_max_seqlen(settings)
+        batch_tokens = settings.data.batch_size * max_seqlen
         device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
         #: The machine without the other processes, for measurements.
         self._local_machine = replace(self.machine, processes=SINGLE_PROCESS)
@@ -131,10 +132,11 @@ class Session:
         settings = self.settings
         max_tokens = settings.run.micro_batch_tokens
         assert max_tokens is not None
+        _, max_seqlen = find_max_seqlen(settings)
         self.model.train()
         for batch in build_warmup_batches(
             settings.data,
-            _get_max_seqlen(settings),
+            max_seqlen,
             max_tokens,
             has_causal_phase=settings.schedule.causal_fraction > 0,
             num_processes=self.machine.processes.world_size,
@@ -445,11 +447,6 @@ class Session:
             for step in range(phase.start_step, phase.end_step)
         )
         return num_sequences / (_NOMINAL_STEPS * data.batch_size)
-
-
-def _get_max_seqlen(settings: PretrainSettings) -> int:
-    """Return the maximum sequence length of all phases."""
-    return max(settings.data.max_seqlen, settings.schedule.phase2_max_seqlen or 0)
 
 
 def build_grad_norm_groups(model: BertForPreTraining) -> dict[str, list[nn.Parameter]]:

@@ -13,7 +13,7 @@ from bertsmith.settings import read_toml
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
 )
-from bertsmith.train.pretraining.pretrain import pretrain
+from bertsmith.train.pretraining.pretrain import pretrain, write_initial_model
 from bertsmith.train.pretraining.recipes import (
     PretrainSettings,
     resolve_steps,
@@ -24,7 +24,7 @@ from bertsmith.train.pretraining.resolve import (
     resolve_settings,
 )
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import TrainFunction
+from tests.train.conftest import TrainFunction, make_assignments
 
 
 def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
@@ -157,8 +157,11 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
         ("optim.lr", "expected KEY=VALUE"),
         ("model.heads=7", r"^the settings: model: width 256 is not a multiple of heads 7"),
         ("model.vocab_size=65", r"vocab_size is 65, but the store's vocabulary has 66 tokens"),
-        ("data.max_seqlen=600", r"sequences of 600 tokens, but model\.max_positions is 512"),
-        ("schedule.phase2_max_seqlen=513", r"sequences of 513 tokens"),
+        (
+            "data.max_seqlen=600",
+            r"data\.max_seqlen is 600, .*; reduce data\.max_seqlen or raise model\.max_positions",
+        ),
+        ("schedule.phase2_max_seqlen=513", r"schedule\.phase2_max_seqlen is 513, but model\."),
         (
             "model.attention=causal,data.nsp=true",
             r"\[CLS\] sees only itself .*; set data\.nsp=false",
@@ -227,13 +230,38 @@ def test_settings_of_a_run_are_a_settings_file(
     assert resolved.run.eval_every is resolved.checkpoint.every is None
     for contradicting_overrides, option in (
         (replace(overrides, size="tiny"), "--size"),
-        (replace(overrides, recipe="paper"), "--recipe"),
+        (replace(overrides, recipe="paper"), "--recipe paper"),
     ):
         with pytest.raises(SettingsError, match=f"{option}.*leave out"):
             resolve_settings(contradicting_overrides, Store.open(store))
     config.write_text("[task]\nname = 'rte'\n")
     with pytest.raises(SettingsError, match="the settings of a fine-tuning run; give"):
         resolve_settings(overrides, Store.open(store))
+
+
+def test_recipe_option_must_be_that_of_the_settings_of_a_run(resolve: Any, tmp_path: Path) -> None:
+    """Another recipe than that of the file is an error, also if it is the default recipe."""
+    config = tmp_path / SETTINGS_FILE
+    for recipe, other_recipe in (("fast", "paper"), ("paper", "fast")):
+        config.write_text(resolve(recipe=recipe).to_toml())
+        assert resolve(config=config).run.recipe == recipe
+        assert resolve(config=config, recipe=recipe).run.recipe == recipe
+        with pytest.raises(SettingsError, match=f"--recipe {other_recipe} has no effect"):
+            resolve(config=config, recipe=other_recipe)
+
+
+def test_sequences_longer_than_the_start_model_allows_are_rejected(
+    resolve: Any, store: Path, tmp_path: Path
+) -> None:
+    """The error names the setting of the recipe, and does not advise to change the model."""
+    write_initial_model(store, tmp_path / "start", assignments=make_assignments())
+    expected = (
+        r"schedule\.phase2_max_seqlen is 512, but model\.max_positions is 64; reduce "
+        r"schedule\.phase2_max_seqlen$"
+    )
+    with pytest.raises(SettingsError, match=expected):
+        resolve(start_from=str(tmp_path / "start"), recipe="paper",
+                assignments=["data.max_seqlen=32"])  # fmt: skip
 
 
 def test_settings_of_a_continued_run_are_a_settings_file(
