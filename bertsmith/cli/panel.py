@@ -66,7 +66,7 @@ def panel(
             help="Comma-separated tasks or groups of tasks: held-out, minimal-pairs, english "
             "(sst-2-1k, sst-2-10k, cola, mrpc, rte, sts-b, conll2003, probe), glue (cola, mrpc, "
             "rte, sts-b, sst-2, qnli, qqp, mnli), korean (nsmc, korsts, klue-ner). Default: "
-            "english, if there is --data.",
+            "the English tasks that have a folder in --data.",
             show_default=False,
         ),
     ] = None,
@@ -128,19 +128,26 @@ def _select_tasks(
     tasks: str | None, data: Path | None, text: Path | None, minimal_pairs: list[Path] | None
 ) -> "list[PanelTask]":
     """Return the tasks of ``--tasks``, by default the English tasks for which there is data."""
-    from bertsmith.lab.panel.tasks import select_tasks
+    from bertsmith.lab.panel.tasks import select_tasks, split_by_data
 
+    inputs = {"english": data, "held-out": text, "minimal-pairs": minimal_pairs}
     if tasks is not None:
         names = [name for name in map(str.strip, tasks.split(",")) if name]
     else:
-        inputs = {"english": data, "held-out": text, "minimal-pairs": minimal_pairs}
         names = [name for name, path in inputs.items() if path]
         if not names:
             raise SettingsError(
                 "nothing to compare the models on: add --data FOLDER, --text FILE or "
                 "--minimal-pairs FILE"
             )
-    return select_tasks(names, has_text=text is not None, has_minimal_pairs=bool(minimal_pairs))
+    selected = select_tasks(names, has_text=text is not None, has_minimal_pairs=bool(minimal_pairs))
+    if tasks is not None or data is None:
+        return selected
+    selected, missing = split_by_data(selected, data)
+    if missing:
+        names = [task.name for task in missing]
+        log(f"left out, because {data} has no folder for them: {', '.join(names)}")
+    return selected
 
 
 def _plan_tasks(comparison: "Panel") -> "list[PlannedTask]":

@@ -8,18 +8,10 @@ from typing import Any
 
 from bertsmith.errors import TaskError
 from bertsmith.files import write_atomic
-from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.tasks.public import PUBLIC_TASK_FOLDERS, PUBLIC_TASKS, find_task_folder
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.sources import detect_kind_from_name, find_sources
 
-#: Possible subfolders of the tasks folder for each task, in order of preference.
-_TASK_FOLDERS: dict[str, tuple[str, ...]] = {
-    "sst-2": ("SST-2", "glue/SST-2"),
-    "sts-b": ("STS-B", "glue/STS-B"),
-    "mrpc": ("MRPC", "glue/MRPC"),
-    "squad": ("squad", "SQuAD"),
-    "conll2003": ("conll2003",),
-}
 #: Number of bytes at the start of a text from which its number of characters is estimated.
 _SAMPLE_BYTES = 2**18
 
@@ -113,20 +105,20 @@ class Sources:
         Raises:
             TaskError: No tasks folder was specified, or it has no folder of this task.
         """
-        folders = _TASK_FOLDERS[name]
+        folders = PUBLIC_TASK_FOLDERS[name]
         if self.tasks_dir is None:
             raise TaskError(
                 f"this experiment fine-tunes on {name}, but --tasks is missing; pass --tasks "
                 f"FOLDER, where FOLDER/{folders[0]} has the public files of {name} with their "
                 "original names"
             )
-        for folder in folders:
-            if (self.tasks_dir / folder).is_dir():
-                return self.tasks_dir / folder
-        raise TaskError(
-            f"--tasks {self.tasks_dir}: no folder {' or '.join(folders)} for {name}; add it or "
-            "choose another --tasks"
-        )
+        folder = find_task_folder(self.tasks_dir, name)
+        if folder is None:
+            raise TaskError(
+                f"--tasks {self.tasks_dir}: no folder {' or '.join(folders)} for {name}; add it or "
+                "choose another --tasks"
+            )
+        return folder
 
     def find_task_files(self, name: str) -> tuple[Path, Path]:
         """Return the training file and the validation file of a public task.

@@ -251,3 +251,26 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
         test_file=None,
     ),
 }
+
+#: Names of the folders in which users store public tasks, in order of preference.
+PUBLIC_TASK_FOLDERS: dict[str, tuple[str, ...]] = {
+    "cola": ("CoLA", "glue/CoLA"),
+    "sst-2": ("SST-2", "glue/SST-2"),
+    "mrpc": ("MRPC", "glue/MRPC"),
+    "sts-b": ("STS-B", "glue/STS-B"),
+    "qqp": ("QQP", "glue/QQP"),
+    "mnli": ("MNLI", "glue/MNLI"),
+    "qnli": ("QNLI", "glue/QNLI"),
+    "rte": ("RTE", "glue/RTE"),
+    "nsmc": ("nsmc", "NSMC", "korean/nsmc"),
+    "korsts": ("KorSTS", "korean/KorSTS"),
+    "conll2003": ("conll2003", "CoNLL-2003"),
+    "klue-ner": ("klue-ner", "klue-ner-v1.1", "korean/klue-ner"),
+    "squad": ("squad", "SQuAD"),
+}
+
+
+def find_task_folder(data: Path, name: str) -> Path | None:
+    """Return the folder of a public task in a data folder, None if there is none."""
+    folders = (data / folder for folder in PUBLIC_TASK_FOLDERS[name])
+    return next((folder for folder in folders if folder.is_dir()), None)

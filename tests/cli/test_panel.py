@@ -8,7 +8,7 @@ import pytest
 from bertsmith.lab.panel import cost
 from bertsmith.runtime import device
 from tests.cli.conftest import RunCli
-from tests.lab.panel.conftest import SENTENCES, write_model
+from tests.lab.panel.conftest import SENTENCES, write_model, write_table
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,27 @@ def test_panel_is_planned_run_and_reused(run_cli: RunCli, tmp_path: Path) -> Non
     assert data["results"]["model-a"]["held-out"]["mlm_loss"]["mean"] > 0
 
 
+def test_default_tasks_are_those_with_a_folder(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --tasks, tasks without a folder are left out and named; with it, they are errors."""
+    monkeypatch.setattr(cost, "measure_step_seconds", lambda *_, **__: 0.01)
+    write_model(tmp_path / "model-a", 1)
+    rows = [(str(number), text, text, "entailment") for number, text in enumerate(SENTENCES)]
+    write_table(tmp_path / "RTE", ("index", "sentence1", "sentence2", "label"), rows)
+    options = (tmp_path / "model-a", "--data", tmp_path, "--out", tmp_path / "out", "--plan")
+    completed = run_cli("lab", "panel", *options, "--json")
+    assert completed.status == 0, completed.err
+    assert [task["name"] for task in json.loads(completed.out)["tasks"]] == ["rte"]
+    assert (
+        "has no folder for them: sst-2-1k, sst-2-10k, cola, mrpc, sts-b, conll2003, probe\n"
+        in completed.err
+    )
+    completed = run_cli("lab", "panel", *options, "--tasks", "english")
+    assert completed.status == 2
+    assert "no folder SST-2 or glue/SST-2 for sst-2-1k" in completed.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -47,7 +68,10 @@ def test_panel_is_planned_run_and_reused(run_cli: RunCli, tmp_path: Path) -> Non
         (("--tasks", "sst2"), "--tasks: unknown task 'sst2'; expected: english"),
         (("--tasks", "rte"), "rte needs labeled data, but --data is missing; pass --data FOLDER"),
         (("--tasks", "rte", "--lr", "0"), "--lr is 0; give a number above 0"),
-        (("--data", "."), "add SST-2/train.tsv and SST-2/dev.tsv, or leave sst-2-1k out with"),
+        (
+            ("--data", "."),
+            "--data .: no folder of a task (SST-2, CoLA, MRPC, RTE, STS-B, conll2003)",
+        ),
     ],
 )
 def test_invalid_arguments_are_errors(

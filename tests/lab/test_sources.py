@@ -11,6 +11,7 @@ from bertsmith.lab import stage as stage_module
 from bertsmith.lab import stage_runners
 from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import pooling
+from bertsmith.lab.panel.tasks import TASKS, split_by_data
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, read_squad
 from bertsmith.lab.stage import Stage
@@ -78,6 +79,15 @@ def test_output_inside_an_input_folder_is_rejected(tmp_path: Path) -> None:
     file_sources = Sources(english=tmp_path / "a.jsonl")
     run = ExperimentRun("learning", scale="smoke", sources=file_sources, out=tmp_path / "lab")
     assert run.stages
+
+
+def test_experiments_and_panel_find_tasks_in_the_same_folders(tmp_path: Path) -> None:
+    """A folder that the panel accepts is also one for experiments."""
+    folder = tmp_path / "CoNLL-2003"
+    folder.mkdir()
+    assert Sources(tasks_dir=tmp_path).find_task_dir("conll2003") == folder
+    available, _ = split_by_data([TASKS["rte"], TASKS["conll2003"]], tmp_path)
+    assert available == [TASKS["conll2003"]]
 
 
 def test_unreadable_input_is_reported_before_any_stage_runs(

@@ -15,7 +15,7 @@ from bertsmith.files import atomic_directory
 from bertsmith.lab.panel.tasks import PanelTask
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stage import hash_content
-from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.tasks.public import PUBLIC_TASKS, find_task_folder
 from bertsmith.use.minimal_pairs import find_pair_files
 
 #: Number of examples that are held out from a file without a validation set.
@@ -94,13 +94,13 @@ class PanelData:
                 f"{task.name} needs labeled data, but --data is missing; pass --data FOLDER, where "
                 f"FOLDER contains {expected}"
             )
-        for name in task.folders:
-            if (self.folder / name).is_dir():
-                return self.folder / name
-        raise TaskError(
-            f"--data {self.folder}: no folder {' or '.join(task.folders)} for {task.name}; add "
-            f"{_describe_files(task)}, or leave {task.name} out with --tasks"
-        )
+        folder = find_task_folder(self.folder, task.public_task)
+        if folder is None:
+            raise TaskError(
+                f"--data {self.folder}: no folder {' or '.join(task.folders)} for {task.name}; add "
+                f"{_describe_files(task)}, or leave {task.name} out with --tasks"
+            )
+        return folder
 
 
 def _describe_files(task: PanelTask) -> str:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
-from bertsmith.errors import SettingsError
+from bertsmith.errors import SettingsError, TaskError
+from bertsmith.tasks.public import PUBLIC_TASK_FOLDERS, find_task_folder
 
 #: How a task is evaluated: on unlabeled text, on minimal pairs, by fine-tuning, or by logistic
 #: regression on frozen features.
@@ -47,7 +49,6 @@ class PanelTask:
         measures: The rows of the table.
         groups: The groups that the task belongs to, none for texts of the user.
         public_task: The name in ``PUBLIC_TASKS``, "" for texts of the user.
-        folders: Possible subfolders of the data folder, in order of preference.
         max_train_examples: Maximum training examples, drawn at random for each seed; None for all.
         epochs: Fine-tuning epochs.
     """
@@ -57,7 +58,6 @@ class PanelTask:
     measures: tuple[Measure, ...]
     groups: tuple[Group, ...] = ()
     public_task: str = ""
-    folders: tuple[str, ...] = ()
     max_train_examples: int | None = None
     epochs: float = 0.0
 
@@ -66,8 +66,12 @@ class PanelTask:
         """Whether the result depends on a seed."""
         return self.evaluation in ("finetune", "probe")
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Possible subfolders of the data folder; none for texts of the user."""
+        return PUBLIC_TASK_FOLDERS[self.public_task] if self.public_task else ()
 
-_SST2_FOLDERS = ("SST-2", "glue/SST-2")
+
 _TASKS = (
     PanelTask(
         name="held-out",
@@ -87,58 +91,53 @@ _TASKS = (
     ),
     PanelTask(
         name="sst-2-1k", evaluation="finetune", groups=("english",), public_task="sst-2",
-        folders=_SST2_FOLDERS, max_train_examples=1000, epochs=8,
+        max_train_examples=1000, epochs=8,
         measures=(Measure("accuracy", "SST-2, 1,000 examples, accuracy"),),
     ),
     PanelTask(
         name="sst-2-10k", evaluation="finetune", groups=("english",), public_task="sst-2",
-        folders=_SST2_FOLDERS, max_train_examples=10_000, epochs=3,
+        max_train_examples=10_000, epochs=3,
         measures=(Measure("accuracy", "SST-2, 10,000 examples, accuracy"),),
     ),
     PanelTask(
         name="cola", evaluation="finetune", groups=("english", "glue"), public_task="cola",
-        folders=("CoLA", "glue/CoLA"), epochs=5, measures=(Measure("matthews", "CoLA, Matthews"),),
+        epochs=5, measures=(Measure("matthews", "CoLA, Matthews"),),
     ),
     PanelTask(
         name="mrpc", evaluation="finetune", groups=("english", "glue"), public_task="mrpc",
-        folders=("MRPC", "glue/MRPC"), epochs=4,
-        measures=(Measure("f1", "MRPC, F1"), Measure("accuracy", "MRPC, accuracy")),
+        epochs=4, measures=(Measure("f1", "MRPC, F1"), Measure("accuracy", "MRPC, accuracy")),
     ),
     PanelTask(
         name="rte", evaluation="finetune", groups=("english", "glue"), public_task="rte",
-        folders=("RTE", "glue/RTE"), epochs=4, measures=(Measure("accuracy", "RTE, accuracy"),),
+        epochs=4, measures=(Measure("accuracy", "RTE, accuracy"),),
     ),
     PanelTask(
         name="sts-b", evaluation="finetune", groups=("english", "glue"), public_task="sts-b",
-        folders=("STS-B", "glue/STS-B"), epochs=4,
-        measures=(Measure("spearman", "STS-B, Spearman"),),
+        epochs=4, measures=(Measure("spearman", "STS-B, Spearman"),),
     ),
     PanelTask(
         name="sst-2", evaluation="finetune", groups=("glue",), public_task="sst-2",
-        folders=_SST2_FOLDERS, epochs=3, measures=(Measure("accuracy", "SST-2, accuracy"),),
+        epochs=3, measures=(Measure("accuracy", "SST-2, accuracy"),),
     ),
     PanelTask(
         name="qnli", evaluation="finetune", groups=("glue",), public_task="qnli",
-        folders=("QNLI", "glue/QNLI"), epochs=3, measures=(Measure("accuracy", "QNLI, accuracy"),),
+        epochs=3, measures=(Measure("accuracy", "QNLI, accuracy"),),
     ),
     PanelTask(
         name="qqp", evaluation="finetune", groups=("glue",), public_task="qqp",
-        folders=("QQP", "glue/QQP"), epochs=3,
-        measures=(Measure("f1", "QQP, F1"), Measure("accuracy", "QQP, accuracy")),
+        epochs=3, measures=(Measure("f1", "QQP, F1"), Measure("accuracy", "QQP, accuracy")),
     ),
     PanelTask(
         name="mnli", evaluation="finetune", groups=("glue",), public_task="mnli",
-        folders=("MNLI", "glue/MNLI"), epochs=3,
-        measures=(Measure("accuracy", "MNLI matched, accuracy"),),
+        epochs=3, measures=(Measure("accuracy", "MNLI matched, accuracy"),),
     ),
     PanelTask(
         name="conll2003", evaluation="finetune", groups=("english",), public_task="conll2003",
-        folders=("conll2003", "CoNLL-2003"), epochs=3,
-        measures=(Measure("f1", "CoNLL-2003, entity F1"),),
+        epochs=3, measures=(Measure("f1", "CoNLL-2003, entity F1"),),
     ),
     PanelTask(
         name="probe", evaluation="probe", groups=("english",), public_task="sst-2",
-        folders=_SST2_FOLDERS, max_train_examples=NUM_PROBE_EXAMPLES,
+        max_train_examples=NUM_PROBE_EXAMPLES,
         measures=(
             Measure("cls", "frozen [CLS], SST-2, accuracy"),
             Measure("mean", "frozen mean, SST-2, accuracy"),
@@ -146,18 +145,15 @@ _TASKS = (
     ),
     PanelTask(
         name="nsmc", evaluation="finetune", groups=("korean",), public_task="nsmc",
-        folders=("nsmc", "NSMC", "korean/nsmc"), max_train_examples=10_000, epochs=3,
-        measures=(Measure("accuracy", "NSMC, accuracy"),),
+        max_train_examples=10_000, epochs=3, measures=(Measure("accuracy", "NSMC, accuracy"),),
     ),
     PanelTask(
         name="korsts", evaluation="finetune", groups=("korean",), public_task="korsts",
-        folders=("KorSTS", "korean/KorSTS"), epochs=4,
-        measures=(Measure("spearman", "KorSTS, Spearman"),),
+        epochs=4, measures=(Measure("spearman", "KorSTS, Spearman"),),
     ),
     PanelTask(
         name="klue-ner", evaluation="finetune", groups=("korean",), public_task="klue-ner",
-        folders=("klue-ner", "klue-ner-v1.1", "korean/klue-ner"), max_train_examples=10_000,
-        epochs=3, measures=(Measure("f1", "KLUE-NER, entity F1"),),
+        max_train_examples=10_000, epochs=3, measures=(Measure("f1", "KLUE-NER, entity F1"),),
     ),
 )  # fmt: skip
 #: The tasks by name, in the order of the table.
@@ -194,3 +190,26 @@ def select_tasks(
     if not selected:
         raise SettingsError("--tasks: no task; name at least one, such as sst-2-1k")
     return [task for task in _TASKS if task.name in selected]
+
+
+def split_by_data(
+    tasks: Sequence[PanelTask], data: Path
+) -> tuple[list[PanelTask], list[PanelTask]]:
+    """Return the tasks that can run with a data folder, and those without a folder in it.
+
+    Tasks on texts of the user need no folder.
+
+    Raises:
+        TaskError: No task can run.
+    """
+    missing = [
+        task for task in tasks
+        if task.public_task and find_task_folder(data, task.public_task) is None
+    ]  # fmt: skip
+    if len(missing) == len(tasks):
+        folders = ", ".join(dict.fromkeys(task.folders[0] for task in tasks))
+        raise TaskError(
+            f"--data {data}: no folder of a task ({folders}); add at least one, or name other "
+            "tasks with --tasks"
+        )
+    return [task for task in tasks if task not in missing], missing
