@@ -47,7 +47,7 @@ class Publication:
         license_id: License of the weights on the hub, such as "apache-2.0"; empty if it is unknown.
         notes: Markdown text after the introduction, such as the sources of the text.
         minutes: Duration of the training in minutes; None if it is unknown.
-        earlier_minutes: Duration of the trainings before it, if it continues a released model.
+        earlier_minutes: Duration of the trainings before it, if it continues another model.
         curve: File name of the loss curve.
         panel: Markdown text with the results of the panel; empty without results.
     """

@@ -6,7 +6,7 @@ None of them contains a path of the training machine.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +24,9 @@ from bertsmith.interop.huggingface import write_huggingface
 from bertsmith.lab.panel.table import read_table
 from bertsmith.settings import read_stored_settings
 from bertsmith.train.engine import curve
-from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.engine.metrics_log import METRICS_FILE, read_metrics
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.pretraining.pretrain import MODEL_DIR
 from bertsmith.train.pretraining.provenance import dump_published_settings
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
@@ -79,7 +80,7 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
     panel = None if options.panel is None else _read_panel(options.panel)
     text = "" if options.notes is None else _read_text(options.notes)
     training = _summarize_training(metrics)
-    started_from = _read_start_training(settings)
+    started_from = _read_start_training(settings, [run.resolve()])
     if started_from is not None:
         training["started_from"] = started_from
     name = out.resolve().name
@@ -117,11 +118,16 @@ def _read_settings(run: Path) -> PretrainSettings:
     if not path.is_file():
         raise RunError(f"{run}: not a run directory (no {SETTINGS_FILE}); give the folder of a run")
     tables = read_stored_settings(path)
-    if any(name in tables for name in _OTHER_RUNS):
+    if _is_other_run(tables):
         raise RunError(
             f"{run}: not a pre-training run; export its model with: bertsmith export --to hf"
         )
     return PretrainSettings.parse(tables, str(path))
+
+
+def _is_other_run(tables: Mapping[str, Any]) -> bool:
+    """Return whether settings are those of a run that is not a pre-training run."""
+    return any(name in tables for name in _OTHER_RUNS)
 
 
 def _read_metrics(run: Path, model: Path) -> list[dict[str, Any]]:
@@ -158,23 +164,68 @@ def _summarize_training(metrics: list[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def _read_start_training(settings: PretrainSettings) -> dict[str, Any] | None:
-    """Return the name, training and settings of the released model that a run started from.
+def _read_start_training(
+    settings: PretrainSettings, later_runs: Sequence[Path]
+) -> dict[str, Any] | None:
+    """Return the name, training and settings of the model that a run started from.
 
-    The result is None if the run started from new weights, or from a directory without a summary
-    of the training. A file of the same name from another program is not a summary.
+    Args:
+        settings: The settings of the run.
+        later_runs: The directories of the run and of those that continue it. A start model in one
+            of them was overwritten since, and is ignored.
+
+    Returns:
+        None if the run started from new weights, or from a model whose training is not known.
     """
-    start_from = settings.run.start_from
-    if start_from is None or not (Path(start_from) / TRAINING_FILE).is_file():
+    if settings.run.start_from is None:
         return None
-    start_model = Path(start_from)
-    training = read_json(start_model / TRAINING_FILE)
+    start_model = Path(settings.run.start_from)
+    start_run = _find_run(start_model)
+    if start_run in later_runs:
+        return None
+    if start_run is None:
+        training = _read_released_training(start_model)
+    else:
+        training = _read_run_training(start_run, later_runs)
+    return None if training is None else {"name": get_model_name(start_model), **training}
+
+
+def _find_run(model: Path) -> Path | None:
+    """Return the run directory at a path or of RUN/model; None for other model directories."""
+    for directory in (model, model.parent) if model.name == MODEL_DIR else (model,):
+        if all((directory / name).is_file() for name in (SETTINGS_FILE, METRICS_FILE)):
+            return directory
+    return None
+
+
+def _read_run_training(run: Path, later_runs: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the training and settings of a run; None if it is not a pre-training run."""
+    path = run / SETTINGS_FILE
+    tables = read_stored_settings(path)
+    if _is_other_run(tables):
+        return None
+    settings = PretrainSettings.parse(tables, str(path))
+    training = _summarize_training(read_metrics(run))
+    training["settings"] = dump_published_settings(settings)
+    started_from = _read_start_training(settings, (*later_runs, run))
+    return training if started_from is None else {**training, "started_from": started_from}
+
+
+def _read_released_training(model: Path) -> dict[str, Any] | None:
+    """Return the training and settings in the directory of a released model.
+
+    The result is None if the directory has no summary of the training. A file of the same name
+    from another program is not a summary.
+    """
+    try:
+        training = read_json(model / TRAINING_FILE)
+    except ModelError:
+        return None
     if not _is_training_summary(training):
         return None
-    summary = {"name": get_model_name(start_model), **training}
-    if (start_model / SETTINGS_FILE).is_file():
-        summary["settings"] = read_stored_settings(start_model / SETTINGS_FILE)
-    return summary
+    if (model / SETTINGS_FILE).is_file():
+        training["settings"] = read_stored_settings(model / SETTINGS_FILE)
+    return training
 
 
 def _is_training_summary(value: Any) -> bool:

@@ -1,11 +1,12 @@
 """``bertsmith lab release``: the contents of the directory, and which panels it accepts."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
@@ -84,21 +85,54 @@ def test_release_of_a_continued_model_contains_its_earlier_training(
         assert str(tmp_path) not in (tmp_path / name / "training.json").read_text()
 
 
+def copy_run(run: Path, copy: Path, start_from: Path) -> Path:
+    """Copy a run as if it had started from a model, and return the directory of the copy."""
+    shutil.copytree(run, copy, dirs_exist_ok=True)
+    settings = tomllib.loads((run / "settings.toml").read_text())
+    settings["run"]["start_from"] = str(start_from)
+    (copy / "settings.toml").write_text(tomli_w.dumps(settings))
+    return copy
+
+
+def test_release_of_a_continued_run_contains_its_earlier_trainings(
+    run: Path, tmp_path: Path
+) -> None:
+    """The training of a start model in a run directory is that of its run, also of earlier runs.
+
+    A start model in the directory of a later run is ignored, because it was overwritten.
+    """
+    second = copy_run(run, tmp_path / "second", run)
+    third = copy_run(run, tmp_path / "third", second / "model")
+    trainings = []
+    for number in range(2):
+        out = tmp_path / f"out-{number}"
+        write_release(third, third, out, ReleaseOptions())
+        trainings.append(json.loads((out / "training.json").read_text()))
+        assert str(tmp_path) not in (out / "training.json").read_text()
+        copy_run(run, second, third)
+    training = trainings[0]
+    assert training["started_from"]["name"] == "second"
+    settings = training["started_from"].pop("settings")
+    assert settings["run"]["start_from"] == "my-run"
+    first = training["started_from"].pop("started_from")
+    assert first.pop("settings")["data"]["max_seqlen"] == 32
+    assert first.pop("name") == "my-run"
+    assert first == {key: training[key] for key in first}
+    assert "started_from" not in trainings[1]["started_from"]
+
+
 @pytest.mark.parametrize(
     "training",
-    [{"minutes": "42"}, {"evaluations": [], "minutes": "42"},
-     {"evaluations": [], "started_from": {"minutes": 42}}],
+    ['{"minutes": "42"}', '{"evaluations": [], "minutes": "42"}',
+     '{"evaluations": [], "started_from": {"minutes": 42}}', "[]", '{"minutes": '],
 )  # fmt: skip
 def test_training_file_of_another_program_is_ignored(
-    run: Path, tmp_path: Path, training: dict[str, Any]
+    run: Path, tmp_path: Path, training: str
 ) -> None:
     """A training.json of the start model that has another form is not part of the release."""
-    write_release(run, run, tmp_path / "first", ReleaseOptions())
-    (tmp_path / "first" / "training.json").write_text(json.dumps(training))
-    start_from = str(tmp_path / "first")
-    pretrain(run.parent / "store", tmp_path / "new-run", steps=1, start_from=start_from,
-             assignments=make_assignments())  # fmt: skip
-    write_release(tmp_path / "new-run", tmp_path / "new-run", tmp_path / "out", ReleaseOptions())
+    (tmp_path / "training.json").write_text(training)
+    new_run = copy_run(run, tmp_path / "new-run", tmp_path)
+    write_release(new_run, new_run, tmp_path / "out", ReleaseOptions())
     assert "started_from" not in json.loads((tmp_path / "out" / "training.json").read_text())
 
 
