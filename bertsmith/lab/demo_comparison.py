@@ -1,6 +1,5 @@
 """Compares the model of ``bertsmith demo`` with a reference model on the demo's held-out text."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,10 +10,10 @@ import numpy as np
 from bertsmith.bundle import PretrainedBundle, load
 from bertsmith.data.store import Store
 from bertsmith.errors import StoreError
+from bertsmith.lab.panel.held_out import compute_bits_per_character
 from bertsmith.progress import Progress
 from bertsmith.use.fill import fill
 from bertsmith.use.masked_lm import get_max_text_tokens
-from bertsmith.use.pseudo_log_likelihood import compute_log_probabilities
 
 #: Shorter sentences are mostly headings; the time grows with the square of the length.
 _MIN_CHARACTERS, _MAX_CHARACTERS = 20, 200
@@ -63,13 +62,13 @@ def compare_on_store(
     """
     bundles = [load(model) for model in models]
     sentences = _sample_sentences(Store.open(store_path), bundles, num_sentences)
-    results = [
-        ModelResults(
-            words=[[word for word, _ in fill(bundle, text, top)[0].predictions] for text in texts],
-            bits_per_character=_compute_bits_per_character(bundle, sentences, progress),
-        )
-        for bundle in bundles
-    ]
+    num_characters = sum(map(len, sentences))
+    results = []
+    for bundle in bundles:
+        words = [[word for word, _ in fill(bundle, text, top)[0].predictions] for text in texts]
+        sequences = bundle.tokenizer.encode_batch(sentences)
+        bits = compute_bits_per_character(bundle, sequences, num_characters, progress)
+        results.append(ModelResults(words=words, bits_per_character=bits))
     return results, len(sentences)
 
 
@@ -102,15 +101,3 @@ def _can_score(bundle: PretrainedBundle, sentence: str) -> bool:
     """Return whether a model can score a sentence without [UNK] and without truncation."""
     ids = bundle.tokenizer.encode(sentence)
     return len(ids) <= get_max_text_tokens(bundle) and bundle.tokenizer.unk_id not in ids
-
-
-def _compute_bits_per_character(
-    bundle: PretrainedBundle, sentences: Sequence[str], progress: Progress
-) -> float:
-    """Return the bits per character, which do not depend on the vocabulary."""
-    sequences = bundle.tokenizer.encode_batch(sentences)
-    progress.start("bits per character", sum(map(len, sequences)), "tokens")
-    rows = compute_log_probabilities(bundle, sequences, ["within-word"], progress)["within-word"]
-    progress.finish()
-    num_characters = sum(map(len, sentences))
-    return -math.fsum(value for row in rows for value in row) / (math.log(2) * num_characters)

@@ -95,11 +95,12 @@ def measure_held_out(job: Job) -> dict[str, Any]:
     num_tokens = sum(map(len, sequences))
     num_characters = sum(len(sentence) for sentence, _ in scored)
     num_unknown = sum(ids.count(bundle.tokenizer.unk_id) for ids in sequences)
-    pll = _compute_total_pll(bundle, sequences, num_tokens, job.progress)
     return {
         "metrics": {
             "mlm_loss": compute_mlm_loss(bundle, sequences),
-            "bits_per_character": -pll / (math.log(2) * num_characters),
+            "bits_per_character": compute_bits_per_character(
+                bundle, sequences, num_characters, job.progress
+            ),
             "unknown_share": num_unknown / num_tokens,
         },
         "num_sentences": len(scored), "num_skipped": len(sentences) - len(scored),
@@ -107,18 +108,28 @@ def measure_held_out(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compute_total_pll(
-    bundle: PretrainedBundle, sequences: Sequence[list[int]], num_tokens: int, progress: Progress
+def compute_bits_per_character(
+    bundle: PretrainedBundle,
+    sequences: Sequence[list[int]],
+    num_characters: int,
+    progress: Progress,
 ) -> float:
-    """Return the sum of the PLLs of token sequences, with the variant "within-word"."""
-    total = 0.0
-    progress.start("bits per character", num_tokens, "tokens")
+    """Return the bits per character of sentences, which do not depend on the vocabulary.
+
+    Args:
+        bundle: The model.
+        sequences: Token ids of each sentence, without [CLS] and [SEP].
+        num_characters: Number of characters of all sentences.
+        progress: Receives the number of scored tokens.
+    """
+    pll = 0.0
+    progress.start("bits per character", sum(map(len, sequences)), "tokens")
     for start in range(0, len(sequences), _CHUNK_SIZE):
         chunk = sequences[start : start + _CHUNK_SIZE]
         values = compute_log_probabilities(bundle, chunk, ["within-word"], progress)
-        total += math.fsum(value for row in values["within-word"] for value in row)
+        pll += math.fsum(value for row in values["within-word"] for value in row)
     progress.finish()
-    return total
+    return -pll / (math.log(2) * num_characters)
 
 
 def compute_mlm_loss(bundle: PretrainedBundle, sequences: Sequence[list[int]]) -> float:
