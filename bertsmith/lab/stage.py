@@ -32,12 +32,15 @@ class Stage:
         dependencies: The stages whose outputs this stage reads, by their role.
         files: The files or directories that the stage reads, by their role. Their contents are
             part of the key, their paths are not.
+        hashes: Hashes by role, for directories of which only some files determine the result. The
+            key contains them instead of hashes of all files.
     """
 
     kind: str
     settings: Mapping[str, Any]
     dependencies: Mapping[str, "Stage"] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> str:
@@ -46,7 +49,10 @@ class Stage:
             "kind": self.kind,
             "settings": self.settings,
             "dependencies": {role: stage.key for role, stage in self.dependencies.items()},
-            "files": {role: hash_content(path) for role, path in self.files.items()},
+            "files": {
+                role: self.hashes.get(role) or hash_content(path)
+                for role, path in self.files.items()
+            },
         }
         if (version := self._version()) is not None:
             content["version"] = version

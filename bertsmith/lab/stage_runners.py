@@ -17,6 +17,7 @@ from bertsmith.errors import (
     BertsmithError,
     CorpusError,
     DivergedError,
+    InputError,
     RunError,
     StoreError,
     TaskError,
@@ -255,14 +256,10 @@ def finetune_model(job: Job) -> dict[str, Any]:
         finetune, task, job.model, job.output, data=data, values=values, progress=job.progress
     )
     try:
-        finetuned = _resume_or_restart(start, job.output)
+        with explain_skip_invalid("finetune"):
+            finetuned = _resume_or_restart(start, job.output)
     except DivergedError as error:
         return {"diverged": str(error)}
-    except TaskError as error:
-        hint = (
-            " (an option of finetune; the lab has none)" if "--skip-invalid" in str(error) else ""
-        )
-        raise TaskError(f"{error}{hint}") from error
     if finetuned.signal is not None:
         raise StoppedError(finetuned.signal)
     return {
@@ -273,6 +270,18 @@ def finetune_model(job: Job) -> dict[str, Any]:
         "seconds": finetuned.seconds,
         LATE_SIGNAL: finetuned.late_signal,
     }
+
+
+@contextmanager
+def explain_skip_invalid(command: str) -> Iterator[None]:
+    """Add to errors that advise --skip-invalid that it is an option of another command."""
+    try:
+        yield
+    except (TaskError, InputError) as error:
+        if "--skip-invalid" not in str(error):
+            raise
+        message = f"{error} (an option of {command}; the lab has none)"
+        raise type(error)(message) from error
 
 
 def _resume_or_restart(start: Callable[[], FinetuneResult], run: Path) -> FinetuneResult:

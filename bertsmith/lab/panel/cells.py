@@ -60,8 +60,12 @@ def create_cells(
     cells = {}
     for seed in range(options.num_seeds if task.is_seeded else 1):
         kind, settings = _get_settings(task, seed, options)
-        dependencies, model_files = model.get_sources(seed, work_dir)
-        stage = Stage(kind, settings, dependencies, {**files, **model_files})
+        if model.is_untrained:
+            dependencies = {"model": model.create_untrained_stage(seed, work_dir)}
+            stage = Stage(kind, settings, dependencies, files)
+        else:
+            model_files = {**files, "model": model.path}
+            stage = Stage(kind, settings, {}, model_files, hashes={"model": model.hash})
         cells[CellKey(model.label, task.name, seed)] = stage
     return cells
 

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import locate_model
+from bertsmith.bundle import hash_model_files, locate_model
+from bertsmith.bundle.directory import get_hub_id, get_model_name
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.bundle.mlm_head import check_mlm_head
 from bertsmith.errors import ModelError
@@ -16,7 +18,7 @@ from bertsmith.lab.stage import Stage
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Length of the hash in the names of tokenizer folders and of ambiguous labels.
+#: Length of the hash in the names of tokenizer folders, and of the commit in labels.
 _HASH_LENGTH = 12
 
 
@@ -41,15 +43,18 @@ class PanelModel:
     is_untrained: bool = False
     has_mlm_head: bool = True
 
-    def get_sources(self, seed: int, work_dir: Path) -> tuple[dict[str, Stage], dict[str, Path]]:
-        """Return the dependencies and the files of a stage that evaluates the model.
+    @cached_property
+    def hash(self) -> str:
+        """The hash of the files that determine the model; its model card is not one of them."""
+        return hash_model_files(self.path)
+
+    def create_untrained_stage(self, seed: int, work_dir: Path) -> Stage:
+        """Return the stage that initializes the untrained model of a seed.
 
         Args:
-            seed: The seed of an untrained model.
-            work_dir: The folder for a copy of the tokenizer of untrained models.
+            seed: The seed.
+            work_dir: The folder for a copy of the tokenizer.
         """
-        if not self.is_untrained:
-            return {}, {"model": self.path}
         # Stages hash the contents of their files. Models with equal tokenizers share a copy of the
         # tokenizer's files, so that they share the untrained model too.
         folder = work_dir / "tokenizers" / self.tokenizer.hash[:_HASH_LENGTH]
@@ -57,7 +62,7 @@ class PanelModel:
             with atomic_directory(folder) as new:
                 self.tokenizer.save(new)
         settings = {"model": self.config.model_dump(), "seed": seed}
-        return {"model": Stage(UNTRAINED_KIND, settings, {}, {"tokenizer": folder})}, {}
+        return Stage(UNTRAINED_KIND, settings, {}, {"tokenizer": folder})
 
 
 def load_models(paths: Sequence[Path | str], *, with_untrained: bool) -> list[PanelModel]:
@@ -72,7 +77,7 @@ def load_models(paths: Sequence[Path | str], *, with_untrained: bool) -> list[Pa
     Raises:
         ModelError: A model cannot be read.
     """
-    directories = list(dict.fromkeys(locate_model(path) for path in paths))
+    directories = list(dict.fromkeys(locate_model(path).resolve() for path in paths))
     labels = _make_labels(directories)
     models = [_read_model(*entry) for entry in zip(directories, labels, strict=True)]
     if not with_untrained:
@@ -110,13 +115,25 @@ def _read_model(directory: Path, label: str) -> PanelModel:
 
 
 def _make_labels(directories: Sequence[Path]) -> list[str]:
-    """Return a distinct label for each model: the end of its path, as long as necessary."""
-    parts = [
-        directory.resolve().parts[:-1] if directory.name == "model" else directory.resolve().parts
-        for directory in directories
-    ]
-    for length in range(1, max(map(len, parts)) + 1):
-        labels = ["/".join(path[-length:]) for path in parts]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [str(directory) for directory in directories]
+    """Return a distinct label for each model.
+
+    The label is the name of the model. If several models have the same name, it is the end of the
+    path, as long as necessary; for models on the hub, it is the name and the commit.
+    """
+    labels = [get_model_name(directory) for directory in directories]
+    for length in range(2, max(len(directory.parts) for directory in directories) + 1):
+        counts = Counter(labels)
+        labels = [
+            label if counts[label] == 1 else _make_longer_label(directory, length)
+            for directory, label in zip(directories, labels, strict=True)
+        ]
+    return labels
+
+
+def _make_longer_label(directory: Path, length: int) -> str:
+    """Return the last ``length`` parts of a path, or the name and the commit of a hub model."""
+    hub_id = get_hub_id(directory)
+    if hub_id is not None:
+        return f"{hub_id}@{directory.name[:_HASH_LENGTH]}"
+    folder = directory.parent if directory.name == "model" else directory
+    return "/".join(folder.parts[-length:])

@@ -6,17 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import hash_model_files
 from bertsmith.errors import RunError, TaskError
 from bertsmith.files import write_atomic, write_json
 from bertsmith.lab.panel.cells import CellKey, PanelOptions, create_cells
 from bertsmith.lab.panel.cost import PanelCostEstimator
 from bertsmith.lab.panel.data import PanelData
-from bertsmith.lab.panel.models import load_models
-from bertsmith.lab.panel.stage_functions import PANEL_STAGE_FUNCTIONS
+from bertsmith.lab.panel.models import PanelModel, load_models
+from bertsmith.lab.panel.stage_functions import (
+    PANEL_STAGE_FUNCTIONS,
+    PROBE_KIND,
+    check_scikit_learn,
+)
 from bertsmith.lab.panel.table import build_json, build_notes, build_table
 from bertsmith.lab.panel.tasks import PanelTask
 from bertsmith.lab.runner import Runner
+from bertsmith.lab.sources import Sources
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.progress import NullProgress, Progress
@@ -98,6 +102,8 @@ class Panel:
         self.options, self.progress = options or PanelOptions(), progress or NullProgress()
         work_dir = self.out / _WORK_DIR
         self.models = load_models(models, with_untrained=with_untrained)
+        if text is not None:
+            Sources(english=text).check_paths(("en",), self.out)
         sources = PanelData(data, text, minimal_pairs, work_dir / "splits")
         self._files = {task.name: sources.find_files(task) for task in self.tasks}
         self.runner = Runner(self.out, work_dir, self.progress, PANEL_STAGE_FUNCTIONS)
@@ -114,17 +120,24 @@ class Panel:
             }
         except OSError as error:
             raise TaskError(f"{error.filename or self.out}: {error.strerror or error}") from error
+        if any(stage.kind == PROBE_KIND for stage in self._get_missing_cells().values()):
+            check_scikit_learn()
+
+    def _get_missing_cells(self) -> dict[CellKey, Stage]:
+        """Return the cells that are still to run."""
+        return {
+            key: stage for key, stage in self.cells.items() if self.runner.get_result(stage) is None
+        }
 
     def has_missing_results(self) -> bool:
         """Return whether a cell is still to run."""
-        return any(self.runner.get_result(stage) is None for stage in self.cells.values())
+        return bool(self._get_missing_cells())
 
     def plan(self) -> list[PlannedTask]:
         """Return the tasks with cells that are still to run, with their estimated durations."""
         costs = PanelCostEstimator(self.options)
         models = {model.label: model for model in self.models}
-        missing = [key for key, stage in self.cells.items()
-                   if self.runner.get_result(stage) is None]  # fmt: skip
+        missing = self._get_missing_cells()
         self.progress.start("measuring", len(missing), "cells")
         planned = []
         try:
@@ -173,7 +186,7 @@ class Panel:
         data = {
             "models": [
                 {"name": model.label, "untrained": model.is_untrained,
-                 **({} if model.is_untrained else self._identify(model.path)),
+                 **({} if model.is_untrained else _identify(model)),
                  "vocab_size": model.tokenizer.vocab_size}
                 for model in self.models
             ],
@@ -188,10 +201,10 @@ class Panel:
         write_json(files[1], data, inline_numbers=True)
         return PanelOutcome(markdown, data, failures, len(missing), files)
 
-    @staticmethod
-    def _identify(path: Path) -> dict[str, str]:
-        """Return the path and the hash of a model."""
-        return {"path": str(path), "hash": hash_model_files(path)[:_HASH_LENGTH]}
+
+def _identify(model: PanelModel) -> dict[str, str]:
+    """Return the path and the hash of a model."""
+    return {"path": str(model.path), "hash": model.hash[:_HASH_LENGTH]}
 
 
 def _describe_cell(key: CellKey) -> str:

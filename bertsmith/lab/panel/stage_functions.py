@@ -1,5 +1,6 @@
 """Functions that run the panel's own kinds of stages; fine-tuning uses that of the experiments."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from bertsmith.bundle import load, save
 from bertsmith.errors import MissingExtraError
 from bertsmith.lab.panel.held_out import measure_held_out
-from bertsmith.lab.stage_runners import Job, StageFunction
+from bertsmith.lab.stage_runners import Job, StageFunction, explain_skip_invalid
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.runtime.device import resolve_device
@@ -42,20 +43,36 @@ def initialize_untrained_model(job: Job) -> dict[str, Any]:
 
 
 def measure_minimal_pairs(job: Job) -> dict[str, Any]:
-    """Compute the accuracy on minimal pairs: the mean over the files, by PLL variant."""
-    files = {role: path for role, path in job.stage.files.items() if role != "model"}
-    results = evaluate_minimal_pairs(
-        load(job.model, device=resolve_device("auto", "--device")),
-        list(files.values()),
-        max_pairs=job.stage.settings["max_pairs"],
-        progress=job.progress,
-    )
+    """Compute the accuracy on minimal pairs: the mean over the files, by PLL variant.
+
+    Raises:
+        InputError: A pair is invalid, such as one that is too long for the model.
+    """
+    with explain_skip_invalid("evaluate"):
+        results = evaluate_minimal_pairs(
+            load(job.model, device=resolve_device("auto", "--device")),
+            [path for role, path in job.stage.files.items() if role != "model"],
+            max_pairs=job.stage.settings["max_pairs"],
+            progress=job.progress,
+        )
     means = results.mean_accuracy.items()
     return {
         "metrics": {to_field_name(variant): accuracy for variant, accuracy in means},
         "num_pairs": results.overall.num_pairs,
-        "files": {path.stem: accuracy.as_dict() for path, accuracy in results.files.items()},
+        "files": [
+            {"file": path.name, **accuracy.as_dict()} for path, accuracy in results.files.items()
+        ],
     }
+
+
+def check_scikit_learn() -> None:
+    """Check that scikit-learn, which the frozen probe needs, is installed.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    if find_spec("sklearn") is None:
+        raise MissingExtraError("scikit-learn", "lab", "the task probe")
 
 
 def measure_probe(job: Job) -> dict[str, Any]:
@@ -96,18 +113,12 @@ def _predict_with_logistic_regression(
     train_labels: NDArray[np.str_],
     dev_vectors: NDArray[np.float32],
 ) -> NDArray[np.str_]:
-    """Return the predicted labels of the validation vectors.
+    """Return the predicted labels of the validation vectors."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
-    """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.model_selection import GridSearchCV
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ModuleNotFoundError:
-        raise MissingExtraError("scikit-learn", "lab", "the frozen probe") from None
     pipeline = make_pipeline(StandardScaler(), LogisticRegression(max_iter=_PROBE_MAX_ITERATIONS))
     probe = GridSearchCV(
         pipeline, {"logisticregression__C": _PROBE_REGULARIZATIONS}, cv=_PROBE_FOLDS

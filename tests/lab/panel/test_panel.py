@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 
 from bertsmith.bundle import load
 from bertsmith.cli.panel import DEFAULT_LEARNING_RATE
-from bertsmith.errors import SettingsError, TaskError
+from bertsmith.errors import MissingExtraError, SettingsError, TaskError
 from bertsmith.lab import stage_runners
 from bertsmith.lab.panel import cost, stage_functions
 from bertsmith.lab.panel.cells import CellKey, PanelOptions
+from bertsmith.lab.panel.models import load_models
 from bertsmith.lab.panel.panel import Panel
 from bertsmith.lab.panel.tasks import LEARNING_RATE, TASKS, select_tasks
 from bertsmith.lab.results import RESULTS_FILE
@@ -224,6 +227,84 @@ def test_missing_data_is_an_error_that_names_the_files(
     with pytest.raises(TaskError, match="a text, but --text is missing; pass --text"):
         Panel(model_dirs, [TASKS["held-out"]], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_files_without_effect_on_the_model_do_not_change_results(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new model card or released panel leaves the results valid; new weights do not."""
+    model = write_model(tmp_path / "model-a", 1)
+    make_panel([model], data, tmp_path / "out", ("held-out",), with_untrained=False).run()
+    runs = count_stage_runs(monkeypatch)
+    (model / "README.md").write_text("A model.")
+    (model / "results").mkdir()
+    (model / "results" / "panel.json").write_text("{}")
+    make_panel([model], data, tmp_path / "out", ("held-out",), with_untrained=False).run()
+    assert not runs
+    write_model(model, 2)
+    make_panel([model], data, tmp_path / "out", ("held-out",), with_untrained=False).run()
+    assert len(runs) == 1
+
+
+def test_labels_are_names_and_as_short_as_possible(tmp_path: Path) -> None:
+    """Models on the hub have their id. Only equal names are followed by a commit or a folder."""
+    folders = [
+        "hub/models--owner--name/snapshots/" + "a" * 40,
+        "hub/models--owner--other/snapshots/" + "b" * 40,
+        "hub/models--owner--other/snapshots/" + "c" * 40,
+        "first/run/model",
+        "second/run/model",
+        "first/single",
+    ]
+    paths = [write_model(tmp_path / folder, 1) for folder in folders]
+    models = load_models([*paths, paths[0]], with_untrained=False)
+    assert [model.label for model in models] == [
+        "owner/name", "owner/other@" + "b" * 12, "owner/other@" + "c" * 12, "first/run",
+        "second/run", "single",
+    ]  # fmt: skip
+
+
+def test_output_in_the_folder_of_the_text_is_rejected(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """The next panel would read its output as held-out text."""
+    shutil.copy(data / "text.txt", tmp_path)
+    with pytest.raises(TaskError, match=r"--text .*: this folder contains the output folder"):
+        Panel(model_dirs, [TASKS["held-out"]], text=tmp_path, out=tmp_path / "panel")
+
+
+def test_missing_scikit_learn_is_reported_before_the_probe_runs(
+    model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a panel with results of the probe to compute needs scikit-learn."""
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingExtraError, match=r"'scikit-learn', .*bertsmith\[lab\]"):
+        make_panel(model_dirs, data, tmp_path, ("rte", "probe"))
+    make_panel(model_dirs, data, tmp_path, ("rte",))
+
+
+def test_files_of_minimal_pairs_with_equal_names_are_counted(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """Files with the same name in two folders have an entry each."""
+    (tmp_path / "more").mkdir()
+    other = Path(shutil.copy(data / "pairs.jsonl", tmp_path / "more"))
+    panel = Panel(model_dirs[:1], [TASKS["minimal-pairs"]], out=tmp_path / "out",
+                  minimal_pairs=[data / "pairs.jsonl", other], with_untrained=False)  # fmt: skip
+    assert "Minimal pairs: mean of 2 files, 6 pairs." in panel.run().data["notes"]
+
+
+def test_advice_to_skip_invalid_pairs_names_its_command(
+    model_dirs: list[Path], tmp_path: Path
+) -> None:
+    """--skip-invalid is an option of `evaluate`, not of `lab panel`."""
+    pair = {"sentence_good": "the small cat " * 30, "sentence_bad": "the cat"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    panel = Panel(model_dirs[:1], [TASKS["minimal-pairs"]], out=tmp_path / "out",
+                  minimal_pairs=[tmp_path / "pairs.jsonl"], with_untrained=False)  # fmt: skip
+    (message,) = panel.run().failures.values()
+    assert "pairs.jsonl, line 1: sentence_good is" in message
+    assert message.endswith("with --skip-invalid (an option of evaluate; the lab has none)")
 
 
 def test_default_learning_rate_of_the_command() -> None:
