@@ -1,8 +1,7 @@
 """The objective of an embedding model: batches, gradient caching and held-out metrics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from bertsmith.train.embedding.evaluation import (
 from bertsmith.train.embedding.losses import Targets, iter_loss_terms
 from bertsmith.train.engine.heldout_metrics import evaluate_all
 from bertsmith.train.engine.step import derive_dropout_seed
-from bertsmith.train.engine.step_batches import build_batch_iterator
+from bertsmith.train.engine.step_batches import build_batch_iterator, move_tensors
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class EmbeddingObjective:
     def make_micro_batches(self, step: int) -> list[EmbeddingMicroBatch]:
         """Return the batch of a step, in micro-batches of texts of similar length."""
         batch = self._sampler.draw_batch(*divmod(step, self.steps_per_epoch))
-        targets = _move_targets(batch.targets, self._machine.device)
+        targets = move_tensors(batch.targets, self._machine.device)
         lengths = self._texts.lengths[batch.texts].tolist()
         return [
             EmbeddingMicroBatch(
@@ -230,9 +229,3 @@ class EmbeddingObjective:
             self._heldout, lambda heldout: heldout.evaluate(self.model, self._machine)
         )
         return self._machine.processes.broadcast(metrics)
-
-
-def _move_targets(targets: Targets, device: torch.device) -> Any:
-    """Return the targets on a device."""
-    tensors = {field.name: getattr(targets, field.name).to(device) for field in fields(targets)}
-    return replace(targets, **tensors)

@@ -2,9 +2,20 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+
+
+class _Dataclass(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
 
 MicroBatch = TypeVar("MicroBatch")
+Targets = TypeVar("Targets", bound=_Dataclass)
 
 
 def build_batch_iterator(
@@ -24,3 +35,9 @@ def build_batch_iterator(
         return map(make_micro_batches, itertools.count(first_step))
 
     return iter_batches
+
+
+def move_tensors(targets: Targets, device: torch.device) -> Targets:
+    """Return a dataclass, all fields of which are tensors, on a device."""
+    tensors = {name: tensor.to(device) for name, tensor in vars(targets).items()}
+    return replace(targets, **tensors)

@@ -5,7 +5,7 @@ compares documents of the same query. In shapes, n is the number of pairs of a q
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -127,12 +127,6 @@ def _pad_lists(rows: Sequence[tuple[Ints, Floats]]) -> ListTargets:
         documents[row, : len(row_documents)] = row_documents
         probabilities[row, : len(row_documents)] = row_probabilities
     return ListTargets(torch.from_numpy(documents), torch.from_numpy(probabilities))
-
-
-def move_targets(targets: Targets, device: torch.device) -> Targets:
-    """Return the targets on a device."""
-    tensors = {name: tensor.to(device) for name, tensor in vars(targets).items()}
-    return replace(targets, **tensors)
 
 
 def sum_loss_terms(outputs: Tensor, targets: Targets, settings: RerankingSettings) -> Tensor:

@@ -15,15 +15,10 @@ from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine.batch_split import split_lengths
 from bertsmith.train.engine.heldout_metrics import evaluate_all
-from bertsmith.train.engine.step_batches import build_batch_iterator
+from bertsmith.train.engine.step_batches import build_batch_iterator, move_tensors
 from bertsmith.train.reranking.batches import BatchSampler
 from bertsmith.train.reranking.evaluation import HeldoutQueries
-from bertsmith.train.reranking.losses import (
-    Targets,
-    build_targets,
-    move_targets,
-    sum_loss_terms,
-)
+from bertsmith.train.reranking.losses import Targets, build_targets, sum_loss_terms
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class RerankingObjective:
         for start, end in parts:
             packed = pack_sequences([pair for group in sequences[start:end] for pair in group])
             scores = [group.scores for group in groups[start:end]]
-            targets = move_targets(build_targets(scores, self._settings), device)
+            targets = move_tensors(build_targets(scores, self._settings), device)
             micro_batches.append(RerankingMicroBatch(packed.to(device), targets))
         return micro_batches
 
