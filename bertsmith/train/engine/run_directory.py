@@ -30,7 +30,8 @@ _MACHINE_KEYS = (
 )  # fmt: skip
 #: Prefixes of settings that a run does not set itself: only the user sets them.
 _USER_SET_PREFIXES = (
-    "task.", "embedding.", "distill.", "features", "run.num_frozen_layers", "run.patience",
+    "task.", "embedding.", "reranking.", "distill.", "features", "run.num_frozen_layers",
+    "run.patience",
 )  # fmt: skip
 #: The stored and the new value of a list are printed in full if they have at most this many items
 #: in total.

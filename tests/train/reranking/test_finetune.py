@@ -272,6 +272,19 @@ def test_queries_without_contrast_are_reported(
         train(start_model, tmp_path / "none", table, reranking=reranking)
 
 
+def test_a_run_is_not_resumed_on_other_columns(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """If the column options of a run are left out, columns with standard names are an error."""
+    rows = [{**row, "grade": 1 - row["score"]} for row in make_rows("scored", 20)]
+    table = write_table("train.jsonl", rows)
+    schedule = {"steps": 1, "epochs": None}
+    columns = {"text": "query", "pair": "document", "score": "grade"}
+    train(start_model, tmp_path / "run", table, schedule=schedule, reranking={"columns": columns})
+    with pytest.raises(BertsmithError, match=r"columns\.score: 'grade' in the run, None now"):
+        train(start_model, tmp_path / "run", table, schedule=schedule)
+
+
 def test_settings_of_another_kind_of_run_are_rejected(
     start_model: Path, write_table: WriteTable, tmp_path: Path
 ) -> None:
