@@ -18,7 +18,7 @@ from bertsmith.train.reranking.losses import Floats
 _ORDER_STREAM, _DRAW_STREAM = 0, 1
 #: Seed of the random documents that are added to held-out queries.
 _HELDOUT_SEED: Final = 0
-#: Documents that are added to each held-out query if it has no negatives.
+#: Documents that are added to each held-out query if all documents are relevant.
 _NUM_HELDOUT_DOCUMENTS: Final = 20
 
 
@@ -40,9 +40,9 @@ class DocumentGroup:
 class NegativeSampler:
     """Draws documents that are not judged for a query."""
 
-    def __init__(self, examples: RerankingExamples) -> None:
-        """Create the sampler from the queries whose documents can be drawn."""
-        self._pool = np.unique(examples.documents)
+    def __init__(self, documents: Ints) -> None:
+        """Create the sampler from the documents that can be drawn; duplicates count once."""
+        self._pool = np.unique(documents)
 
     def draw(self, judged: Ints, count: int, rng: np.random.Generator) -> Ints:
         """Draw at most ``count`` distinct documents that are not in ``judged``."""
@@ -68,7 +68,7 @@ class BatchSampler:
         self._seed = seed
         self._is_pointwise = settings.loss == "bce"
         self._query_rows = examples.query_rows
-        self._negatives = NegativeSampler(examples)
+        self._negatives = NegativeSampler(examples.documents)
         self._epoch: int | None = None
         self._order = np.empty(0, np.int64)
 
@@ -118,13 +118,16 @@ def draw_documents(scores: Floats, pairs: Ints, count: int, rng: np.random.Gener
 
     Args:
         scores: float32 [n], the scores of all pairs.
-        pairs: The pairs of the query.
-        count: Number of documents to draw.
+        pairs: The pairs of the query, at least ``count``.
+        count: Number of documents to draw, at least 2.
         rng: Random generator.
     """
     shuffled = rng.permutation(pairs)
-    best, worst = shuffled[scores[shuffled].argmax()], shuffled[scores[shuffled].argmin()]
-    others = shuffled[(shuffled != best) & (shuffled != worst)]
+    best = shuffled[scores[shuffled].argmax()]
+    # If all scores are equal, the worst document is another one than the best.
+    others = shuffled[shuffled != best]
+    worst = others[scores[others].argmin()]
+    others = others[others != worst]
     drawn: Ints = np.sort(np.concatenate([[best, worst], others[: count - 2]]))
     return drawn
 
@@ -159,12 +162,17 @@ def find_usable_queries(examples: RerankingExamples, settings: RerankingSettings
     return np.flatnonzero(has_contrast)
 
 
-def add_heldout_negatives(examples: RerankingExamples) -> RerankingExamples:
-    """Add up to 20 random documents of the other queries to each query, with the score 0.
+def add_heldout_negatives(examples: RerankingExamples, documents: Ints) -> RerankingExamples:
+    """Add up to 20 random documents of other queries to each query, with the score 0.
 
     The documents do not depend on ``run.seed``.
+
+    Args:
+        examples: The held-out queries.
+        documents: The documents that can be drawn, as numbers of ``examples.texts``. Those that are
+            judged for a query are not added to it.
     """
-    sampler = NegativeSampler(examples)
+    sampler = NegativeSampler(documents)
     rng = np.random.default_rng(_HELDOUT_SEED)
     groups = []
     for index, query in enumerate(examples.queries.tolist()):

@@ -62,7 +62,10 @@ class HeldoutQueries:
 
 
 def build_heldout_queries(
-    examples: RerankingExamples, threshold: float, name: str
+    examples: RerankingExamples,
+    threshold: float,
+    name: str,
+    advice: str = "expected queries with relevant and other documents",
 ) -> HeldoutQueries:
     """Choose the metrics of held-out queries.
 
@@ -74,6 +77,7 @@ def build_heldout_queries(
         examples: The queries and documents.
         threshold: Documents with a higher score are relevant.
         name: The file, for error messages.
+        advice: How to correct the data, for the error message.
 
     Raises:
         TaskError: No metric can be computed.
@@ -85,10 +89,7 @@ def build_heldout_queries(
         return HeldoutQueries(examples.select(ranked_queries), RANKING_METRICS, threshold)
     num_scores = len(np.unique(examples.scores))
     if num_scores < 2:
-        raise TaskError(
-            f"{name}: every document has the score {examples.scores[0]:g}; expected queries with "
-            "relevant and other documents"
-        )
+        raise TaskError(f"{name}: every document has the score {examples.scores[0]:g}; {advice}")
     names = (_ROC_AUC,) if num_scores == 2 else _CORRELATIONS
     return HeldoutQueries(examples, names, threshold)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.plurals import count_noun
+from bertsmith.tasks.embedding_data import Ints
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.reranking_data import (
     RerankingExamples,
@@ -69,11 +70,11 @@ def read_data(settings: RerankingSettings, tokenizer: Tokenizer) -> RerankingDat
                 settings.validation_columns,
                 train_columns,
             )
-            heldout[name], counts[name] = _prepare_heldout(examples, settings, file), file_counts[0]
+            examples = _add_contrast(examples, examples.documents, settings)
+            heldout[name] = build_heldout_queries(examples, settings.relevance_threshold, file)
+            counts[name] = file_counts[0]
     else:
-        train, heldout_examples = hold_out_queries(train, settings)
-        name = f"the queries held out from {', '.join(settings.train_files)}"
-        heldout["heldout"] = _prepare_heldout(heldout_examples, settings, name)
+        train, heldout["heldout"] = _hold_out(train, settings)
     train = _select_usable_queries(train, settings, counts[names[0]])
     return RerankingData(settings, train, heldout, counts)
 
@@ -158,14 +159,39 @@ def _select_usable_queries(
     return examples.select(usable) if num_unusable else examples
 
 
-def _prepare_heldout(
-    examples: RerankingExamples, settings: RerankingSettings, name: str
-) -> HeldoutQueries:
-    """Return held-out queries; if all documents are relevant, others are added."""
-    threshold = settings.relevance_threshold
-    if len(examples) > 1 and examples.is_relevant(threshold).all() and settings.random_negatives:
-        examples = add_heldout_negatives(examples)
-    return build_heldout_queries(examples, threshold, name)
+def _hold_out(
+    examples: RerankingExamples, settings: RerankingSettings
+) -> tuple[RerankingExamples, HeldoutQueries]:
+    """Return the training queries, and held-out queries with a metric."""
+    train, heldout = hold_out_queries(examples, settings)
+    heldout_queries = build_heldout_queries(
+        _add_contrast(heldout, examples.documents, settings),
+        settings.relevance_threshold,
+        f"the queries held out from {', '.join(settings.train_files)}",
+        "give a validation file with --dev, with relevant and other documents",
+    )
+    return train, heldout_queries
+
+
+def _add_contrast(
+    examples: RerankingExamples, documents: Ints, settings: RerankingSettings
+) -> RerankingExamples:
+    """Return held-out queries; if their documents have no contrast, others are added.
+
+    Relevant documents with different scores have a contrast, unless random documents are added in
+    training too.
+
+    Args:
+        examples: The held-out queries.
+        documents: The documents that can be added.
+        settings: Relevance threshold and random negatives.
+    """
+    has_equal_scores = examples.scores.min() == examples.scores.max()
+    if examples.is_relevant(settings.relevance_threshold).all() and (
+        has_equal_scores or settings.random_negatives
+    ):
+        return add_heldout_negatives(examples, documents)
+    return examples
 
 
 def hold_out_queries(

@@ -126,6 +126,14 @@ def test_best_and_worst_document_are_drawn() -> None:
     assert len(subsets) == 16
 
 
+def test_documents_with_equal_scores_are_drawn_once() -> None:
+    """If all scores are equal, the best and the worst document are different documents."""
+    scores, pairs = np.ones(5, np.float32), np.arange(5)
+    for seed in range(20):
+        drawn = draw_documents(scores, pairs, 3, np.random.default_rng(seed))
+        assert len(set(drawn.tolist())) == len(drawn) == 3
+
+
 @pytest.mark.parametrize(
     ("loss", "random_negatives", "expected"),
     [
@@ -166,7 +174,7 @@ def test_held_out_queries_are_not_trained_on(write_table: WriteTable) -> None:
 def test_held_out_pairs_are_ranked_among_other_documents(write_table: WriteTable) -> None:
     """Held-out queries with only relevant documents get documents of the other queries."""
     examples, _ = read(write_table("t.jsonl", make_rows("pairs", 5)))
-    extended = add_heldout_negatives(examples)
+    extended = add_heldout_negatives(examples, examples.documents)
     assert extended.counts.tolist() == [10] * 5, "all documents of 5 queries with 2 documents each"
     judged = get_judged(examples)
     for query, documents in get_judged(extended).items():
