@@ -151,21 +151,28 @@ def hold_out_examples(
 ) -> tuple[EmbeddingExamples, EmbeddingExamples]:
     """Split the examples into training and held-out examples.
 
-    Examples with the same anchor stay together. The split does not depend on ``run.seed``.
+    Examples with the same anchor stay together, so the examples of the first anchor may exceed
+    ``max_validation_examples``. The split does not depend on ``run.seed``.
 
     Raises:
-        RunError: If no training example would remain.
+        RunError: If all examples have the same anchor.
     """
-    anchors, anchor_rows = np.unique(examples.anchors, return_inverse=True)
-    order = np.random.default_rng(0).permutation(len(anchors))
-    num_held_out = max(1, round(settings.validation_fraction * len(anchors)))
-    num_held_out = min(num_held_out, settings.max_validation_examples)
-    is_held_out = np.isin(anchor_rows, order[:num_held_out])
-    if is_held_out.all():
+    anchors, anchor_rows, anchor_counts = np.unique(
+        examples.anchors, return_inverse=True, return_counts=True
+    )
+    if len(anchors) == 1:
         raise RunError(
             f"{', '.join(settings.train_files)}: all examples have the same first text, so none "
             "can be held out; give a validation file with --dev"
         )
+    order = np.random.default_rng(0).permutation(len(anchors))
+    total_counts = np.cumsum(anchor_counts[order])
+    num_held_out = min(
+        round(settings.validation_fraction * len(anchors)),
+        int(np.searchsorted(total_counts, settings.max_validation_examples, side="right")),
+        len(anchors) - 1,
+    )
+    is_held_out = np.isin(anchor_rows, order[: max(1, num_held_out)])
     train_indices, heldout_indices = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
     return examples.select(train_indices), examples.select(heldout_indices)
 
