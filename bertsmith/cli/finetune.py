@@ -152,7 +152,8 @@ def finetune(
         list[str] | None,
         typer.Option(
             help="A validation metric, such as roc_auc, mae or f1:LABEL; may be repeated. The "
-            "first selects the best epoch or run."
+            "first selects the best run of --seeds and --grid, and the best epoch with --set "
+            "run.model_selection=best."
         ),
     ] = None,
     features: Annotated[

@@ -86,7 +86,8 @@ def embed(
         str | None,
         typer.Option(
             metavar="NUMBER,...",
-            help="Also train the first dimensions of the vectors, such as 384,128,64.",
+            help="Train vectors that can be shortened to these numbers of first dimensions, such "
+            "as 384,128,64; one of them is the width of the vectors.",
         ),
     ] = None,
     pooling: Annotated[

@@ -25,8 +25,9 @@ LOSSES: Final[dict[ExampleKind, tuple[LossName, ...]]] = {
     "labeled_texts": ("mnrl", "triplet"),
     "texts": ("mnrl", "tsdae"),
 }
-#: Default margin of each distance of the triplet loss.
-DEFAULT_MARGINS: Final = {"cosine": 0.5, "euclidean": 5.0}
+#: Default margin of the triplet loss: for distances of at most 2, which are the cosine distance and
+#: the Euclidean distance of normalized vectors, and for other distances.
+BOUNDED_MARGIN, UNBOUNDED_MARGIN = 0.5, 5.0
 
 
 class TextColumns(Settings):
@@ -89,8 +90,8 @@ class EmbeddingSettings(SettingsTable):
     #: How many times each example of a training table is used per epoch; 0.5: a random half. Empty:
     #: once.
     file_weights: list[PositiveFloat] = Field(default_factory=list)
-    #: Validation tables, or folders in BEIR's format, by name; the first one selects the best
-    #: checkpoint.
+    #: Validation tables, or folders in BEIR's format, by name. With run.model_selection = "best",
+    #: the first one selects the best checkpoint.
     validation_files: dict[str, str] = Field(default_factory=dict)
     #: Hash of all data files, computed when the run starts.
     fingerprint: str = ""
@@ -120,14 +121,15 @@ class EmbeddingSettings(SettingsTable):
     temperature: PositiveFloat = 0.05
     #: triplet: 1 - cosine similarity, or the Euclidean distance.
     triplet_distance: Literal["cosine", "euclidean"] = "cosine"
-    #: triplet: the negative is to be this much farther from the anchor than the positive. None: 0.5
-    #: for the cosine distance, 5 for the Euclidean distance.
+    #: triplet: the negative is to be this much farther from the anchor than the positive. None:
+    #: 0.5, or 5 for the Euclidean distance of vectors that are not normalized.
     triplet_margin: PositiveFloat | None = None
     #: tsdae: fraction of the words of a text that are deleted.
     deletion_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.6
     #: cosine: the score of two texts of equal meaning; scores are divided by it.
     max_score: PositiveFloat = 1.0
-    #: Matryoshka: also train the first dimensions of the vectors, such as [256, 128, 64].
+    #: Matryoshka: numbers of first dimensions that have a loss, such as [384, 128, 64]. One of them
+    #: is the width of the vectors.
     matryoshka_dims: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     #: Weight of the loss of each of these dimensions. Empty: 1.
     matryoshka_weights: list[PositiveFloat] = Field(default_factory=list)

@@ -29,7 +29,8 @@ class RerankingSettings(SettingsTable):
 
     #: Training tables.
     train_files: list[str] = Field(default_factory=list)
-    #: Validation tables by name; the first one selects the best checkpoint.
+    #: Validation tables by name. With run.model_selection = "best", the first one selects the best
+    #: checkpoint.
     validation_files: dict[str, str] = Field(default_factory=dict)
     #: Hash of all data files, computed when the run starts.
     fingerprint: str = ""

@@ -55,7 +55,8 @@ class TaskSettings(SettingsTable):
     labels: list[str] = Field(default_factory=list)
     #: Training file.
     train_file: str = ""
-    #: Validation files by name; the first one selects the best checkpoint.
+    #: Validation files by name. With run.model_selection = "best", the first one selects the best
+    #: checkpoint.
     validation_files: dict[str, str] = Field(default_factory=dict)
     #: Hash of all data files, computed when the run starts.
     fingerprint: str = ""
@@ -97,7 +98,8 @@ class TaskSettings(SettingsTable):
     #: tag: whether an input is a single sentence, or is filled with the neighboring sentences of
     #: its document. In tables, consecutive rows with the same "document" form a document.
     context: Literal["sentence", "document"] = "sentence"
-    #: The first metric selects the best checkpoint. Empty: the defaults of the kind.
+    #: Validation metrics. The first one selects the best run of several and, with
+    #: run.model_selection = "best", the best checkpoint. Empty: the defaults of the kind.
     metrics: list[str] = Field(default_factory=list)
     #: Maximum tokens per input, including [CLS] and [SEP]. Longer texts are truncated, or split
     #: into windows (answer). None: the default of the family, limited by the model.

@@ -94,6 +94,11 @@ class PoolingConfig:
         return self.get_prompt(self.default_prompt_name)
 
     @property
+    def is_normalized(self) -> bool:
+        """Whether vectors have length 1."""
+        return self.post_modules[-1:] == ("normalize",)
+
+    @property
     def query_prompt_name(self) -> str | None:
         """Name of the prompt of queries: "query", or else the default prompt."""
         return self._find_prompt_name(QUERY_PROMPT_NAMES)

@@ -91,7 +91,8 @@ class DistillSettings(SettingsTable):
     #: Tables or .txt files with the training texts; task: one table, or the folder of a public
     #: task; mlm, relations and hidden: a token store.
     train_files: list[str] = Field(default_factory=list)
-    #: Validation tables by name; the first one selects the best checkpoint.
+    #: Validation tables by name. With run.model_selection = "best", the first one selects the best
+    #: checkpoint.
     validation_files: dict[str, str] = Field(default_factory=dict)
     #: Hash of all data files and of the teacher, computed when the run starts.
     fingerprint: str = ""
@@ -369,7 +370,7 @@ def check_arguments(
 
 
 def check_is_comparable(settings: DistillRunSettings) -> None:
-    """Raise SettingsError if a run has no score on which its models can be compared."""
+    """Raise SettingsError if a run has no score, or its student cannot learn without a teacher."""
     distill = settings.distill
     if distill.objective in _TEXT_OBJECTIVES:
         raise SettingsError(
@@ -379,3 +380,8 @@ def check_is_comparable(settings: DistillRunSettings) -> None:
     # The folder of a public task has a validation table.
     if not distill.validation_files and not any(map(Path.is_dir, map(Path, distill.train_files))):
         raise SettingsError("--compare needs a validation table: give --dev FILE")
+    if distill.objective == "embedding" and distill.batch_size == 1:
+        raise SettingsError(
+            "--compare: distill.batch_size is 1, but the student without a teacher learns by "
+            "comparing texts; give --batch-size 2 or more"
+        )

@@ -21,6 +21,7 @@ from bertsmith.train.embedding.settings import (
 from bertsmith.train.embedding.start_model import (
     EmbeddingBundle,
     load_start_model,
+    resolve_triplet_margin,
     save_embedder,
 )
 from bertsmith.train.embedding.training_data import (
@@ -95,9 +96,10 @@ def _load(
     """Return the settings of a run, the start model and the examples."""
     settings = resolve_settings(model, files, overrides)
     bundle = load_start_model(model, settings.embedding, get_model_overrides(overrides))
+    embedding = resolve_triplet_margin(settings.embedding, bundle.pooling)
     tokenize = build_tokenize_function(bundle.encoder.tokenizer, bundle.pooling)
-    examples = read_data(settings.embedding, tokenize, get_text_prompts(bundle.pooling))
-    embedding = resolve_loss(settings.embedding, examples.train).model_copy(
+    examples = read_data(embedding, tokenize, get_text_prompts(bundle.pooling))
+    embedding = resolve_loss(embedding, examples.train).model_copy(
         update={
             "fingerprint": hash_files(list_hashed_files(settings.embedding)),
             "max_seqlen": bundle.pooling.max_seq_length,

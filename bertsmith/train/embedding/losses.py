@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.tasks.embedding_settings import DEFAULT_MARGINS, EmbeddingSettings
+from bertsmith.tasks.embedding_settings import EmbeddingSettings
 
 #: Maximum number of similarities in a term of the ranking loss: 16 MB in float32.
 _MAX_SIMILARITIES: Final = 2**22
@@ -167,15 +167,14 @@ def compute_triplet_loss(
     select: SelectVectors, targets: TripletTargets, settings: EmbeddingSettings
 ) -> Tensor:
     """Return the mean of max(0, d(anchor, positive) - d(anchor, negative) + margin)."""
-    distance = settings.triplet_distance
     anchors, positives, negatives = map(
         select, (targets.anchors, targets.positives, targets.negatives)
     )
-    if distance == "cosine":
+    if settings.triplet_distance == "cosine":
         positive_distances = 1 - F.cosine_similarity(anchors, positives)
         negative_distances = 1 - F.cosine_similarity(anchors, negatives)
     else:
         positive_distances = F.pairwise_distance(anchors, positives)
         negative_distances = F.pairwise_distance(anchors, negatives)
-    margin = settings.triplet_margin or DEFAULT_MARGINS[distance]
-    return F.relu(positive_distances - negative_distances + margin).mean()
+    assert settings.triplet_margin is not None
+    return F.relu(positive_distances - negative_distances + settings.triplet_margin).mean()

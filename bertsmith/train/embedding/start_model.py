@@ -1,6 +1,6 @@
 """Loading of the model that training starts from, and saving of the trained model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -22,12 +22,18 @@ from bertsmith.interop.sentence_transformers import (
 )
 from bertsmith.model.denoising_decoder import DenoisingDecoder
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding, DenseLayer
-from bertsmith.tasks.embedding_settings import EmbeddingSettings
+from bertsmith.tasks.embedding_settings import (
+    BOUNDED_MARGIN,
+    UNBOUNDED_MARGIN,
+    EmbeddingSettings,
+)
 
 #: Default maximum number of tokens of a text, if the start model does not specify one.
 _DEFAULT_MAX_SEQLEN: Final = 128
 #: Seed of the initialization of the decoder.
 _DECODER_SEED: Final = 0
+#: Maximum cosine distance, and maximum Euclidean distance of normalized vectors.
+_MAX_BOUNDED_DISTANCE: Final = 2
 
 
 @dataclass(frozen=True)
@@ -77,16 +83,59 @@ def load_start_model(
     )
     pooling = _replace_prompts(pooling, settings)
     width = pooling.output_width(encoder.config.width)
-    for dim in settings.matryoshka_dims:
-        if dim > width:
-            raise SettingsError(
-                f"embedding.matryoshka_dims has {dim}, but vectors have {width} dimensions; give "
-                "at most that many"
-            )
+    _check_matryoshka_dims(settings.matryoshka_dims, width)
     model = build_embedding_model(encoder.model, pooling)
     if settings.loss == "tsdae":
         model.decoder = _build_decoder(encoder, width)
     return EmbeddingBundle(encoder, pooling, model)
+
+
+def _check_matryoshka_dims(dims: Sequence[int], width: int) -> None:
+    """Raise SettingsError if vectors of this width lack a dimension, or some are not trained."""
+    if not dims:
+        return
+    largest = max(dims)
+    if largest > width:
+        raise SettingsError(
+            f"embedding.matryoshka_dims has {largest}, but vectors have {width} dimensions; give "
+            "at most that many"
+        )
+    if largest < width:
+        raise SettingsError(
+            f"embedding.matryoshka_dims is {list(dims)}, but vectors have {width} dimensions, so "
+            f"those after the first {largest} would not be trained; add {width}"
+        )
+
+
+def resolve_triplet_margin(
+    settings: EmbeddingSettings, pooling: PoolingConfig
+) -> EmbeddingSettings:
+    """Return the settings with the default margin of the triplet loss, if none is set.
+
+    Args:
+        settings: Loss, distance, margin and Matryoshka dimensions, whose vectors are normalized.
+        pooling: Specifies whether the vectors of the model are normalized.
+
+    Raises:
+        SettingsError: If no distances can differ by more than the margin.
+    """
+    if settings.loss != "triplet":
+        return settings
+    is_normalized = pooling.is_normalized or bool(settings.matryoshka_dims)
+    is_bounded = settings.triplet_distance == "cosine" or is_normalized
+    margin = settings.triplet_margin
+    if margin is None:
+        margin = BOUNDED_MARGIN if is_bounded else UNBOUNDED_MARGIN
+    elif is_bounded and margin >= _MAX_BOUNDED_DISTANCE:
+        distance = "the Euclidean distance of normalized vectors"
+        if settings.triplet_distance == "cosine":
+            distance = "the cosine distance"
+        raise SettingsError(
+            f"embedding.triplet_margin is {margin:g}, but {distance} is at most "
+            f"{_MAX_BOUNDED_DISTANCE}, so no triplet can exceed the margin; give less, such as "
+            f"{BOUNDED_MARGIN:g}"
+        )
+    return settings.model_copy(update={"triplet_margin": margin})
 
 
 def _build_decoder(encoder: EncoderBundle, vector_width: int) -> DenoisingDecoder:

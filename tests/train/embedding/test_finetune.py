@@ -351,6 +351,13 @@ def test_large_batches_need_no_more_memory_for_activations(
         ("pairs", {}, {"loss": "triplet"}, "the triplet loss needs negatives"),
         ("pairs", {"anchor": "ba"}, {}, "all examples have the same first text"),
         ("pairs", {}, {"matryoshka_dims": [64]}, "vectors have 32 dimensions"),
+        ("pairs", {}, {"matryoshka_dims": [16, 8]}, "after the first 16 would not be .* add 32"),
+        (
+            "triplets",
+            {},
+            {"loss": "triplet", "triplet_distance": "euclidean", "triplet_margin": 2.0},
+            "triplet_margin is 2, but the Euclidean distance of normalized vectors is at most 2",
+        ),
         ("pairs", {}, {"max_seqlen": 99}, "the model takes at most 43 tokens"),
         ("pairs", {}, {"validation_files": {"dev": "lost.csv"}}, "lost.csv: no such file"),
         ("pairs", {}, {"pooling": "first"}, "embedding.pooling: Input should be"),

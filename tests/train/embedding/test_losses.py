@@ -15,7 +15,7 @@ from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 from bertsmith.tasks.embedding_data import read_examples
-from bertsmith.tasks.embedding_settings import DEFAULT_MARGINS, EmbeddingSettings
+from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.train.embedding import losses
 from bertsmith.train.embedding.batches import build_batch
 from bertsmith.train.embedding.losses import RankingTargets, iter_loss_terms
@@ -74,8 +74,8 @@ def make_reference_loss(
     elif settings.loss == "triplet":
         metrics = reference_losses.TripletDistanceMetric
         distance = metrics.COSINE if settings.triplet_distance == "cosine" else metrics.EUCLIDEAN
-        margin = DEFAULT_MARGINS[settings.triplet_distance]
-        loss = reference_losses.TripletLoss(model, distance, margin)
+        assert settings.triplet_margin is not None
+        loss = reference_losses.TripletLoss(model, distance, settings.triplet_margin)
     elif is_cached:
         loss = reference_losses.CachedMultipleNegativesRankingLoss(
             model, scale=scale, mini_batch_size=3
@@ -93,8 +93,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("triplets", {"loss": "mnrl", "temperature": 0.11}),
     ("scored_pairs", {"loss": "cosent"}),
     ("scored_pairs", {"loss": "cosine"}),
-    ("triplets", {"loss": "triplet"}),
-    ("triplets", {"loss": "triplet", "triplet_distance": "euclidean"}),
+    ("triplets", {"loss": "triplet", "triplet_margin": 0.5}),
+    ("triplets", {"loss": "triplet", "triplet_margin": 5.0, "triplet_distance": "euclidean"}),
     ("triplets", {"loss": "mnrl", "matryoshka_dims": [WIDTH, 9], "matryoshka_weights": [1.0, 0.3]}),
     ("scored_pairs", {"loss": "cosent", "matryoshka_dims": [WIDTH, 17, 5]}),
 ]  # fmt: skip
