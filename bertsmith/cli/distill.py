@@ -208,6 +208,9 @@ def distill(
     settings = check_arguments(teacher, data, start_from, out, config, assignments or [], values)
     if compare:
         check_is_comparable(settings)
+        from bertsmith.lab.distillation_comparison import check_validation_table
+
+        check_validation_table(settings)
     from bertsmith.train.distillation.distill import distill as train_student
 
     result = train_student(

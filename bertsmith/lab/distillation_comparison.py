@@ -5,7 +5,7 @@ model is loaded.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +20,9 @@ from bertsmith.model.bert import BertModel, count_parameters
 from bertsmith.progress import Progress
 from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.beir import is_beir_folder
-from bertsmith.tasks.embedding_columns import open_rows
+from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.families import get_family, get_task_settings
-from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.tables import has_txt_suffix
 from bertsmith.train.distillation.distill import distill, load_distillation
@@ -43,7 +42,7 @@ from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.use.embed import Embedder
 from bertsmith.use.evaluate import evaluate
-from bertsmith.use.evaluate_embeddings import evaluate_embeddings
+from bertsmith.use.evaluate_embeddings import build_tokenize_function, evaluate_embeddings
 from bertsmith.use.model_setup import set_up_model
 from bertsmith.use.quantization import choose_16_bit_dtype
 from bertsmith.use.vector_settings import VectorSettings
@@ -98,6 +97,7 @@ def compare_distilled(
     path = run / SETTINGS_FILE
     settings = DistillRunSettings.parse(read_stored_settings(path), str(path))
     check_is_comparable(settings)
+    check_validation_table(settings)
     models = {"teacher": Path(settings.distill.teacher), "student": run}
     is_embedding = settings.distill.objective == "embedding"
     train = _train_embedder_without_teacher if is_embedding else _train_task_without_teacher
@@ -127,6 +127,22 @@ def compare_distilled(
     return rows
 
 
+def check_validation_table(settings: DistillRunSettings) -> None:
+    """Raise SettingsError if models cannot be compared on the first validation table of a run.
+
+    Unlabeled texts have no metric that does not depend on training.
+    """
+    file = Path(next(iter(settings.distill.validation_files.values()), ""))
+    if settings.distill.objective != "embedding" or is_beir_folder(file):
+        return
+    reading = build_embedding_settings(settings.distill)
+    if resolve_columns(file, reading, reading.validation_columns).kind == "texts":
+        raise SettingsError(
+            f"--compare: {file} has texts without a pair, score or label, which have no metric; "
+            "give --dev another table, or name its columns with --pair, --score or --label"
+        )
+
+
 def _train_task_without_teacher(
     run: Path, settings: DistillRunSettings, progress: Progress
 ) -> FinetuneResult:
@@ -146,32 +162,39 @@ def _train_embedder_without_teacher(
 ) -> FinetuneResult:
     """Train the initial student on the same data as an embedding model without a teacher."""
     start = _get_sibling(run, START_SUFFIX)
-    distilled = settings.distill
     load_distillation(settings, reads_data=False).save(start, {})
+    return finetune_embedder(
+        start,
+        _get_sibling(run, BASELINE_SUFFIX),
+        data=settings.distill.train_files,
+        values=build_baseline_values(settings),
+        progress=progress,
+    )
+
+
+def build_baseline_values(settings: DistillRunSettings) -> dict[str, Any]:
+    """Return the settings with which the student of a run is trained without its teacher.
+
+    The device, the number of epochs and the selection of weights are those of the run, too.
+    """
+    distilled = settings.distill
     reading = build_embedding_settings(distilled)
     names = {"validation_files", "encoding", "delimiter", "skip_invalid", "validation_columns"}
     schedule = settings.schedule.model_dump(exclude_none=True)
     if "epochs" in schedule:
         del schedule["steps"]
-    run_fields = ("seed", "device", "precision", "attention_kernel", "threads")
-    return finetune_embedder(
-        start,
-        _get_sibling(run, BASELINE_SUFFIX),
-        data=distilled.train_files,
-        values={
-            "embedding": {
-                "columns": _find_training_columns(distilled, reading).model_dump(),
-                "batch_size": distilled.batch_size,
-                "max_seqlen": distilled.max_seqlen,
-                **reading.model_dump(include=names),
-            },
-            "model": settings.get_dropout(),
-            "optim": settings.optim.model_dump(),
-            "schedule": schedule,
-            "run": {name: getattr(settings.run, name) for name in run_fields},
+    return {
+        "embedding": {
+            "columns": _find_training_columns(distilled, reading).model_dump(),
+            "batch_size": distilled.batch_size,
+            "max_seqlen": distilled.max_seqlen,
+            **reading.model_dump(include=names),
         },
-        progress=progress,
-    )
+        "model": settings.get_dropout(),
+        "optim": settings.optim.model_dump(),
+        "schedule": schedule,
+        "run": settings.run.model_dump(exclude={"start_from", "world_size"}),
+    }
 
 
 def _find_training_columns(distill: DistillSettings, reading: EmbeddingSettings) -> TextColumns:
@@ -271,12 +294,8 @@ def _measure_embedder(
     (metric, score), *_ = metrics.items()
     text_file = Path(settings.distill.train_files[0]) if is_beir_folder(file) else file
     text_settings = reading if is_beir_folder(file) else validation
-
-    def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
-        counting_embedder = embedder.without_prompt().with_token_counter(counts.token_counts)
-        return counting_embedder.tokenize(texts).sequences
-
     prompts = get_text_prompts(embedder.text_config)
+    tokenize = build_tokenize_function(embedder)
     texts, _ = read_texts([text_file], text_settings, tokenize, prompts)
     sequences = [texts.get(number) for number in range(min(len(texts), _MAX_TIMED_TEXTS))]
     spec = embedder.resolve_settings(VectorSettings())

@@ -123,6 +123,14 @@ class TextCollector:
                 self.flush(counts)
         return index
 
+    def add_row(self, texts: Sequence[str], kind: ExampleKind, counts: ExampleCounts) -> list[int]:
+        """Return the numbers of the texts of a row, as returned by ``get_row_texts``."""
+        roles: list[TextRole] = ["text"] * len(texts)
+        if kind == "pairs":
+            roles = ["document"] * len(texts)
+            roles[0] = "query"
+        return [self.add(text, counts, role) for text, role in zip(texts, roles, strict=True)]
+
     def flush(self, counts: ExampleCounts) -> None:
         """Tokenize the texts that are not tokenized yet."""
         if not self._pending:
@@ -228,12 +236,7 @@ class _ExampleCollector:
         Raises:
             BadExampleError: The row is invalid.
         """
-        assert columns.text is not None
-        texts = [get_text(row, columns.text, "--text")]
-        if columns.pair is not None:
-            texts.append(get_text(row, columns.pair, "--pair"))
-        for column in columns.negatives:
-            texts += parse_texts(get_cell(row, column, "--negatives"), column)
+        texts = get_row_texts(row, columns)
         score, label = 0.0, 0
         if columns.score is not None:
             score = parse_score(get_cell(row, columns.score, "--score"))
@@ -242,14 +245,9 @@ class _ExampleCollector:
             label_name = to_label_name(get_cell(row, columns.label, "--label"))
             if not label_name:
                 raise BadExampleError("an empty label")
-        roles: list[TextRole] = ["text"] * len(texts)
         if columns.kind == "pairs":
             _reject_equal_texts(texts)
-            roles = ["document"] * len(texts)
-            roles[0] = "query"
-        numbers = [
-            self.texts.add(text, counts, role) for text, role in zip(texts, roles, strict=True)
-        ]
+        numbers = self.texts.add_row(texts, columns.kind, counts)
         if label_name:
             label = self._number_label(numbers[0], label_name)
         key = hash((*numbers, score))
@@ -347,6 +345,21 @@ def describe_kind(kind: ExampleKind) -> str:
     """Return the name of a kind of examples in messages."""
     names = {"scored_pairs": "scored pairs", "labeled_texts": "labeled texts"}
     return names.get(kind, kind)
+
+
+def get_row_texts(row: Row, columns: TextColumns) -> list[str]:
+    """Return the text of a row, the second text, and the negatives, if there are such columns.
+
+    Raises:
+        BadExampleError: A cell is empty or has no text.
+    """
+    assert columns.text is not None
+    texts = [get_text(row, columns.text, "--text")]
+    if columns.pair is not None:
+        texts.append(get_text(row, columns.pair, "--pair"))
+    for column in columns.negatives:
+        texts += parse_texts(get_cell(row, column, "--negatives"), column)
+    return texts
 
 
 def parse_texts(value: Any, column: str) -> list[str]:

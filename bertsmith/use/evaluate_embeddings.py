@@ -8,7 +8,12 @@ import numpy as np
 
 from bertsmith.errors import InputError
 from bertsmith.tasks.beir import RetrievalSet, find_qrels, is_beir_folder, read_retrieval_set
-from bertsmith.tasks.embedding_data import EmbeddingExamples, TextPrompts, read_examples
+from bertsmith.tasks.embedding_data import (
+    EmbeddingExamples,
+    TextPrompts,
+    TokenizeTexts,
+    read_examples,
+)
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.embedding.evaluation import compute_metrics
@@ -55,13 +60,7 @@ def evaluate_embeddings(
         raise InputError(
             f"dimensions is {dimensions}, but the vectors have {spec.width}; give at most that many"
         )
-
-    def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
-        counting_embedder = embedder.without_prompt().with_token_counter(counts.token_counts)
-        tokenized = counting_embedder.tokenize(texts)
-        counts.num_truncated += tokenized.num_truncated
-        return tokenized.sequences
-
+    tokenize = build_tokenize_function(embedder)
     config = embedder.text_config
     prompts = get_text_prompts(config)
     if embedder.prompt_name is not None:
@@ -89,3 +88,15 @@ def evaluate_embeddings(
         vectors[numbers[rows]] = batch_vectors
     metrics = compute_metrics(vectors[:, :dimensions], examples)
     return {**metrics, "counts": counts.as_dict()}
+
+
+def build_tokenize_function(embedder: Embedder) -> TokenizeTexts:
+    """Return a function that tokenizes texts that include their prompts."""
+
+    def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
+        counting_embedder = embedder.without_prompt().with_token_counter(counts.token_counts)
+        tokenized = counting_embedder.tokenize(texts)
+        counts.num_truncated += tokenized.num_truncated
+        return tokenized.sequences
+
+    return tokenize

@@ -102,6 +102,24 @@ def test_compare_prints_a_table(
     assert {row.texts_per_second for row in timed} == {num_texts}
 
 
+def test_comparison_without_a_metric_stops_before_training(
+    run_cli: RunCli, model: Path, lines: Path, tmp_path: Path
+) -> None:
+    """Unlabeled validation texts and a batch size of 1 are errors before anything is trained."""
+    scores = tmp_path / "scores.jsonl"
+    scores.write_text(json.dumps({"sentence1": "a", "sentence2": "b", "score": 1}) + "\n")
+    for dev, batch_size, message in (
+        (lines, 8, f"{lines} has texts without a pair, score or label, which have no metric"),
+        (scores, 1, "distill.batch_size is 1, but the student without a teacher"),
+    ):
+        completed = run_cli(
+            "distill", "--teacher", model, "--data", lines, "--dev", dev, "--layers", "1", "--out",
+            tmp_path / "run", "--objective", "embedding", "--batch-size", batch_size, "--compare",
+        )  # fmt: skip
+        assert (completed.status, message in completed.err) == (2, True), completed.err
+        assert not (tmp_path / "run").exists()
+
+
 def test_student_without_teacher_trains_on_lines(
     run_cli: RunCli, model: Path, lines: Path, tmp_path: Path
 ) -> None:

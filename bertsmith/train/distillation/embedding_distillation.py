@@ -27,12 +27,12 @@ from bertsmith.tasks.embedding_data import (
     EncodedTexts,
     TextCollector,
     TextPrompts,
-    TextRole,
     TokenizeTexts,
+    get_row_texts,
 )
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
-from bertsmith.tasks.tables import get_text, has_txt_suffix
+from bertsmith.tasks.tables import has_txt_suffix
 from bertsmith.train.distillation.embedding_objective import (
     EmbeddingDistillationObjective,
     HeldoutSet,
@@ -74,7 +74,6 @@ def build_embedding_settings(distill: DistillSettings) -> EmbeddingSettings:
         encoding=distill.encoding,
         delimiter=distill.delimiter,
         skip_invalid=distill.skip_invalid,
-        max_seqlen=distill.max_seqlen,
     )
 
 
@@ -118,14 +117,7 @@ class EmbeddingDistillation:
         distill = settings.distill
         reading = build_embedding_settings(distill)
         teacher = load_start_model(Path(distill.teacher), reading, {})
-        max_positions = settings.model.max_positions
-        assert teacher.pooling.max_seq_length is not None
-        max_seqlen = min(teacher.pooling.max_seq_length, max_positions)
-        if distill.max_seqlen is not None and distill.max_seqlen > max_positions:
-            raise SettingsError(
-                f"distill.max_seqlen is {distill.max_seqlen}, but the student takes at most "
-                f"{max_positions} tokens; reduce distill.max_seqlen"
-            )
+        max_seqlen = _resolve_max_seqlen(settings, teacher)
         pooling = replace(teacher.pooling, max_seq_length=max_seqlen)
         student = build_student(replace(teacher, pooling=pooling), settings)
         settings = settings.model_copy(
@@ -147,13 +139,13 @@ class EmbeddingDistillation:
         order = np.random.default_rng(0).permutation(len(texts))
         num_heldout = 0
         if not heldout:
+            if len(texts) == 1:
+                raise RunError(
+                    f"{', '.join(distill.train_files)}: 1 distinct text is too few to hold one "
+                    "out; give more texts"
+                )
             num_heldout = max(1, round(distill.validation_fraction * len(texts)))
-            num_heldout = min(num_heldout, distill.max_validation_examples)
-        if num_heldout >= len(texts):
-            raise RunError(
-                f"{', '.join(distill.train_files)}: 1 distinct text is too few to hold one out; "
-                "give more texts"
-            )
+            num_heldout = min(num_heldout, distill.max_validation_examples, len(texts) - 1)
         train_texts, heldout_texts = order[num_heldout:], order[:num_heldout]
         return cls(
             teacher, student, settings, texts, np.sort(train_texts), np.sort(heldout_texts),
@@ -247,6 +239,27 @@ class EmbeddingDistillation:
         save_embedder(directory, self.student, {"task": "embed", **info})
 
 
+def _resolve_max_seqlen(settings: DistillRunSettings, teacher: EmbeddingBundle) -> int:
+    """Return the maximum number of tokens of a text: by default that of the teacher, if possible.
+
+    Raises:
+        SettingsError: If the teacher or the student takes fewer tokens than the settings require.
+    """
+    max_seqlen = settings.distill.max_seqlen
+    student_limit = settings.model.max_positions
+    if max_seqlen is None:
+        assert teacher.pooling.max_seq_length is not None
+        return min(teacher.pooling.max_seq_length, student_limit)
+    limits = {"teacher": teacher.encoder.config.max_positions, "student": student_limit}
+    for name, limit in limits.items():
+        if max_seqlen > limit:
+            raise SettingsError(
+                f"distill.max_seqlen is {max_seqlen}, but the {name} takes at most {limit} tokens; "
+                "reduce distill.max_seqlen"
+            )
+    return max_seqlen
+
+
 def list_data_files(distill: DistillSettings) -> list[Path]:
     """Return all data files, and the files of folders in BEIR's format that are read."""
     return list_hashed_files(build_embedding_settings(distill))
@@ -275,19 +288,12 @@ def read_texts(
         # A text file has no named columns.
         named_columns = TextColumns() if has_txt_suffix(file) else settings.columns
         columns = resolve_columns(file, settings, named_columns)
-        names = [name for name in (columns.text, columns.pair, *columns.negatives) if name]
-        roles: list[TextRole] = ["text"] * len(names)
-        if columns.kind == "pairs":
-            roles = ["document"] * len(names)
-            roles[0] = "query"
         counts = ExampleCounts()
         all_counts["train" if len(files) == 1 else f"train {file.name}"] = counts
         with open_rows(file, settings, columns, counts.notes) as rows:
             for row in rows:
                 with counts.count_example(row.location, settings):
-                    texts = [get_text(row, name, "--text") for name in names]
-                    for text, role in zip(texts, roles, strict=True):
-                        collector.add(text, counts, role)
+                    collector.add_row(get_row_texts(row, columns), columns.kind, counts)
         collector.flush(counts)
         counts.require_examples([None] * counts.num_used, file)
     return collector.collect(), all_counts

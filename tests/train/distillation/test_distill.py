@@ -1,6 +1,7 @@
 """Distillation of embedding models and fine-tuned models: learning, output, resuming, errors."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,15 @@ from bertsmith import bundle
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_json
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.tasks.embedding_data import TextPrompts
+from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
+from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.distillation import teacher_cache
 from bertsmith.train.distillation.distill import distill
-from bertsmith.train.distillation.embedding_distillation import compute_principal_components
+from bertsmith.train.distillation.embedding_distillation import (
+    compute_principal_components,
+    read_texts,
+)
 from bertsmith.train.distillation.settings import choose_layers
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.finetuning_run import FinetuneResult
@@ -171,7 +178,7 @@ def test_principal_components_keep_inner_products() -> None:
 def test_scored_pairs_are_training_texts_and_a_validation_set(
     embedder: Path, tmp_path: Path
 ) -> None:
-    """Both texts of each pair are trained on; --dev selects the best epoch by its correlation."""
+    """Both texts of each pair are trained on; the metrics are those of --dev."""
     table = write_rows(tmp_path / "train.jsonl", make_rows("scored_pairs", 30))
     dev = write_rows(tmp_path / "dev.jsonl", make_rows("scored_pairs", 20, seed=1))
     result = train(
@@ -331,7 +338,7 @@ def test_layers_are_spread_evenly() -> None:
         ("embedder", {"layers": None, "size": "minute"}, "size is 'minute'; choose one of tiny"),
         ("embedder", {"objective": "task"}, "needs a fine-tuned teacher"),
         ("embedder", {"hard_weight": 0.5}, "hard_weight: not used by the objective embedding"),
-        ("embedder", {"max_seqlen": 99}, "(the model|the student) takes at most 43 tokens"),
+        ("embedder", {"max_seqlen": 99}, "distill.max_seqlen is 99, but the teacher takes"),
         ("classifier", {"projection": "pca"}, "projection: not used by the objective task"),
         ("classifier", {"train_files": []}, "no training file"),
         ("classifier", {"text_column": "body"}, "body"),
@@ -367,6 +374,40 @@ def test_other_tokenizers_are_rejected(
                 teacher, tmp_path / "run", labels, start_from=tmp_path / "other",
                 distill={"layers": None},
             )  # fmt: skip
+
+
+def test_lists_of_negatives_are_training_texts(tmp_path: Path) -> None:
+    """Tables as `bertsmith mine` writes them are read; errors name the option of a column."""
+
+    def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
+        return [[len(text)] for text in texts]
+
+    mined = {"anchor": "ba", "positive": "be", "negatives": ["bi", "bo"]}
+    table = write_rows(tmp_path / "mined.jsonl", [mined, {**mined, "negatives": ["bi"]}])
+    settings, prompts = EmbeddingSettings(), TextPrompts(query="query ", document="text ")
+    texts, _ = read_texts([table], settings, tokenize, prompts)
+    assert texts.ids.tolist() == [len("query ba"), *[len("text be")] * 3]
+    write_rows(table, [{**mined, "negatives": [7]}])
+    with pytest.raises(BertsmithError, match="not text in column 'negatives'"):
+        read_texts([table], settings, tokenize, prompts)
+    table = tmp_path / "pairs.csv"
+    table.write_text("ba,be\nbi,bo\n")
+    for name, option in (("pair", "--pair"), ("negatives", "--negatives")):
+        columns: dict[str, Any] = {"text": "ba", "pair": "be", "negatives": []}
+        columns[name] = ["lost"] if name == "negatives" else "lost"
+        settings = EmbeddingSettings(columns=TextColumns(**columns))
+        with pytest.raises(BertsmithError, match=f"no column 'lost'.*{option}"):
+            read_texts([table], settings, tokenize, prompts)
+
+
+def test_at_least_one_text_is_trained_on(embedder: Path, tmp_path: Path) -> None:
+    """A large validation_fraction leaves a training text."""
+    (tmp_path / "lines.txt").write_text("ba\nbe\n")
+    result = train(
+        embedder, tmp_path / "run", tmp_path / "lines.txt", distill={"validation_fraction": 0.9},
+        schedule={"steps": 1, "epochs": None},
+    )  # fmt: skip
+    assert result.metrics["examples"] == 1
 
 
 def test_empty_data_is_an_error(embedder: Path, tmp_path: Path) -> None:
