@@ -34,6 +34,9 @@ def main() -> None:
     warnings.showwarning = _print_warning
     streams.configure_streams()
     error_stream = sys.stderr
+    # PyTorch reads this at its first allocation. Huge pages for tensors of at least 2 MiB make
+    # training on a CPU faster where the kernel has the usual setting "madvise".
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     position = read_process_rank()
     if position.world_size > 1:
         # PyTorch would warn in each process that find_unused_parameters may be unnecessary.

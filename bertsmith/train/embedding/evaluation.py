@@ -116,7 +116,7 @@ def encode_texts(
             seed_dropout(machine.device, dropout_seed + rows[0])
         packed = pack_texts(texts, numbers[rows].tolist()).to(machine.device)
         with machine.autocast():
-            vectors: Floats = model(packed, seed).cpu().numpy()
+            vectors: Floats = model(packed, seed).float().cpu().numpy()
         return vectors
 
     batches = batch_by_length(lengths, max_tokens)
