@@ -164,6 +164,18 @@ def test_principal_components_keep_the_width_of_the_student(
         compute_principal_components(np.ones((3, 8), np.float16), np.arange(3), 14)
 
 
+def test_student_of_another_width_is_evaluated_in_bf16(
+    lines: Path, tmp_path: Path, embedder: Path
+) -> None:
+    """The linear layer after pooling gives vectors in bf16, which NumPy does not have."""
+    table = {"layers": None, "size": "tiny", "projection": "dense"}
+    result = train(
+        embedder, tmp_path / "run", lines, distill=table, run={"precision": "bf16"},
+        schedule={"steps": 1, "epochs": None},
+    )  # fmt: skip
+    assert -1.0 <= result.metrics["teacher_cosine"] <= 1.0
+
+
 def test_principal_components_keep_inner_products() -> None:
     """Vectors in a subspace keep all inner products in as many components as it has dimensions."""
     rng = np.random.default_rng(0)
