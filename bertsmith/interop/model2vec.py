@@ -169,7 +169,7 @@ def _compute_token_vectors(
     bundle: EncoderBundle, pooling: PoolingConfig, is_word: NDArray[np.bool_]
 ) -> Floats:
     """Return the vector of each word, float64 [number of words, D], before normalization."""
-    if pooling.post_modules[-1:] == ("normalize",):
+    if pooling.is_normalized:
         pooling = replace(pooling, post_modules=pooling.post_modules[:-1])
     model = build_embedding_model(bundle.model, pooling).eval()
     tokenizer = bundle.tokenizer
