@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,19 +79,17 @@ def tokenizer() -> Tokenizer:
     return train_wordpiece(iter(SENTENCES * 3), VOCAB_SIZE)
 
 
+def small_config(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
+    """Return the config of a small model, updated with ``changes``."""
+    sizes = {"layers": 1, "width": MODEL_WIDTH, "heads": 2, "feed_forward": 31}
+    fixed = {"vocab_size": tokenizer.vocab_size, "max_positions": MAX_SEQLEN}
+    return ModelConfig(**(sizes | fixed | changes))
+
+
 def save_model(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True) -> Path:
     """Save a small random pre-trained model and return its directory."""
     torch.manual_seed(3)
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        layers=2,
-        width=MODEL_WIDTH,
-        heads=2,
-        feed_forward=31,
-        max_positions=MAX_SEQLEN,
-        init_range=0.3,
-        nsp=nsp,
-    )
+    config = small_config(tokenizer, layers=2, init_range=0.3, nsp=nsp)
     bundle.save(directory, BertForPreTraining(config), tokenizer, {"recipe": "fast"})
     return directory
 
@@ -105,18 +104,6 @@ def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pat
 def model_without_nsp(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     """The directory of a model without a next-sentence head."""
     return save_model(tmp_path_factory.mktemp("cli") / "single", tokenizer, nsp=False)
-
-
-def small_config(tokenizer: Tokenizer) -> ModelConfig:
-    """Return the config of a small random model."""
-    return ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        layers=1,
-        width=MODEL_WIDTH,
-        heads=2,
-        feed_forward=31,
-        max_positions=MAX_SEQLEN,
-    )
 
 
 @pytest.fixture(scope="session")
