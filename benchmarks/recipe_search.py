@@ -212,13 +212,14 @@ def plot_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    names = list(dict.fromkeys(result["variant"] for result in results))
-    for result in results:
-        number = names.index(result["variant"])
-        is_first = result is next(run for run in results if run["variant"] == result["variant"])
-        minutes, losses = zip(*result["curve"], strict=True)
-        label = result["variant"] if is_first else None
-        axes.plot(minutes, losses, color=f"C{number}", marker="o", markersize=3, label=label)
+    names = dict.fromkeys(result["variant"] for result in results)
+    for number, name in enumerate(names):
+        runs = [result for result in results if result["variant"] == name]
+        # A single entry of the legend for all seeds of a variant.
+        labels = [name, *[None] * (len(runs) - 1)]
+        for run, label in zip(runs, labels, strict=True):
+            minutes, losses = zip(*run["curve"], strict=True)
+            axes.plot(minutes, losses, color=f"C{number}", marker="o", markersize=3, label=label)
     axes.set_xlabel("minutes")
     axes.set_ylabel("held-out masked-LM loss (nats per token)")
     axes.grid(alpha=0.25)
