@@ -38,9 +38,8 @@ from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_atomic, write_json
 from bertsmith.lab.panel.cells import PanelOptions
-from bertsmith.lab.panel.data import PanelData
 from bertsmith.lab.panel.panel import Panel
-from bertsmith.lab.panel.tasks import LEARNING_RATE, TASKS, PanelTask, select_tasks
+from bertsmith.lab.panel.tasks import LEARNING_RATE, PanelTask, select_tasks, split_by_data
 from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.plurals import count_noun, format_minutes
 from bertsmith.train.engine.metrics_log import read_metrics
@@ -53,8 +52,6 @@ VOCAB_SIZE = 32_768
 #: Models up to this width are fine-tuned with the default learning rate of the panel, and wider
 #: models with that of the paper for base.
 MAX_NARROW_WIDTH, WIDE_LEARNING_RATE = 512, 5e-5
-#: Names of the tasks that belong to GLUE.
-GLUE_TASKS = [name for name, task in TASKS.items() if "glue" in task.groups]
 #: The environments in which a speedrun was started, in OUT.
 STARTS_FILE = "starts.json"
 ROOT = Path(__file__).parent.parent
@@ -111,22 +108,14 @@ def find_tasks(options: argparse.Namespace) -> tuple[list[PanelTask], list[str]]
     """Return the tasks to evaluate, and the names of those without data.
 
     Raises:
-        BertsmithError: If a task of --tasks has no data or is unknown.
+        BertsmithError: If a task of --tasks is unknown, or no task has data.
     """
+    names = ["glue"] if options.tasks is None else options.tasks.split(",")
+    tasks = select_tasks(names, has_text=False, has_minimal_pairs=False)
     if options.tasks is not None:
-        return select_tasks(options.tasks.split(","), has_text=False, has_minimal_pairs=False), []
-    data = PanelData(options.data, None, (), options.out / "splits")
-    tasks, missing = [], []
-    for name in GLUE_TASKS:
-        try:
-            data.find_files(TASKS[name])
-        except BertsmithError:
-            missing.append(name)
-        else:
-            tasks.append(TASKS[name])
-    if not tasks:
-        sys.exit(f"--data {options.data}: no task of GLUE in this folder, such as RTE/train.tsv")
-    return tasks, missing
+        return tasks, []
+    tasks, missing = split_by_data(tasks, options.data)
+    return tasks, [task.name for task in missing]
 
 
 def run_panel(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import speedrun
 
-from bertsmith.lab.panel.tasks import TASKS
+from bertsmith.errors import TaskError
 from bertsmith.runtime import device
 from bertsmith.train.engine.metrics_log import read_metrics
 from tests.cli.conftest import RunCli
@@ -129,10 +129,11 @@ def test_score_is_the_mean_of_the_tasks() -> None:
 
 def test_default_tasks_are_those_of_glue(data: Path, tmp_path: Path) -> None:
     """Without data for any task, the folder is reported; the default has the eight tasks."""
-    assert len(speedrun.GLUE_TASKS) == 8
-    assert all(TASKS[name].evaluation == "finetune" for name in speedrun.GLUE_TASKS)
     options = speedrun.parse_arguments(["--store", "store", "--data", str(tmp_path)])
-    with pytest.raises(SystemExit, match="no task of GLUE in this folder"):
+    with pytest.raises(TaskError, match=f"--data {tmp_path}: no folder of a task"):
         speedrun.find_tasks(options)
     options.data = data
-    assert [task.name for task in speedrun.find_tasks(options)[0]] == ["rte", "sst-2"]
+    tasks, missing = speedrun.find_tasks(options)
+    assert [task.name for task in tasks] == ["rte", "sst-2"]
+    assert len(missing) == 6
+    assert all(task.evaluation == "finetune" for task in tasks)
