@@ -100,7 +100,7 @@ def build_model_card(
         f"Trained with Bertsmith: a plain BERT in the layout of {layout}.",
         "",
         *([publication.notes.strip(), ""] if publication.notes.strip() else []),
-        *_section("Model", _model_lines(config, tokenizer, info)),
+        *_section("Model", _model_lines(config, tokenizer, info, publication.name)),
         *_section("Labels", label_lines),
         *_section("Data", _data_lines(info)),
         *_section("Training", [*_training_lines(info), *_publication_lines(publication)]),
@@ -161,9 +161,10 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
     return [f"## {title}", "", *lines, ""] if lines else []
 
 
-def _model_lines(config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, Any]) -> list[str]:
+def _model_lines(
+    config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, Any], name: str
+) -> list[str]:
     """Return lines that describe the architecture, the vocabulary and the base model."""
-    base_model = _base_model_name(info)
     casing = "lowercased" if tokenizer.lowercase else "cased"
     lines = [
         f"- {config.layers} layers, width {config.width}, {config.heads} attention heads",
@@ -171,7 +172,11 @@ def _model_lines(config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, A
         f"- up to {config.max_positions:,} tokens",
         f"- WordPiece vocabulary of {tokenizer.vocab_size:,} tokens, {casing}",
     ]
-    return [*lines, f"- started from `{base_model}`"] if base_model else lines
+    base_model = _base_model_name(info)
+    if base_model:
+        version = "an earlier version of " if base_model == name else ""
+        lines.append(f"- started from {version}`{base_model}`")
+    return lines
 
 
 def _data_lines(info: Mapping[str, Any]) -> list[str]:

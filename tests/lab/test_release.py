@@ -83,6 +83,11 @@ def test_release_of_a_continued_model_contains_its_earlier_training(
         card = (tmp_path / name / "README.md").read_text()
         assert "- wall-clock time: 0 minutes, after 42 minutes of the model it continues\n" in card
         assert str(tmp_path) not in (tmp_path / name / "training.json").read_text()
+    assert "- started from `second`\n" in (tmp_path / "third" / "README.md").read_text()
+    third_run, new_second = tmp_path / "third-run", tmp_path / "new" / "second"
+    write_release(third_run, third_run, new_second, ReleaseOptions())
+    expected = "- started from an earlier version of `second`\n"
+    assert expected in (new_second / "README.md").read_text()
 
 
 def copy_run(run: Path, copy: Path, start_from: Path) -> Path:
