@@ -15,6 +15,7 @@ from bertsmith.plurals import count_noun
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.device import Machine
+from bertsmith.runtime.process_group import SINGLE_PROCESS
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.distillation import embedding_distillation, task_distillation
 from bertsmith.train.distillation.embedding_distillation import EmbeddingDistillation
@@ -26,31 +27,19 @@ from bertsmith.train.distillation.settings import (
 )
 from bertsmith.train.distillation.task_distillation import TaskDistillation
 from bertsmith.train.distillation.text_distillation import TextDistillation
-from bertsmith.train.engine import loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
-from bertsmith.train.engine.finetuning_run import (
-    MODEL_DIR,
-    FinetuneResult,
-    build_loop_options,
-    finish_run,
+from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult, open_run
+from bertsmith.train.engine.finetuning_training import (
+    EpochObjective,
     freeze_layers,
-    open_run,
     resolve_run_machine,
-    select_on_machine,
+    train_and_save,
 )
 from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
 from bertsmith.train.engine.threads import restore_num_threads
-
-
-class DistillationObjective(loop.Objective, Protocol):
-    """An objective whose data have epochs."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps in an epoch."""
 
 
 class Distillation(Protocol):
@@ -83,9 +72,7 @@ class Distillation(Protocol):
     def describe(self) -> str:
         """Return a description of the data and the loss."""
 
-    def build_objective(
-        self, run: Path, machine: Machine, progress: Progress
-    ) -> DistillationObjective:
+    def build_objective(self, run: Path, machine: Machine, progress: Progress) -> EpochObjective:
         """Compute or open the teacher's outputs, and return the objective of the training loop."""
 
     def save(self, directory: Path, info: Mapping[str, Any]) -> None:
@@ -197,32 +184,26 @@ def _train(
     model = distillation.model.to(machine.device)
     model.bert.kernel = machine.kernel
     freeze_layers(model.bert, settings.run.num_frozen_layers)
-    resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
-    if resolved is not settings:
-        settings = resolved
-        write_atomic(run / SETTINGS_FILE, settings.to_toml())
     _log_summary(progress, run, settings, distillation, machine)
-    loop_options = build_loop_options(
-        settings.run,
-        settings.optim,
-        settings.schedule,
-        settings.checkpoint,
-        machine=machine,
-        steps_per_epoch=objective.steps_per_epoch,
-        selection_metric=distillation.metric_names[0],
-        higher_is_better=distillation.higher_is_better,
-    )
-    adam = optimizer.build_optimizer(model, settings.optim, machine.dtype)
-    outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
 
-    def save_model(metrics: dict[str, float]) -> None:
+    def save_model(settings: DistillRunSettings, metrics: dict[str, float]) -> None:
         info = {"provenance": dump_settings(settings), "heldout_metrics": metrics}
         distillation.save(run / MODEL_DIR, info)
 
-    return finish_run(
-        run, outcome, settings, model, distillation.metric_names, distillation.counts, progress,
-        save_model,
-    )  # fmt: skip
+    return train_and_save(
+        settings,
+        model,
+        objective,
+        machine,
+        run,
+        SINGLE_PROCESS,
+        progress,
+        is_new=is_new,
+        metric_names=distillation.metric_names,
+        higher_is_better=distillation.higher_is_better,
+        counts=distillation.counts,
+        save_model=save_model,
+    )
 
 
 def _log_summary(

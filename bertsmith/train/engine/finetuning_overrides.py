@@ -1,4 +1,4 @@
-"""Resolves the settings of runs that train embedding models, rerankers and students."""
+"""Resolves the settings of fine-tuning runs, also of embedding models, rerankers and students."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from bertsmith.errors import SettingsError, TaskError
 from bertsmith.settings import get_table, load_user_settings, merge_settings
 
 #: Fields of the model config that training may change.
-_MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
+MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
 #: Settings table of a kind of run -> the command.
 _COMMANDS: Final = {
     "embedding": "finetune embed", "reranking": "finetune rerank", "distill": "distill",
@@ -66,7 +66,7 @@ def _drop_computed_values(
     tables["model"] = {
         name: value
         for name, value in get_table(settings, "model").items()
-        if name in _MUTABLE_MODEL_FIELDS
+        if name in MUTABLE_MODEL_FIELDS
     }
     del tables[table]["fingerprint"]
     tables.get("run", {}).pop("start_from", None)
@@ -105,15 +105,9 @@ def build_run_values(
     Raises:
         SettingsError: If a setting is invalid.
     """
-    schedule = get_table(overrides, "schedule")
-    if schedule.get("steps") is not None and schedule.get("epochs") is not None:
-        raise SettingsError(
-            f"schedule.steps is {schedule['steps']} and schedule.epochs is {schedule['epochs']}; "
-            "set only one of them"
-        )
     defaults: dict[str, Any] = {
         "optim": {"lr": lr},
-        "schedule": {"epochs": None if schedule.get("steps") is not None else epochs},
+        "schedule": {"epochs": resolve_epochs(overrides, epochs)},
         "run": {"start_from": str(model.resolve()), **(run or {})},
     }
     get_model_overrides(overrides)
@@ -123,6 +117,28 @@ def build_run_values(
         values = merge_settings(values, {table: {"train_files": train_files}})
     values["model"] = {"vocab_size": 1}
     return values
+
+
+def resolve_epochs(overrides: Mapping[str, Any], default: float) -> float | None:
+    """Return the number of epochs; None if the overrides set a number of steps.
+
+    Raises:
+        SettingsError: If the overrides set both, or a time budget.
+    """
+    schedule = get_table(overrides, "schedule")
+    steps, epochs, minutes = (schedule.get(name) for name in ("steps", "epochs", "minutes"))
+    if minutes is not None:
+        raise SettingsError(
+            f"schedule.minutes is {minutes}, but fine-tuning has no time budget; set "
+            "schedule.epochs or schedule.steps"
+        )
+    if steps is None:
+        return default if epochs is None else epochs
+    if epochs is not None:
+        raise SettingsError(
+            f"schedule.steps is {steps} and schedule.epochs is {epochs}; set only one of them"
+        )
+    return None
 
 
 def check_data_files(train_files: Sequence[str], files: Sequence[Path]) -> None:
@@ -146,9 +162,9 @@ def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
         SettingsError: If the table has other fields than the dropout rates.
     """
     table = get_table(overrides, "model")
-    invalid = sorted(set(table) - _MUTABLE_MODEL_FIELDS)
+    invalid = sorted(set(table) - MUTABLE_MODEL_FIELDS)
     if invalid:
-        names = " and ".join(f"model.{name}" for name in sorted(_MUTABLE_MODEL_FIELDS))
+        names = " and ".join(f"model.{name}" for name in sorted(MUTABLE_MODEL_FIELDS))
         raise SettingsError(
             f"model.{invalid[0]} cannot be set: it is fixed by the model that training starts "
             f"from; only {names} can be set"

@@ -16,7 +16,6 @@ from bertsmith.bundle import (
     save_fine_tuned,
 )
 from bertsmith.errors import SettingsError
-from bertsmith.files import write_atomic
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
@@ -25,30 +24,24 @@ from bertsmith.tasks.families import get_family, resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.train.engine import loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.finetuning_run import (
-    MODEL_DIR,
-    FinetuneResult,
-    build_loop_options,
-    finish_run,
+from bertsmith.train.engine.finetuning_overrides import get_model_overrides
+from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
+from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
     resolve_run_machine,
-    select_on_machine,
+    train_and_save,
 )
-from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import (
     check_same_settings,
     set_world_size,
 )
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
 from bertsmith.train.finetuning.settings import (
     FinetuneSettings,
     check_files_exist,
-    get_model_overrides,
     read_overrides,
 )
 from bertsmith.train.finetuning.summary import log_run_summary, warn_below_majority_class
@@ -151,53 +144,31 @@ def _train(
     model.bert.kernel = machine.kernel
     objective = _build_objective(settings, bundle, head, data, machine)
     _freeze_layers(bundle, settings.run.num_frozen_layers)
-    resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
-    must_write_settings = resolved is not settings
-    settings = processes.broadcast(resolved)
-    if must_write_settings and processes.is_main:
-        write_atomic(run / SETTINGS_FILE, settings.to_toml())
     log_run_summary(progress, run, settings.task, bundle, data, machine)
-    adam = optimizer.build_optimizer(model, settings.optim, machine.dtype)
-    loop_options = build_loop_options(
-        settings.run,
-        settings.optim,
-        settings.schedule,
-        settings.checkpoint,
-        machine=machine,
-        steps_per_epoch=objective.steps_per_epoch,
-        selection_metric=settings.task.metrics[0],
-        higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
-    )
-    outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
-    return processes.run_on_main(
-        lambda: _finish(settings, bundle, head, data, run, progress, outcome)
-    )
 
-
-def _finish(
-    settings: FinetuneSettings,
-    bundle: FineTunedBundle,
-    head: HeadConfig,
-    data: TaskData,
-    run: Path,
-    progress: Progress,
-    outcome: TrainingOutcome,
-) -> FinetuneResult:
-    """Return the result of a run; write it and the model, unless a signal stopped training."""
-
-    def save_model(metrics: dict[str, float]) -> None:
+    def save_model(settings: FinetuneSettings, metrics: dict[str, float]) -> None:
         warn_below_majority_class(progress, settings.task, data, metrics)
         info = {
             "task": settings.task.name,
             "provenance": dump_settings(settings),
             "heldout_metrics": metrics,
         }
-        save_fine_tuned(run / MODEL_DIR, bundle.model, bundle.tokenizer, head, info)
+        save_fine_tuned(run / MODEL_DIR, model, bundle.tokenizer, head, info)
 
-    return finish_run(
-        run, outcome, settings, bundle.model, settings.task.metrics, data.counts, progress,
-        save_model,
-    )  # fmt: skip
+    return train_and_save(
+        settings,
+        model,
+        objective,
+        machine,
+        run,
+        processes,
+        progress,
+        is_new=is_new,
+        metric_names=settings.task.metrics,
+        higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
+        counts=data.counts,
+        save_model=save_model,
+    )
 
 
 def _build_objective(

@@ -17,6 +17,11 @@ from bertsmith.settings import (
 )
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
+from bertsmith.train.engine.finetuning_overrides import (
+    MUTABLE_MODEL_FIELDS,
+    get_model_overrides,
+    resolve_epochs,
+)
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
@@ -27,8 +32,6 @@ _DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
 #: Defaults with a BiLSTM, whose new weights need a higher learning rate and more epochs
 #: (docs/deviations.md).
 _FEATURE_LR, _FEATURE_EPOCHS = 1e-3, 8.0
-#: Fields of the model config that fine-tuning may change.
-_MUTABLE_MODEL_FIELDS = {"dropout", "attention_dropout"}
 
 
 class TaskRunSettings(FinetuneRunSettings):
@@ -139,7 +142,7 @@ def _drop_computed_values(
     model = {
         name: value
         for name, value in get_table(settings, "model").items()
-        if name in _MUTABLE_MODEL_FIELDS
+        if name in MUTABLE_MODEL_FIELDS
     }
     run = {
         name: value for name, value in get_table(settings, "run").items() if name != "start_from"
@@ -187,10 +190,10 @@ def resolve_settings(
     defaults: dict[str, Any] = {
         "task": task_defaults,
         "optim": {"lr": lr},
-        "schedule": {"epochs": epochs},
+        "schedule": {"epochs": resolve_epochs(overrides, epochs)},
         "run": {"start_from": str(model.resolve())},
     }
-    values = merge_settings(defaults, _unset_default_epochs(overrides))
+    values = merge_settings(defaults, overrides)
     # Only check the overrides of the model config. They are applied when the model is loaded.
     get_model_overrides(overrides)
     values["model"] = {"vocab_size": 1}
@@ -253,38 +256,3 @@ def _check_override_tables(overrides: Mapping[str, Any]) -> None:
     for name, value in overrides.items():
         if not isinstance(value, Mapping):
             raise SettingsError(f"{name} is {value!r}; expected a table of settings")
-
-
-def _unset_default_epochs(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the overrides; if they set steps, add ``epochs=None`` to replace the default epochs.
-
-    Raises:
-        SettingsError: If the overrides set both steps and epochs.
-    """
-    schedule = overrides.get("schedule", {})
-    steps = schedule.get("steps")
-    epochs = schedule.get("epochs")
-    if steps is None:
-        return overrides
-    if epochs is not None:
-        raise SettingsError(
-            f"schedule.steps is {steps} and schedule.epochs is {epochs}; set only one of them"
-        )
-    return merge_settings(overrides, {"schedule": {"epochs": None}})
-
-
-def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model table of the overrides.
-
-    Raises:
-        SettingsError: If the table has other fields than the dropout rates.
-    """
-    table = overrides.get("model", {})
-    invalid = sorted(set(table) - _MUTABLE_MODEL_FIELDS)
-    if invalid:
-        names = " and ".join(f"model.{name}" for name in sorted(_MUTABLE_MODEL_FIELDS))
-        raise SettingsError(
-            f"model.{invalid[0]} cannot be set: it is fixed by the model that fine-tuning starts "
-            f"from; only {names} can be set"
-        )
-    return dict(table)

@@ -15,7 +15,6 @@ from bertsmith.bundle import (
     save_fine_tuned,
 )
 from bertsmith.errors import SettingsError
-from bertsmith.files import write_atomic
 from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
@@ -23,22 +22,17 @@ from bertsmith.runtime import device
 from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
-from bertsmith.train.engine import loop, optimizer
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
-from bertsmith.train.engine.finetuning_run import (
-    MODEL_DIR,
-    FinetuneResult,
-    build_loop_options,
-    finish_run,
+from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
+from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
     resolve_run_machine,
-    select_on_machine,
+    train_and_save,
 )
 from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import check_same_settings, set_world_size
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.reranking.objective import RerankingObjective
 from bertsmith.train.reranking.settings import (
@@ -159,32 +153,25 @@ def _train(
         micro_batch_tokens=settings.run.micro_batch_tokens,
         seed=settings.run.seed,
     )
-    resolved = select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
-    must_write_settings = resolved is not settings
-    settings = processes.broadcast(resolved)
-    if must_write_settings and processes.is_main:
-        write_atomic(run / SETTINGS_FILE, settings.to_toml())
     _log_summary(progress, run, settings, bundle, data, machine)
     first_heldout = next(iter(data.heldout.values()))
-    loop_options = build_loop_options(
-        settings.run,
-        settings.optim,
-        settings.schedule,
-        settings.checkpoint,
-        machine=machine,
-        steps_per_epoch=objective.steps_per_epoch,
-        selection_metric=first_heldout.metric_names[0],
-        higher_is_better=True,
-    )
-    adam = optimizer.build_optimizer(model, settings.optim, machine.dtype)
-    outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
 
-    def save_model(metrics: dict[str, float]) -> None:
+    def save_model(settings: RerankingRunSettings, metrics: dict[str, float]) -> None:
         save_reranker(run / MODEL_DIR, bundle, settings, {"heldout_metrics": metrics})
 
-    names = list(first_heldout.metric_names)
-    return processes.run_on_main(
-        lambda: finish_run(run, outcome, settings, model, names, data.counts, progress, save_model)
+    return train_and_save(
+        settings,
+        model,
+        objective,
+        machine,
+        run,
+        processes,
+        progress,
+        is_new=is_new,
+        metric_names=list(first_heldout.metric_names),
+        higher_is_better=True,
+        counts=data.counts,
+        save_model=save_model,
     )
 
 
