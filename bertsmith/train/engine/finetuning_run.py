@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bertsmith.compatibility import upgrade_finetuning_result
 from bertsmith.errors import RunError
 from bertsmith.files import parse_json, restore_nan, write_json
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
-from bertsmith.settings import Settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.data_files import DataFiles, SettingsType, check_files_unchanged
@@ -18,7 +17,6 @@ from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.run_directory import load_run_settings
 
 MODEL_DIR, RESULT_FILE = "model", "result.json"
-RunSettingsType = TypeVar("RunSettingsType", bound=Settings)
 
 
 @dataclass(frozen=True)
