@@ -126,13 +126,13 @@ def compute_token_vectors(
     """
     model = service.check_request(model_name, "embed", texts, deadline)
     limit = max_vector_elements or service.settings.max_vector_elements
-    width = model.embedder.resolve_settings(settings).width
+    settings = settings.model_copy(update={"pooling": "none"})
+    spec = model.embedder.resolve_settings(settings)
     deadline = deadline or Deadline(service.settings.request_timeout_seconds)
     # Tokenizing needs memory too, so only as many texts are tokenized as there is room for answers.
     max_tokens = sum(map(len, texts)) // _MIN_CHARACTERS_PER_TOKEN + 2 * len(texts)
-    deadline.reserve_answer(BYTES_PER_ELEMENT * min(max_tokens * width, limit))
+    deadline.reserve_answer(BYTES_PER_ELEMENT * min(max_tokens * spec.width, limit))
     calls = service.create_calls(model, deadline)
-    settings = settings.model_copy(update={"pooling": "none"})
 
     def compute(sequences: Sequence[list[int]], spec: VectorSpec, _: int | None) -> VectorBatches:
         num_elements = sum(map(len, sequences)) * spec.width
@@ -146,7 +146,6 @@ def compute_token_vectors(
         vectors = calls.compute(("embed tokens", settings), compute_batch, payloads)
         yield list(range(len(payloads))), vectors
 
-    spec = model.embedder.resolve_settings(settings)
     embedder = model.embedder.with_prompt(prompt_name)
     return embedder.encode_tokens_with_spec(texts, spec, None, compute, truncation_side)
 

@@ -32,6 +32,17 @@ _SINGLE_TOKEN_MODES: Final = ({"cls"}, {"lasttoken"})
 
 
 @dataclass(frozen=True)
+class Truncate:
+    """A step that keeps only the first dimensions of a vector.
+
+    Attributes:
+        num_dims: Number of dimensions; a vector with fewer stays as it is.
+    """
+
+    num_dims: int
+
+
+@dataclass(frozen=True)
 class VectorSpec:
     """``VectorSettings`` resolved for one model.
 
@@ -41,7 +52,8 @@ class VectorSpec:
         pooling: "modes" to apply ``modes``, "pooled" for the output of the pooler, or "none" for
             one vector per token.
         modes: Pooling modes, whose results are concatenated.
-        postprocessing: Dense modules and normalization, in the order of application after pooling.
+        postprocessing: Dense modules, normalization and truncation, in the order of application
+            after pooling.
         include_special_tokens: Whether pooling includes [CLS] and [SEP].
         width: Width of the final vectors.
     """
@@ -50,7 +62,7 @@ class VectorSpec:
     layer_weights: tuple[float, ...] | None
     pooling: Literal["modes", "pooled", "none"]
     modes: tuple[PoolingMode, ...]
-    postprocessing: tuple[Dense | Literal["normalize"], ...]
+    postprocessing: tuple[Dense | Truncate | Literal["normalize"], ...]
     include_special_tokens: bool
     width: int
 
@@ -92,11 +104,16 @@ def resolve_settings(
     if pooling_config is not None and settings.pooling is None:
         default = pooling_config
     modes = default.modes if settings.pooling is None else _MODES[settings.pooling]
-    postprocessing = default.post_modules
+    post_modules = default.post_modules
     if settings.normalize is not None:
-        postprocessing = tuple(step for step in postprocessing if step != "normalize")
+        post_modules = tuple(module for module in post_modules if module != "normalize")
+    postprocessing: list[Dense | Truncate | Literal["normalize"]] = list(post_modules)
+    # As in sentence-transformers, vectors are truncated after the modules of the model, and
+    # normalized afterwards if the user requests it.
+    if default.truncate_dim is not None:
+        postprocessing.append(Truncate(default.truncate_dim))
     if settings.normalize:
-        postprocessing = (*postprocessing, "normalize")
+        postprocessing.append("normalize")
     pooling: Any = settings.pooling if settings.pooling in ("pooled", "none") else "modes"
     if pooling == "pooled" and layer_indices != (config.layers,):
         raise SettingsError(
@@ -104,14 +121,15 @@ def resolve_settings(
             'or use pooling "first"'
         )
     hidden_width = config.width * (len(layer_indices) if layer_weights is None else 1)
-    pooling_steps = PoolingConfig(modes=modes or ("mean",), post_modules=postprocessing)
+    pooling_steps = PoolingConfig(modes=modes or ("mean",), post_modules=post_modules)
     width = pooling_steps.output_width(hidden_width)
+    width = min(width, default.truncate_dim or width)
     return VectorSpec(
         layer_indices,
         layer_weights,
         pooling,
         modes,
-        postprocessing,
+        tuple(postprocessing),
         settings.include_special_tokens,
         width,
     )
@@ -202,10 +220,12 @@ def _compute_combined_layers(
 
 
 def _postprocess(x: Tensor, spec: VectorSpec) -> Tensor:
-    """Apply Dense modules and normalization along the last axis, which may change its width."""
+    """Apply the steps after pooling along the last axis, which may change its width."""
     for step in spec.postprocessing:
         if step == "normalize":
             x = F.normalize(x, dim=-1)
+        elif isinstance(step, Truncate):
+            x = x[..., : step.num_dims]
         else:
             bias = None if step.bias is None else step.bias.to(x)
             x = _ACTIVATIONS[step.activation](F.linear(x, step.weight.to(x), bias))

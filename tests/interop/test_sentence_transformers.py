@@ -198,6 +198,37 @@ def test_prompts_are_applied_and_exported(tmp_path: Path, pretrained_dir: Path) 
     assert pooling.default_prompt_name == "default"
 
 
+@pytest.mark.parametrize("truncate_dim", [7, WIDTH + 1])
+def test_truncate_dim_is_applied_and_exported(
+    tmp_path: Path, pretrained_dir: Path, truncate_dim: int
+) -> None:
+    """Vectors are truncated after Normalize, as in sentence-transformers; exports keep the value.
+
+    A requested normalization comes after the truncation.
+    """
+    SentenceTransformer(
+        modules=[
+            models.Transformer(str(pretrained_dir)),
+            models.Pooling(WIDTH),
+            models.Normalize(),
+        ],
+        truncate_dim=truncate_dim,
+        device="cpu",
+    ).save(str(tmp_path / "reference"))
+    reference = SentenceTransformer(str(tmp_path / "reference"), device="cpu")
+    write_sentence_transformers(tmp_path / "reference", tmp_path / "exported")
+    bundle = load_start_model(tmp_path / "exported", EmbeddingSettings(), {})
+    save_embedder(tmp_path / "tuned", bundle, {})
+    for normalize in (False, True):
+        expected = reference.encode(TEXTS, normalize_embeddings=normalize)
+        assert expected.shape[1] == min(truncate_dim, WIDTH)
+        for name in ("reference", "exported", "tuned"):
+            assert_close(embed(tmp_path / name, TEXTS, normalize=normalize or None), expected)
+    assert_close(encode_with_sentence_transformers(tmp_path / "exported"), reference.encode(TEXTS))
+    # An explicit pooling replaces the configuration of the directory.
+    assert embed(tmp_path / "reference", TEXTS, pooling="max").shape[1] == WIDTH
+
+
 def test_do_lower_case_applies_to_a_cased_tokenizer(tmp_path: Path) -> None:
     """do_lower_case of the Transformer applies although the tokenizer is cased."""
     cased = train_wordpiece(iter(TEXTS * 3), 260, cased=True)
@@ -350,6 +381,12 @@ FAULTS = [
         "{",
         '{"default_prompt_name": "q",',
         "the default prompt 'q' is not",
+    ),
+    (
+        "config_sentence_transformers.json",
+        "{",
+        '{"truncate_dim": 0,',
+        "truncate_dim is 0; expected a positive integer",
     ),
     ("2_Dense/config.json", "activation.Tanh", "os.system", "activation 'system' is not supported"),
     ("2_Dense/config.json", "{", '{"use_residual": true,', "use_residual is True"),

@@ -4,7 +4,7 @@ Only known types of modules are read. Code that a file refers to is not executed
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -78,6 +78,8 @@ class PoolingConfig:
         default_prompt_name: Name of the prompt that is added to each text unless another one is
             selected; None for no prompt.
         matryoshka_dims: Numbers of first dimensions that were trained to be used alone.
+        truncate_dim: Number of first dimensions that vectors keep after all modules, also after
+            normalization; None for all.
     """
 
     modes: tuple[PoolingMode, ...] = ("mean",)
@@ -87,6 +89,7 @@ class PoolingConfig:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     matryoshka_dims: tuple[int, ...] = ()
+    truncate_dim: int | None = None
 
     @property
     def prompt(self) -> str:
@@ -95,7 +98,7 @@ class PoolingConfig:
 
     @property
     def is_normalized(self) -> bool:
-        """Whether vectors have length 1."""
+        """Whether vectors have length 1 before they are truncated."""
         return self.post_modules[-1:] == ("normalize",)
 
     @property
@@ -128,7 +131,7 @@ class PoolingConfig:
         return ["".join(character.lower() for character in text) for text in texts]
 
     def output_width(self, hidden_width: int) -> int:
-        """Return the width of the vectors.
+        """Return the width of the vectors before they are truncated.
 
         Args:
             hidden_width: Width of the encoder's hidden states.
@@ -183,21 +186,19 @@ def read_pooling(directory: Path) -> PoolingConfig | None:
             f"{root / MODULES_FILE}: expected Pooling after Transformer, found {pooling_type}"
         )
     modes, includes_prompt = _read_modes(pooling_folder)
-    prompts, default_prompt_name, matryoshka_dims = read_model_config(root)
-    if any(prompts.values()) and not includes_prompt:
+    config = read_model_config(root)
+    if any(config.prompts.values()) and not includes_prompt:
         raise ModelError(
             f"{pooling_folder / MODULE_CONFIG}: pooling without the prompt (include_prompt: false) "
             "is not supported"
         )
     max_seq_length, lowercase = read_transformer_config(transformer_folder)
-    return PoolingConfig(
+    return replace(
+        config,
         modes=modes,
         post_modules=_read_post_modules(root, later_modules),
         max_seq_length=max_seq_length,
         lowercase=lowercase,
-        prompts=prompts,
-        default_prompt_name=default_prompt_name,
-        matryoshka_dims=matryoshka_dims,
     )
 
 
@@ -294,8 +295,8 @@ def read_transformer_config(folder: Path) -> tuple[int | None, bool]:
     return int(max_seq_length), bool(raw.get("do_lower_case"))
 
 
-def read_model_config(root: Path) -> tuple[dict[str, str], str | None, tuple[int, ...]]:
-    """Return the prompts, the name of the default prompt, and the Matryoshka dimensions.
+def read_model_config(root: Path) -> PoolingConfig:
+    """Return a pooling config with the prompts and dimensions in ``config_sentence_transformers``.
 
     Only Bertsmith writes the Matryoshka dimensions to this file.
     """
@@ -313,7 +314,15 @@ def read_model_config(root: Path) -> tuple[dict[str, str], str | None, tuple[int
     is_valid = isinstance(dims, list | tuple) and all(type(dim) is int and dim > 0 for dim in dims)
     if not is_valid:
         raise ModelError(f"{path}: matryoshka_dims is {dims!r}; expected positive integers")
-    return prompts, name, tuple(dims)
+    truncate_dim = raw.get("truncate_dim")
+    if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
+        raise ModelError(f"{path}: truncate_dim is {truncate_dim!r}; expected a positive integer")
+    return PoolingConfig(
+        prompts=prompts,
+        default_prompt_name=name,
+        matryoshka_dims=tuple(dims),
+        truncate_dim=truncate_dim,
+    )
 
 
 def _read_dense(folder: Path) -> Dense:

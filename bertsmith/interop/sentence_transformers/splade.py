@@ -1,6 +1,6 @@
 """Reading of the config of a sparse model (SPLADE) in a sentence-transformers directory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -59,12 +59,8 @@ def read_splade(directory: Path) -> SpladeConfig | None:
                 f"{pooling_folder / MODULE_CONFIG}: {value!r} is not supported; supported: "
                 f"{', '.join(get_args(supported))}"
             )
-    prompts, default_prompt_name, _ = read_model_config(root)
     max_seq_length, lowercase = read_transformer_config(transformer_folder)
-    text_config = PoolingConfig(
-        max_seq_length=max_seq_length,
-        lowercase=lowercase,
-        prompts=prompts,
-        default_prompt_name=default_prompt_name,
+    text_config = replace(
+        read_model_config(root), max_seq_length=max_seq_length, lowercase=lowercase
     )
     return SpladeConfig(mode=mode, activation=activation, text_config=text_config)

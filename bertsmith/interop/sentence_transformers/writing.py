@@ -220,6 +220,8 @@ def _write_modules(
         model_config["default_prompt_name"] = config.default_prompt_name
     if config.matryoshka_dims:
         model_config["matryoshka_dims"] = list(config.matryoshka_dims)
+    if config.truncate_dim is not None:
+        model_config["truncate_dim"] = config.truncate_dim
     write_json(folder / MODEL_CONFIG, model_config)
     mode_keys = {key: mode in config.modes for key, mode in POOLING_MODE_KEYS.items()}
     width = bundle.config.width
