@@ -5,8 +5,9 @@ import numpy as np
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import SPLITS, Store, format_unknown_shares
+from bertsmith.data.store import SPLITS, Store
 from bertsmith.data.stream import ExampleStream
+from bertsmith.data.unknown_shares import format_unknown_shares
 from bertsmith.errors import StoreError
 from bertsmith.plurals import count_noun, shorten_list
 from bertsmith.text.wordpiece import Tokenizer

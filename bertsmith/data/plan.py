@@ -44,7 +44,8 @@ class SourceInfo(Settings):
         name: Path as the user gave it, or "-" for standard input.
         size: Size in bytes; None for standard input and pipes.
         fingerprint: SHA-256 of the content in hexadecimal; empty for standard input and pipes.
-            Their documents are compared shard by shard instead.
+            Their documents are compared instead: with the shards of an unfinished store, and with
+            ``Manifest.text_hash`` of a finished one.
     """
 
     name: str

@@ -35,9 +35,9 @@ from bertsmith.data.store import (
     SplitWriter,
     Store,
     choose_id_bits,
-    format_unknown_shares,
     write_manifest,
 )
+from bertsmith.data.unknown_shares import format_unknown_shares
 from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, WorkerFailure, hash_texts
 from bertsmith.data.worker_pool import WorkerPool
 from bertsmith.errors import StoreError
@@ -47,6 +47,7 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.corpus import CorpusReport, Document, Source, read_documents
 from bertsmith.text.sentences import check_language
+from bertsmith.text.sources import STDIN
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
 
@@ -93,7 +94,7 @@ def prepare(
         shard_characters=shard_characters,
     )
     if (out / MANIFEST_FILE).exists():
-        return _verify_existing(out, plan, progress)
+        return _verify_existing(out, plan, sources, progress)
     with _lock_parts(out, plan, progress) as parts:
         tokenizer.save(out / TOKENIZER_DIR)
         bits = choose_id_bits(tokenizer.vocab_size)
@@ -102,8 +103,7 @@ def prepare(
         with WorkerPool(workers or _count_cores(), "bertsmith.data.worker", arguments) as pool:
             names = _build_shards(pool, parts, sources, plan, report, progress)
         report.require_documents()
-        shards = [parts / name for name in names]
-        return _merge_shards(out, shards, plan, tokenizer, report, progress)
+        return _merge_shards(out, names, plan, tokenizer, report, progress)
 
 
 def _count_cores() -> int:
@@ -111,17 +111,52 @@ def _count_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _verify_existing(out: Path, plan: StorePlan, progress: Progress) -> Manifest:
-    """Return the manifest of a finished store; raise StoreError if it has another plan."""
+def _verify_existing(
+    out: Path, plan: StorePlan, sources: Sequence[Source], progress: Progress
+) -> Manifest:
+    """Return the manifest of a finished store; raise StoreError if it has another plan or text."""
     store = Store.open(out)
     manifest = store.manifest
     changes = list_plan_changes(manifest.plan, plan)
+    if not changes:
+        changes = _list_stream_changes(out, manifest, sources, progress)
     if changes:
         raise StoreError(_describe_mismatch(out, "holds a store made from other inputs", changes))
     store.verify(progress)
     # A run that was killed after it wrote the manifest has not removed its shards.
     shutil.rmtree(out / PARTS_DIR, ignore_errors=True)
     return manifest
+
+
+def _list_stream_changes(
+    out: Path, manifest: Manifest, sources: Sequence[Source], progress: Progress
+) -> list[str]:
+    """Return a phrase if standard input or a pipe has other text than a finished store; else none.
+
+    Raises:
+        StoreError: An earlier version made the store, so its manifest has no hash of the text.
+    """
+    streams = " and ".join(
+        "standard input" if source.name == STDIN else source.name
+        for source in sources
+        if source.is_stream
+    )
+    if not streams:
+        return []
+    if not manifest.text_hash:
+        raise StoreError(
+            f"{out}: this store is finished, and its text cannot be compared with {streams}, "
+            "because an earlier version of bertsmith made the store; name another folder with "
+            "--out, or remove the folder to make the store again"
+        )
+    names = []
+    progress.start("Comparing the text", None, "characters")
+    for name, group in _read_shards(sources, manifest.plan, CorpusReport()):
+        names.append(name)
+        progress.advance(sum(len(document.text) for document in group))
+    progress.finish()
+    is_same = _hash_shards(names) == manifest.text_hash
+    return [] if is_same else [f"{streams} had other text than now"]
 
 
 @contextmanager
@@ -169,6 +204,23 @@ def _group_documents(documents: Iterable[Document], characters: int) -> Iterator
         yield group
 
 
+def _read_shards(
+    sources: Sequence[Source], plan: StorePlan, report: CorpusReport
+) -> Iterator[tuple[str, list[Document]]]:
+    """Yield the file name and the documents of each shard.
+
+    The name has the number of the shard and the hash of its texts.
+    """
+    documents = read_documents(sources, plan.options.corpus, report)
+    for number, group in enumerate(_group_documents(documents, plan.shard_characters)):
+        yield f"{number:06d}-{hash_texts([document.text for document in group])}.npz", group
+
+
+def _hash_shards(names: list[str]) -> str:
+    """Return a hash of the texts of all shards, whose file names have the hash of each shard."""
+    return hash_texts(names)
+
+
 def _build_shards(
     pool: WorkerPool,
     parts: Path,
@@ -182,11 +234,8 @@ def _build_shards(
     names: list[str] = []
     total = _estimate_bytes(sources)
     progress.start("Tokenizing", total, "characters" if total is None else "bytes")
-    documents = read_documents(sources, plan.options.corpus, report)
-    for group in _group_documents(documents, plan.shard_characters):
+    for name, group in _read_shards(sources, plan, report):
         texts = [document.text for document in group]
-        prefix = f"{len(names):06d}-"
-        name = f"{prefix}{hash_texts(texts)}.npz"
         names.append(name)
         is_intact = name in existing and _is_intact(parts / name)
         if name in existing and not is_intact:
@@ -194,7 +243,8 @@ def _build_shards(
                 f"{parts / name}: this part of the unfinished store is damaged; building it again"
             )
         if not is_intact:
-            if any(other.startswith(prefix) for other in existing - {name}):
+            prefix, _, _ = name.partition("-")
+            if any(other.startswith(f"{prefix}-") for other in existing - {name}):
                 changes = [f"shard {len(names):,} was made from other documents than it has now"]
                 raise StoreError(
                     _describe_mismatch(parts.parent, "was started with other inputs", changes)
@@ -242,13 +292,14 @@ def _raise_failure(answer: WorkerFailure | None) -> None:
 
 def _merge_shards(
     out: Path,
-    shards: list[Path],
+    names: list[str],
     plan: StorePlan,
     tokenizer: Tokenizer,
     report: CorpusReport,
     progress: Progress,
 ) -> Manifest:
     """Merge the shards into the files of both splits, write the manifest, delete the shards."""
+    shards = [out / PARTS_DIR / name for name in names]
 
     def iterate_sizes() -> Iterator[DocumentSizes]:
         return (Shard.load(path).sizes for path in shards)
@@ -289,6 +340,7 @@ def _merge_shards(
         report=counts,
         made_by=f"bertsmith {__version__}",
         checksums=checksums,
+        text_hash=_hash_shards(names),
     )
     write_manifest(out, manifest)
     shutil.rmtree(out / PARTS_DIR)

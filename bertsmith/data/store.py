@@ -38,7 +38,6 @@ SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 #: Key of the manifest's report for the number of [UNK] tokens by split.
 UNKNOWN_TOKENS = "unknown_tokens"
-_SPLIT_TITLES: dict[SplitName, str] = {"train": "training", "heldout": "held-out"}
 #: Number of ids compared with [UNK] at a time.
 _CHUNK_IDS = 1 << 24
 
@@ -75,6 +74,8 @@ class Manifest(Settings):
         made_by: Name and version of the program that wrote the store.
         checksums: SHA-256 in hexadecimal of each file of the splits, by file name; empty for
             stores of version 0.1.
+        text_hash: Hash of all documents, in order, by which sources without a fingerprint are
+            compared; empty for stores of earlier versions.
     """
 
     format: int = FORMAT_VERSION
@@ -87,6 +88,7 @@ class Manifest(Settings):
     report: dict[str, Any] = Field(default_factory=dict)
     made_by: str = ""
     checksums: dict[str, str] = Field(default_factory=dict)
+    text_hash: str = ""
 
     @property
     def vocabulary_hash(self) -> str:
@@ -381,31 +383,6 @@ def describe_out_of_vocabulary(max_id: int, vocab_size: int) -> str:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest. It must be written last, since it marks the store as complete."""
     write_json(directory / MANIFEST_FILE, manifest.model_dump(mode="json"))
-
-
-def format_unknown_shares(counts: Mapping[SplitName, TokenCounts | None]) -> list[str]:
-    """Return lines with the share of [UNK] in each split, and a warning if a share is high.
-
-    Splits without a count or without tokens are left out. The warning is about the split with the
-    highest share.
-    """
-    counts_by_title = {
-        _SPLIT_TITLES[name]: split_counts
-        for name, split_counts in counts.items()
-        if split_counts and split_counts.num_tokens
-    }
-    if not counts_by_title:
-        return []
-    shares = ", ".join(
-        f"{split_counts.unknown_share:.2%} of the {title} tokens"
-        for title, split_counts in counts_by_title.items()
-    )
-    lines = [f"[UNK]: {shares}"]
-    highest = max(counts_by_title, key=lambda title: counts_by_title[title].unknown_share)
-    warning = counts_by_title[highest].format_warning(f"the {highest} tokens")
-    if warning:
-        lines.append(warning)
-    return lines
 
 
 def _get_part_dtypes(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:

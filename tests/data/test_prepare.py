@@ -286,8 +286,8 @@ def test_damaged_finished_store_is_rejected(
         prepare_store(corpus, tmp_path / "store")
 
 
-def test_changed_standard_input_is_rejected(tmp_path: Path) -> None:
-    """A pipe has no fingerprint, so its documents are compared with the finished shards."""
+def test_changed_stream_is_rejected(tmp_path: Path) -> None:
+    """A pipe has no fingerprint, so its documents are compared with the shards or the manifest."""
     out = tmp_path / "store"
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -303,8 +303,40 @@ def test_changed_standard_input_is_rejected(tmp_path: Path) -> None:
     with write_to_pipe("two.jsonl"), pytest.raises(StoreError, match=message):
         prepare_store(pipe, out)
     with write_to_pipe("one.jsonl"):
-        prepare_store(pipe, out)
+        manifest = prepare_store(pipe, out)
     assert Store.open(out).load_split("train").counts.documents > 30
+    before = read_files(out)
+    message = rf"holds a store made from other inputs: .*{pipe.name} had other text than now"
+    with write_to_pipe("two.jsonl"), pytest.raises(StoreError, match=message):
+        prepare_store(pipe, out)
+    with write_to_pipe("one.jsonl"):
+        assert prepare_store(pipe, out) == manifest
+    assert read_files(out) == before
+
+
+def test_standard_input_is_compared_with_a_finished_store(tmp_path: Path) -> None:
+    """``prepare -`` accepts the same text again; other text, or no hash of it, is an error."""
+    out = tmp_path / "store"
+    TOKENIZER.save(tmp_path / "tokenizer")
+    command = [sys.executable, "-m", "bertsmith", "prepare", "-", "--out", str(out)]
+    command += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "1"]
+
+    def run_prepare(text: bytes) -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(command, input=text, check=False, capture_output=True, timeout=60)
+
+    lines = b'{"text": "The end."}\n'
+    assert run_prepare(lines).returncode == 0
+    assert run_prepare(lines).returncode == 0
+    process = run_prepare(b'{"text": "The beginning."}\n')
+    assert process.returncode == 2
+    assert b"standard input had other text than now" in process.stderr
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["text_hash"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    process = run_prepare(lines)
+    assert process.returncode == 2
+    assert b"its text cannot be compared with standard input" in process.stderr
+    assert b"name another folder with --out" in process.stderr
 
 
 def test_concurrent_runs_are_rejected(corpus: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from bertsmith import bundle
-from bertsmith.data.store import SPLITS, Store, format_unknown_shares
+from bertsmith.data.store import SPLITS, Store
+from bertsmith.data.unknown_shares import format_unknown_shares
 from bertsmith.errors import MissingExtraError, StoreError
 from bertsmith.files import write_atomic
 from bertsmith.plurals import count_noun
