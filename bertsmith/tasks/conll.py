@@ -11,7 +11,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 from bertsmith.tasks import conllu
 from bertsmith.tasks.conll_columns import ColumnFormat, LineRules, split_columns
-from bertsmith.tasks.entities import to_bio2
+from bertsmith.tasks.entities import list_bio2_tags, to_bio2
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
 from bertsmith.tasks.settings import TaskSettings, is_column_number
 from bertsmith.tasks.tables import (
@@ -156,17 +156,18 @@ def read_tagged_sentences(
     Args:
         path: The file.
         task: The task settings; with ``skip_invalid`` invalid sentences are skipped and counted.
-        labels: Allowed tags, None for any.
+        labels: Allowed tags, None for any. Entities may be tagged in another scheme.
         labeled: Whether to read the tags.
 
     Raises:
         TaskError: The file is unreadable, or a sentence is invalid.
     """
     sentences, counts = [], ExampleCounts()
+    known_tags = None if labels is None else _list_known_tags(labels, task)
     source = TableSource(path, encoding=task.encoding)
     for raw in read_raw_sentences(source, task, labeled=labeled):
         with counts.count_example(raw.location, task, labeled=labeled):
-            sentences.append(parse_sentence(raw, path, task, labels, labeled=labeled))
+            sentences.append(parse_sentence(raw, path, task, known_tags, labeled=labeled))
     return counts.require_examples(sentences, path), counts
 
 
@@ -205,11 +206,19 @@ def read_raw_sentences(
         )
 
 
+def _list_known_tags(labels: Sequence[str], task: TaskSettings) -> list[str]:
+    """Return the labels, and for entities also the BIO2 tags of their entity types."""
+    known_tags = dict.fromkeys(labels)
+    if task.kind == "entities":
+        known_tags |= dict.fromkeys(tag for label in labels for tag in list_bio2_tags(label))
+    return list(known_tags)
+
+
 def parse_sentence(
     raw: RawSentence,
     path: Path,
     task: TaskSettings,
-    labels: Sequence[str] | None,
+    known_tags: Sequence[str] | None,
     *,
     labeled: bool,
 ) -> TaggedSentence:
@@ -233,8 +242,8 @@ def parse_sentence(
     tags = None
     if labeled:
         tags = tuple(to_bio2(raw.tags) if task.kind == "entities" else raw.tags)
-        if labels is not None:
-            _reject_unknown_tags(raw, tags, labels, path)
+        if known_tags is not None:
+            _reject_unknown_tags(raw, tags, known_tags, path)
     text = separator.join(raw.units)
     return TaggedSentence(text, tuple(unit_offsets), tags, raw.document, raw.location)
 
@@ -242,16 +251,19 @@ def parse_sentence(
 def _reject_unknown_tags(
     raw: RawSentence,
     tags: Sequence[str],
-    labels: Sequence[str],
+    known_tags: Sequence[str],
     path: Path,
 ) -> None:
-    """Raise BadExampleError with the line of the first tag that is not one of ``labels``."""
+    """Raise BadExampleError with the line of the first tag that is not one of ``known_tags``.
+
+    The error message contains the tag as in the file, which may have another scheme.
+    """
     for index, tag in enumerate(tags):
-        if tag not in labels:
-            listed_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
+        if tag not in known_tags:
+            listed_labels = ", ".join(map(repr, known_tags[:_MAX_LISTED_LABELS]))
             raise BadExampleError(
                 "an unknown label",
-                f": {tag!r}; known labels are {listed_labels}",
+                f": {raw.tags[index]!r}; known labels are {listed_labels}",
                 f"{path}, line {raw.line_numbers[index]:,}" if raw.line_numbers else None,
             )
 

@@ -86,6 +86,14 @@ def to_bio2(tags: Sequence[str]) -> list[str]:
     return bio2_tags
 
 
+def list_bio2_tags(label: str) -> tuple[str, ...]:
+    """Return the BIO2 tags of the units of an entity whose type is that of ``label``."""
+    _, entity_type = _split_tag(label)
+    if entity_type is None:
+        return (OUTSIDE_TAG,)
+    return _join_tag("B", entity_type), _join_tag("I", entity_type)
+
+
 def to_inside_tag(tag: str) -> str:
     """Return the I- tag of the same entity type; other tags are returned unchanged."""
     return f"I{tag[1:]}" if tag[:2] in ("B-", "I-") or tag in ("B", "I") else tag

@@ -19,6 +19,8 @@ from bertsmith.tasks.entities import (
     OUTSIDE_TAG,
     compute_entity_scores,
     compute_type_scores,
+    list_bio2_tags,
+    to_bio2,
     to_inside_tag,
 )
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
@@ -119,7 +121,7 @@ def encode_examples(
         alignments = [_truncate(alignment, max_tokens) for alignment in alignments]
     label_index = None
     if examples and all(example.tags is not None for example in examples):
-        label_index = {label: index for index, label in enumerate(head.labels)}
+        label_index = _index_labels(head)
     windows = list(_build_windows(examples, alignments, label_index, task, max_tokens))
     targets = None
     if label_index is not None:
@@ -137,6 +139,20 @@ def encode_examples(
         token_indices=[[index + 1 for index in window.token_indices] for window in windows],
         decoding_data=alignments,
     )
+
+
+def _index_labels(head: HeadConfig) -> dict[str, int]:
+    """Return the class of each tag.
+
+    Entities are tagged in BIO2. If the model has another scheme without one of these tags, the
+    class of the tag is that of the first label of its entity type.
+    """
+    label_index = {label: index for index, label in enumerate(head.labels)}
+    if head.kind == "entities":
+        for index, label in enumerate(head.labels):
+            for tag in list_bio2_tags(label):
+                label_index.setdefault(tag, index)
+    return label_index
 
 
 def _align_tokens(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignment:
@@ -337,15 +353,20 @@ def compute_metrics(
     head: HeadConfig,
     task: TaskSettings,
 ) -> dict[str, float]:
-    """Return the metrics over all units, including truncated units; see ``TaskFamily``."""
+    """Return the metrics over all units, including truncated units; see ``TaskFamily``.
+
+    The accuracy of entity tags compares BIO2 tags, because models may have another scheme.
+    """
     predicted, true = _get_predicted_and_true_tags(outputs, inputs, examples, head)
+    is_entities = head.kind == "entities"
+    comparable = list(map(to_bio2, predicted)) if is_entities else predicted
     is_correct = [
         predicted_tag == true_tag
-        for predicted_tags, true_tags in zip(predicted, true, strict=True)
+        for predicted_tags, true_tags in zip(comparable, true, strict=True)
         for predicted_tag, true_tag in zip(predicted_tags, true_tags, strict=True)
     ]
     values: dict[str, Any] = {"accuracy": float(np.mean(is_correct))}
-    if head.kind == "entities":
+    if is_entities:
         values |= compute_entity_scores(predicted, true)
     if "char_macro_f1" in task.metrics:
         values["char_macro_f1"] = _compute_tag_macro_f1(predicted, true, head.labels)
