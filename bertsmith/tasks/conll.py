@@ -385,7 +385,9 @@ def read_row_sentences(
         previous_document = document
         raw = RawSentence(document=document_number, location=row.location, cells=row.cells)
         try:
-            read_unique_id(row, task.id_column, seen_ids)
+            # In data to tag, ids have no effect and may repeat.
+            if labeled:
+                read_unique_id(row, task.id_column, seen_ids)
             units = _get_text_list(row, word_column, "--text")
             # Hugging Face datasets use numbers as tags.
             tags = _get_text_list(row, tag_column, "--label", allow_numbers=True) if labeled else []

@@ -119,6 +119,17 @@ def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert [row["tags"] for row in conll_rows] == [row["predicted_tags"] for row in rows]
 
 
+def test_ids_of_rows_may_repeat(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Each row gets tags, also if several rows have the same id."""
+    bundle = load_tagger(tmp_path, tokenizer)
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "tokens": ["iron"]}\n' * 2)
+    counts = tag_file(bundle, TableSource(tmp_path / "in.jsonl"), tmp_path / "out.jsonl")
+    rows = [row.cells for row in read_rows(tmp_path / "out.jsonl")]
+    assert (counts.num_rows, counts.num_without_prediction) == (2, 0)
+    assert rows[0] == rows[1]
+    assert rows[0]["tags"]
+
+
 def test_invalid_sentences_can_be_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """With ``skip_invalid``, an invalid sentence is written without tags; else it is an error."""
     bundle = load_tagger(tmp_path, tokenizer)
