@@ -45,7 +45,8 @@ def count_labels(examples: Sequence[Any], kind: TaskKind) -> Counter[str]:
 def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
     """Return a line about the labels of a dataset.
 
-    It has the most frequent labels, the range of the scores (regression), or the numbers of
+    It has the most frequent labels (with several labels per example also the number of examples
+    without a label), the range of the scores (regression), or the numbers of
     answerable and unanswerable questions (question answering).
     """
     if kind == "regression":
@@ -64,6 +65,9 @@ def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
     ]
     if len(counts) > _MAX_LISTED_LABELS:
         parts.append(f"and {len(counts) - _MAX_LISTED_LABELS:,} more")
+    num_unlabeled = sum(not example.label for example in examples) if kind == "multi" else 0
+    if num_unlabeled:
+        parts.append(f"no label {num_unlabeled:,} ({num_unlabeled / total:.1%})")
     noun = {"entities": "entity type", "tags": "tag"}.get(kind, "label")
     return f"{count_noun(len(counts), noun)}: {', '.join(parts)}"
 

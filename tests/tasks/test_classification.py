@@ -85,6 +85,22 @@ def test_nan_is_a_class_only_if_listed(tmp_path: Path) -> None:
     assert counts.skipped == {"a missing label": 1}
 
 
+def test_empty_cell_of_a_multi_label_table_means_that_no_label_applies(tmp_path: Path) -> None:
+    """A text table cannot distinguish an empty list from a missing one; JSON's null is missing."""
+    task = TaskSettings(kind="multi")
+    (tmp_path / "a.csv").write_text('text,label\nred,1|2\ngreen,\nblue," "\n')
+    examples, _ = read_examples(tmp_path / "a.csv", task)
+    assert [example.label for example in examples] == [{"1", "2"}, set(), set()]
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "green", "label": []}\n{"text": "blue", "label": null}\n'
+    )
+    examples, counts = read_examples(
+        tmp_path / "a.jsonl", task.model_copy(update={"skip_invalid": True})
+    )
+    assert [example.label for example in examples] == [set()]
+    assert counts.skipped == {"a missing value": 1}
+
+
 def test_duplicate_id_is_rejected(tmp_path: Path) -> None:
     """Values of the column "id" must be unique, unless task.id_column is empty."""
     file = tmp_path / "a.csv"

@@ -41,7 +41,9 @@ def test_class_summary_lists_most_frequent_labels() -> None:
 def test_every_task_kind_has_a_summary() -> None:
     """Multi-label, regression, multiple choice, tagging and span examples are summarized."""
     multi = make_examples(frozenset(("a", "b")), frozenset("a"), frozenset())
-    assert summarize_labels(multi, "multi") == "2 labels: a 2 (66.7%), b 1 (33.3%)"
+    expected = "2 labels: a 2 (66.7%), b 1 (33.3%), no label 1 (33.3%)"
+    assert summarize_labels(multi, "multi") == expected
+    assert "no label" not in summarize_labels(multi[:2], "multi")
     scores = make_examples(1.0, 4.0)
     assert summarize_labels(scores, "regression") == "scores from 1 to 4, mean 2.5"
     choices = [ChoiceExample("p", ("a", "b"), index, "f") for index in (1, 1, 0)]
