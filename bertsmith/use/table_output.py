@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,14 +215,16 @@ class _JsonWriter:
 
 
 def to_csv_cell(value: Any) -> str:
-    """Return a value as text for a CSV cell; lists and objects become JSON."""
-    if value is None:
+    """Return a value as text for a CSV cell.
+
+    Missing values and NaN become an empty cell, lists and objects become JSON.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    if isinstance(value, str):
-        return value
     if isinstance(value, float):
         return repr(value)
-    return to_json_line(value)
+    json_value = to_json_value(value)
+    return json_value if isinstance(json_value, str) else to_json_line(json_value)
 
 
 def to_json_line(value: Any) -> str:

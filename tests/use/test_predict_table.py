@@ -4,6 +4,8 @@ import csv
 import gzip
 import io
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,39 @@ def test_output_keeps_the_format_details(bundle: FineTunedBundle, tmp_path: Path
     assert (schema.field("small").type, schema.field("day").type) == (pa.int8(), pa.date32())
     predict_table(bundle, TableSource(tmp_path / "in.parquet"), tmp_path / "day.jsonl")
     assert json.loads((tmp_path / "day.jsonl").read_text())["day"] == "1970-01-04"
+
+
+def test_parquet_values_are_written_to_csv(bundle: FineTunedBundle, tmp_path: Path) -> None:
+    """Dates, times and decimals have no quotation marks; null and NaN are empty cells."""
+    values = {
+        "time": datetime(2020, 1, 1, 12, 30),  # noqa: DTZ001 - a column without a time zone
+        "date": date(2020, 1, 2),
+        "price": Decimal("1.10"),
+        "nan": float("nan"),
+        "null": None,
+        "float": 0.1,
+        "flag": True,
+        "list": [1, 2],
+        "dates": [date(2020, 1, 2)],
+    }
+    pq.write_table(
+        pa.table({"review": ["iron"], **{k: [v] for k, v in values.items()}}),
+        tmp_path / "in.parquet",
+    )
+    predict_table(bundle, TableSource(tmp_path / "in.parquet"), tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        [row] = csv.DictReader(file)
+    assert {name: row[name] for name in values} == {
+        "time": "2020-01-01T12:30:00",
+        "date": "2020-01-02",
+        "price": "1.10",
+        "nan": "",
+        "null": "",
+        "float": "0.1",
+        "flag": "true",
+        "list": "[1, 2]",
+        "dates": '["2020-01-02"]',
+    }
 
 
 def test_table_without_header_stays_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
