@@ -11,7 +11,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.runtime.device import Machine
 from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.settings import Settings
-from bertsmith.train.engine.run_directory import STORE_KEY, find_differences
+from bertsmith.train.engine.run_directory import ID_KEYS, find_differences
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -46,13 +46,13 @@ def set_world_size(settings: SettingsType, processes: ProcessGroup) -> SettingsT
 def check_same_settings(settings: Settings, processes: ProcessGroup) -> None:
     """Raise SettingsError if this process has other settings than the main process.
 
-    The path of the store may differ, because its hash identifies it.
+    The paths of the store and the start model may differ, because hashes identify them.
     """
     main_settings = processes.broadcast(settings)
     differences = [
         f"  {key}: {old!r} in process 0, {new!r} in process {processes.rank}"
         for key, old, new in find_differences(main_settings.model_dump(), settings.model_dump())
-        if key != STORE_KEY
+        if key not in ID_KEYS
     ]
     if differences:
         raise SettingsError(

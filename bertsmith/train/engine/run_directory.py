@@ -20,8 +20,8 @@ _MUTABLE_KEYS = (
 )  # fmt: skip
 #: The number of threads may change as well, which changes the weights by rounding.
 _THREADS_KEY = "run.threads"
-#: The path of the store may change, because ``run.store_id`` identifies the store.
-STORE_KEY = "run.store_path"
+#: Paths that may change -> the setting that identifies their content.
+ID_KEYS = {"run.store_path": "run.store_id", "run.start_from": "run.start_id"}
 #: Settings that a run with a time budget (schedule.minutes) determines before the first step.
 _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
 #: Settings that depend on the machine. They are selected again when a run moves to another device.
@@ -114,7 +114,8 @@ def load_run_settings(
         table, _, name = key.partition(".")
         is_set_by_user = name in get_table(user_values or {}, table)
         change = f"{key}: {_describe_change(old, new)}"
-        if key == STORE_KEY or (key in (*_MUTABLE_KEYS, _THREADS_KEY) and is_set_by_user):
+        is_moved = key in ID_KEYS and _has_same_id(ID_KEYS[key], stored_values, new_values)
+        if is_moved or (key in (*_MUTABLE_KEYS, _THREADS_KEY) and is_set_by_user):
             changes[key] = new
             effect = "; the result will differ by rounding" if key == _THREADS_KEY else ""
             if progress is not None:
@@ -142,6 +143,13 @@ def load_run_settings(
     changed = type(settings).parse(stored_values, str(path))
     write_atomic(path, changed.to_toml())
     return changed
+
+
+def _has_same_id(key: str, stored: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether the setting ``key``, such as run.store_id, has the same value in both."""
+    table, _, name = key.partition(".")
+    value = stored[table].get(name)
+    return value is not None and value == new[table].get(name)
 
 
 def _move_to_device(

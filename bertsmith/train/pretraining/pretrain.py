@@ -146,7 +146,7 @@ def _pretrain(
     if processes.is_main:
         check_run_directory(run)
     store = Store.open(data)
-    settings = resolve_arguments(store, data, budget, overrides, processes)
+    settings = resolve_arguments(store, data, budget, {"out": run, **overrides}, processes)
     if settings.run.tensorboard:
         # If the package is missing, fail before the run directory is created.
         import_summary_writer()
@@ -174,7 +174,10 @@ def _pretrain(
             settings = resolve_thread_count(stored_settings or settings, store, progress)
         else:
             settings = stored_settings
-        session = Session(settings, store, processes)
+        has_checkpoint = processes.run_on_main(
+            lambda: stored_settings is not None and bool(checkpoint.list_checkpoints(run))
+        )
+        session = Session(settings, store, processes, loads_start_model=not has_checkpoint)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
             progress.log(note)
@@ -290,7 +293,8 @@ def resolve_thread_count(
     progress.log("choosing the number of threads …")
     # Time steps without torch.compile, whose graphs depend on the number of threads.
     eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
-    choice = Session(eager, store).choose_thread_count(load, *_get_timing_seconds(settings))
+    session = Session(eager, store, loads_start_model=False)
+    choice = session.choose_thread_count(load, *_get_timing_seconds(settings))
     progress.log(choice.describe())
     return _set_threads(settings, choice.num_threads)
 

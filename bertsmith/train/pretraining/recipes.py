@@ -46,6 +46,8 @@ class RunSettings(SettingsTable):
     store_id: str = ""
     #: Model directory for continued pre-training; None: newly initialized weights.
     start_from: str | None = None
+    #: Hash of the files of `run.start_from`; set by the run.
+    start_id: str | None = None
     #: Initialization of the weights; each value includes the previous ones.
     #: "random": as published.
     #: "unigram": output biases from unigram frequencies, and sinusoidal position embeddings.
@@ -142,12 +144,14 @@ PAPER_STEPS = 1_000_000
 def get_accepted_defaults(settings: PretrainSettings) -> dict[str, tuple[Any, ...]]:
     """Return other default values of settings, by key, that a resumed run may have.
 
-    These are the defaults on other machines, and the defaults of version 0.2.
+    These are the defaults on other machines, and the defaults of version 0.2, whose runs have no
+    ``run.start_id``.
     """
+    accepted: dict[str, tuple[Any, ...]] = {"run.start_id": (None,)}
     if settings.run.recipe != "fast":
-        return {}
+        return accepted
     model = settings.model.model_dump()
-    accepted: dict[str, tuple[Any, ...]] = {"model.nsp": (True,)}
+    accepted["model.nsp"] = (True,)
     for defaults in (
         UNCHANGED_SETTINGS,
         get_old_fast_defaults(model),

@@ -8,12 +8,17 @@ from typing import Any
 from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.data.store import MANIFEST_FILE, Store
-from bertsmith.errors import RunError, SettingsError
+from bertsmith.errors import ModelError, RunError, SettingsError
 from bertsmith.files import compute_file_sha256
 from bertsmith.model.config import SIZES, get_size_preset
-from bertsmith.settings import get_table, load_user_settings, merge_settings
+from bertsmith.settings import (
+    get_table,
+    load_user_settings,
+    merge_settings,
+    read_stored_settings,
+)
 from bertsmith.train.engine.duration import get_default_interval
-from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
 
@@ -45,6 +50,8 @@ class Overrides:
         assignments: Settings as "section.name=value"; override ``values`` and ``config``.
         values: Nested settings; override ``config``.
         start_from: Model directory for continued pre-training.
+        out: Run directory. If ``start_from`` does not exist, its config is read from the settings
+            of this run.
         cuda: Whether a CUDA device is available, which ``run.device = "auto"`` then selects.
     """
 
@@ -55,7 +62,21 @@ class Overrides:
     assignments: Sequence[str] = ()
     values: Mapping[str, Any] | None = None
     start_from: str | None = None
+    out: Path | None = None
     cuda: bool = False
+
+
+@dataclass(frozen=True)
+class _StartModel:
+    """The model that continued pre-training starts from.
+
+    Attributes:
+        config: Its config.
+        run_values: The settings ``run.start_from`` and ``run.start_id``.
+    """
+
+    config: dict[str, Any]
+    run_values: dict[str, Any]
 
 
 def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
@@ -78,8 +99,10 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     if overrides.start_from and overrides.size:
         raise SettingsError("--size and --from are mutually exclusive: the model has its own size")
     if overrides.start_from:
-        model = _load_start_config(overrides.start_from, store)
+        start = _resolve_start_model(overrides.start_from, overrides.out, store)
+        model = start.config
     else:
+        start = None
         model = _override_sizes(
             _get_size_preset(overrides.size or "mini"), user_values.get("model")
         )
@@ -93,8 +116,8 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     if is_cuda and recipe == "fast":
         base = merge_settings(base, {"data": {"batch_size": recipes.FAST_CUDA_BATCH_SIZE}})
     run_values = {"store_path": str(overrides.data.resolve()), "store_id": compute_store_id(store)}
-    if overrides.start_from:
-        run_values["start_from"] = str(bundle.pin_model_path(overrides.start_from))
+    if start is not None:
+        run_values |= start.run_values
         # The config of the start model replaces the model settings of the recipe.
         base = merge_settings(base, {"model": model})
     else:
@@ -158,7 +181,7 @@ def check_pretrain_arguments(
     """
     if out is not None:
         check_run_directory(out)
-    resolve_run_settings(Overrides(data=data, **overrides), Store.open(data), budget)
+    resolve_run_settings(Overrides(data=data, out=out, **overrides), Store.open(data), budget)
 
 
 def _adopt_run_settings(
@@ -191,6 +214,7 @@ def _adopt_run_settings(
         )
     recipe = run.get("recipe", recipes.DEFAULT_RECIPE)
     start_from = run.pop("start_from", None)
+    run.pop("start_id", None)
     if overrides.recipe not in (recipe, None):
         raise SettingsError(
             f"{overrides.config}: --recipe {overrides.recipe} has no effect, because these are the "
@@ -278,15 +302,45 @@ def _override_sizes(model: dict[str, Any], user_model: Any) -> dict[str, Any]:
     return model | sizes
 
 
-def _load_start_config(path: str, store: Store) -> dict[str, Any]:
-    """Return the config of the start model.
+def _resolve_start_model(path: str, run: Path | None, store: Store) -> _StartModel:
+    """Return the start model; if it does not exist, the one in the settings of the run.
+
+    A run with a checkpoint does not need its start model, so it can be resumed without it.
+
+    Args:
+        path: Path or name of the start model.
+        run: Run directory, which may have no settings yet; None if no run is written.
+        store: Token store.
 
     Raises:
+        ModelError: If the start model and the settings do not exist, or the model is damaged.
         StoreError: If its tokenizer differs from the tokenizer of the store.
     """
-    _, config, tokenizer = read_metadata(bundle.locate_model(path))
+    try:
+        pinned_path = bundle.pin_model_path(path)
+        directory = bundle.locate_model(pinned_path)
+    except ModelError:
+        stored = None if run is None else _read_stored_start_model(run / SETTINGS_FILE)
+        if stored is None:
+            raise
+        return stored
+    _, config, tokenizer = read_metadata(directory)
     store.check_tokenizer(tokenizer)
-    return config.model_dump()
+    start_id = bundle.hash_model_files(directory)[:16]
+    run_values = {"start_from": str(pinned_path), "start_id": start_id}
+    return _StartModel(config.model_dump(), run_values)
+
+
+def _read_stored_start_model(path: Path) -> _StartModel | None:
+    """Return the start model in the settings of a pre-training run; None if there is none."""
+    if not path.exists():
+        return None
+    tables = read_stored_settings(path)
+    if not get_table(tables, "run").get("start_from") or "data" not in tables:
+        return None
+    settings = PretrainSettings.parse(tables, str(path))
+    run_values = settings.run.model_dump(include={"start_from", "start_id"})
+    return _StartModel(settings.model.model_dump(), run_values)
 
 
 def _check_consistency(settings: PretrainSettings, store: Store, source: str) -> None:

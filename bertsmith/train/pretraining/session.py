@@ -67,8 +67,17 @@ class Session:
         settings: PretrainSettings,
         store: Store,
         processes: ProcessGroup = SINGLE_PROCESS,
+        *,
+        loads_start_model: bool = True,
     ) -> None:
         """Build the model with new weights, or with those of ``run.start_from``.
+
+        Args:
+            settings: Settings of the run.
+            store: Token store.
+            processes: The processes of the run.
+            loads_start_model: Whether to load the weights of ``run.start_from``; False if they are
+                replaced by those of a checkpoint, or not used.
 
         Raises:
             RunError: If the model does not fit into memory.
@@ -103,6 +112,7 @@ class Session:
         self._local_machine = replace(self.machine, processes=SINGLE_PROCESS)
         self.settings = settings
         self.store = store
+        self._loads_start_model = loads_start_model
         #: Messages for the user about the files of the start model.
         self.notes: list[str] = []
         self.tokenizer = store.load_tokenizer()
@@ -160,7 +170,7 @@ class Session:
             init_neighbor_heads(self.model)
         if self.settings.run.initialization == "cross-segment-heads":
             init_cross_segment_heads(self.model, self.vocabulary.cls_id)
-        if self.settings.run.start_from:
+        if self.settings.run.start_from and self._loads_start_model:
             start_bundle = bundle.load(self.settings.run.start_from)
             self.notes = start_bundle.notes()
             # Weights that are missing in the files keep the initialization of this run.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bertsmith.data.store import Store
-from bertsmith.errors import RunError, SettingsError
+from bertsmith.errors import ModelError, RunError, SettingsError
 from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.settings import parse_assignments, read_toml
 from bertsmith.train.engine.run_device import check_same_settings, needs_machine
@@ -210,7 +210,7 @@ def test_batch_size_of_the_user_is_not_a_default(resolve: Any, tmp_path: Path) -
             tmp_path, changed, parse_assignments(assignments), accepted_defaults=defaults
         )
     paper = resolve(recipe="paper")
-    assert get_accepted_defaults(paper) == {}
+    assert get_accepted_defaults(paper).keys() == {"run.start_id"}
 
 
 def test_moved_run_records_its_new_device(train: TrainFunction, tmp_path: Path) -> None:
@@ -251,6 +251,60 @@ def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
     )
     with pytest.raises(RunError, match=r"run\.store_id: .* in the run, '0000000000000000' now"):
         load_run_settings(tmp_path, other)
+
+
+def _stop_run(run: Path, steps: int) -> None:
+    """Remove the results of a run after ``steps`` steps, as if it had been stopped there."""
+    shutil.rmtree(run / "model")
+    for path in (run / "checkpoints").iterdir():
+        if path.name != f"step-{steps}":
+            shutil.rmtree(path)
+
+
+def test_continued_run_does_not_need_its_start_model(train: TrainFunction, tmp_path: Path) -> None:
+    """A run with --from resumes if its start model has moved, or no longer exists."""
+    first, run = tmp_path / "first", tmp_path / "run"
+    options: dict[str, Any] = {
+        "steps": 4, "checkpoint__every": 2, "checkpoint__keep_optimizer": "true",
+    }  # fmt: skip
+    train("first", steps=2)
+    train(start_from=str(first), **options)
+    expected = (run / "model" / "model.safetensors").read_bytes()
+    stored = (run / SETTINGS_FILE).read_text()
+    _stop_run(run, 2)
+    first.rename(tmp_path / "moved")
+    progress = RecordingProgress()
+    train(start_from=str(tmp_path / "moved"), progress=progress, **options)
+    assert (run / "model" / "model.safetensors").read_bytes() == expected
+    assert read_toml(run / SETTINGS_FILE)["run"]["start_from"] == str(tmp_path / "moved")
+    assert any("run.start_from: " in line and "first" in line for line in progress.messages)
+    (run / SETTINGS_FILE).write_text(stored)
+    _stop_run(run, 2)
+    train(start_from=str(first), **options)
+    assert (run / "model" / "model.safetensors").read_bytes() == expected
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ModelError, match="first: no such file"):
+        train(start_from=str(first), **options)
+
+
+def test_other_start_model_is_rejected(train: TrainFunction, tmp_path: Path) -> None:
+    """Another model at another or the same path is an error; without its id, so is another path."""
+    first, run = tmp_path / "first", tmp_path / "run"
+    train("first", steps=1)
+    train("other", steps=2)
+    train(steps=1, start_from=str(first))
+    for path in (tmp_path / "other", first):
+        with pytest.raises(RunError, match=r"run\.start_id: '\w{16}' in the run, '\w{16}' now"):
+            train(steps=1, start_from=str(path))
+        shutil.rmtree(first, ignore_errors=True)
+        shutil.copytree(tmp_path / "other", first)
+    lines = (run / SETTINGS_FILE).read_text().splitlines(keepends=True)
+    (run / SETTINGS_FILE).write_text(
+        "".join(line for line in lines if not line.startswith("start_id"))
+    )
+    train(steps=1, start_from=str(first))
+    with pytest.raises(RunError, match=r"run\.start_from: '.*first' in the run, '.*other' now"):
+        train(steps=1, start_from=str(tmp_path / "other"))
 
 
 def test_directories_with_other_files_are_rejected(store: Path, tmp_path: Path) -> None:
