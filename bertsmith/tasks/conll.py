@@ -96,22 +96,33 @@ def detect_sentence_format(path: Path) -> str:
     return table_format if table_format in ROW_FORMATS else "conll"
 
 
+def get_word_column(column: str) -> str:
+    """Return the column of the words in JSON and Parquet.
+
+    Column numbers, which are the default for CoNLL files, select the default column, "tokens".
+    """
+    return _WORD_COLUMN if is_column_number(column) else column
+
+
 def has_token_lists(source: TableSource, column: str | None) -> bool:
     """Return whether the rows of a table contain lists of words rather than text.
 
     For a file, the first valid row is inspected. A stream can be read only once, so its rows are
-    assumed to contain lists if the column has the default name, "tokens".
+    assumed to contain lists if the column has the default name, "tokens". The same applies to a
+    file without rows, unless it names its columns and "tokens" is not one of them.
 
     Args:
         source: The table.
         column: The column of the words, None for the default.
     """
-    name = _WORD_COLUMN if column is None or is_column_number(column) else column
+    name = _WORD_COLUMN if column is None else get_word_column(column)
     if source.stream is not None:
         return name == _WORD_COLUMN
     with open_table(source) as table:
         first_row = next((row for row in table.rows if not row.error), None)
-    return first_row is not None and isinstance(first_row.cells.get(name), list)
+    if first_row is None:
+        return name == _WORD_COLUMN and name in (table.columns or [name])
+    return isinstance(first_row.cells.get(name), list)
 
 
 def looks_like_conll(text_start: str, labels: Collection[str]) -> bool:
@@ -372,8 +383,7 @@ def read_row_sentences(
     labeled: bool,
 ) -> Iterator[RawSentence]:
     """Yield the sentences of JSON or Parquet rows with a list of words and a list of tags."""
-    # Column numbers, which are the default for CoNLL files, select the default columns.
-    word_column = _WORD_COLUMN if is_column_number(task.text_column) else task.text_column
+    word_column = get_word_column(task.text_column)
     tag_column = _TAG_COLUMN if is_column_number(task.label_column) else task.label_column
     document_number, previous_document = -1, None
     seen_ids: set[str] = set()

@@ -17,6 +17,7 @@ from bertsmith.errors import InputError, TaskError
 from bertsmith.files import check_new_file
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.tasks.classification import LABEL_SEPARATOR
+from bertsmith.tasks.conll import ROW_FORMATS, get_word_column
 from bertsmith.tasks.families import get_family_name, get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.multiple_choice import read_prompt
@@ -120,6 +121,9 @@ def predict_table(
     task = get_task_settings(bundle, columns)
     with _open_input(bundle, source) as table:
         counts.notes += table.notes
+        if get_family_name(bundle.head.kind) == "tag" and table.format in ROW_FORMATS:
+            text_column = get_word_column(task.text_column)
+            task = task.model_copy(update={"text_column": text_column})
         out_format = out_format or table.format
         input_columns, first_row, rows = find_columns(table, source)
         if first_row is not None:
@@ -194,7 +198,11 @@ def _check_columns_exist(
     bundle: FineTunedBundle, task: TaskSettings, row: Row, source: TableSource
 ) -> None:
     """Raise TaskError if the table lacks a column that the model reads."""
-    has_task = "task" in bundle.info.get("provenance", {})
+    recorded = bundle.info.get("provenance", {}).get("task", {})
+    recorded_columns = {
+        recorded.get("text_column"), recorded.get("pair_column"),
+        *recorded.get("ending_columns", []),
+    }  # fmt: skip
     options = {
         "--text": [task.text_column],
         "--pair": [task.pair_column] if task.pair_column else [],
@@ -208,7 +216,7 @@ def _check_columns_exist(
     for option, names in options.items():
         for name in names:
             if not has_column(row, name):
-                origin = " (as in its training table)" if has_task else ""
+                origin = " (as in its training table)" if name in recorded_columns else ""
                 raise TaskError(
                     f"{source.path}: the model reads the column {name!r}{origin}, but the columns "
                     f"are {', '.join(map(repr, row.cells))}; name the column with {option}"

@@ -93,7 +93,7 @@ def tag_file(
     progress = progress or NullProgress()
     progress.start("tagging", None, "sentences")
     try:
-        with _open_input(source, in_format, task) as (input_columns, raw_sentences):
+        with _open_input(source, in_format, task) as (input_columns, schema, raw_sentences):
             tagged_sentences = _tag_raw_sentences(
                 bundle, task, source, raw_sentences, counts, progress, skip_invalid=skip_invalid
             )
@@ -102,7 +102,8 @@ def tag_file(
                 counts.notes += notes
                 counts.added_columns += names.values()
                 types = {names[name]: column_type for name, column_type in _ADDED_COLUMNS.items()}
-                layout = TableLayout(out_format, [*input_columns, *names.values()], types=types)
+                output_columns = [*input_columns, *names.values()]
+                layout = TableLayout(out_format, output_columns, types=types, schema=schema)
                 _write_rows(tagged_sentences, layout, names, out)
             else:
                 encoding = source.encoding if isinstance(out, Path) else UTF8
@@ -136,19 +137,20 @@ def _get_output_format(out: Path, in_format: str) -> str:
 @contextmanager
 def _open_input(
     source: TableSource, in_format: str, task: TaskSettings
-) -> Iterator[tuple[list[str], Iterator[RawSentence]]]:
-    """Open the input and yield its columns and its sentences.
+) -> Iterator[tuple[list[str], Any, Iterator[RawSentence]]]:
+    """Open the input and yield its columns, its Arrow schema (of Parquet) and its sentences.
 
     CoNLL and CoNLL-U have one column, "tokens", when they are written as JSON or Parquet.
     """
     if in_format not in ROW_FORMATS:
-        yield ["tokens"], read_raw_sentences(source, task, labeled=False, with_source_lines=True)
+        sentences = read_raw_sentences(source, task, labeled=False, with_source_lines=True)
+        yield ["tokens"], None, sentences
         return
     # With document context, rows without the column "document" would be invalid.
     task = task.model_copy(update={"context": "sentence"})
     with open_table(replace(source, format=in_format)) as table:
         columns, _, rows = find_columns(table, source)
-        yield columns, read_row_sentences(rows, task, labeled=False)
+        yield columns, table.schema, read_row_sentences(rows, task, labeled=False)
 
 
 def _tag_raw_sentences(

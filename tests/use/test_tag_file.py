@@ -3,15 +3,18 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig, TaskKind, load_fine_tuned
 from bertsmith.errors import BertsmithError, TaskError
-from bertsmith.tasks.conll import looks_like_conll
+from bertsmith.tasks.conll import has_token_lists, looks_like_conll
 from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import tag as tag_module
 from bertsmith.use.evaluate import evaluate
+from bertsmith.use.predict_table import predict_table
 from bertsmith.use.tag import tag
 from bertsmith.use.tag_file import tag_file
 from tests.use.conftest import SENTENCES
@@ -117,6 +120,55 @@ def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> 
     conll_rows = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]
     assert [row["tokens"] for row in conll_rows] == [row["tokens"] for row in rows]
     assert [row["tags"] for row in conll_rows] == [row["predicted_tags"] for row in rows]
+
+
+def test_parquet_output_keeps_the_schema(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Columns keep their types, also those that Python values do not determine, such as maps."""
+    bundle = load_tagger(tmp_path, tokenizer)
+    schema = pa.schema(
+        [
+            ("tokens", pa.list_(pa.large_string())),
+            ("number", pa.int8()),
+            ("name", pa.dictionary(pa.int32(), pa.string())),
+            ("time", pa.timestamp("ns")),
+            ("scores", pa.map_(pa.string(), pa.int16())),
+        ]
+    )
+    row = {"tokens": ["iron"], "number": 1, "name": "a", "time": 0, "scores": [("a", 2)]}
+    for rows in ([row, {**row, "number": None}], []):
+        pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "in.parquet")
+        out = tmp_path / f"out{len(rows)}.parquet"
+        tag_file(bundle, TableSource(tmp_path / "in.parquet"), out)
+        table = pq.read_table(out)
+        assert list(table.schema)[:5] == list(schema)
+        assert table.column_names[5:] == ["tags", "probabilities"]
+        assert table.select(schema.names).to_pylist() == (
+            pq.read_table(tmp_path / "in.parquet").to_pylist()
+        )
+
+
+def test_token_lists_are_detected(tmp_path: Path) -> None:
+    """A table has token lists if its first row has; without rows, if its column is "tokens"."""
+    files = {
+        "a.jsonl": '{"tokens": ["iron"]}\n', "b.jsonl": '{"tokens": "iron"}\n',
+        "c.jsonl": '{"words": ["iron"]}\n', "d.jsonl": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for name, column in (("e.parquet", "tokens"), ("f.parquet", "text")):
+        pq.write_table(pa.table({column: []}), tmp_path / name)
+    names = ["a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl", "e.parquet", "f.parquet"]
+    results = [has_token_lists(TableSource(tmp_path / name), "0") for name in names]
+    assert results == [True, False, False, True, True, False]
+    assert has_token_lists(TableSource(tmp_path / "c.jsonl"), "words")
+
+
+def test_error_names_the_column_of_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Without --text, JSON is read from the column "tokens", not from a CoNLL column number."""
+    bundle = load_tagger(tmp_path, tokenizer)
+    (tmp_path / "in.jsonl").write_text('{"words": ["iron"]}\n')
+    with pytest.raises(TaskError, match="reads the column 'tokens', but the columns are 'words'"):
+        predict_table(bundle, TableSource(tmp_path / "in.jsonl"), tmp_path / "out.jsonl")
 
 
 def test_ids_of_rows_may_repeat(tmp_path: Path, tokenizer: Tokenizer) -> None:
