@@ -377,6 +377,13 @@ def _check_consistency(settings: PretrainSettings, store: Store, source: str) ->
             f"{source}: model.nsp is {model.nsp}, but data.nsp is {settings.data.nsp}; set only "
             "data.nsp, which determines model.nsp"
         )
+    if model.nsp and model.segments < 2:
+        # The start model determines model.segments.
+        alternative = "" if settings.run.start_from else " or model.segments=2"
+        raise SettingsError(
+            f"{source}: data.nsp is true, but model.segments is {model.segments}, and sentence "
+            f"pairs need 2 segments; set data.nsp=false{alternative}"
+        )
     if model.nsp and model.attention == "causal":
         raise SettingsError(
             f"{source}: data.nsp is true, but model.attention is 'causal', so [CLS] sees only "

@@ -163,6 +163,10 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
         ),
         ("schedule.phase2_max_seqlen=513", r"schedule\.phase2_max_seqlen is 513, but model\."),
         (
+            "model.segments=1,data.nsp=true",
+            r"model\.segments is 1, .* need 2 segments; set data\.nsp=false or model\.segments=2$",
+        ),
+        (
             "model.attention=causal,data.nsp=true",
             r"\[CLS\] sees only itself .*; set data\.nsp=false",
         ),
@@ -262,6 +266,17 @@ def test_sequences_longer_than_the_start_model_allows_are_rejected(
     with pytest.raises(SettingsError, match=expected):
         resolve(start_from=str(tmp_path / "start"), recipe="paper",
                 assignments=["data.max_seqlen=32"])  # fmt: skip
+
+
+def test_sentence_pairs_need_a_start_model_with_two_segments(
+    resolve: Any, store: Path, tmp_path: Path
+) -> None:
+    """The error does not advise to change the number of segments, which the start model has."""
+    one_segment = make_assignments(model__segments=1, data__nsp="false")
+    write_initial_model(store, tmp_path / "start", assignments=one_segment)
+    with pytest.raises(SettingsError, match=r"model\.segments is 1, .*; set data\.nsp=false$"):
+        resolve(start_from=str(tmp_path / "start"),
+                assignments=["data.max_seqlen=32", "data.nsp=true"])  # fmt: skip
 
 
 def test_settings_of_a_continued_run_are_a_settings_file(
