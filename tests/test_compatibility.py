@@ -106,6 +106,7 @@ def test_old_options_are_accepted() -> None:
         warnings.simplefilter("error")
         assert upgrade_arguments(["inspect", "--length", "8"]) == ["inspect", "--length", "8"]
         assert upgrade_arguments(["predict", "--", "--skip-bad"])[-1] == "--skip-bad"
+        assert upgrade_arguments(["lab", "--resume"]) == ["lab", "--resume"]
 
 
 def test_misspelled_old_key_suggests_the_current_name() -> None:

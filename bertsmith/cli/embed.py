@@ -36,6 +36,7 @@ from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, Terminated
 from bertsmith.cli.unknown_warning import UnknownTokenWarning
 from bertsmith.compatibility import OLD_SPECIAL_TOKENS_FLAGS
 from bertsmith.errors import InputError, SettingsError
+from bertsmith.plurals import count_noun
 from bertsmith.runtime.process_rank import read_process_rank
 
 if TYPE_CHECKING:
@@ -157,9 +158,6 @@ def embed(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted command.")
-    ] = False,
     input_format: Annotated[TextFormat | None, FORMAT_OPTION] = None,
     header: Header = None,
     encoding: Encoding = None,
@@ -183,14 +181,12 @@ def embed(
 ) -> None:
     """Compute vectors for lines, table rows or tokens.
 
-    Only the layers that are needed are computed. With --out, progress is saved, and an interrupted
-    command continues with --resume, even after SIGKILL. It writes the same bytes as an
+    Only the layers that are needed are computed. With --out, progress is saved, and the same
+    command continues after an interruption, even after SIGKILL. It writes the same bytes as an
     uninterrupted command, except for the search graph of an .index, which several threads build.
 
     torchrun --nproc-per-node 2 -m bertsmith embed ... embeds in 2 processes.
     """
-    if resume and out is None:
-        raise InputError("--resume needs an output file, but --out is missing; pass --out FILE")
     settings = parse_vector_settings(
         layer,
         combine=combine,
@@ -239,9 +235,8 @@ def embed(
             _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)
         elif processes.is_main:
             _write_vectors(
-                embedder, opened_texts, out, settings, batch_tokens, processes, resume=resume,
-                as_json=as_json,
-            )  # fmt: skip
+                embedder, opened_texts, out, settings, batch_tokens, processes, as_json=as_json
+            )
         else:
             from bertsmith.use.embed_lines import embed_share
 
@@ -418,11 +413,10 @@ def _write_vectors(
     batch_tokens: int | None,
     processes: "ProcessGroup",
     *,
-    resume: bool,
     as_json: bool,
 ) -> None:
     """Write the vectors to a file; log the file and a next step. Print a summary if ``as_json``."""
-    from bertsmith.use.embed_lines import embed_lines
+    from bertsmith.use.embed_lines import count_saved_lines, embed_lines
 
     try:
         summary = embed_lines(
@@ -433,12 +427,16 @@ def _write_vectors(
             columns=texts.columns,
             total=texts.total,
             batch_tokens=batch_tokens,
-            resume=resume,
             progress=TerminalProgress(),
             processes=processes,
         )
     except (KeyboardInterrupt, Terminated) as error:
-        log("stopped and saved; the same command with --resume continues")
+        num_saved = count_saved_lines(out)
+        if num_saved:
+            saved = count_noun(num_saved, f"{texts.unit} is saved", f"{texts.unit}s are saved")
+            log(f"stopped; {saved}; run the same command again to continue")
+        else:
+            log("stopped; nothing was saved")
         if isinstance(error, Terminated):
             raise
         raise typer.Exit(SIGNAL_EXIT_OFFSET + signal.SIGINT) from None

@@ -113,6 +113,8 @@ RENAMED_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "similar": {"--skip-bad": "--skip-invalid"},
     }
 )
+#: Command -> flags of earlier versions that have no effect any more.
+REMOVED_FLAGS: Mapping[str, frozenset[str]] = MappingProxyType({"embed": frozenset({"--resume"})})
 #: Old field of a line of metrics.jsonl -> new field.
 RENAMED_METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -227,22 +229,27 @@ def upgrade_settings(values: Mapping[str, Any], table: str, *, warn: bool = True
 
 
 def upgrade_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return command line arguments with the current names of options.
+    """Return command line arguments with the current names of options, without removed flags.
 
     Warns:
-        FutureWarning: for every old option, with its current name.
+        FutureWarning: for every old option, with its current name, and for every removed flag.
     """
     # The command is the first argument that is not an option.
     command = next((argument for argument in arguments if not argument.startswith("-")), "")
     options = RENAMED_OPTIONS.get(command, {})
-    upgraded = list(arguments)
+    removed_flags = REMOVED_FLAGS.get(command, frozenset())
+    upgraded: list[str] = []
     for index, argument in enumerate(arguments):
         if argument == "--":
-            break
+            return upgraded + list(arguments[index:])
         option, equals, value = argument.partition("=")
-        if option in options:
+        if argument in removed_flags:
+            _warn(f"the option {argument} is no longer needed; leave it out")
+        elif option in options:
             _warn(f"the option {option} is now {options[option]}; use the new name")
-            upgraded[index] = options[option] + equals + value
+            upgraded.append(options[option] + equals + value)
+        else:
+            upgraded.append(argument)
     return upgraded
 
 

@@ -81,16 +81,16 @@ def embed_lines(
     settings: VectorSettings,
     *,
     columns: TableColumns | None = None,
-    resume: bool = False,
     total: int | None = None,
     batch_tokens: int | None = None,
     progress: Progress | None = None,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> EmbeddingSummary:
-    """Write the vectors of lines to a file.
+    """Write the vectors of lines to a file, or continue a run that was interrupted.
 
     Until the file is finished, the output and the state of the run are in a directory named like
-    the file with ".partial" appended.
+    the file with ".partial" appended. If this directory exists, the run continues after the lines
+    that are written.
 
     With several processes, the main process calls this function, and the others ``embed_share``.
 
@@ -100,15 +100,14 @@ def embed_lines(
         out: A new path that ends in .npy, .jsonl, .parquet, or .index (a directory for search).
         settings: How to compute the vectors.
         columns: Columns of the input table, which .jsonl and .parquet output includes.
-        resume: Whether to continue an unfinished run. Its lines must be the first of ``lines``.
         total: Number of lines, if known.
         batch_tokens: Maximum number of tokens per batch.
         progress: Receives the number of embedded lines.
         processes: The processes that divide the lines among them.
 
     Raises:
-        InputError: The output exists, cannot be written or cannot be resumed, or there are no
-            lines.
+        InputError: The output exists or cannot be written, an unfinished run has other settings or
+            other lines, or there are no lines.
     """
     out = Path(out)
     progress = progress or NullProgress()
@@ -118,7 +117,7 @@ def embed_lines(
     counts = TokenCounts()
     embedder = embedder.with_token_counter(counts)
     with _lock_partial_dir(out) as partial:
-        state = _load_or_create_state(partial, run_settings, resume=resume)
+        state = _load_or_create_state(partial, run_settings)
         remaining_lines = iter(lines)
         lines_hash = hashlib.sha256()
         _skip_finished_lines(remaining_lines, lines_hash, state, partial)
@@ -147,6 +146,16 @@ def embed_lines(
     return EmbeddingSummary(
         out, state.num_lines, spec.width, state.num_truncated, counts.unknown_share
     )
+
+
+def count_saved_lines(out: Path) -> int:
+    """Return how many lines an unfinished run has written; 0 if there is none.
+
+    Args:
+        out: The output file of the run.
+    """
+    state = _read_state(_get_partial_dir(out))
+    return 0 if state is None else state.num_lines
 
 
 def embed_share(
@@ -242,6 +251,11 @@ def _get_run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str,
     }
 
 
+def _get_partial_dir(out: Path) -> Path:
+    """Return the directory for unfinished output."""
+    return out.with_name(f"{out.name}.partial")
+
+
 @contextmanager
 def _lock_partial_dir(out: Path) -> Iterator[Path]:
     """Create and lock the directory for unfinished output.
@@ -250,7 +264,7 @@ def _lock_partial_dir(out: Path) -> Iterator[Path]:
     """
     if out.exists() or out.is_symlink():
         raise InputError(f"{out}: already exists; choose another name or remove it")
-    partial = out.with_name(f"{out.name}.partial")
+    partial = _get_partial_dir(out)
     with _convert_write_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
     error = InputError(f"{partial}: another process is writing to it; wait until it has finished")
@@ -290,11 +304,11 @@ def _read_state(partial: Path) -> _RunState | None:
         ) from None
 
 
-def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bool) -> _RunState:
+def _load_or_create_state(partial: Path, settings: dict[str, Any]) -> _RunState:
     """Load the state of an unfinished run, or create the state of a new run.
 
     Raises:
-        InputError: The directory contains unrelated files, or the run cannot be resumed.
+        InputError: The directory contains unrelated files, or the run has other settings.
     """
     state = _read_state(partial)
     if state is None:
@@ -306,10 +320,6 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
     if not state.num_lines:
         # Nothing is written yet, so the settings may differ.
         return _RunState(settings)
-    if not resume:
-        raise InputError(
-            f"{partial}: an unfinished run exists; continue it with --resume, or remove it"
-        )
     changed = [
         name
         for name, value in settings.items()
@@ -318,8 +328,8 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bo
     if changed:
         names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in changed)
         raise InputError(
-            f"{partial}: the run was started with a different {names}; use the same values, or "
-            "remove the directory"
+            f"{partial}: this unfinished run was started with a different {names}; use the same "
+            "values, or remove the directory"
         )
     return replace(state, settings=settings)
 
@@ -331,8 +341,8 @@ def _convert_write_errors(partial: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"{error.filename or partial}: cannot be written: {error.strerror or error}; finished "
-            "lines are saved, continue with --resume"
+            f"{error.filename or partial}: cannot be written: {error.strerror or error}; fix this "
+            "and run the same command again, which continues after the saved lines"
         ) from error
 
 

@@ -19,6 +19,7 @@ import pytest
 from bertsmith.cli.embed import count_lines
 from bertsmith.errors import InputError
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
+from bertsmith.use import embed_chunks
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
 from bertsmith.use.search import search
@@ -136,9 +137,7 @@ def test_prompt_is_added_to_each_line(
     with pytest.raises(RuntimeError, match="interrupted"):
         embed_lines(embedder.with_prompt("query"), _interrupt(lines), out, VectorSettings())
     with pytest.raises(InputError, match="a different prompt name"):
-        embed_lines(
-            embedder.with_prompt("document"), ["ferry"] * 3000, out, VectorSettings(), resume=True
-        )
+        embed_lines(embedder.with_prompt("document"), ["ferry"] * 3000, out, VectorSettings())
 
 
 def _interrupt(lines: Iterator[str]) -> Iterator[str]:
@@ -180,10 +179,10 @@ def test_fast_vectors_are_nearly_exact(run_cli: RunCli, model: Path, lines_file:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_embed_continues_with_resume(
+def test_interrupted_embed_continues(
     model: Path, tmp_path: Path, signal_number: signal.Signals, status: int
 ) -> None:
-    """Ctrl-C and SIGTERM save; the same command with --resume completes the file."""
+    """Ctrl-C and SIGTERM save; the same command completes the file. --resume has no effect."""
     out = tmp_path / "v.npy"
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -205,19 +204,66 @@ def test_interrupted_embed_continues_with_resume(
         _, err = process.communicate(timeout=60)
         writer.close()
     assert process.returncode == status, err
-    assert "the same command with --resume continues" in err
+    num_saved = json.loads(state.read_text())["num_lines"]
+    message = f"stopped; {num_saved:,} lines are saved; run the same command again to continue"
+    assert message in err.splitlines()
     assert "Traceback" not in err
     file = tmp_path / "lines.txt"
     file.write_text(text)
     command = [*program, str(file), "--out", str(out)]
-    rejected = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    rejected = subprocess.run(
+        [*command, "--pooling", "max"], capture_output=True, text=True, check=False, timeout=120
+    )
     assert rejected.returncode == 2
-    assert "--resume" in rejected.stderr
+    assert "started with a different pooling" in rejected.stderr
+    # Earlier versions continued only with --resume.
+    options = ["--resume"] if signal_number == signal.SIGTERM else []
     resumed = subprocess.run(
-        [*command, "--resume"], capture_output=True, text=True, check=False, timeout=120
+        [*command, *options], capture_output=True, text=True, check=False, timeout=120
     )
     assert resumed.returncode == 0, resumed.stderr
+    assert ("the option --resume is no longer needed" in resumed.stderr) == bool(options)
     assert np.load(out).shape == (30_000, MODEL_WIDTH)
+
+
+def test_interrupted_embed_says_how_much_is_saved(
+    run_cli: RunCli,
+    model: Path,
+    lines_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C reports the number of saved lines, or that nothing was saved and leaves no files."""
+    monkeypatch.setattr(embed_chunks, "_MAX_LINES", 1)
+    out = tmp_path / "new" / "v.npy"
+    command = ("embed", model, lines_file, "--out", out)
+    encode_batches = Embedder.encode_batches
+    num_chunks = 0
+
+    def stop_in_second_chunk(*arguments: Any) -> Any:
+        nonlocal num_chunks
+        num_chunks += 1
+        if num_chunks != 1:
+            raise KeyboardInterrupt
+        return encode_batches(*arguments)
+
+    monkeypatch.setattr(Embedder, "encode_batches", stop_in_second_chunk)
+    completed = run_cli(*command)
+    assert completed.status == 130
+    assert "stopped; 1 line is saved; run the same command again to continue" in completed.err
+    out = tmp_path / "new" / "w.npy"
+    completed = run_cli("embed", model, lines_file, "--out", out)
+    assert completed.status == 130
+    assert "stopped; nothing was saved\n" in completed.err
+    assert [path.name for path in out.parent.iterdir()] == ["v.npy.partial"]
+    monkeypatch.setattr(Embedder, "encode_batches", encode_batches)
+    assert run_cli(*command).status == 0
+    np.testing.assert_allclose(
+        np.load(tmp_path / "new" / "v.npy"),
+        Embedder.load(model).encode(lines_file.read_text().split("\n")),
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 def test_lines_of_plain_files_are_counted(tmp_path: Path, lines_file: Path) -> None:
@@ -310,7 +356,6 @@ def test_search_prints_the_most_similar_lines(
     [
         (["embed", "MODEL", "nowhere.txt", "--out", "OUT.npy"], "nowhere.txt: cannot be read"),
         (["embed", "MODEL", "--out", "OUT.csv"], "expected a name that ends in .npy"),
-        (["embed", "MODEL", "--resume"], "--out is missing; pass --out FILE"),
         (["embed", "MODEL", "--layer", "9"], "no layer 9"),
         (["embed", "MODEL", "--layer", "-1,2"], "twice"),
         (["embed", "MODEL", "--layer", "a"], "--layer a: expected comma-separated numbers"),

@@ -119,15 +119,14 @@ def test_existing_files_are_not_overwritten(embedder: Embedder, tmp_path: Path) 
     """An existing output file, or unrelated files at the partial path, are errors."""
     out = tmp_path / "v.npy"
     out.write_text("original")
-    for resume in (False, True):
-        with pytest.raises(InputError, match="already exists; choose another name"):
-            embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=resume)
+    with pytest.raises(InputError, match="already exists; choose another name"):
+        embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     assert out.read_text() == "original"
     unrelated_dir = tmp_path / "w.npy.partial"
     unrelated_dir.mkdir()
     (unrelated_dir / "notes.txt").write_text("original")
     with pytest.raises(InputError, match="this directory contains unrelated files"):
-        embed_lines(embedder, LINES, tmp_path / "w.npy", TEXT_SETTINGS, resume=True)
+        embed_lines(embedder, LINES, tmp_path / "w.npy", TEXT_SETTINGS)
     assert (unrelated_dir / "notes.txt").read_text() == "original"
     (tmp_path / "x.npy.partial").write_text("original")
     with pytest.raises(InputError, match=r"x\.npy\.partial: cannot be written: File exists"):
@@ -140,7 +139,7 @@ def test_concurrent_runs_are_rejected(embedder: Embedder, tmp_path: Path) -> Non
     def lines_with_second_run() -> Iterator[str]:
         yield from LINES[:9]
         with pytest.raises(InputError, match="another process is writing to it"):
-            embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS, resume=True)
+            embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS)
         yield from LINES[9:]
 
     summary = embed_lines(embedder, lines_with_second_run(), tmp_path / "v.npy", TEXT_SETTINGS)

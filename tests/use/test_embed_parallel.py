@@ -118,7 +118,7 @@ def test_interrupted_processes_are_resumed(embedder: Embedder, tmp_path: Path) -
 
     with pytest.raises(KeyboardInterrupt):
         embed_lines(embedder, interrupted_lines(), tmp_path / "three.npy", settings)
-    summary = embed_in_threads(embedder, LINES, tmp_path / "three.npy", settings, resume=True)
+    summary = embed_in_threads(embedder, LINES, tmp_path / "three.npy", settings)
     assert summary.num_lines == len(LINES)
     np.testing.assert_allclose(np.load(summary.path), np.load(expected.path), atol=1e-5)
 

@@ -37,8 +37,8 @@ def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, na
         embed_lines(embedder, interrupted_rows(), out, TEXT_SETTINGS, columns=columns)
     changed_table = [TextRow(LINES[0], {"n": "x", "text": LINES[0]}), *table[1:]]
     with pytest.raises(InputError, match="the first 14 lines differ from those already embedded"):
-        embed_lines(embedder, changed_table, out, TEXT_SETTINGS, columns=columns, resume=True)
-    embed_lines(embedder, table, out, TEXT_SETTINGS, columns=columns, resume=True)
+        embed_lines(embedder, changed_table, out, TEXT_SETTINGS, columns=columns)
+    embed_lines(embedder, table, out, TEXT_SETTINGS, columns=columns)
     uninterrupted = tmp_path / f"uninterrupted-{name}"
     embed_lines(embedder, table, uninterrupted, TEXT_SETTINGS, columns=columns)
     assert has_same_contents(out, uninterrupted)
@@ -75,7 +75,7 @@ def embed_in_child(out, kill_at=None):
             os.kill(os.getpid(), signal.SIGKILL)
         original_fsync(file)
     os.fsync = counting_fsync
-    embed_lines_module.embed_lines(embedder, lines, out, settings, resume=True)
+    embed_lines_module.embed_lines(embedder, lines, out, settings)
     os._exit(0)
 
 assert embed_in_child(folder / f"uninterrupted{suffix}") == 0
@@ -166,7 +166,7 @@ def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> No
     assert len(old_settings) == len(settings.keys() - {"prompt_name"})
     assert len(old_state) == len(state)
     state_file.write_text(json.dumps(old_state))
-    embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=True)
+    embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     uninterrupted = tmp_path / "uninterrupted.npy"
     embed_lines(embedder, LINES, uninterrupted, TEXT_SETTINGS)
     assert out.read_bytes() == uninterrupted.read_bytes()
@@ -178,21 +178,19 @@ def test_resume_requires_the_same_input(
     """A run resumes with the same lines, settings and model; others are errors."""
     out = tmp_path / "v.npy"
     start_and_interrupt_run(embedder, out)
-    with pytest.raises(InputError, match="continue it with --resume, or remove it"):
-        embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     for other_lines in (["x", *LINES[1:]], LINES[:9]):
         with pytest.raises(InputError, match="the first 14 lines differ"):
-            embed_lines(embedder, other_lines, out, TEXT_SETTINGS, resume=True)
+            embed_lines(embedder, other_lines, out, TEXT_SETTINGS)
     with pytest.raises(InputError, match="started with a different pooling"):
-        embed_lines(embedder, LINES, out, build_vector_settings(pooling="max"), resume=True)
+        embed_lines(embedder, LINES, out, build_vector_settings(pooling="max"))
     other_embedder = Embedder.load(model_dir_without_nsp)
     with pytest.raises(InputError, match="started with a different model"):
-        embed_lines(other_embedder, LINES, out, TEXT_SETTINGS, resume=True)
+        embed_lines(other_embedder, LINES, out, TEXT_SETTINGS)
     (out.with_name("v.npy.partial") / "data").rename(tmp_path / "data")
     with pytest.raises(InputError, match="shorter than when its run was interrupted"):
-        embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=True)
+        embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     (tmp_path / "data").rename(out.with_name("v.npy.partial") / "data")
-    summary = embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=True)
+    summary = embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     assert summary.num_lines == len(LINES)
     uninterrupted = embed_lines(embedder, LINES, tmp_path / "uninterrupted.npy", TEXT_SETTINGS).path
     assert uninterrupted.read_bytes() == out.read_bytes()
@@ -207,13 +205,13 @@ def test_run_can_be_resumed_after_a_full_disk(
     previous_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, previous_limit[1]))
     try:
-        with pytest.raises(InputError, match="cannot be written: File too large; finished lines"):
+        with pytest.raises(InputError, match="cannot be written: File too large; fix this"):
             embed_lines(embedder, lines, tmp_path / name, TEXT_SETTINGS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, previous_limit)
     state = json.loads((tmp_path / f"{name}.partial" / "state.json").read_text())
     assert 0 < state["num_lines"] < len(lines)
-    embed_lines(embedder, lines, tmp_path / name, TEXT_SETTINGS, resume=True)
+    embed_lines(embedder, lines, tmp_path / name, TEXT_SETTINGS)
     uninterrupted = tmp_path / f"uninterrupted.{name}"
     embed_lines(embedder, lines, uninterrupted, TEXT_SETTINGS)
     assert has_same_contents(tmp_path / name, uninterrupted)
