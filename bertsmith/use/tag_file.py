@@ -285,9 +285,14 @@ def _add_column(line: str, tag: str) -> str:
 
 
 def _add_misc_field(line: str, tag: str) -> str:
-    """Return a CoNLL-U line with the tag in its last column, MISC."""
+    r"""Return a CoNLL-U line with the tag in its last column, MISC.
+
+    Fields of this column are separated by "|", so this character in a tag, such as NN|UTR|SIN, is
+    written as "\p", and a backslash as two, as in the field SpacesAfter of UDPipe.
+    """
     columns = line.split("\t")
     fields = [] if columns[-1] == _NO_TAG else columns[-1].split("|")
     other_fields = [field for field in fields if not field.startswith(f"{PREDICTED}=")]
-    columns[-1] = "|".join([*other_fields, f"{PREDICTED}={tag}"])
+    escaped_tag = tag.replace("\\", r"\\").replace("|", r"\p")
+    columns[-1] = "|".join([*other_fields, f"{PREDICTED}={escaped_tag}"])
     return "\t".join(columns)

@@ -99,6 +99,18 @@ def test_conllu_output_has_the_tag_in_misc(tmp_path: Path, tokenizer: Tokenizer)
     assert lines[3].split("\t")[9] in ("A=b|Predicted=N", "A=b|Predicted=V")
 
 
+def test_separators_in_tags_are_escaped_in_misc(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A tag with "|" is one field of MISC, which another prediction replaces completely."""
+    bundle = load_tagger(tmp_path, tokenizer, "tags", ("NN|UTR|SIN", r"NN|UTR\SIN"))
+    (tmp_path / "in.conllu").write_text("1\tiron" + "\t_" * 7 + "\tA=b\n\n")
+    for in_name, out_name in (("in", "first"), ("first", "second")):
+        source = TableSource(tmp_path / f"{in_name}.conllu")
+        tag_file(bundle, source, tmp_path / f"{out_name}.conllu")
+    line = (tmp_path / "first.conllu").read_text().splitlines()[0]
+    assert line.split("\t")[9] in (r"A=b|Predicted=NN\pUTR\pSIN", r"A=b|Predicted=NN\pUTR\\SIN")
+    assert (tmp_path / "second.conllu").read_text() == (tmp_path / "first.conllu").read_text()
+
+
 def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Rows keep their columns, also the gold tags. CoNLL written as JSON has the same tags."""
     bundle = load_tagger(tmp_path, tokenizer)
