@@ -49,7 +49,13 @@ Assignments = Annotated[
 Epochs = Annotated[
     float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
 ]
-LearningRate = Annotated[float | None, typer.Option(help="Peak learning rate. Default: 3e-5.")]
+#: Option of tasks and rerankers, whose default depends on the width of the model.
+LearningRateByWidth = Annotated[
+    float | None,
+    typer.Option(
+        help="Peak learning rate. Default: 3e-5 for width 768, more for narrower models.", min=0
+    ),
+]
 
 _DEFAULT_COMMAND = "task"
 
@@ -161,10 +167,13 @@ def finetune(
         typer.Option(help="Freeze the encoder and train a BiLSTM on the outputs of these layers."),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training data.", min=0)
+        float | None,
+        typer.Option(
+            help="Passes over the training data. Default: 3, or more for at least 100 steps.", min=0
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Batch size in examples.", min=1)] = None,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
+    lr: LearningRateByWidth = None,
     max_seqlen: Annotated[
         int | None, typer.Option(help="Maximum length of an input in tokens.", min=8)
     ] = None,

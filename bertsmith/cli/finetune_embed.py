@@ -12,7 +12,6 @@ from bertsmith.cli.finetune import (
     ConfigFile,
     Epochs,
     FilesEncoding,
-    LearningRate,
     RunDirectory,
     StartModel,
     build_values,
@@ -108,7 +107,9 @@ def embed(
         int | None,
         typer.Option(help="Batch size in examples; any size fits in memory. Default: 64.", min=2),
     ] = None,
-    lr: LearningRate = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate. Default: 3e-5.", min=0)
+    ] = None,
     max_seqlen: Annotated[
         int | None,
         typer.Option(help="Maximum tokens per text. Default: as the model, else 128.", min=8),

@@ -13,7 +13,7 @@ from bertsmith.cli.finetune import (
     ConfigFile,
     Epochs,
     FilesEncoding,
-    LearningRate,
+    LearningRateByWidth,
     RunDirectory,
     StartModel,
     build_values,
@@ -99,7 +99,7 @@ def rerank(
             min=1,
         ),
     ] = None,
-    lr: LearningRate = None,
+    lr: LearningRateByWidth = None,
     max_seqlen: Annotated[
         int | None,
         typer.Option(

@@ -149,8 +149,8 @@ def get_accuracy_warning(examples: Sequence[Any], accuracy: float) -> str | None
         return None
     return (
         f"accuracy {accuracy:.4f} is not better than always predicting the majority class "
-        f"{shorten_label(label)!r} ({majority_share:.4f}); check the text and label columns, train "
-        "longer (--epochs), or try another learning rate (--lr)"
+        f"{shorten_label(label)!r} ({majority_share:.4f}); check the text and label columns, or "
+        "train longer and at a higher learning rate, such as --epochs 20 --lr 3e-4"
     )
 
 

@@ -214,7 +214,7 @@ def resolve_settings(
         _check_store(distill, objective)
         values["run"] = {"micro_batch_tokens": _STORE_MICRO_BATCH_TOKENS, **values["run"]}
         schedule = values["schedule"]
-        if "epochs" not in get_table(overrides, "schedule") and schedule["epochs"] is not None:
+        if "epochs" not in get_table(overrides, "schedule") and schedule.get("steps") is None:
             values["schedule"] = {**schedule, "epochs": _STORE_EPOCHS}
     _reject_unused_settings(objective, values["distill"])
     config = read_config(directory, read_info(directory))

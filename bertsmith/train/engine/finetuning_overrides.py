@@ -4,11 +4,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bertsmith.bundle.config import read_config
+from bertsmith.bundle.directory import locate_model
+from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.settings import get_table, load_user_settings, merge_settings
 
 #: Fields of the model config that training may change.
 MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
+#: Default learning rate of a model of this width, BERT-Base: the middle value of the grid in
+#: appendix A.3.
+_BASE_LR, _BASE_WIDTH = 3e-5, 768
+#: Largest default learning rate of narrower models.
+_MAX_LR = 3e-4
+#: Minimum number of steps of a run with the default number of epochs.
+_MIN_STEPS = 100
+#: Defaults of earlier versions, by key: their runs can be resumed.
+EARLIER_DEFAULTS: Final = {"optim.lr": (_BASE_LR,), "schedule.min_steps": (1,)}
 #: Settings table of a kind of run -> the command.
 _COMMANDS: Final = {
     "embedding": "finetune embed", "reranking": "finetune rerank", "distill": "distill",
@@ -76,6 +88,7 @@ def _drop_computed_values(
         schedule.pop("steps", None)
     if has_new_length:
         schedule.pop("epochs", None)
+        schedule.pop("min_steps", None)
     return tables
 
 
@@ -87,6 +100,7 @@ def build_run_values(
     *,
     lr: float,
     epochs: float,
+    min_steps: int = 1,
     run: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return nested settings with defaults and the user's overrides, to be parsed.
@@ -100,6 +114,7 @@ def build_run_values(
         overrides: Settings of the user, as nested tables.
         lr: Default learning rate.
         epochs: Default number of epochs, if the user has set no number of steps.
+        min_steps: Minimum number of steps with the default number of epochs.
         run: Other default settings of the table "run".
 
     Raises:
@@ -107,7 +122,7 @@ def build_run_values(
     """
     defaults: dict[str, Any] = {
         "optim": {"lr": lr},
-        "schedule": {"epochs": resolve_epochs(overrides, epochs)},
+        "schedule": resolve_length(overrides, epochs, min_steps),
         "run": {"start_from": str(model.resolve()), **(run or {})},
     }
     get_model_overrides(overrides)
@@ -119,8 +134,25 @@ def build_run_values(
     return values
 
 
-def resolve_epochs(overrides: Mapping[str, Any], default: float) -> float | None:
-    """Return the number of epochs; None if the overrides set a number of steps.
+def compute_default_lr(model: Path) -> float:
+    """Return the default learning rate of a model with a new output layer.
+
+    It is 3e-5 for a width of 768 or more. It is higher for narrower models, which learn little in
+    three epochs at 3e-5 (docs/notebook.md): multiplied by (768 / width)², at most 3e-4.
+    """
+    directory = locate_model(model)
+    width = read_config(directory, read_info(directory)).width
+    lr = _BASE_LR * max(1.0, _BASE_WIDTH / width) ** 2
+    return min(_MAX_LR, float(f"{lr:.1e}"))
+
+
+def resolve_length(
+    overrides: Mapping[str, Any], default_epochs: float, min_steps: int = _MIN_STEPS
+) -> dict[str, Any]:
+    """Return the default table "schedule" for the overrides of the user.
+
+    It has the default epochs, unless the overrides set the length, and then also the minimum number
+    of steps, because few epochs of a small file are too few steps.
 
     Raises:
         SettingsError: If the overrides set both, or a time budget.
@@ -132,13 +164,13 @@ def resolve_epochs(overrides: Mapping[str, Any], default: float) -> float | None
             f"schedule.minutes is {minutes}, but fine-tuning has no time budget; set "
             "schedule.epochs or schedule.steps"
         )
-    if steps is None:
-        return default if epochs is None else epochs
-    if epochs is not None:
+    if steps is not None and epochs is not None:
         raise SettingsError(
             f"schedule.steps is {steps} and schedule.epochs is {epochs}; set only one of them"
         )
-    return None
+    if steps is None and epochs is None:
+        return {"epochs": default_epochs, "min_steps": min_steps}
+    return {}
 
 
 def check_data_files(train_files: Sequence[str], files: Sequence[Path]) -> None:

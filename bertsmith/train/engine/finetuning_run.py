@@ -13,6 +13,7 @@ from bertsmith.runtime import device
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.data_files import DataFiles, SettingsType, check_files_unchanged
+from bertsmith.train.engine.finetuning_overrides import EARLIER_DEFAULTS
 from bertsmith.train.engine.loop import TrainingOutcome
 from bertsmith.train.engine.run_directory import load_run_settings
 
@@ -76,6 +77,7 @@ def open_run(
         progress,
         # A finished run needs no device.
         is_device_available=lambda name: is_finished or device.is_device_available(name),
+        accepted_defaults=EARLIER_DEFAULTS,
     )
     if stored_settings is None or not is_finished:
         return stored_settings, None

@@ -194,7 +194,7 @@ def _resolve_steps(
 ) -> tuple[ScheduleSettings, CheckpointSettings]:
     """Return the settings with the number of steps and the checkpoint interval."""
     assert budget.steps or budget.epochs
-    steps = budget.steps or max(1, round((budget.epochs or 0) * steps_per_epoch))
+    steps = budget.steps or max(budget.min_steps, round((budget.epochs or 0) * steps_per_epoch))
     checkpoint_every = checkpoints.every or steps_per_epoch
     return (
         budget.model_copy(update={"steps": steps}),

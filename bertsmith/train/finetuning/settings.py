@@ -19,16 +19,17 @@ from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine.finetuning_overrides import (
     MUTABLE_MODEL_FIELDS,
+    compute_default_lr,
     get_model_overrides,
-    resolve_epochs,
+    resolve_length,
 )
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
-#: Default learning rate and epochs: the middle values of the grid in appendix A.3.
-_DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
+#: Default epochs: the middle value of the grid in appendix A.3.
+_DEFAULT_EPOCHS = 3.0
 #: Defaults with a BiLSTM, whose new weights need a higher learning rate and more epochs
 #: (docs/deviations.md).
 _FEATURE_LR, _FEATURE_EPOCHS = 1e-3, 8.0
@@ -95,7 +96,7 @@ def read_overrides(
         # Only one of steps and epochs may be set: a new value of either replaces the file's value.
         if get_table(overrides, "schedule").keys() & {"steps", "epochs"}:
             schedule = get_table(settings, "schedule")
-            for name in ("steps", "epochs"):
+            for name in ("steps", "epochs", "min_steps"):
                 schedule.pop(name, None)
             settings["schedule"] = schedule
     return load_user_settings(settings, values, assignments)
@@ -186,11 +187,14 @@ def resolve_settings(
         task_defaults.pop("validation_files", None)
     features = overrides.get("features")
     is_frozen = isinstance(features, Mapping) and features.get("frozen", True)
-    lr, epochs = (_FEATURE_LR, _FEATURE_EPOCHS) if is_frozen else (_DEFAULT_LR, _DEFAULT_EPOCHS)
+    if is_frozen:
+        lr, epochs = _FEATURE_LR, _FEATURE_EPOCHS
+    else:
+        lr, epochs = compute_default_lr(model), _DEFAULT_EPOCHS
     defaults: dict[str, Any] = {
         "task": task_defaults,
         "optim": {"lr": lr},
-        "schedule": {"epochs": resolve_epochs(overrides, epochs)},
+        "schedule": resolve_length(overrides, epochs),
         "run": {"start_from": str(model.resolve())},
     }
     values = merge_settings(defaults, overrides)

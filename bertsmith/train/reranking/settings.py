@@ -11,6 +11,7 @@ from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.train.engine.finetuning_overrides import (
     build_run_values,
     check_data_files,
+    compute_default_lr,
     read_table_overrides,
 )
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
@@ -18,7 +19,7 @@ from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
-_DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
+_DEFAULT_EPOCHS = 3.0
 
 
 class RerankingRunSettings(Settings):
@@ -56,7 +57,12 @@ def resolve_settings(
         TaskError: If a data file does not exist.
     """
     values = build_run_values(
-        "reranking", model, data, overrides, lr=_DEFAULT_LR, epochs=_DEFAULT_EPOCHS
+        "reranking",
+        model,
+        data,
+        overrides,
+        lr=compute_default_lr(model),
+        epochs=_DEFAULT_EPOCHS,
     )
     settings = RerankingRunSettings.parse(values, "the settings")
     check_data_files(settings.reranking.train_files, settings.reranking.list_files())

@@ -1,18 +1,43 @@
 """Settings that all kinds of fine-tuning resolve in the same way."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from bertsmith.errors import SettingsError
-from bertsmith.train.engine.finetuning_overrides import get_model_overrides, resolve_epochs
+from bertsmith.train.engine.finetuning_overrides import (
+    compute_default_lr,
+    get_model_overrides,
+    resolve_length,
+)
+
+
+@pytest.mark.parametrize("schedule", [{}, {"decay": "linear"}])
+def test_default_length_has_a_minimum_number_of_steps(schedule: dict[str, object]) -> None:
+    """Without a length of the user, few epochs of a small file are at least 100 steps."""
+    assert resolve_length({"schedule": schedule}, 3.0) == {"epochs": 3.0, "min_steps": 100}
+
+
+@pytest.mark.parametrize("schedule", [{"epochs": 1.5}, {"steps": 7}])
+def test_length_of_the_user_replaces_the_defaults(schedule: dict[str, object]) -> None:
+    """A number of epochs or steps unsets the default epochs and their minimum number of steps."""
+    assert resolve_length({"schedule": schedule}, 3.0) == {}
 
 
 @pytest.mark.parametrize(
-    ("schedule", "epochs"),
-    [({}, 3.0), ({"epochs": 1.5}, 1.5), ({"steps": 7}, None), ({"decay": "linear"}, 3.0)],
+    ("width", "lr"),
+    [(1024, 3e-5), (768, 3e-5), (512, 6.8e-5), (384, 1.2e-4), (256, 2.7e-4), (64, 3e-4)],
 )
-def test_steps_replace_the_default_epochs(schedule: dict[str, object], epochs: float) -> None:
-    """A number of steps unsets the default number of epochs, and only that."""
-    assert resolve_epochs({"schedule": schedule}, default=3.0) == epochs
+def test_narrow_models_have_a_higher_default_learning_rate(
+    tmp_path: Path, width: int, lr: float
+) -> None:
+    """The rate grows with the inverse square of the width, up to 3e-4."""
+    config = {"model_type": "bert", "hidden_size": width, "num_attention_heads": 4}
+    sizes = {"vocab_size": 100, "num_hidden_layers": 1, "intermediate_size": 4 * width}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+    (tmp_path / "model.safetensors").touch()
+    assert compute_default_lr(tmp_path) == lr
 
 
 @pytest.mark.parametrize(
@@ -27,7 +52,7 @@ def test_contradictory_and_unsupported_lengths_are_rejected(
 ) -> None:
     """Two lengths, or a time budget, which only pre-training has, are errors."""
     with pytest.raises(SettingsError, match=message):
-        resolve_epochs({"schedule": schedule}, default=3.0)
+        resolve_length({"schedule": schedule}, 3.0)
 
 
 def test_only_the_dropout_rates_of_the_model_can_be_set() -> None:

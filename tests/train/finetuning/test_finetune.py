@@ -244,16 +244,16 @@ def test_evaluation_only_at_the_end(start_model: Path, tmp_path: Path) -> None:
         assert not (tmp_path / name).exists()
 
 
-def test_defaults_are_those_of_the_paper(start_model: Path, tmp_path: Path) -> None:
-    """The defaults are a learning rate of 3e-5, 3 epochs and batch size 32."""
+def test_defaults_suit_the_width_and_small_files(start_model: Path, tmp_path: Path) -> None:
+    """The defaults are 3e-4 for a narrow model, 3 epochs, at least 100 steps and batch size 32."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     values = {"optim": {"weight_decay": 0.0}, "schedule": {}, "run": {"threads": 1}}
     result = finetune("classify", start_model, tmp_path / "run", data=data, values=values)
     settings = read_toml(tmp_path / "run" / "settings.toml")
-    assert (settings["optim"]["lr"], settings["optim"]["weight_decay"]) == (3e-5, 0.0)
+    assert (settings["optim"]["lr"], settings["optim"]["weight_decay"]) == (3e-4, 0.0)
     assert (settings["schedule"]["epochs"], settings["task"]["batch_size"]) == (3.0, 32)
-    # The 36 texts that are not held out make two batches per epoch.
-    assert result.steps == 3 * 2
+    # The 36 texts that are not held out make two batches per epoch, so three epochs are six steps.
+    assert result.steps == 100
 
 
 def test_resuming_needs_the_same_columns(start_model: Path, tmp_path: Path) -> None:
