@@ -3,8 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, 
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
+    drop_zero_decimals,
     get_cell,
     get_text,
     read_task_rows,
@@ -35,6 +36,7 @@ ROC_AUC = "roc_auc"
 #: Separates the labels of a text in a multi-label column of CSV or TSV.
 LABEL_SEPARATOR = "|"
 _MAX_LISTED_LABELS = 20
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 #: A class name, a score, or a set of class names.
 Label = str | float | frozenset[str]
@@ -68,7 +70,40 @@ def read_examples(
         with counts.count_example(row.location, task, labeled=labeled):
             read_unique_id(row, task.id_column, seen_ids)
             examples.append(_parse_example(row, task, labels, labeled=labeled))
+    if labels is None:
+        examples = _merge_integer_labels(examples)
     return counts.require_examples(examples, path), counts
+
+
+def _merge_integer_labels(examples: list[TextExample]) -> list[TextExample]:
+    """Replace class names such as "1.0" by "1" if all class names are integers."""
+    integers = {name: drop_zero_decimals(name) for name in _list_label_names(examples)}
+    if not all(map(_INTEGER.fullmatch, integers.values())):
+        return examples
+    if all(name == integer for name, integer in integers.items()):
+        return examples
+    return [
+        replace(example, label=example.label and _rename_label(example.label, drop_zero_decimals))
+        for example in examples
+    ]
+
+
+def _rename_label(label: Label, rename: Callable[[str], str]) -> Label:
+    """Return a label with renamed class names; a score is returned unchanged."""
+    if isinstance(label, str):
+        return rename(label)
+    return frozenset(map(rename, label)) if isinstance(label, frozenset) else label
+
+
+def _list_label_names(examples: Sequence[TextExample]) -> set[str]:
+    """Return the class names of all labels."""
+    names: set[str] = set()
+    for example in examples:
+        if isinstance(example.label, str):
+            names.add(example.label)
+        elif isinstance(example.label, frozenset):
+            names |= example.label
+    return names
 
 
 def _parse_example(
@@ -85,7 +120,8 @@ def _parse_example(
     label = None
     if labeled:
         label = _parse_label(get_cell(row, task.label_column, "--label"), task.kind, labels)
-        _reject_unknown_labels(label, labels)
+        if labels is not None:
+            label = _match_labels(label, labels)
     return TextExample(texts, label, row.location)
 
 
@@ -176,17 +212,28 @@ def to_label_name(value: Any) -> str:
     return name
 
 
-def _reject_unknown_labels(label: Label, labels: Sequence[str] | None) -> None:
-    """Raise BadExampleError if ``label`` has a class name that is not one of ``labels``."""
-    if labels is None or isinstance(label, float):
-        return
-    names = label if isinstance(label, frozenset) else {label}
+def _match_labels(label: Label, labels: Sequence[str]) -> Label:
+    """Return a label whose class names are in ``labels``; "1.0" matches the class "1".
+
+    Raises:
+        BadExampleError: There is another class name.
+    """
+
+    def match(name: str) -> str:
+        integer = drop_zero_decimals(name)
+        return integer if name not in labels and integer in labels else name
+
+    matched = _rename_label(label, match)
+    if isinstance(matched, float):
+        return matched
+    names = matched if isinstance(matched, frozenset) else {matched}
     unknown_names = sorted(names - set(labels))
     if unknown_names:
         listed_labels = ", ".join(map(repr, labels[:_MAX_LISTED_LABELS]))
         raise BadExampleError(
             "an unknown label", f": {unknown_names[0]!r}; known labels are {listed_labels}"
         )
+    return matched
 
 
 def collect_labels(examples: Sequence[TextExample], path: str) -> tuple[str, ...]:
@@ -204,16 +251,11 @@ def collect_labels(examples: Sequence[TextExample], path: str) -> tuple[str, ...
                 f"{path}: every score is {first_score}; expected at least two different scores"
             )
         return ()
-    names: set[str] = set()
-    for example in examples:
-        if isinstance(example.label, str):
-            names.add(example.label)
-        elif isinstance(example.label, frozenset):
-            names |= example.label
+    names = _list_label_names(examples)
     if len(names) < 2:
         problem = f"every label is {min(names)!r}" if names else "there is no label"
         raise TaskError(f"{path}: {problem}; expected at least two different labels")
-    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names):
+    if all(map(_INTEGER.fullmatch, names)):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 

@@ -25,6 +25,7 @@ from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, 
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
+    drop_zero_decimals,
     get_cell,
     get_text,
     read_rows,
@@ -157,7 +158,7 @@ def _parse_label(value: Any, columns: Sequence[str], num_endings: int) -> int:
         value = int(value)
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise BadExampleError("an unknown label", f": {value!r}")
-    label = str(value).strip()
+    label = drop_zero_decimals(str(value).strip())
     letters = string.ascii_uppercase[:num_endings]
     if not label:
         raise BadExampleError("an empty label")

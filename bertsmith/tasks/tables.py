@@ -1,5 +1,6 @@
 """Reading rows of CSV, TSV, JSON and Parquet files, with the location of each row for messages."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -155,6 +156,15 @@ def require_text(value: Any, name: str) -> str:
         raise BadExampleError("an empty text", f" in column {name!r}")
     reject_lone_surrogates(value, name)
     return value
+
+
+def drop_zero_decimals(text: str) -> str:
+    """Return "1" for "1.0", as pandas writes an integer column with missing values to CSV.
+
+    Any other text is returned unchanged.
+    """
+    match = re.fullmatch(r"([+-]?[0-9]{1,18})\.0+", text)
+    return str(int(match[1])) if match else text
 
 
 def reject_lone_surrogates(text: str, name: str) -> None:

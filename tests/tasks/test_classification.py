@@ -176,6 +176,37 @@ def test_equal_numbers_are_the_same_label(tmp_path: Path) -> None:
     assert [example.label for example in examples] == ["1", "1", "1", "0", "0.5"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "cells", "expected"),
+    [
+        ("single", "1.0 0 -0.0 1.00", ["1", "0", "0", "1"]),
+        ("multi", "1.0|0 1", [{"0", "1"}, {"1"}]),
+        ("single", "1.0 0.5 1", ["1.0", "0.5", "1"]),
+        ("single", "1.0 a", ["1.0", "a"]),
+    ],
+)
+def test_integers_with_decimals_in_text_are_integers(
+    tmp_path: Path, kind: TaskKind, cells: str, expected: list[Any]
+) -> None:
+    """If all classes of CSV are integers, 1.0 is the class 1, as in Parquet."""
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\n" + "".join(f"red,{cell}\n" for cell in cells.split()))
+    examples, _ = read_examples(file, TaskSettings(kind=kind))
+    assert [example.label for example in examples] == expected
+
+
+def test_integer_with_decimals_matches_a_known_label(tmp_path: Path) -> None:
+    """1.0 is the known label 1, unless 1.0 is a label itself."""
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\nred,1.0\ngreen,1\n")
+    examples, _ = read_examples(file, TaskSettings(), labels=["0", "1"])
+    assert [example.label for example in examples] == ["1", "1"]
+    examples, _ = read_examples(file, TaskSettings(), labels=["1", "1.0"])
+    assert [example.label for example in examples] == ["1.0", "1"]
+    with pytest.raises(TaskError, match=r"an unknown label: '1\.0'"):
+        read_examples(file, TaskSettings(), labels=["0", "2"])
+
+
 def test_missing_column_is_an_error_even_with_skip_invalid(tmp_path: Path) -> None:
     """A missing column is a mistake in the settings, so no row is skipped."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")

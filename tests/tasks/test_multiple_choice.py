@@ -93,11 +93,14 @@ def test_endings_may_be_lists_of_different_lengths(tmp_path: Path) -> None:
 
 
 def test_label_may_be_an_integral_float(tmp_path: Path) -> None:
-    """Integer columns with missing values are stored as floats in Parquet."""
+    """Integer columns with missing values are stored as floats in Parquet and CSV."""
     row = {"text": "red", "ends": ["green", "blue"], "label": 1.0}
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
     [example], _ = read_examples(tmp_path / "t.jsonl", make_task(ending_columns=["ends"]))
     assert example.correct_index == 1
+    file = write_table(tmp_path / "t.csv", "red,green,blue,white,2.0")
+    [example], _ = read_examples(file, make_task())
+    assert example.correct_index == 2
 
 
 @pytest.mark.parametrize(
