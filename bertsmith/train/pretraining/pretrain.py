@@ -191,20 +191,27 @@ def _pretrain(
         session.settings = processes.broadcast(session.settings)
         if session.settings != stored_settings and processes.is_main:
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
-        if get_budget_seconds(session.settings) is None:
-            duration: Duration = StepDuration(
-                session.settings.schedule.total_steps(), 60 * session.settings.checkpoint.minutes
-            )
+        return _train_for_duration(session, run, cost, start_time, progress)
+
+
+def _train_for_duration(
+    session: Session, run: Path, cost: Cost | None, start_time: float, progress: Progress
+) -> PretrainResult:
+    """Train for the steps or the time budget of the settings, and write the model."""
+    processes, settings = session.machine.processes, session.settings
+    if get_budget_seconds(settings) is None:
+        duration: Duration = StepDuration(
+            settings.schedule.total_steps(), 60 * settings.checkpoint.minutes
+        )
+        result = _train_and_save_model(session, run, progress, duration)
+    else:
+        clock = RunClock(run, start_time)
+        with clock if processes.is_main else nullcontext():
+            duration = build_time_duration(session, clock, cost)
             result = _train_and_save_model(session, run, progress, duration)
-        else:
-            clock = RunClock(run, start_time)
-            with clock if processes.is_main else nullcontext():
-                duration = build_time_duration(session, clock, cost)
-                result = _train_and_save_model(session, run, progress, duration)
-        is_finished = result.model is not None
-        if is_finished and processes.is_main and not session.settings.checkpoint.keep_optimizer:
-            checkpoint.remove_optimizer_state(run, progress)
-        return result
+    if result.model is not None and processes.is_main and not settings.checkpoint.keep_optimizer:
+        checkpoint.remove_optimizer_state(run, progress)
+    return result
 
 
 def _log_unknown_tokens(session: Session, progress: Progress) -> None:
