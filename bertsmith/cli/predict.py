@@ -89,8 +89,9 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The table to write: the table of --input with added columns, as .csv, .tsv, "
-            ".jsonl, .json or .parquet. Without --out, the table is printed in the input's format.",
+            help="The table to write: the table of --input with added columns, or its lines and "
+            "their predictions, as .csv, .tsv, .jsonl, .json or .parquet. Without --out, a table "
+            "is printed in the input's format.",
             show_default=False,
         ),
     ] = None,
@@ -141,8 +142,9 @@ def predict(
     A table is written with added columns, which depend on the task: label and probability; labels
     and probabilities; score; answer, answer_start and probability; choice, ending and probability;
     entities; or tags. If the table has a column of that name, the new one gets the prefix
-    predicted_. CoNLL gets an additional last column, CoNLL-U gets Predicted=TAG in its last column,
-    and lists of tokens get the columns tags and probabilities.
+    predicted_. A table of lines has the column text (also pair, or question and context, or prompt
+    and endings) and these columns. CoNLL gets an additional last column, CoNLL-U gets Predicted=TAG
+    in its last column, and lists of tokens get the columns tags and probabilities.
     """
     _check_inputs(input_file, texts, glue, squad, skip_invalid=skip_invalid)
     columns = {
@@ -154,12 +156,16 @@ def predict(
         "--text": text,
         "--pair": pair,
         "--endings": endings,
-        "--out": out,
         "--header": header,
         "--delimiter": delimiter,
     }
     if input_file is None:
-        input_options = table_options | {"--encoding": encoding, "--format": input_format}
+        input_options = {
+            **table_options,
+            "--out": out,
+            "--encoding": encoding,
+            "--format": input_format,
+        }
         check_unused_options(input_options, "only valid with --input FILE; remove it")
     source = None if input_file is None else open_input(input_file, encoding)
     if out is not None:
@@ -190,8 +196,13 @@ def predict(
             return
         check_unused_options(
             table_options,
-            f"{source.path} is read as one text per line; use --format, or remove this option",
+            f"{source.path} is read as one text per line; use --format for a table, or remove this "
+            "option",
         )
+        if out is not None:
+            _write_line_table(bundle, source, out, skip_invalid=skip_invalid, as_json=as_json)
+            unknown.warn()
+            return
     if squad is not None:
         print_json(predict_squad_answers(bundle, squad, counts))
     elif glue is not None:
@@ -371,7 +382,7 @@ def _log_table_counts(
         )
     if counts.num_unreadable:
         log(
-            f"skipped {counts.num_unreadable:,} {counts.unit}s that cannot be read; the first: "
+            f"skipped {count_noun(counts.num_unreadable, counts.unit)}; the first: "
             f"{counts.first_error}"
         )
     if not counts.num_rows:
@@ -379,6 +390,23 @@ def _log_table_counts(
     if out is not None:
         columns = f", with {', '.join(counts.added_columns)}" if counts.added_columns else ""
         log(f"wrote {out}: {counts.num_rows:,} {counts.unit}s{columns}")
+
+
+def _write_line_table(
+    bundle: "FineTunedBundle", source: Input, out: Path, *, skip_invalid: bool, as_json: bool
+) -> None:
+    """Write a table with the lines of ``source`` and their predictions, and log a summary."""
+    from bertsmith.use.predict_table import predict_lines_to_table
+
+    counts = predict_lines_to_table(
+        bundle,
+        source.lines(),
+        out,
+        location=f"{source.path}, line",
+        skip_invalid=skip_invalid,
+        progress=TerminalProgress(),
+    )
+    _log_table_counts(counts, source.path, out, as_json=as_json)
 
 
 def _predict_lines(

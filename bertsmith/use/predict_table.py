@@ -1,11 +1,11 @@
-"""Predict for the rows of a table, and write the table with the predictions as added columns.
+"""Predict for the rows of a table or for lines, and write a table with the predictions.
 
 Rows keep their order, and memory does not grow with the size of the table. With ``skip_invalid``, a
 row whose text is invalid is written with empty predictions, and a row that cannot be read is
 dropped.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +33,7 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.tasks.text_files import UTF8, choose_output_encoding, detect_table_format
 from bertsmith.use.masked_lm import chunked
-from bertsmith.use.predict_lines import predict_inputs
+from bertsmith.use.predict_lines import InvalidLines, predict_inputs, predict_lines
 from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
     RowWriter,
@@ -56,6 +56,17 @@ _ADDED_COLUMNS: dict[str, dict[str, str]] = {
     "entities": {"entities": "spans"},
     "tags": {"tags": "spans"},
 }
+#: For each kind of model, the columns of its input in a table of lines, with their types. They are
+#: keys of the JSON values of ``predict_lines``.
+_LINE_COLUMNS: dict[str, dict[str, str]] = {
+    "single": {"text": "text", "pair": "text"},
+    "multi": {"text": "text", "pair": "text"},
+    "regression": {"text": "text", "pair": "text"},
+    "span": {"question": "text", "context": "text"},
+    "choice": {"prompt": "text", "endings": "texts"},
+    "entities": {"text": "text"},
+    "tags": {"text": "text"},
+}
 #: Number of decimals of the probabilities and scores that are written.
 DECIMALS = 6
 
@@ -73,7 +84,7 @@ class TableCounts:
             prediction.
         added_columns: Names of the added columns.
         notes: Messages for the user.
-        unit: What is counted: "row" or "sentence".
+        unit: What is counted: "row", "line" or "sentence".
     """
 
     num_rows: int = 0
@@ -161,14 +172,74 @@ def predict_table(
     return counts
 
 
+def predict_lines_to_table(
+    bundle: FineTunedBundle,
+    lines: Iterable[str],
+    out: Path,
+    *,
+    location: str = "line",
+    skip_invalid: bool = False,
+    progress: Progress | None = None,
+) -> TableCounts:
+    """Write a table with the model's input and its prediction for each line.
+
+    Args:
+        bundle: The model.
+        lines: Lines as in ``predict_lines``.
+        out: A new file, whose suffix determines its format.
+        location: The word before the line number in error messages.
+        skip_invalid: Whether invalid lines are skipped, instead of being an error.
+        progress: Receives the number of lines.
+
+    Raises:
+        BertsmithError: A line is invalid, or the table cannot be written. Then ``out`` is not
+            created.
+    """
+    check_new_file(out)
+    out_format = get_output_format(out)
+    progress = progress or NullProgress()
+    kind = bundle.head.kind
+    is_delimited = out_format in ("csv", "tsv")
+    counts = TableCounts(added_columns=list(_ADDED_COLUMNS[kind]), unit="line")
+    input_columns = dict(_LINE_COLUMNS[kind])
+    if _is_trained_on_single_texts(bundle):
+        input_columns.pop("pair", None)
+    types = input_columns | _ADDED_COLUMNS[kind]
+    layout = _with_tabs(TableLayout(out_format, list(types), types=types))
+    skipped = InvalidLines() if skip_invalid else None
+    predictions = predict_lines(bundle, lines, location=location, skipped=skipped)
+    progress.start("predicting", None, "lines")
+    try:
+        with open_row_writer(out, layout) as writer:
+            for chunk in chunked(predictions, _CHUNK_SIZE):
+                rows = []
+                for prediction, _ in chunk:
+                    inputs = {name: prediction.get(name) for name in input_columns}
+                    cells = _to_cells(kind, prediction, is_delimited=is_delimited)
+                    rows.append(inputs | cells)
+                    counts.num_truncated += bool(prediction.get("truncated"))
+                writer.append(rows)
+                counts.num_rows += len(rows)
+                progress.advance(len(rows))
+    finally:
+        progress.finish()
+    if skipped is not None:
+        counts.num_unreadable, counts.first_error = skipped.count, skipped.first_error
+    return counts
+
+
+def _is_trained_on_single_texts(bundle: FineTunedBundle) -> bool:
+    """Return whether the model records that its training examples were single texts."""
+    task = bundle.info.get("provenance", {}).get("task")
+    return task is not None and not task.get("pair_column")
+
+
 def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
     """Raise BertsmithError if the user names a column that the model does not use."""
     reject_unused_fields(bundle.head.kind, columns, [])
-    trained_task = bundle.info.get("provenance", {}).get("task")
-    is_single_text = trained_task is not None and not trained_task.get("pair_column")
     if (
         columns.get("pair_column")
-        and is_single_text
+        and _is_trained_on_single_texts(bundle)
         and get_family_name(bundle.head.kind) == "classify"
     ):
         raise InputError(
@@ -244,12 +315,17 @@ def _create_output_layout(
     added_columns = _ADDED_COLUMNS[bundle.head.kind]
     types = {names[name]: column_type for name, column_type in added_columns.items()}
     columns = [*input_columns, *names.values()]
-    layout = TableLayout(out_format, columns, types=types, schema=table.schema)
-    if out_format == "tsv":
-        layout = replace(layout, dialect=replace(layout.dialect, delimiter="\t", has_quotes=False))
+    layout = _with_tabs(TableLayout(out_format, columns, types=types, schema=table.schema))
     if table.format == out_format and table.dialect is not None:
         layout = replace(layout, dialect=table.dialect, header=source.has_header)
     return layout
+
+
+def _with_tabs(layout: TableLayout) -> TableLayout:
+    """Return a layout with the delimiter of TSV, if this is its format."""
+    if layout.format != "tsv":
+        return layout
+    return replace(layout, dialect=replace(layout.dialect, delimiter="\t", has_quotes=False))
 
 
 def _write_rows(

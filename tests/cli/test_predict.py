@@ -1,5 +1,6 @@
 """The command ``predict``: texts, lines, tables, and invalid options."""
 
+import csv
 import io
 import json
 import sys
@@ -57,6 +58,31 @@ def test_predict_reads_lines_of_a_file(run_cli: RunCli, classifier: Path, tmp_pa
     completed = run_cli("predict", classifier, "--input", file, "--skip-invalid")
     assert (completed.status, completed.out.splitlines()) == (0, predictions)
     assert f"skipped 2 lines; the first: {file}, line 2 is empty" in completed.err
+
+
+def test_predict_writes_lines_as_a_table(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
+    """With --out, lines become a table with the printed labels; an empty line leaves no file."""
+    file = tmp_path / "lines.txt"
+    out = tmp_path / "o.csv"
+    file.write_text("the anvil, cold\n\nthe river\n")
+    completed = run_cli("predict", classifier, "--input", file, "--out", out)
+    assert completed.status == 2
+    assert f"{file}, line 2 is empty" in completed.err
+    assert not out.exists()
+    command = ("predict", classifier, "--input", file, "--skip-invalid")
+    completed = run_cli(*command, "--out", out)
+    assert (completed.status, completed.out) == (0, ""), completed.err
+    assert f"wrote {out}: 2 lines, with label, probability" in completed.err
+    assert f"skipped 1 line; the first: {file}, line 2 is empty" in completed.err
+    with out.open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    printed = [line.split("\t") for line in run_cli(*command).out.splitlines()]
+    assert [[row["label"], row["text"]] for row in rows] == [[line[0], line[2]] for line in printed]
+    assert list(rows[0]) == ["text", "label", "probability"]
+    for row, line in zip(rows, printed, strict=True):
+        assert float(row["probability"]) == pytest.approx(float(line[1]), abs=1e-4)
+    summary = run_cli(*command, "--out", tmp_path / "o.jsonl", "--json").out
+    assert json.loads(summary)["num_rows"] == 2
 
 
 def test_predict_reads_a_table(run_cli: RunCli, classifier: Path, tmp_path: Path) -> None:
@@ -128,7 +154,7 @@ def test_options_without_effect_are_errors(
         completed = run_cli("predict", classifier, "the anvil", *options)
         assert completed.status == 2
         assert "only valid with --input FILE" in completed.err
-    for options in (["--out", tmp_path / "o.csv"], ["--pair", "a"], ["--no-header"]):
+    for options in (["--pair", "a"], ["--no-header"]):
         completed = run_cli("predict", classifier, "--input", file, *options)
         assert completed.status == 2
         assert "read as one text per line" in completed.err

@@ -19,7 +19,7 @@ from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import predict_table as predict_table_module
 from bertsmith.use.predict import predict
-from bertsmith.use.predict_table import predict_table
+from bertsmith.use.predict_table import predict_lines_to_table, predict_table
 from tests.use.conftest import SENTENCES
 from tests.use.test_predict import save_task_model
 
@@ -169,6 +169,34 @@ def test_parquet_values_are_written_to_csv(bundle: FineTunedBundle, tmp_path: Pa
         "list": "[1, 2]",
         "dates": '["2020-01-02"]',
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "cells"),
+    [
+        ("single", "iron\tcold", {"text": "iron", "pair": "cold"}),
+        ("regression", "iron\tcold", {"text": "iron", "pair": "cold"}),
+        ("multi", "iron\tcold", {"text": "iron", "pair": "cold"}),
+        ("entities", "the smith", {"text": "the smith"}),
+        ("span", "who?\tthe smith", {"question": "who?", "context": "the smith"}),
+        ("choice", "iron\tcold\thot", {"prompt": "iron", "endings": ["cold", "hot"]}),
+    ],
+)
+def test_lines_become_a_table(
+    tmp_path: Path, tokenizer: Tokenizer, kind: TaskKind, line: str, cells: dict[str, Any]
+) -> None:
+    """A table of lines has the parts of each line, and the cells that a table would get."""
+    labels = {"regression": (), "span": (), "choice": (), "entities": ("O", "B-X")}
+    bundle = load_task_model(
+        tmp_path, tokenizer, kind, labels.get(kind, LABELS), pair_column="b", ending_columns=["c"]
+    )
+    counts = predict_lines_to_table(bundle, [line, line], tmp_path / "out.parquet")
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert (len(rows), counts.num_rows) == (2, 2)
+    assert {name: rows[0][name] for name in cells} == cells
+    assert list(rows[0]) == [*cells, *counts.added_columns]
+    predict_lines_to_table(bundle, [line], tmp_path / "out.jsonl")
+    assert [json.loads((tmp_path / "out.jsonl").read_text())] == rows[:1]
 
 
 def test_table_without_header_stays_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:
