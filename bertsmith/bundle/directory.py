@@ -34,6 +34,13 @@ _HASHED_PATTERNS: Final = (
 )  # fmt: skip
 
 
+def list_candidate_directories(path: Path) -> tuple[Path, ...]:
+    """Return the directories that may contain the model of a local path, see ``locate_model``."""
+    is_model_file = path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file()
+    root = path.parent if is_model_file else path
+    return root, root / "model", root / "0_Transformer"
+
+
 def locate_model(model: Path | str) -> Path:
     """Return the directory of a model; models on the hub are downloaded.
 
@@ -48,9 +55,8 @@ def locate_model(model: Path | str) -> Path:
         ModelError: There is no model at this path, or it cannot be downloaded.
     """
     path = Path(model)
-    is_model_file = path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file()
-    root = path.parent if is_model_file else path
-    for directory in (root, root / "model", root / "0_Transformer"):
+    root, *_ = candidates = list_candidate_directories(path)
+    for directory in candidates:
         if (directory / CONFIG_FILE).is_file() and find_weights_file(directory) is not None:
             return directory
     if find_openvino_model(path) is not None:

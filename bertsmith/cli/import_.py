@@ -25,7 +25,8 @@ def import_(
         typer.Argument(
             metavar="SOURCE",
             help="An original BERT release (TensorFlow), as a folder or a checkpoint in it; or a "
-            "Hugging Face model, as a folder, a Hub id or the name of a reference model.",
+            "Hugging Face model, as a folder, a run directory, a Hub id or the name of a reference "
+            "model.",
             show_default=False,
         ),
     ],
@@ -59,7 +60,8 @@ def import_(
     if not Path(source).exists() and not _is_name_or_checkpoint(source):
         raise ModelError(
             f"{source}: no such file or directory; expected an original BERT release, a model "
-            "directory, the name of a reference model, or a Hugging Face Hub id (OWNER/NAME)"
+            "directory, a run directory, the name of a reference model, or a Hugging Face Hub id "
+            "(OWNER/NAME)"
         )
     from bertsmith.bundle import save_model
     from bertsmith.interop.huggingface import is_model_directory, write_huggingface

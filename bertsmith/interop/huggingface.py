@@ -11,7 +11,11 @@ import torch
 
 from bertsmith.bundle import CONFIG_FILE, load_model, locate_model, open_weights, save_model
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.directory import is_reference_model
+from bertsmith.bundle.directory import (
+    is_reference_model,
+    is_unfinished_run,
+    list_candidate_directories,
+)
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import check_new_directory
@@ -48,12 +52,15 @@ class UploadedModel:
 def is_model_directory(source: str) -> bool:
     """Return whether ``source`` is a model in Hugging Face's layout, not a TensorFlow release.
 
-    Besides directories, these are reference models and hub ids.
+    Besides model directories, these are run directories, reference models and hub ids.
     """
     path = Path(source)
     if not path.exists():
         return is_reference_model(path) or ("/" in source and not path.parent.exists())
-    return path.is_dir() and (path / CONFIG_FILE).is_file()
+    has_config = any(
+        (folder / CONFIG_FILE).is_file() for folder in list_candidate_directories(path)
+    )
+    return has_config or is_unfinished_run(path)
 
 
 def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32") -> list[str]:

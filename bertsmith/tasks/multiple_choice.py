@@ -67,8 +67,8 @@ def read_examples(
     """Read prompts and endings from a table; see ``TaskFamily``."""
     if not task.ending_columns:
         raise SettingsError(
-            f"{path}: the columns of the endings are not set; give --endings A,B,… or "
-            "task.ending_columns",
+            f"{path}: the columns of the endings are not set; give --endings A,B,… (finetune), or "
+            """--set 'task.ending_columns=["A","B"]'""",
         )
     label_file = task.get_label_file(path) if labeled else None
     answers = None if label_file is None else _read_label_file(label_file)

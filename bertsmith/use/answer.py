@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.bundle import FineTunedBundle
-from bertsmith.errors import InputError
+from bertsmith.errors import InputError, ModelError
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
@@ -113,6 +113,15 @@ def answer(
     return list(iter_answers(bundle, questions))
 
 
+def require_span_model(bundle: FineTunedBundle, option: str) -> None:
+    """Raise ModelError if the user gives an option of question answering to another model."""
+    if bundle.head.kind != "span":
+        raise ModelError(
+            f"{option}: only for question answering, but {bundle.path} is a model of the kind "
+            f"{bundle.head.kind!r}; remove it, or use a model that answers questions"
+        )
+
+
 def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedBundle:
     """Return a copy of the model that uses a threshold as its ``task.null_threshold``.
 
@@ -124,7 +133,7 @@ def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedB
     Raises:
         ModelError: The model does not predict spans.
     """
-    resolve_task_model(bundle, "span")  # only to check the kind of the model
+    require_span_model(bundle, "null_threshold (--null-threshold)")
     # The threshold is stored among the held-out metrics, because fine-tuning tunes it on the
     # held-out data.
     metrics = {**bundle.info.get("heldout_metrics", {}), "null_threshold": threshold}

@@ -10,8 +10,7 @@ from bertsmith.tasks.classification import read_examples
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.public import PUBLIC_TASKS
-from bertsmith.use.answer import iter_answers
-from bertsmith.use.masked_lm import resolve_task_model
+from bertsmith.use.answer import iter_answers, require_span_model
 from bertsmith.use.predict import iter_predictions
 
 
@@ -73,7 +72,7 @@ def predict_squad_answers(
     Raises:
         BertsmithError: The model does not predict spans, or a question is invalid.
     """
-    resolve_task_model(bundle, "span")  # only to check the kind of the model
+    require_span_model(bundle, "a SQuAD file (--squad)")
     examples, _ = questions.read_examples(file, get_task_settings(bundle), labeled=False)
     answers = list(
         iter_answers(bundle, ((example.question, example.context) for example in examples))

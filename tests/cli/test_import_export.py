@@ -105,6 +105,16 @@ def test_export_formats_and_their_options(run_cli: RunCli, model: Path, tmp_path
     completed = run_cli("import", tmp_path / "hf", "--out", tmp_path / "imported")
     assert completed.status == 0, completed.err
     assert run_cli("compare", model, tmp_path / "imported").status == 0
+    # A run directory, and a run that is not finished.
+    (tmp_path / "run").mkdir()
+    (tmp_path / "hf").rename(tmp_path / "run/model")
+    completed = run_cli("import", tmp_path / "run", "--out", tmp_path / "from_run")
+    assert completed.status == 0, completed.err
+    assert run_cli("compare", model, tmp_path / "from_run").status == 0
+    (tmp_path / "new/checkpoints/step-1").mkdir(parents=True)
+    (tmp_path / "new/settings.toml").touch()
+    completed = run_cli("import", tmp_path / "new", "--out", tmp_path / "x")
+    assert "this run has not written its model yet" in completed.err
     completed = run_cli("export", model, "--to", "hf", "--int8", "--out", tmp_path / "x")
     assert completed.status == 2
     assert "--int8: not an option of the format hf" in completed.err

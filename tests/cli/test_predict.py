@@ -119,7 +119,15 @@ def test_predict_reads_a_table(run_cli: RunCli, classifier: Path, tmp_path: Path
     completed = run_cli("predict", classifier, "--input", table)
     assert completed.status == 2
     assert "--text" in completed.err
+    assert "'line' (as in its training table)" in completed.err
     assert run_cli("predict", classifier, "--input", table, "--text", "review").status == 0
+    completed = run_cli("predict", classifier, "--input", table, "--text", "nope")
+    assert "reads the column 'nope', but the columns are 'id', 'review'" in completed.err
+    for option in ("--null-threshold=1", f"--squad={table}"):
+        inputs = () if option.startswith("--squad") else ("--input", table)
+        completed = run_cli("predict", classifier, option, *inputs)
+        assert completed.status == 2
+        assert "only for question answering" in completed.err
 
 
 def test_predict_reads_a_table_as_lines_only_if_requested(

@@ -161,7 +161,7 @@ def test_wrong_columns_are_an_error_even_with_skip_invalid(tmp_path: Path) -> No
         read_examples(file, make_task(label_column="right", skip_invalid=True))
     with pytest.raises(TaskError, match="the column 'a' holds one ending"):
         read_examples(file, make_task(ending_columns=["a"], skip_invalid=True))
-    with pytest.raises(SettingsError, match=r"give --endings A,B"):
+    with pytest.raises(SettingsError, match=r"finetune.* or --set 'task.ending_columns="):
         read_examples(file, make_task(ending_columns=[], skip_invalid=True))
 
 
