@@ -157,11 +157,12 @@ def quantize_model(bundle: Bundle) -> Bundle:
 def quantize(encoder: BertModel) -> BertModel:
     """Return a copy of an encoder in 16 or 8 bits; task heads get its outputs in float32.
 
-    Its vectors have a cosine similarity of at least 0.995 to those of the original. GPUs use
-    bfloat16, or float16 before compute capability 8.0. CPUs with bfloat16 instructions use
-    bfloat16. Other CPUs use 8 bits for all Linear layers except the value projections. In 8 bits,
-    the value projections would lose more precision than all other layers together, and they are
-    only a twelfth of the multiplications (docs/benchmarks.md).
+    In the benchmarks, its pooled vectors have a cosine similarity of at least 0.995 to those of the
+    original; vectors of single tokens differ more. GPUs use bfloat16, or float16 before compute
+    capability 8.0. CPUs with bfloat16 instructions use bfloat16. Other CPUs use 8 bits for all
+    Linear layers except the value projections. In 8 bits, the value projections would lose more
+    precision than all other layers together, and they are only a twelfth of the multiplications
+    (docs/benchmarks.md).
 
     An encoder that is already converted is returned unchanged.
 
