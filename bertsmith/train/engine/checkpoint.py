@@ -38,7 +38,7 @@ CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
 #: Names of Adam's step count and first moment in the state of a parameter.
 _STEP, _FIRST_MOMENT = "step", "exp_avg"
 #: Fields of ``TrainingState`` that are only stored if they are set.
-_OPTIONAL_FIELDS = ("elapsed_seconds", "start_seconds", "data_state")
+_OPTIONAL_FIELDS = ("elapsed_seconds", "start_seconds", "remaining_seconds", "data_state")
 #: Exceptions raised by reading a checkpoint that is damaged or belongs to another model.
 _READ_ERRORS = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
@@ -54,6 +54,7 @@ class TrainingState:
         best_loss: Selection metric of that evaluation, negated if higher is better.
         elapsed_seconds: Wall-clock time used by all processes of a run with a time budget.
         start_seconds: Value of ``elapsed_seconds`` at the first step.
+        remaining_seconds: Time until the last step of a run with a time budget ends.
         data_state: Position in the training data, see ``Objective.data_state``.
     """
 
@@ -63,6 +64,7 @@ class TrainingState:
     best_loss: float | None = None
     elapsed_seconds: float | None = None
     start_seconds: float | None = None
+    remaining_seconds: float | None = None
     data_state: Mapping[str, int] | None = None
 
 

@@ -54,7 +54,14 @@ class Duration(RunProgress, Protocol):
     def remaining_seconds(self) -> float | None:
         """Time until the last step ends; None if it has no effect."""
 
-    def start(self, step: int, seconds: float, elapsed: float, start: float | None) -> None:
+    def start(
+        self,
+        step: int,
+        seconds: float,
+        elapsed: float,
+        start: float | None,
+        remaining: float | None = None,
+    ) -> None:
         """Start the first step of this process.
 
         Args:
@@ -62,6 +69,7 @@ class Duration(RunProgress, Protocol):
             seconds: Time of the steps before it.
             elapsed: ``elapsed_seconds`` of the checkpoint.
             start: ``start_seconds`` of the checkpoint; None if no step is completed.
+            remaining: ``remaining_seconds`` of the checkpoint; None if it is unknown.
         """
 
     def begin_step(self, step: int) -> None:
@@ -141,7 +149,14 @@ class StepDuration:
         self._clock = clock
         self._checkpoint_time = clock()
 
-    def start(self, step: int, seconds: float, elapsed: float, start: float | None) -> None:
+    def start(
+        self,
+        step: int,
+        seconds: float,
+        elapsed: float,
+        start: float | None,
+        remaining: float | None = None,
+    ) -> None:
         """Start the time until the first checkpoint of this process."""
         self._checkpoint_time = self._clock()
 

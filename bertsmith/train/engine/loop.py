@@ -191,6 +191,7 @@ def train(
         state.seconds,
         state.elapsed_seconds or 0.0,
         state.start_seconds if state.step else None,
+        state.remaining_seconds,
     )
     state = replace(state, start_seconds=duration.start_seconds)
     if duration.total_steps is None:
@@ -470,7 +471,11 @@ class _Loop:
     def _save_checkpoint(self) -> None:
         """Write a checkpoint, after the metrics log up to its step; only in the main process."""
         self._finish_started_step()
-        self.state = replace(self.state, elapsed_seconds=self._duration.elapsed_seconds)
+        self.state = replace(
+            self.state,
+            elapsed_seconds=self._duration.elapsed_seconds,
+            remaining_seconds=self._duration.remaining_seconds,
+        )
         self._duration.start_checkpoint()
         if self._metrics_log is not None:
             self._metrics_log.sync()

@@ -16,8 +16,9 @@ from bertsmith.train.engine.duration import (
 )
 from bertsmith.train.engine.run_clock import RunClock
 
-#: Minimum fraction of a time budget between the first and the last step. A run whose start takes
-#: longer than the rest of the budget exceeds the budget.
+#: Minimum fraction of a time budget between the first and the last step of a process, unless less
+#: time was left at its checkpoint. A process whose start takes longer than the rest of the budget
+#: exceeds the budget, so that the learning rate reaches 0.
 _MIN_TRAINING_SHARE: Final = 0.1
 #: Interval of checkpoints in a run with a time budget: a twentieth of the budget, and at least this
 #: many seconds. If the budget is short, the limit is a sixth of it.
@@ -173,7 +174,8 @@ class TimeDuration:
         self._evaluation = _Estimate(self._load, evaluation_seconds)
         self._checkpoint = _Estimate(self._load, checkpoint_seconds)
         self._curve = _Estimate(self._load, curve_seconds)
-        self._start_seconds = clock.elapsed_seconds
+        self._start_seconds = self._process_start_seconds = clock.elapsed_seconds
+        self._min_training_seconds = _MIN_TRAINING_SHARE * seconds
         self._share_numbers = share_numbers
         #: Times of the main process; None in a run with a single process.
         self._shared_times: _Times | None = None
@@ -223,16 +225,25 @@ class TimeDuration:
         saving_seconds = (1.0 + _MODEL_SHARE) * self._checkpoint.seconds
         curve_seconds = (1.0 + _EXIT_SHARE) * self._curve.seconds
         reserve = self._evaluation.seconds + saving_seconds + curve_seconds
-        return max(
-            self._seconds - reserve, self._start_seconds + _MIN_TRAINING_SHARE * self._seconds
-        )
+        min_end = self._process_start_seconds + self._min_training_seconds
+        return max(self._seconds - reserve, min_end)
 
-    def start(self, step: int, seconds: float, elapsed: float, start: float | None) -> None:
+    def start(
+        self,
+        step: int,
+        seconds: float,
+        elapsed: float,
+        start: float | None,
+        remaining: float | None = None,
+    ) -> None:
         """Continue from the later of the checkpoint's time and the time that the clock knows."""
         self._clock.advance_to(elapsed)
         self._share_times()
         now = self._times.now
+        self._process_start_seconds = now
         self._start_seconds = now if start is None else start
+        if remaining is not None:
+            self._min_training_seconds = min(self._min_training_seconds, remaining)
         if step:
             self._load.step_seconds = seconds / step
         # Again, because the end depends on the start.

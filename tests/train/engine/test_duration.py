@@ -232,11 +232,43 @@ def test_killed_run_ends_at_the_same_time(tmp_path: Path) -> None:
     assert second.factors[0] == pytest.approx(first.factors[-1] - 5.0 / 50, abs=0.02)
 
 
-def test_used_up_budget_is_finished_at_once(tmp_path: Path) -> None:
-    """A process that starts after the end of the budget takes no step."""
-    run = SimulatedRun(tmp_path, 60.0, start=5.0)
-    run.duration.start(step=300, seconds=15.0, elapsed=58.0, start=8.0)
-    assert run.duration.is_finished(300)
+def _resume(run: Path, elapsed: float, remaining: float | None) -> SimulatedRun:
+    """Return a run of a minute whose second process starts 5 s after ``elapsed``."""
+    second = SimulatedRun(run, 60.0, start=5.0)
+    second.step = 300
+    second.duration.start(step=300, seconds=15.0, elapsed=elapsed, start=8.0, remaining=remaining)
+    return second
+
+
+@pytest.mark.parametrize(("remaining", "expected"), [(None, 6.0), (20.0, 6.0), (2.5, 2.5)])
+@pytest.mark.parametrize("elapsed", [53.2, 58.0])
+def test_resumed_process_trains_until_the_rate_is_zero(
+    tmp_path: Path, elapsed: float, remaining: float | None, expected: float
+) -> None:
+    """A process trains for a tenth of the budget, or the time that was left at its checkpoint."""
+    run = _resume(tmp_path, elapsed, remaining)
+    run.train()
+    assert run.now - 5.0 == pytest.approx(expected, abs=0.1)
+    assert run.factors[-1] < 0.01
+    assert run.factors == sorted(run.factors, reverse=True)
+    assert run.factors[0] == pytest.approx(expected / (elapsed + 5.0 + expected - 8.0), rel=0.02)
+
+
+def test_repeatedly_killed_run_ends_with_a_rate_of_zero(tmp_path: Path) -> None:
+    """A process that continues from a checkpoint beyond the budget has the time left there."""
+    second = _resume(tmp_path, 58.0, 20.0)
+    second.train(stop=7.0)
+    remaining = second.duration.remaining_seconds
+    assert remaining == pytest.approx(4.0, abs=0.1)
+    third = _resume(tmp_path, 58.0 + second.now, remaining)
+    third.train()
+    assert third.now - 5.0 == pytest.approx(4.0, abs=0.1)
+    assert third.factors[-1] < 0.01
+
+
+def test_process_after_the_last_step_is_finished_at_once(tmp_path: Path) -> None:
+    """A run that was killed in its final evaluation takes no further step."""
+    assert _resume(tmp_path, 58.0, 0.02).duration.is_finished(300)
 
 
 def test_lost_time_file_is_replaced_by_the_checkpoint(tmp_path: Path) -> None:

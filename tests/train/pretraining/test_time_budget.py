@@ -150,10 +150,14 @@ def test_resumed_run_continues_data_and_time(
 def test_used_up_budget_ends_with_an_evaluation_and_a_model(
     train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run killed after its budget takes no further step, is evaluated, and writes its model."""
+    """A run killed after its last step takes no further step, is evaluated, and writes its model.
+
+    Its last checkpoint says that no time was left.
+    """
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         _kill_before_step(patch, 5)
+        patch.setattr(TimeDuration, "remaining_seconds", 0.0)
         with pytest.raises(KilledError):
             train(**MUCH_TIME)
     assert write_latest_snapshot(run, tmp_path / "snapshot") == (4, None)
@@ -166,6 +170,26 @@ def test_used_up_budget_ends_with_an_evaluation_and_a_model(
     assert [line["step"] for line in read_metrics(run) if line["kind"] == "heldout"] == [4]
     assert train(**MUCH_TIME).steps == 4
     assert [line["step"] for line in read_metrics(run) if line["kind"] == "heldout"] == [4]
+
+
+def test_run_killed_after_its_budget_trains_until_the_rate_is_zero(
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run killed before its last step takes more steps, in which the learning rate falls to 0."""
+    arguments = {**MUCH_TIME, "minutes": 0.1, "schedule__warmup_steps": 0}
+    with monkeypatch.context() as patch:
+        _kill_before_step(patch, 5)
+        with pytest.raises(KilledError):
+            train(**arguments)
+    run = tmp_path / "run"
+    (run / "elapsed.json").write_text('{"elapsed_seconds": 6.0}')
+    train(**arguments)
+    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    rates = [line["lr"] for line in lines if line["elapsed_seconds"] > 6]
+    assert len(rates) >= 2
+    peak_lr = read_toml(run / "settings.toml")["optim"]["lr"]
+    assert rates[0] < 0.2 * peak_lr
+    assert rates[-1] < 0.5 * rates[0]
 
 
 def test_run_of_an_earlier_version_is_resumed(
