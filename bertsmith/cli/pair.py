@@ -45,6 +45,10 @@ def pair(
     """
     if b is None and a != STDIN:
         raise InputError("only one text: expected A and B, or - for standard input")
+    if b is not None and STDIN in (a, b):
+        raise InputError(
+            f"A is {a!r} and B is {b!r}, but - reads both texts from standard input; give only -"
+        )
     # The model reads pairs in batches, ahead of those that are printed.
     model_pairs, printed_pairs = tee(_read_pairs(a, b))
     unknown = UnknownTokenWarning()

@@ -151,6 +151,8 @@ def test_score_json_with_tokens(run_cli: RunCli, model: Path) -> None:
         (["pair", "SINGLE", "a", "b"], "no next-sentence head"),
         (["pair", "MODEL", "a"], "only one text: expected A and B"),
         (["pair", "MODEL", "-"], "no tab in 'x'"),
+        (["pair", "MODEL", "-", "b"], "B is 'b', but - reads both texts"),
+        (["pair", "MODEL", "a", "-"], "B is '-', but - reads both texts"),
         (["score", "MODEL", "nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
         (["score", "MODEL", "x.txt", "--text", "x"], "use one of them"),
         (["score", "MODEL", "DAMAGED"], "damaged or truncated archive"),
