@@ -122,8 +122,9 @@ class ExampleStream:
         Args:
             first: Index of the first example.
             count: Number of examples.
-            masking_rate: Share of tokens to predict; None: that of the settings. The tokens that
-                are masked at a lower rate are masked at a higher rate, too.
+            masking_rate: Share of tokens to predict; None: that of the settings. Tokens that are
+                masked at a lower rate are also masked at a higher rate, except with whole-word
+                masking: at a lower rate, a shorter word can replace one that does not fit.
             is_causal: Whether each token predicts the next one, without masks and NSP labels;
                 requires the objective "masked".
 
