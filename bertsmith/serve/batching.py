@@ -12,7 +12,12 @@ from typing import Any
 import torch
 
 from bertsmith.runtime.thread_pool import set_local_num_threads
-from bertsmith.serve.deadline import Deadline, RequestTooLargeError, ShuttingDownError
+from bertsmith.serve.deadline import (
+    SHUTDOWN_MESSAGE,
+    Deadline,
+    RequestTooLargeError,
+    ShuttingDownError,
+)
 from bertsmith.serve.fair_queue import BatchFunction, Call, QueuedSequence, TokenDemand
 from bertsmith.serve.scheduling import CallScheduler
 
@@ -162,7 +167,7 @@ class Batcher:
             return call.future
         with self._condition:
             if not self._is_open:
-                raise ShuttingDownError("the server is shutting down; use another server")
+                raise ShuttingDownError(SHUTDOWN_MESSAGE)
             self._scheduler.add(call)
             # If the client has already disconnected, this calls ``_remove_call`` at once.
             call.future.add_done_callback(partial(self._remove_call, weakref.ref(call)))

@@ -10,6 +10,9 @@ from bertsmith.errors import BertsmithError
 from bertsmith.serve.rate_limits import TokenBucket
 from bertsmith.text.unknown import TokenCounts
 
+#: Message of the responses with status 503.
+SHUTDOWN_MESSAGE = "the server is shutting down; use another server"
+
 
 class BusyError(BertsmithError):
     """The server is overloaded.

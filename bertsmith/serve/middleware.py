@@ -31,7 +31,7 @@ from bertsmith.serve.clients import (
     get_path,
 )
 from bertsmith.serve.control import ServerControl
-from bertsmith.serve.deadline import BusyError
+from bertsmith.serve.deadline import SHUTDOWN_MESSAGE, BusyError
 from bertsmith.serve.errors import create_busy_response, create_error_response
 from bertsmith.serve.keys import FailedLogins, KeyRing, NamedKey
 from bertsmith.serve.metrics import Metrics
@@ -157,6 +157,14 @@ class RequestMiddleware:
             # lose a pipelined request.
             if not request.status:
                 raise
+        except asyncio.CancelledError:
+            if not self.control.is_draining:
+                raise
+            # The server stops without waiting for this request.
+            if not request.status:
+                await _reject(
+                    create_error_response(503, SHUTDOWN_MESSAGE), scope, receive, request.send
+                )
         finally:
             request.body_size = request.body.num_bytes
             self._receiver.release(request.body)

@@ -180,9 +180,16 @@ class _Server(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Stop listening and finish running requests."""
+        """Stop listening and finish running requests; cancel them after a second Ctrl-C."""
         self._control.is_draining = True
         await super().shutdown(sockets)
+        if self.force_exit:
+            # After a second Ctrl-C, uvicorn would leave the requests and the app to be cancelled
+            # with the event loop, which logs tracebacks.
+            for task in self.server_state.tasks:
+                task.cancel()
+            await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+            await self.lifespan.shutdown()
         # uvicorn would raise the captured signals again, and the exit status would be a failure.
         self._captured_signals.clear()
 

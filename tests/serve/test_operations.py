@@ -5,6 +5,7 @@ import logging
 import shutil
 import signal
 import ssl
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,34 @@ def test_probes_fail_when_a_model_thread_is_dead(
             response = httpx.get(server.url + path)
             assert response.status_code == 503
             assert "a model thread has died" in response.json()["error"]["message"]
+
+
+def test_second_ctrl_c_answers_running_requests_with_503(models: list[ServedModel]) -> None:
+    """After a second Ctrl-C, the server rejects the running requests instead of computing them."""
+    with (
+        run_server(models[:1]) as server,
+        paused_model() as pause,
+        ThreadPoolExecutor() as executor,
+    ):
+        running = executor.submit(server.post, "/embed", {"inputs": "a"})
+        assert pause.started.wait(TIMEOUT)
+        assert server.server is not None
+        for _ in range(2):
+            server.server.handle_exit(signal.SIGINT, None)
+        response = running.result(TIMEOUT)
+        assert response.status_code == 503
+        assert "the server is shutting down" in response.json()["error"]["message"]
+        pause.resume.set()
+
+
+def test_ctrl_c_twice_logs_no_traceback(model_dirs: dict[str, Path]) -> None:
+    """A server that gets Ctrl-C twice within 20 ms exits with status 0 and logs nothing."""
+    with run_process(model_dirs["plain"], "--port", str(find_free_port())) as server:
+        num_lines = len(server.lines)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+        assert server.stop(signal.SIGINT) == 0
+        assert "".join(server.lines[num_lines:]).strip() == ""
 
 
 def test_draining_server_is_live_but_not_ready(models: list[ServedModel]) -> None:
