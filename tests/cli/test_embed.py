@@ -335,6 +335,7 @@ def test_search_prints_the_most_similar_lines(
     assert len(rows) == 2
     inspected = run_cli("inspect", index)
     assert f"index {index}: 5 lines, vectors of {MODEL_WIDTH} numbers" in inspected.out
+    assert re.search("pooling +default of the model", inspected.out)
     assert f"next: bertsmith search {index}" in inspected.err
     queries = "\n".join(SENTENCES[:2]).encode()
     completed = run_cli("search", index, "-", "--top", 1, "--exact", stdin=queries)
@@ -364,6 +365,7 @@ def test_search_prints_the_most_similar_lines(
         (["embed", "MODEL", "--weights", "1"], "weights"),
         (["embed", "MODEL", "--pooling", "none", "--out", "OUT.npy"], "to .jsonl and .parquet"),
         (["embed", "nowhere"], "nowhere: no such file or directory"),
+        (["embed", "LATIN", "--text", "x"], "a file, not a model; expected bertsmith embed MODEL"),
         (["embed", "MODEL", "LATIN", "--out", "OUT.npy"], "line 2: not UTF-8 (byte 0xe9)"),
         (["embed", "MODEL", "EMPTY", "--out", "OUT.npy"], "no line"),
         (["embed", "SINGLE", "--pooling", "pooled"], "no pooler"),
