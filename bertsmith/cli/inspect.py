@@ -9,6 +9,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.hints import format_predict_command, quote_path
 
 if TYPE_CHECKING:
+    from bertsmith.data.settings import DataSettings
     from bertsmith.use.inspection.artifacts import ArtifactKind
 
 #: The suggested next command for each kind of artifact; PATH stands for its path.
@@ -47,6 +48,14 @@ def inspect(
     length: Annotated[
         int, typer.Option(help="Length of the sampled examples in tokens.", min=8)
     ] = 128,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="Sample pairs of segments for next-sentence prediction, as in `bertsmith pretrain "
+            "--recipe paper`.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Random seed of the sampled examples.", min=0)] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Verify the checksums of a store's files.")
@@ -55,8 +64,8 @@ def inspect(
 ) -> None:
     """Show the content of a model, run, store or tokenizer.
 
-    In the examples of a store, {input→label} marks a token that the model predicts. Each example
-    starts with its next-sentence label.
+    In the examples of a store, {input→label} marks a token that the model predicts. With --pairs,
+    each example starts with its next-sentence label.
     """
     from bertsmith.cli.console import log, print_json, print_line
     from bertsmith.errors import StoreError
@@ -66,7 +75,10 @@ def inspect(
     if verify and kind != "store":
         raise StoreError(f"{path}: --verify is for token stores, found {kind!r}; remove --verify")
     if kind == "store":
-        report, lines = _describe_store(artifact_path, examples, length, seed, verify)
+        from bertsmith.data.settings import DataSettings
+
+        settings = DataSettings.parse({"max_seqlen": length, "nsp": pairs}, "--length")
+        report, lines = _describe_store(artifact_path, settings, examples, seed, verify)
     elif kind == "tokenizer":
         report, lines = _describe_tokenizer(artifact_path)
     else:
@@ -109,12 +121,11 @@ def _describe_tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _describe_store(
-    path: Path, examples: int, length: int, seed: int, verify: bool
+    path: Path, settings: "DataSettings", examples: int, seed: int, verify: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a store's manifest as JSON, and the manifest and sampled examples as lines of text."""
     from bertsmith.cli.corpus_options import terminal_progress
     from bertsmith.data.describe import describe_store
-    from bertsmith.data.settings import DataSettings
     from bertsmith.data.store import Store
 
     store = Store.open(path)
@@ -125,7 +136,6 @@ def _describe_store(
             has_checksums = store.verify(progress)
         report["verified"] = "checksums" if has_checksums else "sizes, offsets, ids"
         verified_lines = [f"verified: {report['verified']}"]
-    settings = DataSettings.parse({"max_seqlen": length}, "--length")
     text = describe_store(store, settings, examples=examples, seed=seed)
     return report, [*text.splitlines(), *verified_lines]
 

@@ -36,7 +36,10 @@ def describe_store(
         stream = ExampleStream(split, vocabulary, settings, settings.max_seqlen, seed, 0)
     except StoreError as error:
         return "\n".join([*lines, f"no examples: {error}"])
-    lines.append(f"examples per epoch at length {settings.max_seqlen}: {len(stream):,}")
+    contents = "pairs of segments" if settings.nsp else "one segment each"
+    lines.append(
+        f"examples per epoch at length {settings.max_seqlen}: {len(stream):,} ({contents})"
+    )
     num_examples = min(examples, len(stream))
     if not num_examples:
         return "\n".join(lines)
@@ -86,11 +89,14 @@ def _describe_example(
     tokens = tokenizer.ids_to_tokens(example.ids.tolist())
     for position, label in labels.items():
         tokens[position] = f"{{{tokens[position]}→{tokenizer.vocab[label]}}}"
-    num_tokens = count_noun(len(tokens), "token")
+    counts = f"{count_noun(len(tokens), 'token')}, {len(labels)} to predict"
     if example.nsp_labels is None:
-        return [f"one segment, {num_tokens}", "  " + " ".join(tokens)]
+        return [f"one segment, {counts}", "  " + " ".join(tokens)]
     b_start = int(np.searchsorted(example.segments, 1))
     other_relation = {"nsp": "B from another document", "sop": "A follows B"}[pair_objective]
     relation = other_relation if example.nsp_labels[0] else "B follows A"
-    title = f"{relation}, {num_tokens}, {len(labels)} to predict"
-    return [title, "  A: " + " ".join(tokens[:b_start]), "  B: " + " ".join(tokens[b_start:])]
+    return [
+        f"{relation}, {counts}",
+        "  A: " + " ".join(tokens[:b_start]),
+        "  B: " + " ".join(tokens[b_start:]),
+    ]

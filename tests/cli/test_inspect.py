@@ -56,8 +56,14 @@ def test_inspect_shows_and_verifies_a_store(
     assert completed.status == 0, completed.err
     completed = run_cli("inspect", store, "--examples", 4, "--length", 32)
     assert completed.status == 0, completed.err
-    assert sum(line.startswith("  A: [CLS]") for line in completed.out.splitlines()) == 4
+    # Like the default recipe of pretrain, without sentence pairs.
+    assert sum(line.startswith("  [CLS] ") for line in completed.out.splitlines()) == 4
+    assert "examples per epoch at length 32: " in completed.out
+    assert "(one segment each)" in completed.out
     assert "{[MASK]→" in completed.out
+    pairs = run_cli("inspect", store, "--examples", 4, "--length", 32, "--pairs").out
+    assert sum(line.startswith("  A: [CLS]") for line in pairs.splitlines()) == 4
+    assert "(pairs of segments)" in pairs
     assert "next: bertsmith pretrain --data" in completed.err
     report = json.loads(run_cli("inspect", store / "manifest.json", "--json").out)
     assert report["kind"] == "store"
