@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import format_examples
-from bertsmith.cli.console import TerminalProgress, log, print_json, print_line, print_table
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.lab import group
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
@@ -164,18 +164,14 @@ def _format_plan(planned_tasks: "Sequence[PlannedTask]") -> list[str]:
         f"{planned.seconds / 60:.1f} minutes"
         for planned in planned_tasks
     ]
-    return [*lines, _format_total(planned_tasks)]
-
-
-def _format_total(planned_tasks: "Sequence[PlannedTask]") -> str:
-    """Return the number of missing results and their estimated minutes."""
     num_cells = sum(planned.num_cells for planned in planned_tasks)
     total_minutes = sum(planned.seconds for planned in planned_tasks) / 60
-    return (
+    total = (
         f"{count_noun(num_cells, 'result')} to compute: about {total_minutes:,.0f} minutes"
         if num_cells
         else "all results exist already"
     )
+    return [*lines, total]
 
 
 def _print_plan(planned_tasks: "Sequence[PlannedTask]", *, as_json: bool) -> None:
@@ -188,12 +184,8 @@ def _print_plan(planned_tasks: "Sequence[PlannedTask]", *, as_json: bool) -> Non
         ]  # fmt: skip
         print_json({"tasks": tasks, "minutes": sum(p.seconds for p in planned_tasks) / 60})
         return
-    rows = [
-        (planned.task.name, str(planned.num_cells), f"{planned.seconds / 60:.1f}")
-        for planned in planned_tasks
-    ]
-    print_table(("task", "results", "minutes"), rows)
-    print_line(_format_total(planned_tasks))
+    for line in _format_plan(planned_tasks):
+        print_line(line)
 
 
 def _run(comparison: "Panel", *, as_json: bool) -> None:
