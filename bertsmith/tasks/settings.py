@@ -145,6 +145,11 @@ class TaskSettings(SettingsTable):
                 raise ValueError(
                     f"the column {column!r} is both {role} and {other_role}; give different columns"
                 )
+        for column in self.ending_columns:
+            if self.ending_columns.count(column) > 1:
+                raise ValueError(
+                    f"the column {column!r} is given for several endings; give different columns"
+                )
         return self
 
     def get_label_file(self, path: Path) -> Path | None:

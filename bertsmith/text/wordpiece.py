@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
@@ -10,6 +10,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bertsmith.errors import InputError
+from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.segmenter import Segmenter, insert_spaces, load_segmenter
 from bertsmith.text.tokenizer_files import read_tokenizer_spec, write_tokenizer_spec
 from bertsmith.text.tokenizer_spec import (
@@ -187,7 +189,7 @@ class Tokenizer:
             ]
         backend = self._get_backend(allow_special)
         # encode_batch_fast does not compute offsets.
-        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = _encode(backend.encode_batch_fast, list(texts))
         sequences = [encoding.ids for encoding in encodings]
         self._count_tokens(sequences, allow_special=allow_special)
         return sequences
@@ -211,7 +213,7 @@ class Tokenizer:
             for text, text_boundaries in zip(texts, boundaries, strict=True)
         ]
         backend = self._get_backend(allow_special)
-        encodings = backend.encode_batch(segmented_texts, add_special_tokens=False)
+        encodings = _encode(backend.encode_batch, segmented_texts)
         results = []
         for encoding, text_boundaries in zip(encodings, boundaries, strict=True):
             offsets = encoding.offsets
@@ -252,6 +254,25 @@ class Tokenizer:
                 inside_tokens.update(range(match.start() + 1, match.end()))
             filtered.append([offset for offset in text_boundaries if offset not in inside_tokens])
         return filtered
+
+
+def _encode(encode_batch: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
+    """Encode texts with a function of ``tokenizers``.
+
+    Raises:
+        InputError: A text has a lone surrogate, for which ``tokenizers`` raises a TypeError.
+    """
+    try:
+        return encode_batch(texts, add_special_tokens=False)
+    except TypeError:
+        for text in map(str, texts):  # Other types of values also raise a TypeError.
+            if has_surrogates(text):
+                escaped = text.encode("utf-8", "backslashreplace").decode()
+                raise InputError(
+                    f"a text has a lone surrogate (half of a character): {escaped[:80]!r}; give "
+                    "valid Unicode"
+                ) from None
+        raise
 
 
 def _to_original_offsets(

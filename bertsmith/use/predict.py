@@ -89,9 +89,11 @@ def to_text_example(text_or_pair: str | tuple[str, str], location: str) -> TextE
         location: Prefix of error messages, such as "text 3".
 
     Raises:
-        InputError: A text is empty.
+        InputError: A text is empty, or there are more than two texts.
     """
     parts = (text_or_pair,) if isinstance(text_or_pair, str) else tuple(text_or_pair)
+    if len(parts) not in (1, 2):
+        raise InputError(f"{location} has {len(parts)} parts; expected a text or a pair of texts")
     if not all(part.strip() for part in parts):
         raise InputError(f"{location} is empty; expected at least one word")
     return TextExample(parts, None, location)

@@ -165,6 +165,12 @@ def test_wrong_columns_are_an_error_even_with_skip_invalid(tmp_path: Path) -> No
         read_examples(file, make_task(ending_columns=[], skip_invalid=True))
 
 
+def test_ending_columns_must_differ() -> None:
+    """A column cannot hold two endings."""
+    with pytest.raises(SettingsError, match="the column 'a' is given for several endings"):
+        TaskSettings.parse({"kind": "choice", "ending_columns": ["a", "b", "a"]}, "f")
+
+
 def write_comve_files(directory: Path, answers: str, *ids: int) -> Path:
     """Write a table with ids and a separate file of answers, like ComVE; return the table."""
     rows = [f"{row_id},red,green,blue,white" for row_id in ids]

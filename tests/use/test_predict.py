@@ -108,11 +108,18 @@ def test_label_that_is_no_entity_tag_is_an_error(tmp_path: Path, tokenizer: Toke
         evaluate(directory, tmp_path / "a.txt", changes={"text_column": "0", "label_column": "1"})
 
 
-def test_empty_text_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The error for an empty text contains the number of the text."""
+def test_invalid_text_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The error for an empty text contains the number of the text.
+
+    Tuples of three texts and texts that are not valid Unicode are errors as well.
+    """
     directory = save_task_model(tmp_path / "m", tokenizer, HeadConfig("single", ("a", "b")))
     with pytest.raises(InputError, match="text 3 is empty"):
         predict(directory, ["iron", ("a", "b"), ("iron", " ")])
+    with pytest.raises(InputError, match="text 1 has 3 parts; expected a text or a pair of texts"):
+        predict(directory, [("a", "b", "c")])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"a text has a lone surrogate .*'iron \\\\ud800'; give"):
+        predict(directory, ["water", "iron \ud800"])
 
 
 def test_wrong_argument_types_are_errors(tmp_path: Path, tokenizer: Tokenizer) -> None:

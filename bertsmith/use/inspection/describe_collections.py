@@ -96,4 +96,8 @@ def describe_index(path: Path) -> Description:
         f"index {path}: {count_noun(shape[0], 'line')}, vectors of {count_noun(shape[1], 'number')}"
     ]
     facts = {"path": str(path), **counts, "settings": manifest}
-    return Description(facts, lines + format_aligned(flatten_mapping(manifest)))
+    # The manifest has the settings that were given, such as no pooling.
+    shown = {
+        name: "default of the model" if value is None else value for name, value in manifest.items()
+    }
+    return Description(facts, lines + format_aligned(flatten_mapping(shown)))
