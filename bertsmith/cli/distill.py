@@ -18,7 +18,7 @@ from bertsmith.cli.finetune import (
 )
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
-from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
 
 
 class DistillObjective(StrEnum):
@@ -143,7 +143,8 @@ def distill(
     epochs: Annotated[
         float | None,
         typer.Option(
-            help="Passes over the training data. Default: 3, or 1 over a token store.", min=0
+            help="Passes over the training data. Default: 3, or 1 over a token store.",
+            callback=check_positive,
         ),
     ] = None,
     batch_size: Annotated[

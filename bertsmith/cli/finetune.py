@@ -19,7 +19,7 @@ from bertsmith.cli.console import (
 )
 from bertsmith.cli.hints import format_predict_command
 from bertsmith.cli.launcher import check_single_process, report_once
-from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.plurals import count_noun
 
@@ -47,13 +47,15 @@ Assignments = Annotated[
 ]
 #: Options of embedding models and rerankers.
 Epochs = Annotated[
-    float | None, typer.Option(help="Passes over the training data. Default: 3.", min=0)
+    float | None,
+    typer.Option(help="Passes over the training data. Default: 3.", callback=check_positive),
 ]
 #: Option of tasks and rerankers, whose default depends on the width of the model.
 LearningRateByWidth = Annotated[
     float | None,
     typer.Option(
-        help="Peak learning rate. Default: 3e-5 for width 768, more for narrower models.", min=0
+        help="Peak learning rate. Default: 3e-5 for width 768, more for narrower models.",
+        callback=check_positive,
     ),
 ]
 
@@ -169,7 +171,8 @@ def finetune(
     epochs: Annotated[
         float | None,
         typer.Option(
-            help="Passes over the training data. Default: 3, or more for at least 100 steps.", min=0
+            help="Passes over the training data. Default: 3, or more for at least 100 steps.",
+            callback=check_positive,
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Batch size in examples.", min=1)] = None,

@@ -21,7 +21,7 @@ from bertsmith.cli.finetune import (
 )
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import report_once
-from bertsmith.cli.model_options import SkipInvalid, TableDelimiter
+from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
 
 
 @group.command(
@@ -108,7 +108,8 @@ def embed(
         typer.Option(help="Batch size in examples; any size fits in memory. Default: 64.", min=2),
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate. Default: 3e-5.", min=0)
+        float | None,
+        typer.Option(help="Peak learning rate. Default: 3e-5.", callback=check_positive),
     ] = None,
     max_seqlen: Annotated[
         int | None,

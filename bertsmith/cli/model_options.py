@@ -215,6 +215,13 @@ def check_unused_options(options: Mapping[str, Any], reason: str) -> None:
             raise InputError(f"{name}: {reason}")
 
 
+def check_positive(value: float | None) -> float | None:
+    """Return the value of an option; raise typer.BadParameter unless it is above 0."""
+    if value is not None and not value > 0:
+        raise typer.BadParameter(f"{value:g} is not above 0")
+    return value
+
+
 def check_device(device: str) -> None:
     """Raise SettingsError for an invalid device name, without loading torch."""
     check_device_name(device, "--device")

@@ -12,6 +12,7 @@ from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import format_fill_command, quote_path
 from bertsmith.cli.launcher import report_once
+from bertsmith.cli.model_options import check_positive
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
@@ -49,13 +50,13 @@ def pretrain(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.", min=1)] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training data.", min=0)
+        float | None, typer.Option(help="Passes over the training data.", callback=check_positive)
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(
             help="Wall-clock time of the whole command, from its start to the written model.",
-            min=0,
+            callback=check_positive,
         ),
     ] = None,
     start_from: Annotated[

@@ -171,7 +171,10 @@ def resolve_settings(
         names = [*PUBLIC_TASKS, *FAMILY_KINDS]
         nearest = difflib.get_close_matches(task, names, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise SettingsError(f"unknown task {task!r}{hint}; choose one of {', '.join(names)}")
+        raise SettingsError(
+            f"unknown task {task!r}{hint}; choose one of {', '.join(names)}, or use `finetune "
+            "embed` or `finetune rerank`"
+        )
     task_defaults: dict[str, Any] = {"name": task}
     if task in PUBLIC_TASKS:
         if data is None:
