@@ -20,7 +20,7 @@ from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
 _DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
 #: Default tokens of a micro-batch, which limit the memory of a batch of any size. With a `mini`
-#: model, training on batches of 8,192 pairs of short texts needs 1.8 GB.
+#: model, training on batches of 8,192 pairs of short texts needs 2 GiB (docs/benchmarks.md).
 _DEFAULT_MICRO_BATCH_TOKENS = 8192
 
 
