@@ -158,9 +158,9 @@ def check_index(index: Path) -> None:
 def _load_reranker(model: Path, device: str) -> "FineTunedBundle":
     """Load a model with one output."""
     bundle = load_fine_tuned_model(model, device)
-    from bertsmith.use.masked_lm import resolve_task_model
+    from bertsmith.use.masked_lm import resolve_reranker
 
-    return resolve_task_model(bundle, "regression")
+    return resolve_reranker(bundle)
 
 
 def _to_json(hit: "SearchResult") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.reranking_data import PairEncoder, read_reranking_examples
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.train.reranking.evaluation import build_heldout_queries
-from bertsmith.use.masked_lm import resolve_task_model
+from bertsmith.use.masked_lm import resolve_reranker
 
 
 def evaluate_reranker(
@@ -35,7 +35,7 @@ def evaluate_reranker(
     Raises:
         BertsmithError: The model or the data cannot be read, or all documents are equally relevant.
     """
-    bundle = resolve_task_model(model, "regression", fast=fast)
+    bundle = resolve_reranker(model, fast=fast)
     settings = settings or RerankingSettings()
     max_seqlen = get_task_settings(bundle).max_seqlen
     assert max_seqlen is not None

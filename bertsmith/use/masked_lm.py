@@ -12,6 +12,7 @@ from torch import Tensor
 from bertsmith.bundle import FineTunedBundle, PretrainedBundle, TaskKind, load, load_fine_tuned
 from bertsmith.errors import BertsmithError, InputError, ModelError
 from bertsmith.model.packed import PackedBatch, pack_sequences
+from bertsmith.plurals import count_noun
 from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.use.model_setup import set_up_model
 
@@ -86,18 +87,45 @@ def resolve_task_model(
     Raises:
         ModelError: The model is not fine-tuned, or its task is none of ``kinds``.
     """
-    if not isinstance(model, FineTunedBundle | Path | str):
-        raise ModelError(
-            f"{type(model).__name__}: not a fine-tuned model; give the path of a model directory "
-            "or run directory"
-        )
-    bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
+    bundle = _load_task_model(model)
     if bundle.head.kind not in kinds:
         raise ModelError(
             f"{bundle.path}: this model is of the kind {bundle.head.kind!r}; expected "
             f"{' or '.join(map(repr, kinds))}; `bertsmith predict` accepts every kind"
         )
     return set_up_model(bundle, fast=fast)
+
+
+def resolve_reranker(model: FineTunedBundle | Path | str, *, fast: bool = False) -> FineTunedBundle:
+    """Return a model with one output, set up for inference; see ``resolve_task_model``.
+
+    Raises:
+        ModelError: The model is not fine-tuned, or has several outputs.
+    """
+    bundle = _load_task_model(model)
+    head = bundle.head
+    if head.kind != "regression":
+        is_classifier = head.kind in ("single", "multi")
+        description = (
+            f"a classifier with {count_noun(len(head.labels), 'label')}"
+            if is_classifier
+            else f"of the kind {head.kind!r}"
+        )
+        raise ModelError(
+            f"{bundle.path}: this model is {description}, but reranking needs a model with one "
+            "output; train one with `bertsmith finetune rerank`, or use `bertsmith predict`"
+        )
+    return set_up_model(bundle, fast=fast)
+
+
+def _load_task_model(model: FineTunedBundle | Path | str) -> FineTunedBundle:
+    """Return a loaded fine-tuned model, or load a path on the CPU."""
+    if not isinstance(model, FineTunedBundle | Path | str):
+        raise ModelError(
+            f"{type(model).__name__}: not a fine-tuned model; give the path of a model directory "
+            "or run directory"
+        )
+    return model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
 
 
 def get_max_text_tokens(bundle: PretrainedBundle) -> int:

@@ -22,7 +22,7 @@ from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.tables import get_text
-from bertsmith.use.masked_lm import chunked, resolve_task_model
+from bertsmith.use.masked_lm import chunked, resolve_reranker
 from bertsmith.use.mining_settings import MiningSettings
 from bertsmith.use.rerank import rank_documents
 from bertsmith.use.search import Searcher, SearchResult
@@ -116,7 +116,7 @@ def mine_negatives(
     positives = _read_pairs(Path(data), settings, counts)
     miner = _Miner(
         Searcher(index, model=model, device=device),
-        None if reranker is None else resolve_task_model(reranker, "regression"),
+        None if reranker is None else resolve_reranker(reranker),
         settings,
         counts,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import InputError
-from bertsmith.use.masked_lm import check_is_text_list, resolve_task_model
+from bertsmith.use.masked_lm import check_is_text_list, resolve_reranker
 from bertsmith.use.predict import Prediction, iter_predictions
 
 
@@ -60,7 +60,7 @@ def rerank(
     check_is_text_list(documents)
     if top is not None and top < 1:
         raise InputError(f"top is {top}; expected 1 or more")
-    bundle = resolve_task_model(model, "regression", fast=fast)
+    bundle = resolve_reranker(model, fast=fast)
     return rank_documents(bundle, query, documents, raw_scores=raw_scores)[:top]
 
 

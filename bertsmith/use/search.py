@@ -18,7 +18,7 @@ from bertsmith.use.late_interaction import (
     encode_line_tokens,
     encode_query_tokens,
 )
-from bertsmith.use.masked_lm import resolve_task_model
+from bertsmith.use.masked_lm import resolve_reranker
 from bertsmith.use.nearest_neighbors import (
     GRAPH_FILE,
     VECTORS_FILE,
@@ -226,7 +226,7 @@ def search(
         ModelError: The model is missing or has changed, or the reranker does not have one output.
     """
     searcher = Searcher(index, model=model, device=device, prompt_name=prompt_name)
-    bundle = None if reranker is None else resolve_task_model(reranker, "regression")
+    bundle = None if reranker is None else resolve_reranker(reranker)
     return searcher.search(
         queries, top, exact=exact, reranker=bundle, candidates=candidates, late=late
     )

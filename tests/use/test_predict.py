@@ -13,6 +13,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
+from bertsmith.use.rerank import rerank
 from bertsmith.use.submission import format_glue_submission
 from bertsmith.use.tag import tag
 from tests.use.conftest import SENTENCES
@@ -149,3 +150,19 @@ def test_glue_submission_has_a_row_per_example(tmp_path: Path, tokenizer: Tokeni
     custom = load_fine_tuned(save_task_model(tmp_path / "o", tokenizer, head, "classify"))
     with pytest.raises(ModelError, match="fine-tuned on 'classify', which has no test file"):
         list(format_glue_submission(custom, tmp_path / "rte.tsv"))
+
+
+def test_classifier_cannot_rerank(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A model with several outputs is an error that says how to train a reranker."""
+    heads = {
+        "a classifier with 3 labels": HeadConfig("single", ("a", "b", "c")),
+        "of the kind 'span'": HeadConfig("span"),
+    }
+    for description, head in heads.items():
+        directory = save_task_model(tmp_path / head.kind, tokenizer, head)
+        with pytest.raises(ModelError) as error:
+            rerank(directory, "the smith", ["the hammer"])
+        assert str(error.value) == (
+            f"{directory}: this model is {description}, but reranking needs a model with one "
+            "output; train one with `bertsmith finetune rerank`, or use `bertsmith predict`"
+        )
