@@ -369,8 +369,10 @@ def summarize_store(manifest: Manifest) -> list[str]:
     if num_empty:
         lines.append(f"left out {count_noun(num_empty, 'document')} without a word")
     if num_cut:
-        lines.append(f"{count_noun(num_cut, 'document')} cut into parts to meet the held-out share")
-    titles: dict[SplitName, str] = {"train": "to learn from", "heldout": "held out"}
+        lines.append(
+            f"split {count_noun(num_cut, 'long document')} so that enough tokens can be held out"
+        )
+    titles: dict[SplitName, str] = {"train": "training", "heldout": "held out"}
     for name, title in titles.items():
         split = manifest.splits[name]
         lines.append(

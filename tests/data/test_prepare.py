@@ -389,7 +389,8 @@ def test_single_document_is_cut_for_the_held_out_split(tmp_path: Path) -> None:
     file.write_text("\n\n".join(sentences))
     manifest = prepare_store(file, tmp_path / "store")
     assert manifest.report["documents_cut"] == 1
-    assert "1 document cut into parts to meet the held-out share" in summarize_store(manifest)
+    lines = summarize_store(manifest)
+    assert "split 1 long document so that enough tokens can be held out" in lines
     store = Store.open(tmp_path / "store")
     vocabulary = VocabularyInfo.from_tokenizer(TOKENIZER)
     texts: list[str] = []
@@ -422,7 +423,7 @@ def test_summary_explains_a_text_without_sentence_ends(tmp_path: Path) -> None:
     lines = summarize_store(prepare_store(tmp_path / "plain.txt", tmp_path / "store"))
     assert lines[-1].startswith("nothing is held out: the text has too few sentence ends (1 sent")
     assert "end sentences with punctuation or a line break" in lines[-1]
-    assert any(line.startswith("to learn from: 1 document, 1 sentence,") for line in lines)
+    assert any(line.startswith("training: 1 document, 1 sentence,") for line in lines)
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
