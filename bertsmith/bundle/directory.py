@@ -193,6 +193,20 @@ def get_model_name(directory: Path) -> str:
     return get_hub_id(directory) or folder.name
 
 
+def format_model_path(directory: Path) -> str:
+    """Return what users call a model: a reference model's name, a hub id, or else its path.
+
+    A path in the current directory is relative to it.
+    """
+    if directory.parent == REFERENCE_MODELS:
+        return directory.name
+    hub_id = get_hub_id(directory)
+    if hub_id is not None:
+        return hub_id
+    current = Path.cwd()
+    return str(directory.relative_to(current) if directory.is_relative_to(current) else directory)
+
+
 def get_hub_id(directory: Path) -> str | None:
     """Return the hub id of a directory in the local cache of the hub; None for other directories.
 

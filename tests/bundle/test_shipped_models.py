@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertsmith.bundle import load
-from bertsmith.bundle.directory import REFERENCE_MODELS
+from bertsmith.bundle.directory import REFERENCE_MODELS, format_model_path, pin_model_path
 from bertsmith.cli.model_options import REFERENCE_MODEL
 from bertsmith.model.packed import pack_sequences
 from bertsmith.use.fill import fill
@@ -36,6 +36,15 @@ def test_the_default_model_is_shipped() -> None:
     """models/ contains the model that serve and the demo use, and the package finds it there."""
     assert REFERENCE_MODEL in [path.name for path in MODELS]
     assert (REFERENCE_MODELS / REFERENCE_MODEL).resolve() == ROOT / "models" / REFERENCE_MODEL
+
+
+def test_messages_call_a_model_as_users_do() -> None:
+    """A reference model and a hub model have their names in messages; other models their paths."""
+    cached = Path("/cache/models--a--b/snapshots/0123")
+    assert format_model_path(pin_model_path(REFERENCE_MODEL)) == REFERENCE_MODEL
+    assert format_model_path(cached) == "a/b"
+    assert format_model_path(Path.cwd() / "my-run" / "model") == "my-run/model"
+    assert format_model_path(Path("/elsewhere/model")) == "/elsewhere/model"
 
 
 @parametrize_models

@@ -27,12 +27,14 @@ def finetune_command(model: Path, table: Path) -> list[str | Path]:
 
 
 def test_finetune_prints_metrics_and_counts(
-    run_cli: RunCli, finetune_command: list[str | Path], tmp_path: Path
+    run_cli: RunCli, finetune_command: list[str | Path], model: Path, tmp_path: Path
 ) -> None:
-    """Validation metrics and row counts are printed, a next command is logged."""
+    """Validation metrics and row counts are printed; sizes and a next command are logged."""
     out = tmp_path / "run"
     completed = run_cli(*finetune_command, "--batch-size", 8, "--out", out)
     assert completed.status == 0, completed.err
+    sizes = f"{out}: {model} on 22 training examples, 2 held-out examples ("
+    assert completed.err.startswith(sizes)
     assert "train: 24 read, 24 used, 0 skipped, 0 truncated" in completed.out
     assert "held out (2 examples): accuracy" in completed.out
     assert f"next: bertsmith predict {out / 'model'}" in completed.err

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import pin_model_path
+from bertsmith.bundle.directory import format_model_path
 from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
@@ -32,7 +33,11 @@ from bertsmith.train.embedding.training_data import (
     resolve_loss,
 )
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.example_counts import (
+    format_heldout_sizes,
+    log_example_counts,
+    warn_unknown_tokens,
+)
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
 from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
@@ -170,13 +175,16 @@ def _log_summary(
     machine: device.Machine,
 ) -> None:
     """Log the model, data, loss and device of a run, and warnings about its data."""
-    heldout_sizes = ", ".join(
-        f"{len(heldout.examples):,} ({name})" for name, heldout in data.heldout.items()
+    heldout_sizes = format_heldout_sizes(
+        {name: len(heldout.examples) for name, heldout in data.heldout.items()},
+        "example",
+        "examples",
     )
     train = data.train
     progress.log(
-        f"{run}: {bundle.encoder.path} on {len(train):,} {describe_kind(train.kind)} with "
-        f"{count_noun(len(train.list_used_texts()), 'distinct text')}, held-out examples: "
+        f"{run}: {format_model_path(bundle.encoder.path)} on {len(train):,} "
+        f"{describe_kind(train.kind)} with "
+        f"{count_noun(len(train.list_used_texts()), 'distinct text')}, "
         f"{heldout_sizes} ({device.describe_machine(machine)})"
     )
     embedding = settings.embedding

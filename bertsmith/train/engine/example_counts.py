@@ -15,6 +15,20 @@ def warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts])
         progress.log(warning)
 
 
+def format_heldout_sizes(sizes: Mapping[str, int], singular: str, plural: str) -> str:
+    """Return the size of each held-out split, such as "16 held-out examples".
+
+    Args:
+        sizes: Number of examples by the name of the split.
+        singular: What one example is called.
+        plural: What several examples are called.
+    """
+    if len(sizes) == 1:
+        [size] = sizes.values()
+        return count_noun(size, f"held-out {singular}", f"held-out {plural}")
+    return f"held-out {plural}: " + ", ".join(f"{size:,} ({name})" for name, size in sizes.items())
+
+
 def log_example_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
     """Log how many examples of a file were skipped or truncated, and other notes on the file."""
     parts = []

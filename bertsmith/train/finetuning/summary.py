@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bertsmith.bundle import FineTunedBundle
+from bertsmith.bundle.directory import format_model_path
+from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.tasks.label_counts import (
@@ -12,7 +14,11 @@ from bertsmith.tasks.label_counts import (
     summarize_labels,
 )
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.example_counts import (
+    format_heldout_sizes,
+    log_example_counts,
+    warn_unknown_tokens,
+)
 from bertsmith.train.finetuning.task_data import TaskData
 
 
@@ -25,12 +31,13 @@ def log_run_summary(
     machine: device.Machine,
 ) -> None:
     """Log the model, data and device of a fine-tuning run, and warnings about its data."""
-    heldout_sizes = ", ".join(
-        f"{len(examples):,} ({name})" for name, examples in data.heldout.items()
+    heldout_sizes = format_heldout_sizes(
+        {name: len(examples) for name, examples in data.heldout.items()}, "example", "examples"
     )
     progress.log(
-        f"{run}: {bundle.path} on {len(data.train):,} training examples, held-out examples: "
-        f"{heldout_sizes} ({device.describe_machine(machine)})"
+        f"{run}: {format_model_path(bundle.path)} on "
+        f"{count_noun(len(data.train), 'training example')}, {heldout_sizes} "
+        f"({device.describe_machine(machine)})"
     )
     if bundle.info["newly_initialized"]:
         progress.log(f"newly initialized: {', '.join(bundle.info['newly_initialized'])}")

@@ -14,6 +14,7 @@ from bertsmith.bundle import (
     pin_model_path,
     save_fine_tuned,
 )
+from bertsmith.bundle.directory import format_model_path
 from bertsmith.errors import SettingsError
 from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import count_noun
@@ -23,7 +24,11 @@ from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.tasks.reranking_data import PairEncoder
 from bertsmith.tasks.reranking_settings import DEFAULT_MAX_SEQLEN, RerankingSettings
 from bertsmith.train.engine.data_files import hash_files
-from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
+from bertsmith.train.engine.example_counts import (
+    format_heldout_sizes,
+    log_example_counts,
+    warn_unknown_tokens,
+)
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
 from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
@@ -224,13 +229,14 @@ def _log_summary(
     machine: device.Machine,
 ) -> None:
     """Log the model, data, loss and device of a run, and warnings about its data."""
-    heldout_sizes = ", ".join(
-        f"{len(heldout.examples):,} ({name})" for name, heldout in data.heldout.items()
+    heldout_sizes = format_heldout_sizes(
+        {name: len(heldout.examples) for name, heldout in data.heldout.items()}, "query", "queries"
     )
     train, reranking = data.train, settings.reranking
     progress.log(
-        f"{run}: {bundle.path} on {count_noun(len(train), 'query', 'queries')} with "
-        f"{count_noun(len(train.documents), 'document')}, held-out queries: {heldout_sizes} "
+        f"{run}: {format_model_path(bundle.path)} on "
+        f"{count_noun(len(train), 'query', 'queries')} with "
+        f"{count_noun(len(train.documents), 'document')}, {heldout_sizes} "
         f"({device.describe_machine(machine)})"
     )
     unit = "pairs" if reranking.loss == "bce" else "queries"
