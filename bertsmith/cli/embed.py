@@ -29,6 +29,7 @@ from bertsmith.cli.model_options import (
     check_device,
     check_not_table,
     check_readable,
+    count_lines,
     find_embedding_model,
     open_input,
     resolve_device,
@@ -64,9 +65,6 @@ _NEXT_STEPS = {
     ".parquet": "in Python, pyarrow.parquet.read_table({python_path})",
     ".index": 'bertsmith search {shell_path} "..."',
 }
-_BLOCK_BYTES = 2**20
-#: Lines of larger files are not counted, because counting would take more than a few seconds.
-_MAX_COUNTED_BYTES = 2**33
 
 
 class TextFormat(StrEnum):
@@ -200,12 +198,7 @@ def embed(
     )
     with report_once():
         check_device(device)
-        if file is None and model.is_file():
-            raise InputError(
-                f"{model}: a file, not a model; expected bertsmith embed MODEL FILE, such as "
-                f"bertsmith embed {REFERENCE_MODEL} {quote_path(model)}"
-            )
-        check_readable(file)
+        _check_input(model, file)
         if read_process_rank().world_size > 1 and (out is None or file in (None, STDIN)):
             raise InputError(
                 "several processes (torchrun) need an input file and --out; give both, or run the "
@@ -250,6 +243,16 @@ def embed(
                 embedder, opened_texts.lines, settings, processes, batch_tokens=batch_tokens
             )
     unknown.warn()
+
+
+def _check_input(model: Path, file: str | None) -> None:
+    """Raise InputError if the file cannot be read, or is given in place of the model."""
+    if file is None and model.is_file():
+        raise InputError(
+            f"{model}: a file, not a model; expected bertsmith embed MODEL FILE, such as "
+            f"bertsmith embed {REFERENCE_MODEL} {quote_path(model)}"
+        )
+    check_readable(file)
 
 
 def _check_model_and_output(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
@@ -469,31 +472,3 @@ def _write_vectors(
 def _log_num_truncated(count: int, embedder: "Embedder") -> None:
     if count:
         log(f"lines truncated to the model's {embedder.max_seqlen:,} tokens: {count:,}")
-
-
-def count_lines(name: str) -> int | None:
-    """Return the number of lines of a file; None if they cannot be counted quickly.
-
-    Standard input, pipes, compressed files and very large files are not counted.
-    """
-    from bertsmith.text.archives import HEAD_BYTES, detect_compression
-
-    path = Path(name)
-    if name == STDIN or not path.is_file() or path.stat().st_size > _MAX_COUNTED_BYTES:
-        return None
-    num_lines, last_byte = 0, b"\n"
-    try:
-        with path.open("rb") as file:
-            if detect_compression(file.read(HEAD_BYTES)):
-                return None
-            file.seek(0)
-            while block := file.read(_BLOCK_BYTES):
-                num_lines += block.count(b"\n")
-                last_byte = block[-1:]
-    except OSError:
-        # The same error is raised and explained when the lines are read.
-        return None
-    if last_byte != b"\n":
-        # The last line has no line ending.
-        num_lines += 1
-    return num_lines

@@ -32,6 +32,10 @@ STDIN = "-"
 #: The name of standard input in messages.
 STDIN_NAME = "standard input"
 
+_BLOCK_BYTES = 2**20
+#: Lines of larger files are not counted, because counting would take more than a few seconds.
+_MAX_COUNTED_BYTES = 2**33
+
 #: The English model that is distributed with Bertsmith.
 REFERENCE_MODEL = "mini-en"
 
@@ -313,6 +317,34 @@ def _read_encoded_lines(stream: IO[bytes], name: str, encoding: str) -> Iterator
     with open_lines(Path(name), encoding=encoding, stream=stream) as lines:
         for line in lines:
             yield line.rstrip("\r\n")
+
+
+def count_lines(name: str) -> int | None:
+    """Return the number of lines of a file; None if they cannot be counted quickly.
+
+    Standard input, pipes, compressed files and very large files are not counted.
+    """
+    from bertsmith.text.archives import HEAD_BYTES, detect_compression
+
+    path = Path(name)
+    if name == STDIN or not path.is_file() or path.stat().st_size > _MAX_COUNTED_BYTES:
+        return None
+    num_lines, last_byte = 0, b"\n"
+    try:
+        with path.open("rb") as file:
+            if detect_compression(file.read(HEAD_BYTES)):
+                return None
+            file.seek(0)
+            while block := file.read(_BLOCK_BYTES):
+                num_lines += block.count(b"\n")
+                last_byte = block[-1:]
+    except OSError:
+        # The same error is raised and explained when the lines are read.
+        return None
+    if last_byte != b"\n":
+        # The last line has no line ending.
+        num_lines += 1
+    return num_lines
 
 
 def open_texts(arguments: list[str], lines_format: LinesFormat | None) -> Iterator[str]:

@@ -156,16 +156,12 @@ def predict(
         "--text": text,
         "--pair": pair,
         "--endings": endings,
+        "--out": out,
         "--header": header,
         "--delimiter": delimiter,
     }
     if input_file is None:
-        input_options = {
-            **table_options,
-            "--out": out,
-            "--encoding": encoding,
-            "--format": input_format,
-        }
+        input_options = table_options | {"--encoding": encoding, "--format": input_format}
         check_unused_options(input_options, "only valid with --input FILE; remove it")
     source = None if input_file is None else open_input(input_file, encoding)
     if out is not None:
@@ -194,11 +190,7 @@ def predict(
             table_prediction.write(bundle, has_tokens=has_tokens)
             unknown.warn()
             return
-        check_unused_options(
-            table_options,
-            f"{source.path} is read as one text per line; use --format for a table, or remove this "
-            "option",
-        )
+        _check_line_options(source, table_options)
         if out is not None:
             _write_line_table(bundle, source, out, skip_invalid=skip_invalid, as_json=as_json)
             unknown.warn()
@@ -238,6 +230,15 @@ def _check_inputs(
         )
     for file in (input_file, glue, squad):
         check_readable(file)
+
+
+def _check_line_options(source: Input, table_options: Mapping[str, Any]) -> None:
+    """Raise InputError for options of tables, except --out, because ``source`` has lines."""
+    check_unused_options(
+        {name: value for name, value in table_options.items() if name != "--out"},
+        f"{source.path} is read as one text per line; use --format for a table, or remove this "
+        "option",
+    )
 
 
 def _log_num_truncated(count: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bertsmith.cli.embed import count_lines
+from bertsmith.cli.model_options import count_lines
 from bertsmith.errors import InputError
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.use import embed_chunks
