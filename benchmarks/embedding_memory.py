@@ -95,7 +95,6 @@ def build_index(options: argparse.Namespace) -> dict[str, float]:
         iter_texts(options.lines, options.words, 0),
         folder / INDEX_FILE,
         VectorSettings(),
-        resume=True,
     )
     return {"lines": summary.num_lines, "dimensions": summary.width}
 
