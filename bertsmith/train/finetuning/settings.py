@@ -191,13 +191,13 @@ def resolve_settings(
     features = overrides.get("features")
     is_frozen = isinstance(features, Mapping) and features.get("frozen", True)
     if is_frozen:
-        lr, epochs = _FEATURE_LR, _FEATURE_EPOCHS
+        lr, length = _FEATURE_LR, resolve_length(overrides, _FEATURE_EPOCHS, min_steps=1)
     else:
-        lr, epochs = compute_default_lr(model), _DEFAULT_EPOCHS
+        lr, length = compute_default_lr(model), resolve_length(overrides, _DEFAULT_EPOCHS)
     defaults: dict[str, Any] = {
         "task": task_defaults,
         "optim": {"lr": lr},
-        "schedule": resolve_length(overrides, epochs),
+        "schedule": length,
         "run": {"start_from": str(model.resolve())},
     }
     values = merge_settings(defaults, overrides)
