@@ -129,12 +129,15 @@ def test_failed_write_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     The previous checkpoint remains, and the same command continues from it.
     """
+    has_next_step_started = threading.Event()
 
     def fail(path: Path) -> None:
+        has_next_step_started.wait(_TIMEOUT)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def join_writer(step: int) -> None:
         if step == 6:
+            has_next_step_started.set()
             for thread in threading.enumerate():
                 if thread.name == "bertsmith-checkpoint":
                     thread.join(_TIMEOUT)
