@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bertsmith.errors import InputError
 from bertsmith.serve.text_tokenizer import MAX_CHARACTERS, TextTokenizer
 from bertsmith.use.embed import Embedder
 from tests.serve.model_server import SENTENCES
@@ -65,5 +66,5 @@ def test_an_error_reaches_the_requests_of_its_call(
     """Texts for another embedder are tokenized separately, and are not affected."""
     other = Embedder.load(model_dirs["plain"])
     failed, encoded = encode_concurrently([(embedder, ["\ud800"]), (other, ["the smith"])])
-    assert isinstance(failed, UnicodeEncodeError | TypeError)
+    assert isinstance(failed, InputError)
     assert encoded == [other.encode_texts(["the smith"])[0]]
