@@ -100,7 +100,6 @@ def build_run_values(
     *,
     lr: float,
     epochs: float,
-    min_steps: int = 1,
     run: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return nested settings with defaults and the user's overrides, to be parsed.
@@ -114,7 +113,6 @@ def build_run_values(
         overrides: Settings of the user, as nested tables.
         lr: Default learning rate.
         epochs: Default number of epochs, if the user has set no number of steps.
-        min_steps: Minimum number of steps with the default number of epochs.
         run: Other default settings of the table "run".
 
     Raises:
@@ -122,7 +120,7 @@ def build_run_values(
     """
     defaults: dict[str, Any] = {
         "optim": {"lr": lr},
-        "schedule": resolve_length(overrides, epochs, min_steps),
+        "schedule": resolve_length(overrides, epochs, min_steps=1),
         "run": {"start_from": str(model.resolve()), **(run or {})},
     }
     get_model_overrides(overrides)
