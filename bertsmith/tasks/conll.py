@@ -174,11 +174,11 @@ def read_tagged_sentences(
         TaskError: The file is unreadable, or a sentence is invalid.
     """
     sentences, counts = [], ExampleCounts()
-    known_tags = None if labels is None else _list_known_tags(labels, task)
+    valid_tags = None if labels is None else _list_valid_tags(labels, task)
     source = TableSource(path, encoding=task.encoding)
     for raw in read_raw_sentences(source, task, labeled=labeled):
         with counts.count_example(raw.location, task, labeled=labeled):
-            sentences.append(parse_sentence(raw, path, task, known_tags, labeled=labeled))
+            sentences.append(parse_sentence(raw, path, task, valid_tags, labeled=labeled))
     return counts.require_examples(sentences, path), counts
 
 
@@ -217,19 +217,19 @@ def read_raw_sentences(
         )
 
 
-def _list_known_tags(labels: Sequence[str], task: TaskSettings) -> list[str]:
+def _list_valid_tags(labels: Sequence[str], task: TaskSettings) -> list[str]:
     """Return the labels, and for entities also the BIO2 tags of their entity types."""
-    known_tags = dict.fromkeys(labels)
+    valid_tags = dict.fromkeys(labels)
     if task.kind == "entities":
-        known_tags |= dict.fromkeys(tag for label in labels for tag in list_bio2_tags(label))
-    return list(known_tags)
+        valid_tags |= dict.fromkeys(tag for label in labels for tag in list_bio2_tags(label))
+    return list(valid_tags)
 
 
 def parse_sentence(
     raw: RawSentence,
     path: Path,
     task: TaskSettings,
-    known_tags: Sequence[str] | None,
+    valid_tags: Sequence[str] | None,
     *,
     labeled: bool,
 ) -> TaggedSentence:
@@ -253,25 +253,25 @@ def parse_sentence(
     tags = None
     if labeled:
         tags = tuple(to_bio2(raw.tags) if task.kind == "entities" else raw.tags)
-        if known_tags is not None:
-            _reject_unknown_tags(raw, tags, known_tags, path)
+        if valid_tags is not None:
+            _reject_unvalid_tags(raw, tags, valid_tags, path)
     text = separator.join(raw.units)
     return TaggedSentence(text, tuple(unit_offsets), tags, raw.document, raw.location)
 
 
-def _reject_unknown_tags(
+def _reject_unvalid_tags(
     raw: RawSentence,
     tags: Sequence[str],
-    known_tags: Sequence[str],
+    valid_tags: Sequence[str],
     path: Path,
 ) -> None:
-    """Raise BadExampleError with the line of the first tag that is not one of ``known_tags``.
+    """Raise BadExampleError with the line of the first tag that is not one of ``valid_tags``.
 
     The error message contains the tag as in the file, which may have another scheme.
     """
     for index, tag in enumerate(tags):
-        if tag not in known_tags:
-            listed_labels = ", ".join(map(repr, known_tags[:_MAX_LISTED_LABELS]))
+        if tag not in valid_tags:
+            listed_labels = ", ".join(map(repr, valid_tags[:_MAX_LISTED_LABELS]))
             raise BadExampleError(
                 "an unknown label",
                 f": {raw.tags[index]!r}; known labels are {listed_labels}",

@@ -97,7 +97,7 @@ def describe_index(path: Path) -> Description:
     ]
     facts = {"path": str(path), **counts, "settings": manifest}
     # The manifest has the settings that were given, such as no pooling.
-    shown = {
+    displayed_manifest = {
         name: "default of the model" if value is None else value for name, value in manifest.items()
     }
-    return Description(facts, lines + format_aligned(flatten_mapping(shown)))
+    return Description(facts, lines + format_aligned(flatten_mapping(displayed_manifest)))
