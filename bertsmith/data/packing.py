@@ -29,6 +29,8 @@ class ExampleBatch:
             next-sentence prediction.
         is_causal: Whether the model's attention must be causal for this batch, because a
             bidirectional model is trained left to right at the start of a run.
+        neighbor_bias: Strength of the model's attention bias towards neighboring tokens for this
+            batch, from 0 (none) to 1.
     """
 
     ids: IntArray
@@ -40,6 +42,7 @@ class ExampleBatch:
     masked_labels: IntArray
     nsp_labels: IntArray | None
     is_causal: bool = False
+    neighbor_bias: float = 0.0
 
     def __len__(self) -> int:
         """Return B, the number of sequences."""
@@ -66,6 +69,7 @@ class ExampleBatch:
             masked_labels=self.masked_labels[low:high].copy(),
             nsp_labels=None if self.nsp_labels is None else self.nsp_labels[first:last].copy(),
             is_causal=self.is_causal,
+            neighbor_bias=self.neighbor_bias,
         )
 
 

@@ -50,6 +50,9 @@ def reference_attention(
     for index, (start, end) in enumerate(pairwise(layout.cu_seqlens.tolist())):
         q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+        if layout.score_bias is not None:
+            length = end - start
+            scores = scores + layout.score_bias[:, :length, :length]
         if layout.is_causal:
             is_later = torch.ones_like(scores, dtype=torch.bool).triu(1)
             scores = scores.masked_fill(is_later, -math.inf)

@@ -18,6 +18,7 @@ from bertsmith.model.ops.cross_entropy import (
     to_full_precision,
 )
 from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.ops.neighbor_bias import add_neighbor_bias
 from bertsmith.model.ops.norms import BatchNorm
 from bertsmith.model.packed import PackedBatch
 
@@ -52,6 +53,7 @@ class BertModel(nn.Module):
         num_layers: int | None = None,
         *,
         is_causal: bool = False,
+        neighbor_bias: Tensor | None = None,
     ) -> Iterator[Tensor]:
         """Yield the output of the embeddings and of each layer, [T, D], computed lazily.
 
@@ -63,12 +65,20 @@ class BertModel(nn.Module):
             num_layers: Number of layers to compute; None for all.
             is_causal: Whether tokens attend only to themselves and earlier tokens, even if the
                 config says that attention is bidirectional.
+            neighbor_bias: float32 [], strength of a bias of the attention towards neighboring
+                tokens, see ``build_neighbor_bias``; None for no bias.
         """
         x = self.embeddings(batch, dropout_seed)
         if self.residual_dtype is not None:
             x = x.to(self.residual_dtype)
         is_causal = is_causal or self.config.attention == "causal"
-        layout = build_attention_layout(batch, self.kernel, is_causal=is_causal, dtype=x.dtype)
+        kernel = self.kernel
+        if kernel == "varlen" and neighbor_bias is not None:
+            # Flash attention adds no bias to the scores.
+            kernel = "padded"
+        layout = build_attention_layout(batch, kernel, is_causal=is_causal, dtype=x.dtype)
+        if neighbor_bias is not None:
+            layout = add_neighbor_bias(layout, neighbor_bias, self.config.heads, x.dtype)
         yield x
         yield from self.encoder.iter_layer_outputs(
             x, layout, dropout_seed, token_indices, num_layers
@@ -81,6 +91,7 @@ class BertModel(nn.Module):
         token_indices: Tensor | None = None,
         *,
         is_causal: bool = False,
+        neighbor_bias: Tensor | None = None,
     ) -> Tensor:
         """Return the last layer's output.
 
@@ -89,11 +100,14 @@ class BertModel(nn.Module):
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens to return the hidden states of; None for all T.
             is_causal: See ``iter_hidden_states``.
+            neighbor_bias: See ``iter_hidden_states``.
 
         Returns:
             [T, D] or [M, D].
         """
-        states = self.iter_hidden_states(batch, dropout_seed, token_indices, is_causal=is_causal)
+        states = self.iter_hidden_states(
+            batch, dropout_seed, token_indices, is_causal=is_causal, neighbor_bias=neighbor_bias
+        )
         hidden = next(states)
         # A loop, because a list would keep the outputs of all layers in memory.
         for hidden in states:  # noqa: B007 - used after the loop
@@ -168,6 +182,7 @@ class BertForPreTraining(nn.Module):
         dropout_seed: DropoutSeed | None = None,
         *,
         is_causal: bool = False,
+        neighbor_bias: Tensor | None = None,
     ) -> Losses:
         """Compute the pre-training losses.
 
@@ -181,9 +196,16 @@ class BertForPreTraining(nn.Module):
             dropout_seed: Seed of this forward pass; None for no dropout.
             is_causal: Whether attention is causal in this forward pass, even if the config says
                 that it is bidirectional.
+            neighbor_bias: float32 [], strength of a bias of the attention towards neighboring
+                tokens in this forward pass, see ``build_neighbor_bias``; None for no bias.
         """
         masked_states, cls_states = self._compute_loss_inputs(
-            batch, masked_positions, nsp_labels, dropout_seed, is_causal=is_causal
+            batch,
+            masked_positions,
+            nsp_labels,
+            dropout_seed,
+            is_causal=is_causal,
+            neighbor_bias=neighbor_bias,
         )
         decoder = self.mlm.decoder
         mlm_loss = linear_cross_entropy(
@@ -202,6 +224,7 @@ class BertForPreTraining(nn.Module):
         dropout_seed: DropoutSeed | None = None,
         *,
         is_causal: bool = False,
+        neighbor_bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute the last hidden states of only the tokens that the losses need.
 
@@ -213,7 +236,9 @@ class BertForPreTraining(nn.Module):
         token_indices = masked_positions
         if nsp_labels is not None:
             token_indices = torch.cat([masked_positions, batch.first_token_indices])
-        hidden = self.bert(batch, dropout_seed, token_indices, is_causal=is_causal)
+        hidden = self.bert(
+            batch, dropout_seed, token_indices, is_causal=is_causal, neighbor_bias=neighbor_bias
+        )
         return hidden[:num_predictions], hidden[num_predictions:]
 
     def _apply_nsp_head(self, cls_states: Tensor) -> Tensor:

@@ -274,7 +274,7 @@ def test_medium_scale_costs_at_most_20_core_hours(
         seconds |= {planned.stage.name: planned.seconds or 0.0 for planned in run.plan()}
         for stage in run.find_missing_stages():
             if stage.kind in ("pretrain", "initialized-model"):
-                assert stage.settings["run"]["initialization"] == "random"
+                assert stage.settings["run"]["initialization"] == "unigram"
     assert 15 < sum(seconds.values()) / 3600 <= 20
 
 

@@ -20,8 +20,8 @@ class Bucket:
     Attributes:
         num_sequences: B, the number of sequences in the bucket.
         max_seqlen: S, the padded length. On a CPU it is rounded up if the lengths differ.
-        mask: Added to the attention scores: 0 or -inf, broadcastable to [B, N, S, S]. None if
-            every query may attend to every key.
+        mask: Added to the attention scores, broadcastable to [B, N, S, S]: -inf for hidden keys,
+            otherwise 0 or a bias. None if every query may attend to every key, without bias.
         sequence_indices: The sequences' indices in the batch; None for all sequences.
     """
 
@@ -52,6 +52,8 @@ class AttentionLayout:
             reshape.
         pad_indices: int64 [padded rows], the index of the token that is copied to each padded row.
             Padding repeats the last token of its sequence. None if ``unpad_indices`` is None.
+        score_bias: [N, S, S], added to the attention scores of each sequence by `reference`. The
+            masks of the buckets include it. None for no bias.
     """
 
     kernel: Kernel
@@ -62,6 +64,7 @@ class AttentionLayout:
     buckets: tuple[Bucket, ...] = ()
     unpad_indices: Tensor | None = None
     pad_indices: Tensor | None = None
+    score_bias: Tensor | None = None
 
 
 def build_attention_layout(

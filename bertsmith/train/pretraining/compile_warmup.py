@@ -25,18 +25,22 @@ def build_warmup_batches(
     micro_batch_tokens: int,
     *,
     has_causal_phase: bool = False,
+    has_neighbor_bias: bool = False,
     num_processes: int = 1,
 ) -> list[ExampleBatch]:
     """Return one batch for each graph that torch.compile needs in a run.
 
     These are a graph for several sequences, and one for a single sequence if a micro-batch can have
-    only one: torch.compile specializes sizes of 1. Left-to-right training needs its own graphs.
+    only one: torch.compile specializes sizes of 1. Left-to-right training and the bias towards
+    neighboring tokens need their own graphs.
 
     Args:
         data: Data settings of the run.
         max_seqlen: Maximum sequence length of all phases.
         micro_batch_tokens: Maximum tokens of a micro-batch.
         has_causal_phase: Whether the run starts with left-to-right training.
+        has_neighbor_bias: Whether attention has a bias towards neighboring tokens at the start of
+            the run.
         num_processes: Number of processes of the run.
     """
     length_lists = []
@@ -49,6 +53,8 @@ def build_warmup_batches(
     if has_single_sequence or data.batch_size * max_seqlen > micro_batch_tokens:
         length_lists.append([data.max_seqlen])
     batches = [_build_batch(lengths, nsp=data.nsp) for lengths in length_lists]
+    if has_neighbor_bias:
+        batches += [replace(batch, neighbor_bias=1.0) for batch in batches]
     if has_causal_phase:
         batches += [_build_causal_batch(lengths) for lengths in length_lists]
     return batches

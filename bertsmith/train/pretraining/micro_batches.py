@@ -29,6 +29,7 @@ class PretrainingMicroBatch:
         num_sequences: Number of sequences.
         num_predictions: Number of predictions.
         is_causal: See ``ExampleBatch``.
+        neighbor_bias: See ``ExampleBatch``; float32 [], None for no bias.
     """
 
     packed: PackedBatch
@@ -39,6 +40,7 @@ class PretrainingMicroBatch:
     num_sequences: int
     num_predictions: int
     is_causal: bool = False
+    neighbor_bias: Tensor | None = None
 
     @classmethod
     def build(
@@ -53,9 +55,11 @@ class PretrainingMicroBatch:
                 asynchronous.
         """
 
-        def to_tensor(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-            tensor = torch.from_numpy(values)
+        def pin(tensor: Tensor) -> Tensor:
             return tensor.pin_memory() if pin_memory else tensor
+
+        def to_tensor(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+            return pin(torch.from_numpy(values))
 
         filled = batch if shape is None else shape.fill_up(batch)
         return cls(
@@ -73,6 +77,7 @@ class PretrainingMicroBatch:
             num_sequences=len(batch),
             num_predictions=len(batch.masked_labels),
             is_causal=batch.is_causal,
+            neighbor_bias=pin(torch.tensor(batch.neighbor_bias)) if batch.neighbor_bias else None,
         )
 
     def list_tensors(self) -> list[Tensor]:
@@ -80,7 +85,8 @@ class PretrainingMicroBatch:
         packed = self.packed
         tensors = [packed.ids, packed.segments, packed.positions, packed.cu_seqlens]
         tensors += [self.masked_positions, self.masked_labels]
-        return tensors if self.nsp_labels is None else [*tensors, self.nsp_labels]
+        optional_tensors = (self.nsp_labels, self.neighbor_bias)
+        return tensors + [tensor for tensor in optional_tensors if tensor is not None]
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on ``device``; copies from page-locked memory are asynchronous."""
@@ -94,6 +100,7 @@ class PretrainingMicroBatch:
             masked_positions=copy(self.masked_positions),
             masked_labels=copy(self.masked_labels),
             nsp_labels=None if self.nsp_labels is None else copy(self.nsp_labels),
+            neighbor_bias=None if self.neighbor_bias is None else copy(self.neighbor_bias),
         )
 
 

@@ -46,6 +46,7 @@ def compute_mean_losses(
         micro_batch.nsp_labels,
         dropout_seed,
         is_causal=micro_batch.is_causal,
+        neighbor_bias=micro_batch.neighbor_bias,
     )
     num_predictions = sum(batch.num_predictions for batch in micro_batches)
     name = "causal_lm_loss" if micro_batch.is_causal else "mlm_loss"

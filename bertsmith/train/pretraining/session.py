@@ -149,6 +149,7 @@ class Session:
             max_seqlen,
             max_tokens,
             has_causal_phase=settings.schedule.causal_fraction > 0,
+            has_neighbor_bias=settings.schedule.neighbor_bias_fraction > 0,
             num_processes=self.machine.processes.world_size,
         ):
             micro_batch = to_device(batch, self.machine.device)
@@ -195,7 +196,7 @@ class Session:
         Args:
             duration: Length of the run.
             phase: Phase of a run that has only this phase, with a constant batch size and masking
-                rate; None: the schedule of the settings.
+                rate and without a bias of the attention; None: the schedule of the settings.
             micro_batch_tokens: Maximum tokens of a micro-batch; None: that of the settings.
         """
         settings = self.settings
@@ -212,7 +213,11 @@ class Session:
             )
             causal_fraction = 1.0 if phase.is_causal else 0.0
             single_phase = settings.schedule.model_copy(
-                update={"phase2_max_seqlen": None, "causal_fraction": causal_fraction}
+                update={
+                    "phase2_max_seqlen": None,
+                    "causal_fraction": causal_fraction,
+                    "neighbor_bias_fraction": 0.0,
+                }
             )
             settings = settings.model_copy(update={"data": data, "schedule": single_phase})
         return PretrainingObjective(

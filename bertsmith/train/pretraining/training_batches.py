@@ -99,6 +99,13 @@ class TrainingBatches:
             final_rate - initial_rate
         ) * self._progress.compute_completed_fraction(step)
 
+    def compute_neighbor_bias(self, step: int) -> float:
+        """Return the strength of the attention bias towards neighboring tokens, from 0 to 1."""
+        fraction = self._schedule.neighbor_bias_fraction
+        if fraction == 0 or self._data.objective != "masked":
+            return 0.0
+        return max(0.0, 1.0 - self._progress.compute_completed_fraction(step) / fraction)
+
     def find_position(self, step: int) -> DataPosition:
         """Return the position before ``step`` in a run with a fixed number of steps."""
         position = DataPosition()
@@ -112,9 +119,9 @@ class TrainingBatches:
     ) -> Iterator[tuple[ExampleBatch, DataPosition]]:
         """Yield the batch of each step and the position after it.
 
-        In a run with a time budget, the phase, objective, size and masking rate of a batch are
-        those of the time at which it is computed. If a thread computes batches ahead, this is about
-        three steps earlier.
+        In a run with a time budget, the phase, objective, size, masking rate and attention bias of
+        a batch are those of the time at which it is computed. If a thread computes batches ahead,
+        this is about three steps earlier.
 
         Args:
             first_step: Step of the first batch.
@@ -130,6 +137,8 @@ class TrainingBatches:
             batch = self._get_stream(position).batch(
                 first, count, masking_rate, is_causal=not position.is_causal_over
             )
+            if not batch.is_causal:
+                batch = replace(batch, neighbor_bias=self.compute_neighbor_bias(step))
             position = self._advance(position, count)
             yield batch, position
 

@@ -28,10 +28,13 @@ def test_all_sizes_of_a_warmup_batch_differ(
 ) -> None:
     """All sizes of the first batch, such as the numbers of tokens and predictions, differ."""
     settings = DataSettings(batch_size=batch_size, max_seqlen=max_seqlen)
-    batches = build_warmup_batches(settings, max_seqlen, micro_batch_tokens, has_causal_phase=True)
-    masked, causal = (batch for batch in batches if len(batch) >= 2)
-    assert (masked.is_causal, causal.is_causal) == (False, True)
-    for batch in (masked, causal):
+    batches = build_warmup_batches(
+        settings, max_seqlen, micro_batch_tokens, has_causal_phase=True, has_neighbor_bias=True
+    )
+    masked, biased, causal = (batch for batch in batches if len(batch) >= 2)
+    assert (masked.is_causal, biased.is_causal, causal.is_causal) == (False, False, True)
+    assert (masked.neighbor_bias, biased.neighbor_bias, causal.neighbor_bias) == (0, 1, 0)
+    for batch in (masked, biased, causal):
         sizes = [
             len(batch),
             len(batch.cu_seqlens),

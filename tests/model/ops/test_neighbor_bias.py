@@ -1,0 +1,76 @@
+"""The bias of attention scores towards neighboring tokens."""
+
+import pytest
+import torch
+
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
+from bertsmith.model.ops.neighbor_bias import add_neighbor_bias, build_neighbor_bias
+from bertsmith.model.packed import pack_sequences
+from tests.model.examples import EQUAL_LENGTHS, RAGGED_LENGTHS, draw_batch, make_prime_size_config
+
+STRENGTH = torch.tensor(0.75)
+
+
+@pytest.mark.parametrize("num_heads", [1, 3, 4])
+def test_heads_prefer_the_previous_or_the_next_token(num_heads: int) -> None:
+    """The score falls by the strength per token of distance from a neighbor, except for [CLS]."""
+    bias = build_neighbor_bias(STRENGTH, num_heads, 11, torch.float64)
+    assert bias.shape == (num_heads, 11, 11)
+    for head in range(num_heads):
+        center = 1 if head % 2 else -1
+        for query in range(11):
+            for key in range(11):
+                expected = -0.75 * abs(key - query - center)
+                if key == 0:
+                    expected = 0.0
+                assert bias[head, query, key] == expected, (head, query, key)
+
+
+@pytest.mark.parametrize("lengths", [RAGGED_LENGTHS, EQUAL_LENGTHS], ids=["ragged", "equal"])
+def test_kernels_agree_with_the_bias(lengths: tuple[int, ...]) -> None:
+    """`padded` and `reference` have the same losses and gradients, which differ without the bias.
+
+    `varlen` has no bias, so `padded` takes its place, on the CPU too.
+    """
+    torch.manual_seed(3)
+    config = make_prime_size_config(nsp=False, attention_dropout=0.0, dropout=0.0)
+    model = BertForPreTraining(config)
+    for layer in model.bert.encoder.layers:
+        # Scores and outputs large enough to depend on attention.
+        layer.attention.query_key_value.weight.data.mul_(20)
+    batch = draw_batch(config, lengths)
+
+    def compute(kernel: Kernel, strength: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        model.bert.kernel = kernel
+        model.zero_grad()
+        loss = model(
+            batch.packed, batch.masked_positions, batch.masked_labels, None, neighbor_bias=strength
+        ).mlm_loss
+        loss.backward()
+        gradient = model.bert.encoder.layers[0].attention.query_key_value.weight.grad
+        assert gradient is not None
+        return loss.detach(), gradient.clone()
+
+    expected, expected_gradient = compute("reference", STRENGTH)
+    for kernel in ("padded", "varlen"):
+        loss, gradient = compute(kernel, STRENGTH)
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
+    without_bias, _ = compute("reference", None)
+    assert abs(without_bias - expected) > 1e-3
+
+
+def test_bias_moves_attention_to_neighbors() -> None:
+    """With a strong bias, heads 0 and 2 attend to the previous token, head 1 to the next one."""
+    config = make_prime_size_config(nsp=False)
+    model = BertForPreTraining(config).eval()
+    batch = pack_sequences([(list(range(5, 14)), [0] * 9)])
+    layout = build_attention_layout(batch, "reference", is_causal=False, dtype=torch.float32)
+    layout = add_neighbor_bias(layout, torch.tensor(30.0), config.heads, torch.float32)
+    hidden = model.bert.embeddings(batch, None)
+    probabilities = model.bert.encoder.layers[0].compute_probabilities(hidden, layout)[0]
+    # Without [CLS], which has no bias, and the last token, which has no next one.
+    preferred_keys = probabilities[:, 2:-1, 1:].argmax(-1).tolist()
+    previous, following = [0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7]
+    assert preferred_keys == [previous, following, previous]

@@ -1,0 +1,111 @@
+"""Runs that start with a bias of attention towards neighboring tokens."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertsmith.data.store import Store
+from bertsmith.model import bert
+from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
+from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
+from tests.train.conftest import TrainFunction
+
+#: Six steps, the first four of which have a bias.
+ARGUMENTS: dict[str, Any] = {
+    "steps": 6,
+    "model__layers": 2,
+    "schedule__neighbor_bias_fraction": 0.6,
+    "checkpoint__every": 1,
+    "checkpoint__keep": 9,
+    "checkpoint__keep_optimizer": "true",
+    "run__micro_batch_tokens": 64,
+}
+
+
+@pytest.fixture
+def strengths(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The strengths of all biases that a test computes, one per micro-batch."""
+    values: list[float] = []
+    add_neighbor_bias = bert.add_neighbor_bias
+
+    def record(layout: Any, strength: torch.Tensor, *arguments: Any) -> Any:
+        values.append(float(strength))
+        return add_neighbor_bias(layout, strength, *arguments)
+
+    monkeypatch.setattr(bert, "add_neighbor_bias", record)
+    return values
+
+
+def test_bias_falls_linearly_and_evaluation_has_none(
+    train: TrainFunction, strengths: list[float]
+) -> None:
+    """The bias falls from 1 to 0 over its fraction of the steps; evaluations have none."""
+    train(**ARGUMENTS, run__eval_every=1)
+    assert len(strengths) > 4
+    expected = [1, 1 - 1 / 3.6, 1 - 2 / 3.6, 1 - 3 / 3.6]
+    assert list(dict.fromkeys(strengths)) == pytest.approx(expected)
+
+
+def test_left_to_right_steps_have_no_bias(train: TrainFunction, strengths: list[float]) -> None:
+    """In the left-to-right part of a run there is no bias; it falls from the start of the run."""
+    train(**ARGUMENTS, schedule__causal_fraction=0.3)
+    assert list(dict.fromkeys(strengths)) == pytest.approx([1 - 2 / 3.6, 1 - 3 / 3.6])
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_resumed_run_has_the_same_bytes(
+    train: TrainFunction, tmp_path: Path, compiled: bool
+) -> None:
+    """A run resumed with and without the bias ends with the bytes of an uninterrupted one."""
+    options = {"run__compile": "true"} if compiled else {}
+    train("uninterrupted", **ARGUMENTS, **options)
+    for last_step in (2,) if compiled else (2, 5):
+        run = tmp_path / f"run-{last_step}"
+        shutil.copytree(tmp_path / "uninterrupted", run)
+        shutil.rmtree(run / "model")
+        for step, directory in list_checkpoints(run):
+            if step > last_step:
+                shutil.rmtree(directory)
+        train(run.name, **ARGUMENTS, **options)
+        for folder in ("model", f"{CHECKPOINTS_DIR}/step-6"):
+            files = sorted((tmp_path / "uninterrupted" / folder).glob("*.safetensors"))
+            assert files
+            for file in files:
+                assert (run / folder / file.name).read_bytes() == file.read_bytes(), file
+
+
+def test_compiled_losses_are_those_of_eager_mode(train: TrainFunction, tmp_path: Path) -> None:
+    """The compiled graph with the bias has the losses of eager mode, other than without bias."""
+
+    def list_losses(name: str, **options: Any) -> list[float]:
+        train(name, **ARGUMENTS | options)
+        lines = read_metrics(tmp_path / name)
+        return [line["mlm_loss"] for line in lines if line["kind"] == "train"]
+
+    eager = list_losses("eager")
+    assert list_losses("compiled", run__compile="true") == pytest.approx(eager, rel=1e-5)
+    assert list_losses("unbiased", schedule__neighbor_bias_fraction=0.0) != pytest.approx(
+        eager, rel=1e-5
+    )
+
+
+def test_default_of_each_kind_of_run(store: Path, train: TrainFunction) -> None:
+    """Only a new masked-LM run of `fast` without next-sentence prediction has a bias by default."""
+    opened_store = Store.open(store)
+
+    def get_default(*assignments: str, **overrides: Any) -> float:
+        settings = resolve_settings(
+            Overrides(data=store, assignments=assignments, **overrides), opened_store
+        )
+        return settings.schedule.neighbor_bias_fraction
+
+    assert get_default() == 0.5
+    assert get_default(recipe="paper") == 0
+    assert get_default("data.nsp=true") == 0
+    assert get_default("data.objective=left-to-right", "model.attention=causal") == 0
+    model = train(steps=1, data__nsp="false").model
+    assert get_default("data.max_seqlen=32", start_from=str(model)) == 0
