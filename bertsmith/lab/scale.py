@@ -35,7 +35,7 @@ class Scale:
             changes the MLM loss by 0.4 nats and task scores by several points, which would hide
             the effects that the experiments measure.
         initialization: The value of run.initialization of all runs, None for that of the recipe.
-        neighbor_bias_fraction: The value of schedule.neighbor_bias_fraction of all runs.
+        neighbor_bias_steps: The value of schedule.neighbor_bias_steps of all runs.
         num_snapshots: Number of evenly spaced checkpoints of a pre-training run.
     """
 
@@ -60,7 +60,7 @@ class Scale:
     num_eval_sequences: int
     nsp: bool
     initialization: str | None = None
-    neighbor_bias_fraction: float = 0.0
+    neighbor_bias_steps: int = 0
     num_snapshots: int = 5
 
     def build_model_settings(self, **changes: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ SCALES: dict[str, Scale] = {
         width=256, heads=4, max_positions=384, max_length=128, batch_size=16, num_steps=5600,
         num_seeds=3, max_train_examples=10_000, max_squad_examples=2000, epochs=3.0,
         finetune_lr=3e-4, finetune_batch_size=32, squad_article_step=8, num_eval_sequences=256,
-        nsp=False, initialization="unigram", neighbor_bias_fraction=0.5, num_snapshots=4,
+        nsp=False, initialization="unigram", neighbor_bias_steps=1000, num_snapshots=4,
     ),
     # The sizes of the paper.
     "full": Scale(

@@ -110,8 +110,8 @@ class StageFactory:
         }
         if scale.initialization is not None:
             settings["run"]["initialization"] = scale.initialization
-        if scale.neighbor_bias_fraction:
-            settings["schedule"] = {"neighbor_bias_fraction": scale.neighbor_bias_fraction}
+        if scale.neighbor_bias_steps:
+            settings["schedule"] = {"neighbor_bias_steps": scale.neighbor_bias_steps}
         # The settings of the recipe are part of the stage's key, so that results are not reused
         # after the recipe has changed.
         settings = merge_settings(get_experiment_settings(scale.recipe, model_settings), settings)

@@ -149,7 +149,7 @@ class Session:
             max_seqlen,
             max_tokens,
             has_causal_phase=settings.schedule.causal_fraction > 0,
-            has_neighbor_bias=settings.schedule.neighbor_bias_fraction > 0,
+            has_neighbor_bias=settings.schedule.neighbor_bias_steps > 0,
             num_processes=self.machine.processes.world_size,
         ):
             micro_batch = to_device(batch, self.machine.device)
@@ -216,7 +216,7 @@ class Session:
                 update={
                     "phase2_max_seqlen": None,
                     "causal_fraction": causal_fraction,
-                    "neighbor_bias_fraction": 0.0,
+                    "neighbor_bias_steps": 0,
                 }
             )
             settings = settings.model_copy(update={"data": data, "schedule": single_phase})

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import ExampleBatch
@@ -11,6 +12,9 @@ from bertsmith.data.store import Split
 from bertsmith.data.stream import EndlessStream
 from bertsmith.train.engine.duration import RunProgress
 from bertsmith.train.engine.schedule import ScheduleSettings
+
+#: Maximum fraction of a run in which attention has a bias towards neighboring tokens.
+_MAX_BIASED_FRACTION: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -101,10 +105,11 @@ class TrainingBatches:
 
     def compute_neighbor_bias(self, step: int) -> float:
         """Return the strength of the attention bias towards neighboring tokens, from 0 to 1."""
-        fraction = self._schedule.neighbor_bias_fraction
-        if fraction == 0 or self._data.objective != "masked":
+        max_steps = self._schedule.neighbor_bias_steps
+        if max_steps == 0 or self._data.objective != "masked":
             return 0.0
-        return max(0.0, 1.0 - self._progress.compute_completed_fraction(step) / fraction)
+        completed_fraction = self._progress.compute_completed_fraction(step)
+        return max(0.0, 1.0 - max(step / max_steps, completed_fraction / _MAX_BIASED_FRACTION))
 
     def find_position(self, step: int) -> DataPosition:
         """Return the position before ``step`` in a run with a fixed number of steps."""

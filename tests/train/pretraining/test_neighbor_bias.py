@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from bertsmith.data.store import Store
 from bertsmith.model import bert
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
 from bertsmith.train.engine.metrics_log import read_metrics
-from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from tests.train.conftest import TrainFunction
 
-#: Six steps, the first four of which have a bias.
+#: Eight steps, the first four of which have a bias.
 ARGUMENTS: dict[str, Any] = {
-    "steps": 6,
+    "steps": 8,
     "model__layers": 2,
-    "schedule__neighbor_bias_fraction": 0.6,
+    "schedule__neighbor_bias_steps": 4,
     "checkpoint__every": 1,
     "checkpoint__keep": 9,
     "checkpoint__keep_optimizer": "true",
@@ -43,17 +41,23 @@ def strengths(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_bias_falls_linearly_and_evaluation_has_none(
     train: TrainFunction, strengths: list[float]
 ) -> None:
-    """The bias falls from 1 to 0 over its fraction of the steps; evaluations have none."""
+    """The bias falls from 1 to 0 over its steps; evaluations have none."""
     train(**ARGUMENTS, run__eval_every=1)
     assert len(strengths) > 4
-    expected = [1, 1 - 1 / 3.6, 1 - 2 / 3.6, 1 - 3 / 3.6]
+    expected = [1, 0.75, 0.5, 0.25]
     assert list(dict.fromkeys(strengths)) == pytest.approx(expected)
+
+
+def test_bias_takes_at_most_half_of_the_run(train: TrainFunction, strengths: list[float]) -> None:
+    """In a run that is shorter than twice the steps of the bias, it falls over half of the run."""
+    train(**ARGUMENTS | {"schedule__neighbor_bias_steps": 100})
+    assert list(dict.fromkeys(strengths)) == pytest.approx([1, 0.75, 0.5, 0.25])
 
 
 def test_left_to_right_steps_have_no_bias(train: TrainFunction, strengths: list[float]) -> None:
     """In the left-to-right part of a run there is no bias; it falls from the start of the run."""
     train(**ARGUMENTS, schedule__causal_fraction=0.3)
-    assert list(dict.fromkeys(strengths)) == pytest.approx([1 - 2 / 3.6, 1 - 3 / 3.6])
+    assert list(dict.fromkeys(strengths)) == pytest.approx([0.5, 0.25])
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -71,7 +75,7 @@ def test_resumed_run_has_the_same_bytes(
             if step > last_step:
                 shutil.rmtree(directory)
         train(run.name, **ARGUMENTS, **options)
-        for folder in ("model", f"{CHECKPOINTS_DIR}/step-6"):
+        for folder in ("model", f"{CHECKPOINTS_DIR}/step-8"):
             files = sorted((tmp_path / "uninterrupted" / folder).glob("*.safetensors"))
             assert files
             for file in files:
@@ -88,24 +92,6 @@ def test_compiled_losses_are_those_of_eager_mode(train: TrainFunction, tmp_path:
 
     eager = list_losses("eager")
     assert list_losses("compiled", run__compile="true") == pytest.approx(eager, rel=1e-5)
-    assert list_losses("unbiased", schedule__neighbor_bias_fraction=0.0) != pytest.approx(
+    assert list_losses("unbiased", schedule__neighbor_bias_steps=0) != pytest.approx(
         eager, rel=1e-5
     )
-
-
-def test_default_of_each_kind_of_run(store: Path, train: TrainFunction) -> None:
-    """Only a new masked-LM run of `fast` without next-sentence prediction has a bias by default."""
-    opened_store = Store.open(store)
-
-    def get_default(*assignments: str, **overrides: Any) -> float:
-        settings = resolve_settings(
-            Overrides(data=store, assignments=assignments, **overrides), opened_store
-        )
-        return settings.schedule.neighbor_bias_fraction
-
-    assert get_default() == 0.5
-    assert get_default(recipe="paper") == 0
-    assert get_default("data.nsp=true") == 0
-    assert get_default("data.objective=left-to-right", "model.attention=causal") == 0
-    model = train(steps=1, data__nsp="false").model
-    assert get_default("data.max_seqlen=32", start_from=str(model)) == 0
