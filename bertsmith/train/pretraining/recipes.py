@@ -124,10 +124,6 @@ _FAST: dict[str, Any] = {
 #: The masking rate of `fast` falls linearly.
 _FAST_MASKING = {"masking_rate": 0.3, "final_masking_rate": 0.15}
 
-#: The bias with which `fast` learns to attend to neighboring tokens. With next-sentence prediction,
-#: heads that are initialized by hand take its place.
-_FAST_NEIGHBOR_BIAS = {"neighbor_bias_steps": 1000}
-
 #: Maximum learning rate of `fast` with next-sentence prediction. At higher rates, the gradients of
 #: masked LM prevent the model from learning next-sentence prediction.
 _MAX_LR_WITH_NSP = 1e-3
@@ -163,7 +159,7 @@ def get_accepted_defaults(settings: PretrainSettings) -> dict[str, tuple[Any, ..
         {"data": {"batch_size": FAST_CPU_BATCH_SIZE}},
         {"data": {"batch_size": FAST_CUDA_BATCH_SIZE}},
     ):
-        for table in ("data", "optim", "schedule", "run"):
+        for table in ("data", "optim", "run"):
             for name, value in defaults.get(table, {}).items():
                 key = f"{table}.{name}"
                 accepted[key] = (*accepted.get(key, ()), value)
@@ -201,7 +197,6 @@ def get_recipe_defaults(
     data: Mapping[str, Any] | None = None,
     *,
     nsp: bool = False,
-    is_continued: bool = False,
 ) -> dict[str, Any]:
     """Return the default settings of a recipe.
 
@@ -210,7 +205,6 @@ def get_recipe_defaults(
         model: Fields of the model config, such as layers and width.
         data: The user's data settings, on which defaults of `fast` depend.
         nsp: Whether the run trains next-sentence prediction.
-        is_continued: Whether the run continues the training of a model.
     """
     if recipe == "paper":
         return merge_settings(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
@@ -219,22 +213,17 @@ def get_recipe_defaults(
     lr = next((lr for max_width, lr in _FAST_LRS if width <= max_width), _FAST_LR_WIDE)
     # The "cross-segment-heads" initialization needs two layers and two heads.
     is_large_enough = 1 not in (model.get("layers"), model.get("heads"))
-    is_masked_lm = data.get("objective", "masked") == "masked"
+    initialization = "cross-segment-heads" if is_large_enough else "neighbor-heads"
     has_nsp_loss = nsp and data.get("pair_objective", "nsp") == "nsp"
     size_defaults = {
         "model": {"init_range": scale_init_range(width)},
         "data": {"nsp": nsp},
         "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if has_nsp_loss and is_large_enough else lr},
-        "run": {"initialization": "unigram"},
+        "run": {"initialization": initialization},
     }
     defaults = merge_settings(_FAST, size_defaults)
-    if nsp:
-        initialization = "cross-segment-heads" if is_large_enough else "neighbor-heads"
-        defaults = merge_settings(defaults, {"run": {"initialization": initialization}})
-    elif is_masked_lm and not is_continued:
-        defaults = merge_settings(defaults, {"schedule": _FAST_NEIGHBOR_BIAS})
     # A masking rate of the user is constant, and the left-to-right objective has no masks.
-    if "masking_rate" not in data and is_masked_lm:
+    if "masking_rate" not in data and data.get("objective", "masked") == "masked":
         defaults = merge_settings(defaults, {"data": _FAST_MASKING})
     return merge_settings(defaults, {"model": dict(model)})
 

@@ -110,7 +110,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     data = get_table(user_values, "data")
     start_model = model if overrides.start_from else {}
     nsp = recipes.trains_nsp(recipe, data, start_model)
-    base = recipes.get_recipe_defaults(recipe, model, data, nsp=nsp, is_continued=start is not None)
+    base = recipes.get_recipe_defaults(recipe, model, data, nsp=nsp)
     device = str(get_table(user_values, "run").get("device", "auto"))
     is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
     if is_cuda and recipe == "fast":
@@ -229,7 +229,6 @@ def _adopt_run_settings(
     run.setdefault("dropout", None)
     data.setdefault("final_masking_rate", None)
     optim.setdefault("optimizer", "adamw")
-    schedule.setdefault("neighbor_bias_steps", 0)
     if overrides.start_from:
         # The start model has its own config.
         model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bertsmith.data.store import Store
 from bertsmith.model import bert
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
 from bertsmith.train.engine.metrics_log import read_metrics
-from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from tests.train.conftest import TrainFunction
 
 #: Eight steps, the first four of which have a bias.
@@ -97,21 +95,3 @@ def test_compiled_losses_are_those_of_eager_mode(train: TrainFunction, tmp_path:
     assert list_losses("unbiased", schedule__neighbor_bias_steps=0) != pytest.approx(
         eager, rel=1e-5
     )
-
-
-def test_default_of_each_kind_of_run(store: Path, train: TrainFunction) -> None:
-    """Only a new masked-LM run of `fast` without next-sentence prediction has a bias by default."""
-    opened_store = Store.open(store)
-
-    def get_default(*assignments: str, **overrides: Any) -> int:
-        settings = resolve_settings(
-            Overrides(data=store, assignments=assignments, **overrides), opened_store
-        )
-        return settings.schedule.neighbor_bias_steps
-
-    assert get_default() == 1000
-    assert get_default(recipe="paper") == 0
-    assert get_default("data.nsp=true") == 0
-    assert get_default("data.objective=left-to-right", "model.attention=causal") == 0
-    model = train(steps=1, data__nsp="false").model
-    assert get_default("data.max_seqlen=32", start_from=str(model)) == 0

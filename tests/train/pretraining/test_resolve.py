@@ -52,7 +52,7 @@ def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
 def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
     """Learning rate, initialization and feed-forward width depend on the sizes the user sets."""
     tiny = resolve(size="tiny")
-    assert (tiny.run.initialization, tiny.optim.lr) == ("unigram", 2e-3)
+    assert (tiny.run.initialization, tiny.optim.lr) == ("cross-segment-heads", 2e-3)
     assert tiny.model.feed_forward == 512
     with_nsp = resolve(size="tiny", assignments=["data.nsp=true"])
     assert (with_nsp.run.initialization, with_nsp.optim.lr) == ("cross-segment-heads", 1e-3)
