@@ -273,8 +273,11 @@ def test_medium_scale_costs_at_most_20_core_hours(
         run = ExperimentRun(name, scale="medium", sources=sources, out=tmp_path / "lab")
         seconds |= {planned.stage.name: planned.seconds or 0.0 for planned in run.plan()}
         for stage in run.find_missing_stages():
-            if stage.kind in ("pretrain", "initialized-model"):
+            if stage.kind == "pretrain":
                 assert stage.settings["run"]["initialization"] == "unigram"
+                assert stage.settings["schedule"]["neighbor_bias_steps"] == 1000
+            elif stage.kind == "initialized-model":
+                assert stage.settings["run"]["initialization"] in ("random", "unigram")
     assert 15 < sum(seconds.values()) / 3600 <= 20
 
 

@@ -196,7 +196,10 @@ def test_lines_become_a_table(
     assert {name: rows[0][name] for name in cells} == cells
     assert list(rows[0]) == [*cells, *counts.added_columns]
     predict_lines_to_table(bundle, [line], tmp_path / "out.jsonl")
-    assert [json.loads((tmp_path / "out.jsonl").read_text())] == rows[:1]
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    # Another number of rows can change the last digit of a score.
+    assert {**row, "score": 0} == {**rows[0], "score": 0}
+    assert row.get("score") == pytest.approx(rows[0].get("score"), abs=1e-5)
 
 
 def test_table_without_header_stays_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:

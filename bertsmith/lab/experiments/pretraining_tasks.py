@@ -26,8 +26,15 @@ PAPER: dict[str, dict[str, float]] = {
 
 def _list_rows(factory: StageFactory) -> list[str]:
     """Return the rows of the table; a scale may have no structured initialization."""
-    initialization = factory.create_mlm_only_run().settings["run"].get("initialization", "random")
-    return [name for name in PAPER if name != _STRUCTURED or initialization != "random"]
+    is_structured = _get_initialization(factory).endswith("-heads")
+    return [name for name in PAPER if name != _STRUCTURED or is_structured]
+
+
+def _get_initialization(factory: StageFactory) -> str:
+    """Return the initialization of the scale's runs."""
+    settings = factory.create_mlm_only_run().settings["run"]
+    initialization: str = settings.get("initialization", "random")
+    return initialization
 
 
 def _build_stages(factory: StageFactory) -> Stages:
@@ -36,7 +43,7 @@ def _build_stages(factory: StageFactory) -> Stages:
         masked = factory.create_mlm_only_run(seed)
         causal = factory.create_left_to_right_run(seed)
         # Where random is the default, it is not part of the settings.
-        is_default = _STRUCTURED not in _list_rows(factory)
+        is_default = _get_initialization(factory) == "random"
         random_init = {} if is_default else {"run": {"initialization": "random"}}
         models = {
             _RANDOM: factory.create_initialized_model(
