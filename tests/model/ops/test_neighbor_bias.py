@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
 from bertsmith.model.ops.neighbor_bias import add_neighbor_bias, build_neighbor_bias
 from bertsmith.model.packed import pack_sequences
@@ -36,9 +37,13 @@ def test_kernels_agree_with_the_bias(lengths: tuple[int, ...]) -> None:
     torch.manual_seed(3)
     config = make_prime_size_config(nsp=False, attention_dropout=0.0, dropout=0.0)
     model = BertForPreTraining(config)
-    for layer in model.bert.encoder.layers:
+    weights = [
+        model.get_parameter(f"bert.encoder.layers.{layer}.attention.query_key_value.weight")
+        for layer in range(config.layers)
+    ]
+    for weight in weights:
         # Scores and outputs large enough to depend on attention.
-        layer.attention.query_key_value.weight.data.mul_(20)
+        weight.data.mul_(20)
     batch = draw_batch(config, lengths)
 
     def compute(kernel: Kernel, strength: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +53,7 @@ def test_kernels_agree_with_the_bias(lengths: tuple[int, ...]) -> None:
             batch.packed, batch.masked_positions, batch.masked_labels, None, neighbor_bias=strength
         ).mlm_loss
         loss.backward()
-        gradient = model.bert.encoder.layers[0].attention.query_key_value.weight.grad
+        gradient = weights[0].grad
         assert gradient is not None
         return loss.detach(), gradient.clone()
 
@@ -69,7 +74,9 @@ def test_bias_moves_attention_to_neighbors() -> None:
     layout = build_attention_layout(batch, "reference", is_causal=False, dtype=torch.float32)
     layout = add_neighbor_bias(layout, torch.tensor(30.0), config.heads, torch.float32)
     hidden = model.bert.embeddings(batch, None)
-    probabilities = model.bert.encoder.layers[0].compute_probabilities(hidden, layout)[0]
+    layer = model.bert.encoder.layers[0]
+    assert isinstance(layer, EncoderLayer)
+    probabilities = layer.compute_probabilities(hidden, layout)[0]
     # Without [CLS], which has no bias, and the last token, which has no next one.
     preferred_keys = probabilities[:, 2:-1, 1:].argmax(-1).tolist()
     previous, following = [0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7]

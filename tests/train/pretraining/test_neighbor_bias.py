@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bertsmith.model import bert
+from bertsmith.model.ops import neighbor_bias
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
 from bertsmith.train.engine.metrics_log import read_metrics
 from tests.train.conftest import TrainFunction
@@ -26,15 +26,15 @@ ARGUMENTS: dict[str, Any] = {
 
 @pytest.fixture
 def strengths(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The strengths of all biases that a test computes, one per micro-batch."""
+    """The strengths of all biases that a test computes, in order."""
     values: list[float] = []
-    add_neighbor_bias = bert.add_neighbor_bias
+    build_neighbor_bias = neighbor_bias.build_neighbor_bias
 
-    def record(layout: Any, strength: torch.Tensor, *arguments: Any) -> Any:
+    def record(strength: torch.Tensor, *arguments: Any) -> torch.Tensor:
         values.append(float(strength))
-        return add_neighbor_bias(layout, strength, *arguments)
+        return build_neighbor_bias(strength, *arguments)
 
-    monkeypatch.setattr(bert, "add_neighbor_bias", record)
+    monkeypatch.setattr(neighbor_bias, "build_neighbor_bias", record)
     return values
 
 
