@@ -277,7 +277,10 @@ def test_medium_scale_costs_at_most_20_core_hours(
                 assert stage.settings["run"]["initialization"] == "unigram"
                 assert stage.settings["schedule"]["neighbor_bias_steps"] == 1000
             elif stage.kind == "initialized-model":
-                assert stage.settings["run"]["initialization"] in ("random", "unigram")
+                # Table 5 has untrained models with random weights; figure 5 has those of its runs.
+                is_table_5 = name == "pretraining-tasks"
+                expected = "random" if is_table_5 else "unigram"
+                assert stage.settings["run"]["initialization"] == expected
     assert 15 < sum(seconds.values()) / 3600 <= 20
 
 

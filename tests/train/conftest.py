@@ -1,6 +1,7 @@
 """Fixtures for training tests: a store of random text, and a function that trains a small model."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bertsmith.text.corpus import find_sources
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import curve
+from bertsmith.train.engine.checkpoint import list_checkpoints
 from bertsmith.train.pretraining import time_budget
 from bertsmith.train.pretraining.pretrain import PretrainResult, pretrain
 
@@ -114,6 +116,23 @@ def skip_slow_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
     monkeypatch.setattr(curve, "draw", lambda run, _: run / curve.CURVE_FILE)
     monkeypatch.setattr(time_budget, "_time_curve", lambda: 0.0)
+
+
+def copy_interrupted_run(run: Path, copy: Path, last_step: int) -> None:
+    """Copy a finished run without its model and the checkpoints after ``last_step``."""
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "model")
+    for step, directory in list_checkpoints(copy):
+        if step > last_step:
+            shutil.rmtree(directory)
+
+
+def assert_same_weights(folder: Path, expected: Path) -> None:
+    """Check that the safetensors files of two folders have the same bytes."""
+    files = sorted(expected.glob("*.safetensors"))
+    assert files
+    for file in files:
+        assert (folder / file.name).read_bytes() == file.read_bytes(), file
 
 
 @pytest.fixture

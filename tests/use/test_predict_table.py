@@ -195,11 +195,10 @@ def test_lines_become_a_table(
     assert (len(rows), counts.num_rows) == (2, 2)
     assert {name: rows[0][name] for name in cells} == cells
     assert list(rows[0]) == [*cells, *counts.added_columns]
-    predict_lines_to_table(bundle, [line], tmp_path / "out.jsonl")
-    row = json.loads((tmp_path / "out.jsonl").read_text())
-    # Another number of rows can change the last digit of a score.
-    assert {**row, "score": 0} == {**rows[0], "score": 0}
-    assert row.get("score") == pytest.approx(rows[0].get("score"), abs=1e-5)
+    # The same number of lines, because the last digit of a score depends on the shape of the batch.
+    predict_lines_to_table(bundle, [line, line], tmp_path / "out.jsonl")
+    json_lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(json_line) for json_line in json_lines] == rows
 
 
 def test_table_without_header_stays_without_header(bundle: FineTunedBundle, tmp_path: Path) -> None:

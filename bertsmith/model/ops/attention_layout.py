@@ -52,8 +52,8 @@ class AttentionLayout:
             reshape.
         pad_indices: int64 [padded rows], the index of the token that is copied to each padded row.
             Padding repeats the last token of its sequence. None if ``unpad_indices`` is None.
-        score_bias: [N, S, S], added to the attention scores of each sequence by `reference`. The
-            masks of the buckets include it. None for no bias.
+        score_bias: [N, S, S] or larger, added to the attention scores of each sequence by
+            `reference`. The masks of the buckets include it. None for no bias.
     """
 
     kernel: Kernel

@@ -19,16 +19,16 @@ def add_neighbor_bias(
         num_heads: N.
         dtype: Dtype of the attention masks.
     """
+    # A bucket can be padded to more tokens than the longest sequence.
+    max_seqlen = max(layout.max_seqlen, *(bucket.max_seqlen for bucket in layout.buckets))
+    score_bias = build_neighbor_bias(strength, num_heads, max_seqlen, dtype)
 
     def add_to_mask(bucket: Bucket) -> Bucket:
-        bias = build_neighbor_bias(strength, num_heads, bucket.max_seqlen, dtype)
+        bias = score_bias[:, : bucket.max_seqlen, : bucket.max_seqlen]
         return replace(bucket, mask=bias if bucket.mask is None else bucket.mask + bias)
 
-    return replace(
-        layout,
-        buckets=tuple(add_to_mask(bucket) for bucket in layout.buckets),
-        score_bias=build_neighbor_bias(strength, num_heads, layout.max_seqlen, dtype),
-    )
+    buckets = tuple(add_to_mask(bucket) for bucket in layout.buckets)
+    return replace(layout, buckets=buckets, score_bias=score_bias)
 
 
 def build_neighbor_bias(

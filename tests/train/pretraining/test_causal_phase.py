@@ -1,7 +1,6 @@
 """Runs that start left to right: losses, interruption, time budgets and the resulting model."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,12 @@ from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch
 from bertsmith.train.pretraining.pretrain import write_initial_model
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
-from tests.train.conftest import TrainFunction, make_assignments
+from tests.train.conftest import (
+    TrainFunction,
+    assert_same_weights,
+    copy_interrupted_run,
+    make_assignments,
+)
 
 #: Seven steps: left to right in steps 1 to 4, and longer sequences from step 5 or 6 on.
 ARGUMENTS: dict[str, Any] = {
@@ -104,17 +108,10 @@ def test_resumed_run_has_the_same_bytes(
     assert _list_loss_names(tmp_path / "uninterrupted") == [causal] * 4 + [masked] * 3
     for last_step in (2, 4, 6):
         run = tmp_path / f"run-{last_step}"
-        shutil.copytree(tmp_path / "uninterrupted", run)
-        shutil.rmtree(run / "model")
-        for step, directory in list_checkpoints(run):
-            if step > last_step:
-                shutil.rmtree(directory)
+        copy_interrupted_run(tmp_path / "uninterrupted", run, last_step)
         train(run.name, **ARGUMENTS, **options)
         for folder in FOLDERS:
-            files = sorted((tmp_path / "uninterrupted" / folder).glob("*.safetensors"))
-            assert files
-            for file in files:
-                assert (run / folder / file.name).read_bytes() == file.read_bytes(), file
+            assert_same_weights(run / folder, tmp_path / "uninterrupted" / folder)
 
 
 def test_next_sentence_head_is_trained_only_after_the_switch(

@@ -1,6 +1,5 @@
 """Runs that start with a bias of attention towards neighboring tokens."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,9 @@ import pytest
 import torch
 
 from bertsmith.model.ops import neighbor_bias
-from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
+from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.metrics_log import read_metrics
-from tests.train.conftest import TrainFunction
+from tests.train.conftest import TrainFunction, assert_same_weights, copy_interrupted_run
 
 #: Eight steps, the first four of which have a bias.
 ARGUMENTS: dict[str, Any] = {
@@ -69,17 +68,10 @@ def test_resumed_run_has_the_same_bytes(
     train("uninterrupted", **ARGUMENTS, **options)
     for last_step in (2,) if compiled else (2, 5):
         run = tmp_path / f"run-{last_step}"
-        shutil.copytree(tmp_path / "uninterrupted", run)
-        shutil.rmtree(run / "model")
-        for step, directory in list_checkpoints(run):
-            if step > last_step:
-                shutil.rmtree(directory)
+        copy_interrupted_run(tmp_path / "uninterrupted", run, last_step)
         train(run.name, **ARGUMENTS, **options)
         for folder in ("model", f"{CHECKPOINTS_DIR}/step-8"):
-            files = sorted((tmp_path / "uninterrupted" / folder).glob("*.safetensors"))
-            assert files
-            for file in files:
-                assert (run / folder / file.name).read_bytes() == file.read_bytes(), file
+            assert_same_weights(run / folder, tmp_path / "uninterrupted" / folder)
 
 
 def test_compiled_losses_are_those_of_eager_mode(train: TrainFunction, tmp_path: Path) -> None:

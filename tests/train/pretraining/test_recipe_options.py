@@ -1,6 +1,5 @@
 """Options of a recipe: runs with them can be interrupted, and write a plain BERT."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,16 @@ from transformers import AutoModelForPreTraining
 
 from bertsmith.data.store import Store
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
+from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
 from bertsmith.use.inspection.describe import describe_model
-from tests.train.conftest import TrainFunction, make_assignments
+from tests.train.conftest import (
+    TrainFunction,
+    assert_same_weights,
+    copy_interrupted_run,
+    make_assignments,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "muon": {"optim__optimizer": "muon"},
@@ -37,17 +41,10 @@ def test_resumed_run_has_the_same_bytes(train: TrainFunction, tmp_path: Path, op
     }
     train("uninterrupted", **arguments)
     run = tmp_path / "run"
-    shutil.copytree(tmp_path / "uninterrupted", run)
-    shutil.rmtree(run / "model")
-    for step, directory in list_checkpoints(run):
-        if step > 3:
-            shutil.rmtree(directory)
+    copy_interrupted_run(tmp_path / "uninterrupted", run, last_step=3)
     train("run", **arguments)
     for folder in ("model", f"{CHECKPOINTS_DIR}/step-7"):
-        files = sorted((tmp_path / "uninterrupted" / folder).glob("*.safetensors"))
-        assert files
-        for file in files:
-            assert (run / folder / file.name).read_bytes() == file.read_bytes(), file.name
+        assert_same_weights(run / folder, tmp_path / "uninterrupted" / folder)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
