@@ -68,8 +68,10 @@ def init_neighbor_heads(model: BertForPreTraining) -> None:
 
 
 @torch.no_grad()
-def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
-    """Initialize neighbor heads, and heads that match and count tokens across segments.
+def init_cross_segment_heads(
+    model: BertForPreTraining, cls_id: int, *, neighbor_heads: bool = True
+) -> None:
+    """Initialize heads that match and count tokens across segments, and neighbor heads.
 
     Call this after ``init_from_unigrams``. The first layer contains the neighbor heads and the
     match head, which finds each token in the other segment. The second layer contains the count
@@ -85,12 +87,15 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
     Args:
         model: Changed in place.
         cls_id: Id of the [CLS] token, to which tokens without a match attend.
+        neighbor_heads: Whether to initialize neighbor heads; without them, a model with only one
+            layer, head or segment is not changed.
     """
     layers = _attention_layers(model)
     config = model.config
     is_large_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
     if not is_large_enough or config.head_dim < _MIN_HEAD_DIM:
-        init_neighbor_heads(model)
+        if neighbor_heads:
+            init_neighbor_heads(model)
         return
     subspaces = _Subspaces.separate_positions(model)
     if subspaces is None:
@@ -103,14 +108,16 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
     else:
         next_head, match_head = _HeadWeights(first_layer, 1), _HeadWeights(first_layer, 2)
         count_head = _HeadWeights(second_layer, 0)
-    previous_shift, next_shift = _neighbor_shifts(model)
-    _init_shift_head(subspaces, previous_head, previous_shift)
-    _init_shift_head(subspaces, next_head, next_shift)
+    if neighbor_heads:
+        previous_shift, next_shift = _neighbor_shifts(model)
+        _init_shift_head(subspaces, previous_head, previous_shift)
+        _init_shift_head(subspaces, next_head, next_shift)
     _init_match_head(subspaces, match_head, cls_id)
     # The norm before the second layer divides by about the RMS of the input plus the head outputs.
     second_input_rms = 1.0
     if config.norm != "none":
-        second_input_rms = (1 + 2 * _NEIGHBOR_RMS**2 + _CLS_RMS**2) ** 0.5
+        neighbor_energy = 2 * _NEIGHBOR_RMS**2 if neighbor_heads else 0.0
+        second_input_rms = (1 + neighbor_energy + _CLS_RMS**2) ** 0.5
     _init_count_head(subspaces, count_head, match_head.output[:, 0] / second_input_rms)
     if model.nsp is not None:
         model.nsp.classifier.weight.zero_()

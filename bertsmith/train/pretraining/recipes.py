@@ -48,13 +48,16 @@ class RunSettings(SettingsTable):
     start_from: str | None = None
     #: Hash of the files of `run.start_from`; set by the run.
     start_id: str | None = None
-    #: Initialization of the weights; each value includes the previous ones.
+    #: Initialization of the weights.
     #: "random": as published.
     #: "unigram": output biases from unigram frequencies, and sinusoidal position embeddings.
-    #: "neighbor-heads": two heads that attend to neighboring tokens.
-    #: "cross-segment-heads": also a head that attends to equal tokens in the other segment,
-    #: and one that counts them.
-    initialization: Literal["random", "unigram", "neighbor-heads", "cross-segment-heads"] = "random"
+    #: "neighbor-heads": "unigram", and two heads that attend to neighboring tokens.
+    #: "match-heads": "unigram", a head that attends to equal tokens in the other segment, and one
+    #: that counts them.
+    #: "cross-segment-heads": "neighbor-heads" and "match-heads".
+    initialization: Literal[
+        "random", "unigram", "neighbor-heads", "match-heads", "cross-segment-heads"
+    ] = "random"
     #: Dropout rate during pre-training, of attention probabilities too; None: the rates of the
     #: model. The rates of the model are stored in its config and used by fine-tuning.
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None

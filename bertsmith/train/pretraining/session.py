@@ -169,8 +169,12 @@ class Session:
             init_from_unigrams(self.model, torch.from_numpy(token_counts))
         if self.settings.run.initialization == "neighbor-heads":
             init_neighbor_heads(self.model)
-        if self.settings.run.initialization == "cross-segment-heads":
-            init_cross_segment_heads(self.model, self.vocabulary.cls_id)
+        if self.settings.run.initialization in ("match-heads", "cross-segment-heads"):
+            init_cross_segment_heads(
+                self.model,
+                self.vocabulary.cls_id,
+                neighbor_heads=self.settings.run.initialization == "cross-segment-heads",
+            )
         if self.settings.run.start_from and self._loads_start_model:
             start_bundle = bundle.load(self.settings.run.start_from)
             self.notes = start_bundle.notes()

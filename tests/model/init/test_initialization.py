@@ -129,8 +129,11 @@ def test_fixed_positions_are_not_changed() -> None:
     assert torch.equal(model.bert.embeddings.positions.weight, before)
 
 
+@pytest.mark.parametrize("neighbor_heads", [True, False])
 @pytest.mark.parametrize("heads", [2, 4])
-def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> None:
+def test_cross_segment_head_finds_the_word_in_the_other_segment(
+    heads: int, neighbor_heads: bool
+) -> None:
     """A token attends to the same token in the other segment, or to [CLS] if there is none."""
     torch.manual_seed(3)
     config = WIDE_CONFIG.model_copy(update={"layers": 2, "heads": heads, "nsp": True})
@@ -142,7 +145,7 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(heads: int) -> N
     ids[30:35] = ids[40:45]
     batch = pack_sequences([(ids.tolist(), [0] * 50 + [1] * 50)])
     init_from_unigrams(model, torch.ones(997, dtype=torch.long))
-    init_cross_segment_heads(model, CLS)
+    init_cross_segment_heads(model, CLS, neighbor_heads=neighbor_heads)
     # The match head follows one neighbor head, or both if there are more than two heads.
     match_head = 1 if heads == 2 else 2
     probabilities = _compute_attention_probabilities(model, batch, match_head)
@@ -171,6 +174,22 @@ def test_cross_segment_initialization_includes_neighbor_heads(heads: int) -> Non
     assert previous.mean() > 0.8
     # The second layer's input also contains the first layer's output, which is noise here.
     assert following.mean() > (0.2 if layer else 0.8)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_match_heads_do_not_include_neighbor_heads(heads: int) -> None:
+    """Without neighbor heads, no head of the two layers attends to the previous or next token."""
+    torch.manual_seed(3)
+    config = WIDE_CONFIG.model_copy(update={"layers": 2, "heads": heads})
+    model = BertForPreTraining(config).eval()
+    batch = pack_sequences([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
+    init_cross_segment_heads(model, CLS, neighbor_heads=False)
+    token_indices = torch.arange(2, 98)
+    for layer in range(2):
+        for head in range(heads):
+            probabilities = _compute_attention_probabilities(model, batch, head, layer)
+            for shift in (-1, 1):
+                assert probabilities[token_indices, token_indices + shift].mean() < 0.05
 
 
 @pytest.mark.parametrize("norm", ["post", "pre", "none"])
@@ -203,6 +222,7 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     assert relative_rms == pytest.approx([0.5, 0.5, 1.0], rel=0.2)
 
 
+@pytest.mark.parametrize("neighbor_heads", [True, False])
 @pytest.mark.parametrize(
     "changes",
     [{"layers": layers, "heads": heads, "norm": norm}
@@ -210,11 +230,13 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     + [{"layers": 4, "heads": 4, "attention": "causal", "nsp": False}],
     ids=str,
 )  # fmt: skip
-def test_count_head_reports_the_number_of_shared_words(changes: dict[str, Any]) -> None:
+def test_count_head_reports_the_number_of_shared_words(
+    changes: dict[str, Any], neighbor_heads: bool
+) -> None:
     """The main direction of the pooled states correlates with the number of shared words."""
     torch.manual_seed(3)
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"nsp": True} | changes)).eval()
-    init_cross_segment_heads(model, CLS)
+    init_cross_segment_heads(model, CLS, neighbor_heads=neighbor_heads)
     num_shared = torch.arange(0, 45, 3).repeat(4)
     states = torch.stack([_compute_pooled_state(model, int(count)) for count in num_shared])
     centered = states - states.mean(0)
@@ -266,6 +288,18 @@ def test_models_too_small_for_cross_segment_heads_get_neighbor_heads(
         initialize(model)
         state_dicts.append(model.state_dict())
     assert all(torch.equal(tensor, state_dicts[1][name]) for name, tensor in state_dicts[0].items())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"layers": 1}, {"layers": 2, "heads": 1}, {"layers": 2, "segments": 1}],
+)
+def test_models_too_small_for_match_heads_are_not_changed(changes: dict[str, int]) -> None:
+    """Without neighbor heads, a model with one layer, head or segment keeps its weights."""
+    model = BertForPreTraining(WIDE_CONFIG.model_copy(update=changes))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    init_cross_segment_heads(model, CLS, neighbor_heads=False)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def _compute_pooled_state(model: BertForPreTraining, num_shared: int) -> torch.Tensor:

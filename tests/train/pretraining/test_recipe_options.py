@@ -98,9 +98,11 @@ def test_each_initialization_can_be_switched_off(store: Path) -> None:
             for key, value in initialize(name).items()
             if not torch.equal(value, random_weights[key])
         }
-        for name in ("unigram", "neighbor-heads", "cross-segment-heads")
+        for name in ("unigram", "neighbor-heads", "match-heads", "cross-segment-heads")
     }
     assert changed["unigram"] == {"mlm.decoder.bias", "bert.embeddings.positions.weight"}
     assert changed["unigram"] < changed["neighbor-heads"] < changed["cross-segment-heads"]
+    assert changed["unigram"] < changed["match-heads"]
     assert not any(key.startswith(("nsp.", "pooler.")) for key in changed["neighbor-heads"])
+    assert "nsp.classifier.weight" in changed["match-heads"]
     assert "nsp.classifier.weight" in changed["cross-segment-heads"]
