@@ -28,12 +28,12 @@ from bertsmith import bundle
 from bertsmith.data.store import Store
 from bertsmith.train.engine import schedule
 from bertsmith.train.engine.duration import StepDuration
-from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
+from bertsmith.train.pretraining.schedule import Phase
 from bertsmith.train.pretraining.session import Session
 
 #: Seconds of a turn, after which the other trainer continues.

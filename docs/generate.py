@@ -36,6 +36,7 @@ from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 from bertsmith.train.pretraining.recipes import RunSettings
+from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Environment that makes help pages independent of the terminal.
@@ -46,6 +47,7 @@ SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Training examples", "data", DataSettings),
     ("Optimizer", "optim", OptimSettings),
     ("Schedule", "schedule", ScheduleSettings),
+    ("Schedule of a pre-training run", "schedule", PretrainScheduleSettings),
     ("Checkpoints", "checkpoint", CheckpointSettings),
     ("Pre-training run", "run", RunSettings),
     ("Fine-tuning run", "run", FinetuneRunSettings),
@@ -174,7 +176,12 @@ def render_settings() -> str:
     for title, table, settings in SETTINGS_TABLES:
         rows = ["| key | default | description |", "| --- | --- | --- |"]
         descriptions = read_field_descriptions(settings)
+        inherited = {
+            name for base in settings.__bases__ for name in getattr(base, "model_fields", ())
+        }
         for name, field in settings.model_fields.items():
+            if name in inherited:
+                continue
             default = field.get_default(call_default_factory=True)
             if isinstance(default, Settings):
                 # A nested table has a section of its own.

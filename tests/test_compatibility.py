@@ -31,11 +31,12 @@ from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
+from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
 #: All subclasses of SettingsTable. The table [run] has two: of pre-training and of fine-tuning.
 SETTINGS_TABLES = (
-    DataSettings, OptimSettings, ScheduleSettings, PretrainRunSettings, FinetuneRunSettings,
-    TaskSettings, ServeSettings,
+    DataSettings, OptimSettings, PretrainScheduleSettings, PretrainRunSettings,
+    FinetuneRunSettings, TaskSettings, ServeSettings,
 )  # fmt: skip
 
 
@@ -51,6 +52,20 @@ def test_removed_limit_of_the_page_is_ignored(key: str) -> None:
     """A command with the limit of event streams, which the page no longer has, still works."""
     with pytest.warns(FutureWarning, match=rf"serve\.{key} has been removed"):
         assert ServeSettings.parse({key: 5}, "a file") == ServeSettings()
+
+
+def test_fine_tuning_ignores_stored_defaults_of_pretraining() -> None:
+    """Version 0.2 stored settings of pre-training in fine-tuning runs; only defaults are valid."""
+    stored = {
+        "steps": 7,
+        "batch_ramp_fraction": 0.2,
+        "phase2_fraction": 0.1,
+        "causal_fraction": 0.0,
+    }
+    assert ScheduleSettings.parse(stored, "a file") == ScheduleSettings(steps=7)
+    assert PretrainScheduleSettings.parse({"causal_fraction": 0.5}, "a file").causal_fraction == 0.5
+    with pytest.raises(SettingsError, match=r"a file: unknown setting 'causal_fraction'"):
+        ScheduleSettings.parse(stored | {"causal_fraction": 0.5}, "a file")
 
 
 def test_old_values_are_read_and_warned_about() -> None:

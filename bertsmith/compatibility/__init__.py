@@ -90,6 +90,18 @@ REMOVED_SETTINGS: Mapping[str, frozenset[str]] = MappingProxyType(
         "serve": frozenset({"max_page_streams", "pages"}),
     }
 )
+#: Table -> settings of pre-training that fine-tuning runs of version 0.2 stored, with the default
+#: values that they stored. They had no effect.
+OLD_FINETUNING_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "schedule": {
+            "batch_ramp_fraction": 0.2,
+            "phase2_fraction": 0.1,
+            "causal_fraction": 0.0,
+            "neighbor_bias_steps": 0,
+        },
+    }
+)
 #: (Table, new key) -> old value -> new value.
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
     {
@@ -226,6 +238,26 @@ def upgrade_settings(values: Mapping[str, Any], table: str, *, warn: bool = True
         else:
             result[name] = value
     return result
+
+
+def drop_old_finetuning_settings(
+    values: Mapping[str, Any], table: str, valid_keys: Collection[str]
+) -> dict[str, Any]:
+    """Return the settings of one table without those of OLD_FINETUNING_SETTINGS.
+
+    Only default values are dropped, so that other values are reported as unknown settings.
+
+    Args:
+        values: The settings of the table.
+        table: Name of the table.
+        valid_keys: The keys that the table has now.
+    """
+    old_settings = OLD_FINETUNING_SETTINGS.get(table, {})
+    return {
+        key: value
+        for key, value in values.items()
+        if key in valid_keys or key not in old_settings or value != old_settings[key]
+    }
 
 
 def upgrade_arguments(arguments: Sequence[str]) -> list[str]:

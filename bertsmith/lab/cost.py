@@ -16,7 +16,7 @@ from bertsmith.lab.sources import estimate_characters, read_squad
 from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.duration import get_default_interval
-from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
 #: Speed of sampling text, learning a vocabulary or building a store, in characters per second.
 _CHARACTERS_PER_SECOND = 1.5e6
@@ -62,7 +62,9 @@ class CostEstimator:
         )
         step_seconds = self._measure_pretraining_step(stage)
         eval_seconds = _FORWARD_SHARE * num_eval_batches * step_seconds
-        schedule = ScheduleSettings.parse(stage.settings["schedule"], "the settings of a stage")
+        schedule = PretrainScheduleSettings.parse(
+            stage.settings["schedule"], "the settings of a stage"
+        )
         if schedule.phase2_max_seqlen is None:
             return float(num_steps * step_seconds + eval_seconds)
         long_step_seconds = self._measure_pretraining_step(stage, schedule.phase2_max_seqlen)

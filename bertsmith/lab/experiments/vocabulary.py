@@ -18,7 +18,7 @@ from bertsmith.lab.report import (
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory, get_heldout_metric
-from bertsmith.train.engine.schedule import ScheduleSettings, build_phases
+from bertsmith.train.pretraining.schedule import PretrainScheduleSettings, build_phases
 
 #: Vocabulary sizes by scale.
 _LARGE_SIZES = (8000, 16000, 32000)
@@ -222,7 +222,9 @@ def _measure_vocabulary(
 def _count_max_training_tokens(factory: StageFactory) -> int:
     """Return the number of training tokens if every sequence has the maximum length."""
     settings = factory.create_left_to_right_run(0, steps=_count_steps(factory)).settings
-    schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
+    schedule = PretrainScheduleSettings.parse(
+        {**settings["schedule"], "steps": settings["steps"]}, "a run"
+    )
     phases = build_phases(schedule, factory.scale.max_length)
     num_tokens = sum((phase.end_step - phase.start_step) * phase.max_seqlen for phase in phases)
     return factory.scale.batch_size * num_tokens

@@ -9,7 +9,6 @@ from bertsmith.model.bert import count_parameters
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.process_group import join_process_group
-from bertsmith.train.engine import schedule
 from bertsmith.train.engine.threads import restore_num_threads
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.pretrain import (
@@ -17,6 +16,7 @@ from bertsmith.train.pretraining.pretrain import (
     resolve_num_steps,
     resolve_thread_count,
 )
+from bertsmith.train.pretraining.schedule import count_epochs
 from bertsmith.train.pretraining.session import Session
 from bertsmith.train.pretraining.time_budget import CHECKPOINT_BYTES, get_budget_seconds
 
@@ -74,9 +74,7 @@ def _estimate(session: Session) -> dict[str, Any]:
         "steps": total_steps,
         "batch_size": settings.data.batch_size,
         "tokens": round(total_steps * cost.tokens_per_step),
-        "epochs": schedule.count_epochs(
-            total_steps, settings.data.batch_size, session.list_phase_shares()
-        ),
+        "epochs": count_epochs(total_steps, settings.data.batch_size, session.list_phase_shares()),
         "minutes": seconds / 60,
         "evaluations": num_evaluations,
         "num_eval_sequences": min(resolved.run.max_eval_sequences, cost.num_eval_sequences),

@@ -20,7 +20,7 @@ from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup, join_process_group
 from bertsmith.settings import load_user_settings
-from bertsmith.train.engine import checkpoint, curve, loop, metrics_log, probe, schedule
+from bertsmith.train.engine import checkpoint, curve, loop, metrics_log, probe
 from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
 from bertsmith.train.engine.probe import Cost
@@ -37,6 +37,7 @@ from bertsmith.train.engine.run_directory import (
     create_and_lock_run,
     load_run_settings,
 )
+from bertsmith.train.engine.schedule import compute_lr_factor
 from bertsmith.train.engine.tensorboard_log import import_summary_writer
 from bertsmith.train.engine.threads import (
     MAX_CHOICE_SECONDS,
@@ -48,6 +49,7 @@ from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance, build_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
+from bertsmith.train.pretraining.schedule import convert_epochs_to_steps
 from bertsmith.train.pretraining.session import (
     THREAD_TIMING_SECONDS,
     Session,
@@ -397,7 +399,7 @@ def resolve_num_steps(session: Session) -> PretrainSettings:
         epochs = settings.schedule.epochs
         assert epochs is not None
         phase_shares = session.list_phase_shares()
-        steps = schedule.convert_epochs_to_steps(epochs, settings.data.batch_size, phase_shares)
+        steps = convert_epochs_to_steps(epochs, settings.data.batch_size, phase_shares)
         steps = max(settings.schedule.min_steps, steps)
     return recipes.resolve_steps(settings, steps)
 
@@ -449,7 +451,7 @@ def _train(session: Session, run: Path, progress: Progress, duration: Duration) 
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: (
-            settings.optim.lr * schedule.compute_lr_factor(step, settings.schedule, duration)
+            settings.optim.lr * compute_lr_factor(step, settings.schedule, duration)
         ),
         log_every=settings.run.log_every,
         eval_every=settings.run.eval_every,

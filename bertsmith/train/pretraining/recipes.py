@@ -16,7 +16,6 @@ from bertsmith.train.engine.duration import (
     get_default_interval,
 )
 from bertsmith.train.engine.probe import Cost
-from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import (
     DEFAULT_LOG_EVERY,
     CheckpointSettings,
@@ -28,6 +27,7 @@ from bertsmith.train.engine.settings import (
     Seed,
     Threads,
 )
+from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
 RecipeName = Literal["fast", "paper"]
 DEFAULT_RECIPE: Final[RecipeName] = "fast"
@@ -101,7 +101,7 @@ class PretrainSettings(Settings):
     model: ModelConfig
     data: DataSettings = DataSettings()
     optim: OptimSettings = OptimSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
+    schedule: PretrainScheduleSettings = PretrainScheduleSettings()
     run: RunSettings = RunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 

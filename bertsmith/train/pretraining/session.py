@@ -24,10 +24,9 @@ from bertsmith.plurals import count_noun
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
-from bertsmith.train.engine import optimizer, probe, schedule
+from bertsmith.train.engine import optimizer, probe
 from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.probe import Cost
-from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.threads import (
     MAX_CHOICE_SECONDS,
@@ -45,6 +44,7 @@ from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluat
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
 from bertsmith.train.pretraining.recipes import PretrainSettings, find_max_seqlen
+from bertsmith.train.pretraining.schedule import Phase, build_phases
 from bertsmith.train.pretraining.training_batches import compute_batch_size
 
 #: Assumed number of steps of a run before its actual number is known. The value is arbitrary,
@@ -456,7 +456,7 @@ class Session:
     def _list_phases(self) -> list[Phase]:
         """Return the phases of a run of _NOMINAL_STEPS steps."""
         schedule_settings = self.settings.schedule.model_copy(update={"steps": _NOMINAL_STEPS})
-        return schedule.build_phases(schedule_settings, self.settings.data.max_seqlen)
+        return build_phases(schedule_settings, self.settings.data.max_seqlen)
 
     def _compute_batch_share(self, phase: Phase) -> float:
         """Return the sequences of a phase as a fraction of those of a run with full batches."""

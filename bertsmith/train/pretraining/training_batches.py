@@ -11,7 +11,7 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.data.stream import EndlessStream
 from bertsmith.train.engine.duration import RunProgress
-from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
 #: Maximum fraction of a run in which attention has a bias towards neighboring tokens.
 _MAX_BIASED_FRACTION: Final = 0.5
@@ -39,7 +39,9 @@ class DataPosition:
     is_causal_over: bool = False
 
 
-def compute_batch_size(fraction: float, data: DataSettings, schedule: ScheduleSettings) -> int:
+def compute_batch_size(
+    fraction: float, data: DataSettings, schedule: PretrainScheduleSettings
+) -> int:
     """Return the number of sequences of a step.
 
     Args:
@@ -62,7 +64,7 @@ class TrainingBatches:
         split: Split,
         vocabulary: VocabularyInfo,
         data: DataSettings,
-        schedule: ScheduleSettings,
+        schedule: PretrainScheduleSettings,
         progress: RunProgress,
         seed: int,
     ) -> None:

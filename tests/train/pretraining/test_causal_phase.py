@@ -21,12 +21,12 @@ from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR, list_checkpoints
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.probe import Cost
-from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.time_duration import TimeDuration
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch
 from bertsmith.train.pretraining.pretrain import write_initial_model
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
+from bertsmith.train.pretraining.schedule import Phase
 from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import (
     TrainFunction,

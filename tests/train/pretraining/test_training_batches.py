@@ -13,9 +13,9 @@ from bertsmith.data.stream import ExampleStream
 from bertsmith.errors import SettingsError
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.duration import StepDuration
-from bertsmith.train.engine.schedule import ScheduleSettings, convert_epochs_to_steps
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.recipes import PretrainSettings, RunSettings
+from bertsmith.train.pretraining.schedule import PretrainScheduleSettings, convert_epochs_to_steps
 from bertsmith.train.pretraining.session import Session
 from bertsmith.train.pretraining.training_batches import DataPosition, TrainingBatches
 
@@ -36,7 +36,7 @@ def _make_batches(store: Store, schedule: Any = None, **data: Any) -> TrainingBa
         store.load_split("train"),
         vocabulary,
         settings,
-        ScheduleSettings(**(schedule or {})),
+        PretrainScheduleSettings(**(schedule or {})),
         StepDuration(STEPS),
         seed=0,
     )
@@ -138,7 +138,7 @@ def test_epochs_are_converted_with_the_mean_batch_size(
     The number of steps is rounded up.
     """
     data = DataSettings(batch_size=8, initial_batch_size=initial_batch_size)
-    schedule = ScheduleSettings(batch_ramp_fraction=0.15)
+    schedule = PretrainScheduleSettings(batch_ramp_fraction=0.15)
     settings = PretrainSettings(
         model=ModelConfig(vocab_size=opened_store.manifest.vocab_size, layers=1, width=8, heads=1),
         data=data,
