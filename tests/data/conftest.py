@@ -1,12 +1,14 @@
-"""Fixtures: a synthetic vocabulary, and small splits of random token ids."""
+"""Fixtures: a synthetic vocabulary, small splits of random token ids, a corpus and its store."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Split
+from tests.data.synthetic_corpus import NUM_DOCUMENTS, prepare_store, write_corpus
 
 #: Size of the synthetic vocabulary: ids 0 to 4 are special, ids from 60 on continue a word.
 V = 97
@@ -62,3 +64,19 @@ def make_split() -> Callable[..., Split]:
 def split(make_split: Callable[..., Split]) -> Split:
     """A split of 400 documents with about 5,000 sentences of about 25 tokens."""
     return make_split(400)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of short documents."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    write_corpus(path, NUM_DOCUMENTS)
+    return path
+
+
+@pytest.fixture(scope="session")
+def expected_store(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the corpus, prepared by one worker without interruption."""
+    path = tmp_path_factory.mktemp("stores") / "expected"
+    prepare_store(corpus, path, workers=1)
+    return path

@@ -1,91 +1,33 @@
-"""Preparing a store: the result does not depend on workers, interruptions or resumption."""
+"""Preparing a store: its content, its summary, and invalid input."""
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bertsmith.data import prepare as prepare_module
 from bertsmith.data.masking import VocabularyInfo
-from bertsmith.data.plan import PrepareOptions, StorePlan
+from bertsmith.data.plan import PrepareOptions
 from bertsmith.data.prepare import prepare, summarize_store
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import SPLITS, Manifest, Store
+from bertsmith.data.store import SPLITS, Store
 from bertsmith.data.stream import ExampleStream
-from bertsmith.data.worker import ShardTask, hash_document
-from bertsmith.data.worker_pool import WorkerPool
+from bertsmith.data.worker import hash_document
 from bertsmith.errors import CorpusError, SettingsError, StoreError
-from bertsmith.progress import NullProgress
 from bertsmith.text.corpus import CorpusOptions, find_sources, read_documents
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
-from bertsmith.text.wordpiece import Tokenizer
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-VOCAB = (*SPECIAL_TOKENS, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing")
-TOKENIZER = Tokenizer(TokenizerSpec(vocab=VOCAB))
-#: Characters per shard, so few that a small corpus has many shards.
-SHARD_CHARACTERS = 3000
-#: Number of documents in the fixture ``corpus``.
-NUM_DOCUMENTS = 200
-FIXTURE = Path(__file__).parent / "fixtures" / "v0.1"
-
-
-def write_corpus(path: Path, num_documents: int, seed: int = 0) -> None:
-    """Write documents of random sentences as JSON Lines."""
-    rng = np.random.default_rng(seed)
-    texts = []
-    for _ in range(num_documents):
-        sentences = []
-        for _ in range(rng.integers(1, 12)):
-            words = ["".join(rng.choice([*LETTERS], rng.integers(1, 9))) for _ in range(6)]
-            sentences.append(" ".join(words).capitalize() + ".")
-        texts.append(" ".join(sentences))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files below a folder, by relative path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of short documents."""
-    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    write_corpus(path, NUM_DOCUMENTS)
-    return path
-
-
-def prepare_store(source: Path, out: Path, workers: int = 2, **options: object) -> Manifest:
-    """Prepare a store with small shards."""
-    return prepare(
-        find_sources([str(source)]),
-        TOKENIZER,
-        out,
-        PrepareOptions.model_validate(options),
-        workers=workers,
-        shard_characters=SHARD_CHARACTERS,
-    )
-
-
-@pytest.fixture(scope="session")
-def expected_store(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of the corpus, prepared by one worker without interruption."""
-    path = tmp_path_factory.mktemp("stores") / "expected"
-    prepare_store(corpus, path, workers=1)
-    return path
+from tests.data.synthetic_corpus import (
+    LETTERS,
+    NUM_DOCUMENTS,
+    TOKENIZER,
+    VOCAB,
+    prepare_store,
+    read_files,
+    write_corpus,
+)
 
 
 def test_store_contains_the_corpus(corpus: Path, expected_store: Path) -> None:
@@ -132,222 +74,12 @@ def test_store_does_not_depend_on_the_number_of_workers(
     assert read_files(tmp_path / "store") == read_files(expected_store)
 
 
-#: Script that prepares a store and sends a signal to its own process after some shards. Arguments:
-#: source, store, signal, number of shards, stage.
-INTERRUPTED_PREPARE = f"""
-import os, sys
-from pathlib import Path
-from bertsmith.data.prepare import prepare
-from bertsmith.progress import NullProgress
-from bertsmith.text.corpus import find_sources
-from bertsmith.text.tokenizer_spec import TokenizerSpec
-from bertsmith.text.wordpiece import Tokenizer
-
-class SignalingProgress(NullProgress):
-    remaining = int(sys.argv[4])
-    def start(self, description, total, unit, initial=0):
-        self.stage = description
-    def advance(self, amount, **fields):
-        if self.stage == sys.argv[5]:
-            self.remaining -= 1
-            if self.remaining == 0:
-                os.kill(os.getpid(), int(sys.argv[3]))
-
-tokenizer = Tokenizer(TokenizerSpec(vocab={VOCAB!r}))
-prepare(find_sources([sys.argv[1]]), tokenizer, Path(sys.argv[2]), progress=SignalingProgress(),
-        workers=2, shard_characters={SHARD_CHARACTERS})
-"""
-
-
-def run_interrupted_prepare(
-    corpus: Path, out: Path, signal_number: signal.Signals, num_shards: int, stage: str
-) -> None:
-    """Run ``prepare`` in a process that sends itself a signal after some shards of a stage."""
-    arguments = [str(corpus), str(out), str(int(signal_number)), str(num_shards), stage]
-    process = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_PREPARE, *arguments],
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
-    assert process.returncode in {-int(signal_number), 1}, process.stderr.decode()
-    assert not (out / "manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("signal_number", "num_shards", "stage"),
-    [
-        (signal.SIGKILL, 2, "Tokenizing"),
-        (signal.SIGKILL, 6, "Tokenizing"),
-        (signal.SIGKILL, 3, "Joining the shards"),
-        (signal.SIGTERM, 5, "Tokenizing"),
-        (signal.SIGINT, 5, "Tokenizing"),
-    ],
-)
-def test_interrupted_run_resumes(
-    corpus: Path,
-    expected_store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    signal_number: signal.Signals,
-    num_shards: int,
-    stage: str,
-) -> None:
-    """A stopped run resumes from its finished shards, and the store has the expected bytes."""
-    out = tmp_path / "store"
-    run_interrupted_prepare(corpus, out, signal_number, num_shards, stage)
-    finished = {path.name for path in (out / "parts").glob("*.npz")}
-    # Both workers may have been building a shard.
-    assert len(finished) >= num_shards - 2
-    submitted: list[str] = []
-    submit = WorkerPool.submit
-
-    def record_and_submit(self: WorkerPool, task: ShardTask) -> object:
-        submitted.append(task.path.name)
-        return submit(self, task)
-
-    monkeypatch.setattr(WorkerPool, "submit", record_and_submit)
-    prepare_store(corpus, out)
-    assert not finished & set(submitted)
-    assert read_files(out) == read_files(expected_store)
-
-
-def test_resuming_with_other_inputs_is_rejected(corpus: Path, tmp_path: Path) -> None:
-    """Resuming with a changed source, other options or another tokenizer is an error."""
-    source, out = tmp_path / "corpus.jsonl", tmp_path / "store"
-    source.write_bytes(corpus.read_bytes())
-    run_interrupted_prepare(source, out, signal.SIGKILL, 4, "Tokenizing")
-    before = read_files(out)
-    source.write_bytes(corpus.read_bytes().replace(b"a", b"b", 1))
-    with pytest.raises(StoreError, match=r"the source .*corpus.jsonl changed .*start again"):
-        prepare_store(source, out)
-    source.rename(tmp_path / "other.jsonl")
-    with pytest.raises(StoreError, match=r"the source was .*corpus.jsonl, now .*other.jsonl"):
-        prepare_store(tmp_path / "other.jsonl", out)
-    source.write_bytes(corpus.read_bytes())
-    with pytest.raises(StoreError, match=r"language was 'en', now 'ko'"):
-        prepare_store(source, out, language="ko")
-    with pytest.raises(StoreError, match=r"deduplicate was 'none', now 'documents'"):
-        prepare_store(source, out, corpus=CorpusOptions(deduplicate="documents"))
-    cased_tokenizer = Tokenizer(TokenizerSpec(vocab=VOCAB, lowercase=False))
-    with pytest.raises(StoreError, match="the tokenizer changed"):
-        prepare(
-            find_sources([str(source)]), cased_tokenizer, out, shard_characters=SHARD_CHARACTERS
-        )
-    assert read_files(out) == before
-
-
-def test_source_can_be_corrected_before_the_first_shard(corpus: Path, tmp_path: Path) -> None:
-    """Without a finished shard, other sources are accepted for the same store."""
-    source, out = tmp_path / "corpus.jsonl", tmp_path / "store"
-    source.write_text('{"text": "The first."}\n{"txet": "The second."}\n')
-    with pytest.raises(CorpusError, match="line 2"):
-        prepare_store(source, out)
-    source.write_bytes(corpus.read_bytes())
-    assert read_files(out) != {}
-    assert prepare_store(source, out).report["documents"] == NUM_DOCUMENTS
-
-
 def test_invalid_language_is_rejected(corpus: Path, tmp_path: Path) -> None:
     """The name of a language and codes that are not in ISO 639-1 are errors; nothing is written."""
     for language in ("Korean", "xx", "xx-hans"):
         with pytest.raises(SettingsError, match=f"{language!r}: not a language code.*en or ko"):
             prepare_store(corpus, tmp_path / "store", language=language)
     assert not (tmp_path / "store").exists()
-
-
-def test_existing_folders_are_not_changed(
-    corpus: Path, expected_store: Path, tmp_path: Path
-) -> None:
-    """A finished store is not written again; other options, folders or files are errors."""
-    times = {path: path.stat().st_mtime_ns for path in expected_store.rglob("*")}
-    manifest = prepare_store(corpus, expected_store)
-    assert manifest == Store.open(expected_store).manifest
-    assert {path: path.stat().st_mtime_ns for path in expected_store.rglob("*")} == times
-    with pytest.raises(StoreError, match=r"made from other inputs: held-out was None, now 0\.5"):
-        prepare_store(corpus, expected_store, held_out=0.5)
-    (tmp_path / "letter.txt").write_text("mine")
-    with pytest.raises(StoreError, match="holds something else"):
-        prepare_store(corpus, tmp_path)
-    with pytest.raises(StoreError, match="this is a file"):
-        prepare_store(corpus, tmp_path / "letter.txt")
-
-
-def test_damaged_finished_store_is_rejected(
-    corpus: Path, expected_store: Path, tmp_path: Path
-) -> None:
-    """Preparing an existing store verifies it; the error says how to replace a damaged one."""
-    shutil.copytree(expected_store, tmp_path / "store")
-    file = tmp_path / "store" / "train.ids"
-    content = bytearray(file.read_bytes())
-    content[100] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(StoreError, match=r"train.ids: .*damaged.*; remove the folder"):
-        prepare_store(corpus, tmp_path / "store")
-
-
-def test_changed_stream_is_rejected(tmp_path: Path) -> None:
-    """A pipe has no fingerprint, so its documents are compared with the shards or the manifest."""
-    out = tmp_path / "store"
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    write_corpus(tmp_path / "one.jsonl", 60)
-    write_corpus(tmp_path / "two.jsonl", 60, seed=1)
-
-    def write_to_pipe(name: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(["sh", "-c", f"cat {tmp_path / name} > {pipe}"])
-
-    with write_to_pipe("one.jsonl"):
-        run_interrupted_prepare(pipe, out, signal.SIGKILL, 4, "Tokenizing")
-    message = "shard 1 was made from other documents"
-    with write_to_pipe("two.jsonl"), pytest.raises(StoreError, match=message):
-        prepare_store(pipe, out)
-    with write_to_pipe("one.jsonl"):
-        manifest = prepare_store(pipe, out)
-    assert Store.open(out).load_split("train").counts.documents > 30
-    before = read_files(out)
-    message = rf"holds a store made from other inputs: .*{pipe.name} had other text than now"
-    with write_to_pipe("two.jsonl"), pytest.raises(StoreError, match=message):
-        prepare_store(pipe, out)
-    with write_to_pipe("one.jsonl"):
-        assert prepare_store(pipe, out) == manifest
-    assert read_files(out) == before
-
-
-def test_standard_input_is_compared_with_a_finished_store(tmp_path: Path) -> None:
-    """``prepare -`` accepts the same text again; other text, or no hash of it, is an error."""
-    out = tmp_path / "store"
-    TOKENIZER.save(tmp_path / "tokenizer")
-    command = [sys.executable, "-m", "bertsmith", "prepare", "-", "--out", str(out)]
-    command += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "1"]
-
-    def run_prepare(text: bytes) -> "subprocess.CompletedProcess[bytes]":
-        return subprocess.run(command, input=text, check=False, capture_output=True, timeout=60)
-
-    lines = b'{"text": "The end."}\n'
-    assert run_prepare(lines).returncode == 0
-    assert run_prepare(lines).returncode == 0
-    process = run_prepare(b'{"text": "The beginning."}\n')
-    assert process.returncode == 2
-    assert b"standard input had other text than now" in process.stderr
-    manifest = json.loads((out / "manifest.json").read_text())
-    del manifest["text_hash"]
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    process = run_prepare(lines)
-    assert process.returncode == 2
-    assert b"its text cannot be compared with standard input" in process.stderr
-    assert b"name another folder with --out" in process.stderr
-
-
-def test_concurrent_runs_are_rejected(corpus: Path, tmp_path: Path) -> None:
-    """A second process cannot prepare the same store at the same time."""
-    out = tmp_path / "store"
-    plan = StorePlan(vocabulary_hash="")
-    with (
-        prepare_module._lock_parts(out, plan, NullProgress()),
-        pytest.raises(StoreError, match="another process"),
-    ):
-        prepare_store(corpus, out)
 
 
 def test_errors_in_the_corpus_stop_or_are_counted(corpus: Path, tmp_path: Path) -> None:
@@ -466,34 +198,6 @@ def test_unknown_tokens_of_an_old_store_are_counted_on_demand(tmp_path: Path) ->
     # Nine documents have 2 unknown words, and all ten have 4 tokens.
     assert sum(split_counts.num_unknown for split_counts in counts) == 9 * 2
     assert sum(split_counts.num_tokens for split_counts in counts) == 10 * 4
-
-
-@pytest.mark.parametrize("damage", ["empty", "truncated", "changed"])
-def test_damaged_shard_is_built_again(tmp_path: Path, damage: str) -> None:
-    """A damaged shard of an unfinished store is built again, and the others are not."""
-    out = tmp_path / "store"
-    shutil.copytree(FIXTURE / "unfinished", out)
-    shard = sorted((out / "parts").glob("*.npz"))[2]
-    content = shard.read_bytes()
-    changed = content[:300] + bytes([content[300] ^ 0x11]) + content[301:]
-    shard.write_bytes({"empty": b"", "truncated": content[:900], "changed": changed}[damage])
-    messages: list[str] = []
-
-    class RecordingProgress(NullProgress):
-        def log(self, text: str) -> None:
-            messages.append(text)
-
-    tokenizer = Tokenizer.load(out / "tokenizer")
-    sources = find_sources([str(FIXTURE / "sources")])
-    manifest = prepare(
-        sources, tokenizer, out, None, RecordingProgress(), workers=1, shard_characters=2000
-    )
-    # The number of tokens in the finished store of the fixtures.
-    assert sum(counts.tokens for counts in manifest.splits.values()) == 3564
-    assert messages == [
-        f"Resuming the unfinished store in {out}",
-        f"{shard}: this part of the unfinished store is damaged; building it again",
-    ]
 
 
 def test_torch_is_not_imported(corpus: Path, tmp_path: Path) -> None:
