@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from bertsmith.compatibility import RENAMED_SETTINGS, upgrade_settings, upgrade_tables
+from bertsmith.compatibility import RENAMED_SETTINGS, upgrade_file, upgrade_settings, upgrade_tables
 from bertsmith.errors import SettingsError
 
 
@@ -62,8 +62,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_stored_settings(path: Path) -> dict[str, Any]:
-    """Read the settings.toml of a run, and rename keys of version 0.1 without a warning."""
-    return upgrade_tables(read_toml(path), warn=False)
+    """Read the settings.toml of a run, with its keys of earlier versions, without a warning."""
+    return upgrade_file(read_toml(path), warn=False)
 
 
 def merge_settings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def load_user_settings(
     """
     file_values = read_toml(config) if isinstance(config, Path) else config or {}
     # Rename before merging, so that the same setting under its old and its new name is one key.
-    settings = merge_settings(upgrade_tables(file_values), upgrade_tables(values or {}))
+    settings = merge_settings(upgrade_file(file_values), upgrade_tables(values or {}))
     return merge_settings(settings, upgrade_tables(parse_assignments(assignments)))
 
 

@@ -1,4 +1,4 @@
-"""Settings and metrics under the names of version 0.1."""
+"""Settings and metrics of earlier versions."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ import pytest
 
 from bertsmith.bundle import load_fine_tuned
 from bertsmith.compatibility import (
+    PRETRAINING_SCHEDULE_SETTINGS,
     RENAMED_SETTINGS,
     downgrade_settings,
     upgrade_arguments,
@@ -33,7 +34,8 @@ from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
 from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
-#: All subclasses of SettingsTable. The table [run] has two: of pre-training and of fine-tuning.
+#: Subclasses of SettingsTable with all keys. The table [run] has two: of pre-training and of
+#: fine-tuning.
 SETTINGS_TABLES = (
     DataSettings, OptimSettings, PretrainScheduleSettings, PretrainRunSettings,
     FinetuneRunSettings, TaskSettings, ServeSettings,
@@ -54,18 +56,24 @@ def test_removed_limit_of_the_page_is_ignored(key: str) -> None:
         assert ServeSettings.parse({key: 5}, "a file") == ServeSettings()
 
 
-def test_fine_tuning_ignores_stored_defaults_of_pretraining() -> None:
-    """Version 0.2 stored settings of pre-training in fine-tuning runs; only defaults are valid."""
-    stored = {
-        "steps": 7,
-        "batch_ramp_fraction": 0.2,
-        "phase2_fraction": 0.1,
-        "causal_fraction": 0.0,
-    }
-    assert ScheduleSettings.parse(stored, "a file") == ScheduleSettings(steps=7)
-    assert PretrainScheduleSettings.parse({"causal_fraction": 0.5}, "a file").causal_fraction == 0.5
-    with pytest.raises(SettingsError, match=r"a file: unknown setting 'causal_fraction'"):
-        ScheduleSettings.parse(stored | {"causal_fraction": 0.5}, "a file")
+def test_fine_tuning_files_may_have_settings_of_pretraining(tmp_path: Path) -> None:
+    """Settings of pre-training, which had no effect, are removed from files of fine-tuning."""
+    path = tmp_path / "settings.toml"
+    path.write_text("[task]\n[schedule]\nsteps = 7\nphase2_fraction = 0.5\nlong_length = 64\n")
+    assert read_stored_settings(path)["schedule"] == {"steps": 7}
+    with pytest.warns(FutureWarning, match=r"schedule\.phase2_fraction has no effect in fine-tun"):
+        assert load_user_settings(path)["schedule"] == {"steps": 7}
+    path.write_text("[data]\n[schedule]\nphase2_fraction = 0.5\n")
+    assert read_stored_settings(path)["schedule"] == {"phase2_fraction": 0.5}
+
+
+def test_fine_tuning_rejects_settings_of_pretraining() -> None:
+    """Exactly the settings that ``PretrainScheduleSettings`` adds are errors in fine-tuning."""
+    added = PretrainScheduleSettings.model_fields.keys() - ScheduleSettings.model_fields.keys()
+    assert added == PRETRAINING_SCHEDULE_SETTINGS
+    for key in added:
+        with pytest.raises(SettingsError, match=f"^here: {key} has an effect only in pre-train"):
+            ScheduleSettings.parse({key: 0}, "here")
 
 
 def test_old_values_are_read_and_warned_about() -> None:

@@ -1,7 +1,8 @@
-"""Names that version 0.1 gave to settings and fields, and the names they have now.
+"""Settings and fields that earlier versions had, and their current names.
 
-Settings files, ``--set`` options and metrics logs of version 0.1 keep working. A setting under its
-old name raises a FutureWarning with the new one. New files always have the new names.
+Settings files and metrics logs of versions 0.1 and 0.2, and ``--set`` options of version 0.1, keep
+working. A setting under its old name raises a FutureWarning with the new one. New files always have
+the new names.
 """
 
 import warnings
@@ -90,18 +91,19 @@ REMOVED_SETTINGS: Mapping[str, frozenset[str]] = MappingProxyType(
         "serve": frozenset({"max_page_streams", "pages"}),
     }
 )
-#: Table -> settings of pre-training that fine-tuning runs of version 0.2 stored, with the default
-#: values that they stored. They had no effect.
-OLD_FINETUNING_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+#: Settings of the table [schedule] that have an effect in pre-training only. Fine-tuning runs of
+#: version 0.2 accepted and stored them too.
+PRETRAINING_SCHEDULE_SETTINGS = frozenset(
     {
-        "schedule": {
-            "batch_ramp_fraction": 0.2,
-            "phase2_fraction": 0.1,
-            "causal_fraction": 0.0,
-            "neighbor_bias_steps": 0,
-        },
+        "batch_ramp_fraction",
+        "phase2_max_seqlen",
+        "phase2_fraction",
+        "causal_fraction",
+        "neighbor_bias_steps",
     }
 )
+#: Tables that only settings files of fine-tuning and distillation have.
+_FINETUNING_TABLES = frozenset({"task", "embedding", "reranking", "distill"})
 #: (Table, new key) -> old value -> new value.
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
     {
@@ -240,26 +242,6 @@ def upgrade_settings(values: Mapping[str, Any], table: str, *, warn: bool = True
     return result
 
 
-def drop_old_finetuning_settings(
-    values: Mapping[str, Any], table: str, valid_keys: Collection[str]
-) -> dict[str, Any]:
-    """Return the settings of one table without those of OLD_FINETUNING_SETTINGS.
-
-    Only default values are dropped, so that other values are reported as unknown settings.
-
-    Args:
-        values: The settings of the table.
-        table: Name of the table.
-        valid_keys: The keys that the table has now.
-    """
-    old_settings = OLD_FINETUNING_SETTINGS.get(table, {})
-    return {
-        key: value
-        for key, value in values.items()
-        if key in valid_keys or key not in old_settings or value != old_settings[key]
-    }
-
-
 def upgrade_arguments(arguments: Sequence[str]) -> list[str]:
     """Return command line arguments with the current names of options, without removed flags.
 
@@ -291,6 +273,31 @@ def upgrade_tables(tables: Mapping[str, Any], *, warn: bool = True) -> dict[str,
         name: upgrade_settings(table, name, warn=warn) if isinstance(table, Mapping) else table
         for name, table in tables.items()
     }
+
+
+def upgrade_file(tables: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
+    """Return the tables of a settings file under their current names; see ``upgrade_settings``.
+
+    Settings of pre-training are removed from the file of a fine-tuning run.
+
+    Args:
+        tables: The content of the file.
+        warn: Whether to warn; False for settings that a run has stored.
+
+    Warns:
+        FutureWarning: for every old or removed setting.
+    """
+    upgraded = upgrade_tables(tables, warn=warn)
+    schedule = upgraded.get("schedule")
+    if not isinstance(schedule, Mapping) or _FINETUNING_TABLES.isdisjoint(upgraded):
+        return upgraded
+    for key in sorted(PRETRAINING_SCHEDULE_SETTINGS & schedule.keys()):
+        if warn:
+            _warn(f"the setting schedule.{key} has no effect in fine-tuning; leave it out")
+    upgraded["schedule"] = {
+        key: value for key, value in schedule.items() if key not in PRETRAINING_SCHEDULE_SETTINGS
+    }
+    return upgraded
 
 
 def downgrade_settings(tables: Mapping[str, Any]) -> dict[str, Any]:

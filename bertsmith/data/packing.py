@@ -101,6 +101,7 @@ def concat_batches(batches: Sequence[ExampleBatch]) -> ExampleBatch:
         masked_labels=np.concatenate([batch.masked_labels for batch in batches]),
         nsp_labels=np.concatenate(nsp_labels) if nsp_labels else None,
         is_causal=batches[0].is_causal,
+        neighbor_bias=batches[0].neighbor_bias,
     )
 
 

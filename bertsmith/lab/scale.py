@@ -35,7 +35,7 @@ class Scale:
             changes the MLM loss by 0.4 nats and task scores by several points, which would hide
             the effects that the experiments measure.
         initialization: The value of run.initialization of all runs, None for that of the recipe.
-        neighbor_bias_steps: The value of schedule.neighbor_bias_steps of all runs.
+        neighbor_bias_steps: The value of schedule.neighbor_bias_steps of all masked-LM runs.
         num_snapshots: Number of evenly spaced checkpoints of a pre-training run.
     """
 

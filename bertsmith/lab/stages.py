@@ -140,9 +140,11 @@ class StageFactory:
 
     def create_left_to_right_run(self, seed: int = 0, **overrides: Any) -> Stage:
         """Return a pre-training run with causal attention that predicts the next token."""
-        data = {"nsp": False, "objective": "left-to-right"}
+        settings: dict[str, Any] = {"data": {"nsp": False, "objective": "left-to-right"}}
+        if self.scale.neighbor_bias_steps:
+            settings["schedule"] = {"neighbor_bias_steps": 0}
         return self.create_pretraining_run(
-            seed, model={"attention": "causal"}, **merge_settings({"data": data}, overrides)
+            seed, model={"attention": "causal"}, **merge_settings(settings, overrides)
         )
 
     def create_initialized_model(self, run: Stage) -> Stage:

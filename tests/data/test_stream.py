@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -189,11 +190,13 @@ def test_concatenated_slices_equal_the_batch(split: Split, vocabulary: Vocabular
     A slice that ends after the batch is an error.
     """
     batch = ExampleStream(split, vocabulary, DataSettings(), 64, seed=0, epoch=0).batch(3, 50)
+    batch = replace(batch, neighbor_bias=0.5)
     slices = [batch.slice(first, first + 10) for first in range(0, 50, 10)]
     restored = concat_batches(slices)
     for name in ("ids", "segments", "positions", "cu_seqlens", "masked_positions", "masked_labels"):
         assert (getattr(restored, name) == getattr(batch, name)).all()
         assert getattr(restored, name).dtype == getattr(batch, name).dtype
+    assert restored.neighbor_bias == 0.5
     assert slices[1].cu_seqlens[0] == 0
     with pytest.raises(IndexError):
         batch.slice(0, 51)

@@ -23,8 +23,9 @@ def add_neighbor_bias(
     max_seqlen = max(layout.max_seqlen, *(bucket.max_seqlen for bucket in layout.buckets))
     score_bias = build_neighbor_bias(strength, num_heads, max_seqlen, dtype)
 
+    # On the CPU, fused attention needs a mask with two or four dimensions.
     def add_to_mask(bucket: Bucket) -> Bucket:
-        bias = score_bias[:, : bucket.max_seqlen, : bucket.max_seqlen]
+        bias = score_bias[None, :, : bucket.max_seqlen, : bucket.max_seqlen]
         return replace(bucket, mask=bias if bucket.mask is None else bucket.mask + bias)
 
     buckets = tuple(add_to_mask(bucket) for bucket in layout.buckets)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bertsmith.compatibility import drop_old_finetuning_settings
+from bertsmith.compatibility import PRETRAINING_SCHEDULE_SETTINGS
 from bertsmith.errors import RunError
 from bertsmith.settings import SettingsTable
 from bertsmith.train.engine.duration import Duration, StepDuration
@@ -39,10 +39,12 @@ class ScheduleSettings(SettingsTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_old_settings(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return drop_old_finetuning_settings(values, cls.table, cls.model_fields)
+    def _reject_pretraining_settings(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for key in sorted(PRETRAINING_SCHEDULE_SETTINGS & values.keys()):
+                if key not in cls.model_fields:
+                    raise ValueError(f"{key} has an effect only in pre-training; leave it out")
+        return values
 
     @model_validator(mode="after")
     def _check_epochs_or_minutes(self) -> Self:

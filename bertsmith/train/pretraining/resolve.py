@@ -366,11 +366,23 @@ def _check_consistency(settings: PretrainSettings, store: Store, source: str) ->
             f"{model.attention!r}, so the model would see the token that it predicts; set "
             "model.attention=causal"
         )
-    causal_fraction = settings.schedule.causal_fraction
-    if causal_fraction and settings.data.objective == "left-to-right":
+    schedule = settings.schedule
+    if schedule.causal_fraction and settings.data.objective == "left-to-right":
         raise SettingsError(
-            f"{source}: schedule.causal_fraction is {causal_fraction:g}, but data.objective is "
-            "'left-to-right', so the entire run is left to right; leave out one of them"
+            f"{source}: schedule.causal_fraction is {schedule.causal_fraction:g}, but "
+            "data.objective is 'left-to-right', so the entire run is left to right; leave out one "
+            "of them"
+        )
+    if schedule.neighbor_bias_steps and settings.data.objective == "left-to-right":
+        raise SettingsError(
+            f"{source}: schedule.neighbor_bias_steps is {schedule.neighbor_bias_steps}, but "
+            "data.objective is 'left-to-right', which has no such bias; leave out one of them"
+        )
+    if schedule.neighbor_bias_steps and schedule.causal_fraction:
+        raise SettingsError(
+            f"{source}: schedule.neighbor_bias_steps is {schedule.neighbor_bias_steps}, but the "
+            f"run starts left to right (schedule.causal_fraction is {schedule.causal_fraction:g}), "
+            "without such a bias; leave out one of them"
         )
     if model.nsp != settings.data.nsp:
         raise SettingsError(

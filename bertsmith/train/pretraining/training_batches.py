@@ -108,7 +108,7 @@ class TrainingBatches:
     def compute_neighbor_bias(self, step: int) -> float:
         """Return the strength of the attention bias towards neighboring tokens, from 0 to 1."""
         max_steps = self._schedule.neighbor_bias_steps
-        if max_steps == 0 or self._data.objective != "masked":
+        if max_steps == 0:
             return 0.0
         completed_fraction = self._progress.compute_completed_fraction(step)
         return max(0.0, 1.0 - max(step / max_steps, completed_fraction / _MAX_BIASED_FRACTION))

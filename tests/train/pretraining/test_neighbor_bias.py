@@ -1,11 +1,13 @@
 """Runs that start with a bias of attention towards neighboring tokens."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bertsmith.errors import SettingsError
 from bertsmith.model.ops import neighbor_bias
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.metrics_log import read_metrics
@@ -25,12 +27,12 @@ ARGUMENTS: dict[str, Any] = {
 
 @pytest.fixture
 def strengths(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The strengths of all biases that a test computes, in order."""
+    """The strengths of all biases that a test computes, in order; inf for those of evaluations."""
     values: list[float] = []
     build_neighbor_bias = neighbor_bias.build_neighbor_bias
 
     def record(strength: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        values.append(float(strength))
+        values.append(float(strength) if torch.is_grad_enabled() else math.inf)
         return build_neighbor_bias(strength, *arguments)
 
     monkeypatch.setattr(neighbor_bias, "build_neighbor_bias", record)
@@ -53,10 +55,21 @@ def test_bias_takes_at_most_half_of_the_run(train: TrainFunction, strengths: lis
     assert list(dict.fromkeys(strengths)) == pytest.approx([1, 0.75, 0.5, 0.25])
 
 
-def test_left_to_right_steps_have_no_bias(train: TrainFunction, strengths: list[float]) -> None:
-    """In the left-to-right part of a run there is no bias; it falls from the start of the run."""
-    train(**ARGUMENTS, schedule__causal_fraction=0.3)
-    assert list(dict.fromkeys(strengths)) == pytest.approx([0.5, 0.25])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule__causal_fraction": 0.3},
+        {"data__objective": "left-to-right", "data__nsp": "false", "model__attention": "causal"},
+    ],
+    ids=["causal phase", "causal model"],
+)
+def test_left_to_right_training_with_bias_is_rejected(
+    train: TrainFunction, tmp_path: Path, options: dict[str, str]
+) -> None:
+    """The bias would have no effect in left-to-right steps."""
+    with pytest.raises(SettingsError, match=r"schedule\.neighbor_bias_steps is 4, but .*leave out"):
+        train(**ARGUMENTS, **options)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

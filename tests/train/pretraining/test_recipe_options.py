@@ -74,7 +74,7 @@ def test_sentence_order_is_named(train: TrainFunction) -> None:
 
 
 def test_each_initialization_can_be_switched_off(store: Path) -> None:
-    """The value "random" sets no weights by hand; each later value sets more than the previous."""
+    """The value "random" sets no weights by hand; "cross-segment-heads" sets most."""
     opened_store = Store.open(store)
 
     def initialize(name: str) -> dict[str, Tensor]:
@@ -103,6 +103,18 @@ def test_each_initialization_can_be_switched_off(store: Path) -> None:
     assert changed["unigram"] == {"mlm.decoder.bias", "bert.embeddings.positions.weight"}
     assert changed["unigram"] < changed["neighbor-heads"] < changed["cross-segment-heads"]
     assert changed["unigram"] < changed["match-heads"]
+    # The first head of "cross-segment-heads" is a neighbor head, and that of "match-heads" random.
+    name = "bert.encoder.layers.0.attention.query_key_value.weight"
+    first_heads = [
+        weights[name].unflatten(0, (3, config.heads, -1))[:, 0]
+        for weights in (
+            random_weights,
+            initialize("match-heads"),
+            initialize("cross-segment-heads"),
+        )
+    ]
+    assert torch.equal(first_heads[0], first_heads[1])
+    assert not torch.equal(first_heads[0], first_heads[2])
     assert not any(key.startswith(("nsp.", "pooler.")) for key in changed["neighbor-heads"])
     assert "nsp.classifier.weight" in changed["match-heads"]
     assert "nsp.classifier.weight" in changed["cross-segment-heads"]
