@@ -53,7 +53,7 @@ class RunSettings(SettingsTable):
     #: "unigram": output biases from unigram frequencies, and sinusoidal position embeddings.
     #: "neighbor-heads": "unigram", and two heads that attend to neighboring tokens.
     #: "match-heads": "unigram", a head that attends to equal tokens in the other segment, and one
-    #: that counts them.
+    #: that counts them; needs two layers, heads and segments. The NSP classifier starts at 0.
     #: "cross-segment-heads": "neighbor-heads" and "match-heads".
     initialization: Literal[
         "random", "unigram", "neighbor-heads", "match-heads", "cross-segment-heads"

@@ -11,7 +11,7 @@ from bertsmith.train.engine.schedule import ScheduleSettings
 
 
 class PretrainScheduleSettings(ScheduleSettings):
-    """Schedule of a pre-training run: duration, learning rate, batch size and phases."""
+    """Schedule of a pre-training run; fine-tuning rejects the settings that this class adds."""
 
     #: Fraction of the run in which the batch grows from `data.initial_batch_size`, if it is set.
     batch_ramp_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2

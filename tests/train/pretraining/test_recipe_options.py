@@ -105,16 +105,12 @@ def test_each_initialization_can_be_switched_off(store: Path) -> None:
     assert changed["unigram"] < changed["match-heads"]
     # The first head of "cross-segment-heads" is a neighbor head, and that of "match-heads" random.
     name = "bert.encoder.layers.0.attention.query_key_value.weight"
-    first_heads = [
-        weights[name].unflatten(0, (3, config.heads, -1))[:, 0]
-        for weights in (
-            random_weights,
-            initialize("match-heads"),
-            initialize("cross-segment-heads"),
-        )
-    ]
-    assert torch.equal(first_heads[0], first_heads[1])
-    assert not torch.equal(first_heads[0], first_heads[2])
+    first_heads = {
+        value: initialize(value)[name].view(3, config.heads, -1, config.width)[:, 0]
+        for value in ("random", "match-heads", "cross-segment-heads")
+    }
+    assert torch.equal(first_heads["match-heads"], first_heads["random"])
+    assert not torch.equal(first_heads["cross-segment-heads"], first_heads["random"])
     assert not any(key.startswith(("nsp.", "pooler.")) for key in changed["neighbor-heads"])
     assert "nsp.classifier.weight" in changed["match-heads"]
     assert "nsp.classifier.weight" in changed["cross-segment-heads"]
