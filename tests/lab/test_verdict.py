@@ -1,6 +1,7 @@
 """Verdicts of experiments: computed from paired differences, and shown first in a report."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,13 @@ def _make_factory(scale: str, folder: Path) -> StageFactory:
     return StageFactory(SCALES[scale], Sources(english=folder / "a.jsonl"), folder)
 
 
-def _make_results(scores: dict[str, float]) -> dict[Any, dict[str, Any]]:
+def _make_results(tasks: Sequence[str], scores: dict[str, float]) -> dict[Any, dict[str, Any]]:
     """Return results of table 5 with the same score in all tasks, by row."""
     results: dict[Any, dict[str, Any]] = {}
     for name, score in scores.items():
         for seed in range(3):
             results[name, "model", seed] = {"heldout_metrics": {"mlm_loss": 5.0}}
-            for task in pretraining_tasks.TASKS:
+            for task in tasks:
                 metrics = {TASK_METRICS[task].name: score + 0.001 * seed}
                 results[name, task, seed] = {"metrics": metrics}
     return results
@@ -97,11 +98,15 @@ def test_report_of_table_5_starts_with_its_verdict(tmp_path: Path) -> None:
     }
 
     def build_report(**changes: float) -> str:
-        results = _make_results(scores | changes)
+        results = _make_results(factory.scale.tasks, scores | changes)
         return EXPERIMENTS["pretraining-tasks"].build_report(factory, results).to_markdown()
 
     markdown = build_report()
-    assert markdown.startswith("**Reproduced.**\n\n- holds: MRPC, accuracy: masked LM is better")
+    assert markdown.startswith("**Reproduced.**\n\n- holds: SST-2, accuracy: masked LM is better")
+    assert "- holds: CoNLL-2003, F1: masked LM is better than left to right" in markdown
+    # The scale has no question answering, on which next-sentence prediction helps in the paper.
+    assert "with NSP is better" not in markdown
+    assert "| CoNLL-2003, F1 (paper, %) | SST-2, accuracy (paper, %) |" in markdown
     # At this scale, all untrained models have a random initialization.
     assert "structured initialization" not in markdown
     assert "| not pre-trained, random initialization |" in markdown
@@ -118,7 +123,7 @@ def test_table_6_compares_models_that_differ_in_one_size(tmp_path: Path) -> None
         for seed in range(3):
             metrics = {"perplexity": 100.0 - 10 * rank}
             results[size, "model", seed] = {"heldout_metrics": metrics}
-            for task in ("mrpc", "sts-b", "sst-2"):
+            for task in factory.scale.tasks:
                 results[size, task, seed] = {"metrics": {TASK_METRICS[task].name: 0.1 * rank}}
     report = EXPERIMENTS["model-size"].build_report(factory, results)
     assert [claim.text for claim in report.claims] == [
@@ -126,8 +131,8 @@ def test_table_6_compares_models_that_differ_in_one_size(tmp_path: Path) -> None
         "2 x 256 x 4 has a lower log perplexity than 2 x 128 x 4",
         "4 x 256 x 4 has a lower log perplexity than 4 x 128 x 4",
         "4 x 256 x 4 has a lower log perplexity than 2 x 256 x 4",
-        "MRPC, accuracy: 4 x 256 x 4 is better than 2 x 128 x 4",
         "SST-2, accuracy: 4 x 256 x 4 is better than 2 x 128 x 4",
+        "CoNLL-2003, F1: 4 x 256 x 4 is better than 2 x 128 x 4",
     ]
     assert list(report.claims[0].differences) == pytest.approx([math.log(100 / 90)] * 3)
     assert report.to_markdown().startswith("**Reproduced.**")
@@ -139,7 +144,7 @@ def test_figure_5_compares_final_scores(tmp_path: Path) -> None:
     results: dict[Any, dict[str, Any]] = {}
     for name, factor in (("masked LM", 1.0), ("left to right", 0.5)):
         for rank, step in enumerate((0, 1375, 2750, 4125, 5500)):
-            for task in ("sst-2", "sts-b"):
+            for task in factory.scale.tasks:
                 metrics = {TASK_METRICS[task].name: factor * rank / 5}
                 for seed in range(3):
                     results[name, task, step, seed] = {"metrics": metrics}

@@ -8,6 +8,7 @@ from bertsmith.lab.stage import Stage
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_task_score
 from bertsmith.lab.verdict import Claim, subtract
 
+#: Tasks: sentiment and sentence similarity. A scale may have others.
 TASKS = ("sst-2", "sts-b")
 _MODELS = ("masked LM", "left to right")
 
@@ -30,7 +31,7 @@ def _build_stages(factory: StageFactory) -> Stages:
             stages[name, "run", seed] = run
             models = {0: factory.create_initialized_model(run), **factory.create_snapshots(run)}
             for step, model in models.items():
-                for task in TASKS:
+                for task in factory.scale.tasks or TASKS:
                     stages[name, task, step, seed] = factory.create_finetuning_run(
                         model, task, seed
                     )
@@ -39,25 +40,26 @@ def _build_stages(factory: StageFactory) -> Stages:
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
+    tasks = factory.scale.tasks or TASKS
     steps = _list_evaluated_steps(factory)
     scores = {
         (name, task, step): [
             get_task_score(results[name, task, step, seed], task) for seed in seeds
         ]
         for name in _MODELS
-        for task in TASKS
+        for task in tasks
         for step in steps
     }
     rows = [
         [
             f"{step:,}",
-            *(format_mean_std(scores[name, task, step]) for task in TASKS for name in _MODELS),
+            *(format_mean_std(scores[name, task, step]) for task in tasks for name in _MODELS),
         ]
         for step in steps
     ]
     columns = [
         "steps",
-        *(f"{TASK_METRICS[task].task_label}, {name}" for task in TASKS for name in _MODELS),
+        *(f"{TASK_METRICS[task].task_label}, {name}" for task in tasks for name in _MODELS),
     ]
     title = (
         "Figure 5: held-out score by pre-training steps; step 0 is the initialization (the paper, "
@@ -65,26 +67,30 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         "stays ahead)"
     )
     panels = []
-    for task in TASKS:
+    for task in tasks:
         curves = {name: {step: scores[name, task, step] for step in steps} for name in _MODELS}
         metric = TASK_METRICS[task]
         plot = make_mean_plot(curves, "pre-training steps", metric.metric_label)
         panels.append(Panel(f"{metric.label}, held out", plot))
     data = {f"{name}, {task}, {step}": values for (name, task, step), values in scores.items()}
-    return Report([Table(title, columns, rows)], panels, data, _build_claims(scores, steps))
+    claims = _build_claims(tasks, scores, steps)
+    return Report([Table(title, columns, rows)], panels, data, claims)
 
 
 def _build_claims(
-    scores: Mapping[tuple[str, str, int], Sequence[float | None]], steps: Sequence[int]
+    tasks: Sequence[str],
+    scores: Mapping[tuple[str, str, int], Sequence[float | None]],
+    steps: Sequence[int],
 ) -> list[Claim]:
     """Return the claims that masked LM ends higher, and improves until the end.
 
     Args:
+        tasks: The tasks.
         scores: The score of each seed by model, task and step.
         steps: The evaluated steps; the first one is 0.
     """
     claims = []
-    for task in TASKS:
+    for task in tasks:
         label = TASK_METRICS[task].label
         start, early, final = (scores["masked LM", task, step] for step in (0, steps[1], steps[-1]))
         benefits = subtract(final, start)
