@@ -5,7 +5,6 @@ denoising autoencoder. The decoder shares the weights of the encoder; its attent
 each layer has an additional attention to the vector. W is the width of the vectors.
 """
 
-import torch
 from torch import Tensor, nn
 
 from bertsmith.model.bert import BertModel, initialize_weights
@@ -110,10 +109,7 @@ class DenoisingDecoder(nn.Module):
         """
         if dropout_seed is not None:
             dropout_seed = DropoutSeed(dropout_seed.seed + _SEED_OFFSET)
-        lengths = batch.cu_seqlens.diff().long()
-        sequence_indices = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
-            lengths, output_size=len(batch.ids)
-        )
+        sequence_indices = batch.sequence_indices
         x = bert.embeddings(batch, dropout_seed)
         layout = build_attention_layout(batch, bert.kernel, is_causal=True, dtype=x.dtype)
         for layer, vector_attention in zip(

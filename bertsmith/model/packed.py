@@ -31,6 +31,17 @@ class PackedBatch:
         """int64 [B], the index of each sequence's first token ([CLS])."""
         return self.cu_seqlens[:-1].long()
 
+    @property
+    def last_token_indices(self) -> Tensor:
+        """int64 [B], the index of each sequence's last token ([SEP])."""
+        return self.cu_seqlens[1:].long() - 1
+
+    @property
+    def sequence_indices(self) -> Tensor:
+        """int64 [T], the index of each token's sequence."""
+        lengths = self.cu_seqlens.diff().long()
+        return torch.repeat_interleave(lengths, output_size=len(self.ids))
+
     def to(self, device: torch.device) -> Self:
         """Return a copy of the batch on ``device``; copies from pinned memory are asynchronous."""
         tensors = {

@@ -98,7 +98,7 @@ class BertForSentenceEmbedding(nn.Module):
         token_indices = None
         if self.reads_single_token:
             is_first = self.modes == ("cls",)
-            token_indices = batch.first_token_indices if is_first else _last_token_indices(batch)
+            token_indices = batch.first_token_indices if is_first else batch.last_token_indices
         states = to_full_precision(self.bert(batch, dropout_seed, token_indices))
         if token_indices is None:
             states = pool_tokens(states, batch, self.modes)
@@ -109,11 +109,6 @@ class BertForSentenceEmbedding(nn.Module):
             elif normalize:
                 states = F.normalize(states, dim=-1)
         return states
-
-
-def _last_token_indices(batch: PackedBatch) -> Tensor:
-    """Return the index of each sequence's last token ([SEP]), int64 [B]."""
-    return batch.cu_seqlens[1:].long() - 1
 
 
 def pool_tokens(states: Tensor, batch: PackedBatch, modes: Sequence[str]) -> Tensor:
@@ -128,9 +123,7 @@ def pool_tokens(states: Tensor, batch: PackedBatch, modes: Sequence[str]) -> Ten
         float32 [B, D * number of modes].
     """
     lengths = batch.cu_seqlens.diff().long()
-    sequence_indices = torch.arange(len(lengths), device=states.device).repeat_interleave(
-        lengths, output_size=len(states)
-    )
+    sequence_indices = batch.sequence_indices
 
     def sum_tokens(x: Tensor) -> Tensor:
         return x.new_zeros(len(lengths), x.shape[1]).index_add(0, sequence_indices, x)
@@ -152,7 +145,7 @@ def pool_tokens(states: Tensor, batch: PackedBatch, modes: Sequence[str]) -> Ten
         elif mode == "cls":
             pooled.append(states.index_select(0, batch.first_token_indices))
         elif mode == "lasttoken":
-            pooled.append(states.index_select(0, _last_token_indices(batch)))
+            pooled.append(states.index_select(0, batch.last_token_indices))
         else:
             raise ValueError(f"unknown pooling mode {mode!r}")
     return torch.cat(pooled, -1)

@@ -51,7 +51,7 @@ class BertForSequenceClassification(nn.Module):
         if token_indices is None:
             if self.config.attention == "causal":
                 # With causal attention, only the last token attends to the full sequence.
-                token_indices = batch.cu_seqlens[1:].long() - 1
+                token_indices = batch.last_token_indices
             else:
                 token_indices = batch.first_token_indices
         pooled = self.pooler(self.bert(batch, dropout_seed, token_indices))

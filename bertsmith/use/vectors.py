@@ -165,11 +165,8 @@ def compute_vectors(
     """
     token_indices = None
     if spec.needs_single_token and len(spec.layer_indices) == 1:
-        if spec.pooling == "pooled" or "cls" in spec.modes:
-            token_indices = batch.first_token_indices
-        else:
-            # The last token of each sequence.
-            token_indices = batch.cu_seqlens[1:].long() - 1
+        reads_first = spec.pooling == "pooled" or "cls" in spec.modes
+        token_indices = batch.first_token_indices if reads_first else batch.last_token_indices
     states = _compute_combined_layers(encoder, batch, spec, token_indices)
     if spec.pooling == "pooled":
         assert pooler is not None
@@ -266,8 +263,12 @@ class _Pooling:
         num_excluded = torch.zeros_like(lengths)
         if not include_special_tokens:
             num_excluded = (lengths > 2).long()
-        text_indices = torch.repeat_interleave(lengths, output_size=len(states))
-        return cls(states, text_indices, first_indices + num_excluded, lengths - 2 * num_excluded)
+        return cls(
+            states,
+            batch.sequence_indices,
+            first_indices + num_excluded,
+            lengths - 2 * num_excluded,
+        )
 
     @property
     def ordinals(self) -> Tensor:
