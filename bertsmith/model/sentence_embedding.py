@@ -17,7 +17,8 @@ from bertsmith.model.ops.cross_entropy import to_full_precision
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch
 
-ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+#: Name of an activation function of a Dense module in sentence-transformers -> the function.
+DENSE_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "Identity": lambda x: x,
     "Tanh": torch.tanh,
     "ReLU": F.relu,
@@ -35,7 +36,7 @@ class DenseLayer(nn.Module):
         Args:
             weight: float32 [out, in].
             bias: float32 [out], or None.
-            activation: A key of ``ACTIVATIONS``.
+            activation: A key of ``DENSE_ACTIVATIONS``.
         """
         super().__init__()
         self.weight = nn.Parameter(weight.clone())
@@ -44,7 +45,7 @@ class DenseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer: [B, in] -> [B, out]."""
-        return ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))
+        return DENSE_ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))
 
 
 class BertForSentenceEmbedding(nn.Module):

@@ -17,6 +17,7 @@ from bertsmith.interop.sentence_transformers import Dense, PoolingConfig, Poolin
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import PackedBatch
+from bertsmith.model.sentence_embedding import DENSE_ACTIVATIONS
 from bertsmith.plurals import count_noun
 from bertsmith.use.vector_settings import PoolingName, VectorSettings
 
@@ -225,7 +226,7 @@ def _postprocess(x: Tensor, spec: VectorSpec) -> Tensor:
             x = x[..., : step.num_dims]
         else:
             bias = None if step.bias is None else step.bias.to(x)
-            x = _ACTIVATIONS[step.activation](F.linear(x, step.weight.to(x), bias))
+            x = DENSE_ACTIVATIONS[step.activation](F.linear(x, step.weight.to(x), bias))
     return x
 
 
@@ -319,11 +320,4 @@ _POOLING: Final[dict[PoolingMode, Callable[[_Pooling], Tensor]]] = {
     "mean_sqrt_len_tokens": lambda pooling: pooling.sum() / pooling.counts[:, None].sqrt(),
     "weightedmean": _Pooling.weighted_mean,
     "lasttoken": lambda pooling: pooling.states[pooling.first_indices + pooling.counts - 1],
-}
-_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "Identity": lambda x: x,
-    "Tanh": torch.tanh,
-    "ReLU": F.relu,
-    "GELU": F.gelu,
-    "Sigmoid": torch.sigmoid,
 }
