@@ -6,7 +6,7 @@ Artifacts are identified mostly by file names. Importing this module does not lo
 from pathlib import Path
 from typing import Literal
 
-from bertsmith.bundle.directory import is_reference_model
+from bertsmith.bundle.directory import WEIGHT_FILES, is_reference_model
 from bertsmith.compatibility import OLD_INDEX_FILES
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.errors import InputError
@@ -16,13 +16,6 @@ ArtifactKind = Literal[
     "tokenizer", "store", "model", "run", "runs", "checkpoint", "tensors", "settings", "index"
 ]
 
-#: File names of model weights.
-_WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 #: For each kind of directory, the groups of files that identify it. All files of one of its groups
 #: must exist. The order of the kinds matters, because a model directory contains a tokenizer.
 _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
@@ -30,7 +23,7 @@ _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     # An unfinished store has parts but no manifest. Opening it raises an error that says this.
     "store": ((MANIFEST_FILE,), ("parts",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
-    "model": tuple(("config.json", weights) for weights in _WEIGHT_FILES),
+    "model": tuple(("config.json", weights) for weights in WEIGHT_FILES),
     "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
     "index": (("index.json", "offsets.npy"), ("index.json", OLD_INDEX_FILES["offsets.npy"])),
 }
