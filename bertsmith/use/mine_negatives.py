@@ -17,7 +17,6 @@ from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import TaskError
 from bertsmith.files import check_new_file
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
@@ -26,7 +25,12 @@ from bertsmith.use.masked_lm import chunked, resolve_reranker
 from bertsmith.use.mining_settings import MiningSettings
 from bertsmith.use.rerank import rank_documents
 from bertsmith.use.search import Searcher, SearchResult
-from bertsmith.use.table_output import CSV, TableLayout, get_output_format, open_row_writer
+from bertsmith.use.table_output import (
+    TableLayout,
+    get_default_dialect,
+    get_output_format,
+    open_row_writer,
+)
 
 Floats = NDArray[np.float32]
 _STANDARD_COLUMNS: Final = (
@@ -144,7 +148,7 @@ def _choose_layout(table_format: str) -> TableLayout:
     """Return the columns of the table to write."""
     negatives = "negative" if table_format in ("csv", "tsv") else "negatives"
     types = {"anchor": "text", "positive": "text", "negative": "text", "negatives": "texts"}
-    dialect = Dialect(TAB, has_quotes=False) if table_format == "tsv" else CSV
+    dialect = get_default_dialect(table_format)
     return TableLayout(table_format, ("anchor", "positive", negatives), dialect, types=types)
 
 

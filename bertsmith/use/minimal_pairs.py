@@ -16,7 +16,6 @@ from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
 from bertsmith.files import check_new_file
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.tasks.delimited import Dialect
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.tables import Row, get_text, read_rows
 from bertsmith.tasks.text_files import UTF8, detect_table_format
@@ -28,9 +27,9 @@ from bertsmith.use.pseudo_log_likelihood import (
 )
 from bertsmith.use.score import find_problem
 from bertsmith.use.table_output import (
-    CSV,
     RowWriter,
     TableLayout,
+    get_default_dialect,
     get_output_format,
     open_row_writer,
 )
@@ -373,8 +372,7 @@ def _open_score_writer(
     check_new_file(out)
     types = {"file": "text", "row": "index", **dict.fromkeys(SENTENCE_COLUMNS, "text")}
     types |= {column: "number" for variant in variants for column in _get_score_columns(variant)}
-    dialect = Dialect("\t", has_quotes=False) if table_format == "tsv" else CSV
-    layout = TableLayout(table_format, list(types), dialect, types=types)
+    layout = TableLayout(table_format, list(types), get_default_dialect(table_format), types=types)
     with open_row_writer(out, layout) as writer:
         yield writer
 

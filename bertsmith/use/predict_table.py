@@ -40,6 +40,7 @@ from bertsmith.use.table_output import (
     TableLayout,
     choose_column_names,
     create_text_writer,
+    get_default_dialect,
     get_output_format,
     open_row_writer,
 )
@@ -205,7 +206,8 @@ def predict_lines_to_table(
     if _is_trained_on_single_texts(bundle):
         input_columns.pop("pair", None)
     types = input_columns | _ADDED_COLUMNS[kind]
-    layout = _with_tabs(TableLayout(out_format, list(types), types=types))
+    dialect = get_default_dialect(out_format)
+    layout = TableLayout(out_format, list(types), dialect, types=types)
     skipped = InvalidLines() if skip_invalid else None
     predictions = predict_lines(bundle, lines, location=location, skipped=skipped)
     progress.start("predicting", None, "lines")
@@ -315,17 +317,11 @@ def _create_output_layout(
     added_columns = _ADDED_COLUMNS[bundle.head.kind]
     types = {names[name]: column_type for name, column_type in added_columns.items()}
     columns = [*input_columns, *names.values()]
-    layout = _with_tabs(TableLayout(out_format, columns, types=types, schema=table.schema))
+    dialect = get_default_dialect(out_format)
+    layout = TableLayout(out_format, columns, dialect, types=types, schema=table.schema)
     if table.format == out_format and table.dialect is not None:
         layout = replace(layout, dialect=table.dialect, header=source.has_header)
     return layout
-
-
-def _with_tabs(layout: TableLayout) -> TableLayout:
-    """Return a layout with the delimiter of TSV, if this is its format."""
-    if layout.format != "tsv":
-        return layout
-    return replace(layout, dialect=replace(layout.dialect, delimiter="\t", has_quotes=False))
 
 
 def _write_rows(

@@ -20,13 +20,13 @@ import zstandard
 
 from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.files import dump_json, sync
-from bertsmith.tasks.delimited import Dialect
+from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.text_files import UTF8, detect_table_format
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
 #: The cells of a row by column name.
 Cells = Mapping[str, Any]
-CSV = Dialect(",", has_quotes=True)
+CSV, TSV = Dialect(",", has_quotes=True), Dialect(TAB, has_quotes=False)
 #: For each compression, the function that opens a compressed stream over a binary file.
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
     "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0),
@@ -66,6 +66,11 @@ class RowWriter(Protocol):
 
     def finish(self) -> None:
         """Write the end of the table."""
+
+
+def get_default_dialect(table_format: str) -> Dialect:
+    """Return the dialect of CSV or TSV; ``CSV`` for other formats, which ignore it."""
+    return TSV if table_format == "tsv" else CSV
 
 
 def get_output_format(out: Path) -> str:
