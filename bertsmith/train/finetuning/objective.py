@@ -21,6 +21,7 @@ from bertsmith.tasks.inputs import ModelInputs, TaskMicroBatch
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine.batch_split import split_lengths
+from bertsmith.train.engine.heldout_metrics import evaluate_all
 
 #: Number of inputs per batch in the computation of the held-out loss.
 _EVAL_BATCH_SIZE = 64
@@ -195,16 +196,8 @@ class FinetuningObjective:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Return loss and metrics of all held-out sets.
-
-        The names are prefixed with the name of the set, except for the first set.
-        """
-        metrics: dict[str, float] = {}
-        for index, (name, heldout) in enumerate(self._heldout.items()):
-            prefix = f"{name}_" if index else ""
-            set_metrics = self._evaluate_set(heldout)
-            metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
-        return metrics
+        """Return loss and metrics of all held-out sets; see ``evaluate_all``."""
+        return evaluate_all(self._heldout, self._evaluate_set)
 
     def _compute_outputs(self, inputs: ModelInputs) -> list[NDArray[np.float32]]:
         """Return the outputs of each unit in all processes, which divide the units among them."""
