@@ -243,15 +243,5 @@ def _load_best_weights(
     use_best = options.model_selection == "best" or options.patience is not None
     if outcome.signal is None and use_best and best_step is not None:
         checkpoint.load_best(run, best_step, model)
-        return _read_heldout_metrics(run, best_step)
-    return _read_heldout_metrics(run)
-
-
-def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]:
-    """Return the held-out metrics in the metrics log at ``step``; None: the last ones."""
-    lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
-    if step is not None:
-        lines = [line for line in lines if line["step"] == step]
-    if not lines:
-        return {}
-    return {name: value for name, value in lines[-1].items() if name not in ("step", "kind")}
+        return metrics_log.read_heldout_metrics(run, best_step)
+    return metrics_log.read_heldout_metrics(run)

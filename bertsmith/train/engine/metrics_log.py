@@ -88,3 +88,18 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             ) from None
         lines.append(line)
     return lines
+
+
+def read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]:
+    """Return the held-out metrics in a run's metrics log; empty if there are none.
+
+    Args:
+        run: Run directory.
+        step: Step of the evaluation; None for the last evaluation.
+    """
+    lines = [line for line in read_metrics(run) if line["kind"] == "heldout"]
+    if step is not None:
+        lines = [line for line in lines if line["step"] == step]
+    if not lines:
+        return {}
+    return {name: value for name, value in lines[-1].items() if name not in ("step", "kind")}

@@ -423,10 +423,7 @@ def _save_model(
 ) -> PretrainResult:
     """Write the model directory unless a signal stopped training, and draw the curve."""
     settings = session.settings
-    lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
-    heldout: dict[str, float] = {}
-    if lines:
-        heldout = {key: value for key, value in lines[-1].items() if key not in ("step", "kind")}
+    heldout = metrics_log.read_heldout_metrics(run)
     model = None
     if outcome.signal is None:
         model = run / MODEL_DIR
