@@ -60,10 +60,15 @@ def read_table_overrides(
     if get_table(file_values, table).get("fingerprint"):
         file_values = _drop_computed_values(table, file_values, user_values)
     overrides = merge_settings(file_values, user_values)
+    check_tables(overrides)
+    return overrides
+
+
+def check_tables(overrides: Mapping[str, Any]) -> None:
+    """Raise SettingsError if a top-level value of the overrides is not a table."""
     for name, value in overrides.items():
         if not isinstance(value, Mapping):
             raise SettingsError(f"{name} is {value!r}; expected a table of settings")
-    return overrides
 
 
 def _drop_computed_values(

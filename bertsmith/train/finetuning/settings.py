@@ -19,6 +19,7 @@ from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine.finetuning_overrides import (
     MUTABLE_MODEL_FIELDS,
+    check_tables,
     compute_default_lr,
     get_model_overrides,
     resolve_length,
@@ -184,7 +185,7 @@ def resolve_settings(
         task_defaults |= {"kind": FAMILY_KINDS[task][0], **FAMILY_DEFAULTS.get(task, {})}
         if data is not None:
             task_defaults["train_file"] = str(data.resolve())
-    _check_override_tables(overrides)
+    check_tables(overrides)
     if "validation_files" in overrides.get("task", {}):
         # The user's held-out files replace those of a public task.
         task_defaults.pop("validation_files", None)
@@ -256,10 +257,3 @@ def check_files_exist(settings: TaskSettings) -> None:
         if not file.exists():
             hint = f"; {public_task.describe_expected_data(settings.name)}" if public_task else ""
             raise TaskError(f"{file}: no such file{hint}")
-
-
-def _check_override_tables(overrides: Mapping[str, Any]) -> None:
-    """Raise SettingsError if a top-level value of the overrides is not a table."""
-    for name, value in overrides.items():
-        if not isinstance(value, Mapping):
-            raise SettingsError(f"{name} is {value!r}; expected a table of settings")
