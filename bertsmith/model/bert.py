@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.embeddings import Embeddings, sinusoidal_positions
+from bertsmith.model.embeddings import Embeddings
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MLMHead, NSPHead, Pooler
 from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
@@ -158,12 +158,8 @@ class BertForPreTraining(nn.Module):
     def initialize(self) -> None:
         """Initialize all weights, drawn from PyTorch's default generator."""
         initialize_weights(self, self.config.init_range)
-        embeddings = self.bert.embeddings
-        if embeddings.has_fixed_positions:
-            # Scaled to the standard deviation of the word embeddings (a sinusoid has RMS
-            # 1/sqrt 2). Vaswani et al. scale the word embeddings up instead.
-            table = sinusoidal_positions(*embeddings.positions.weight.shape)
-            embeddings.positions.weight.copy_(table * self.config.init_range * 2**0.5)
+        if self.bert.embeddings.has_fixed_positions:
+            self.bert.embeddings.set_sinusoidal_positions(self.config.init_range)
 
     def compute_nsp_logits(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
         """Return next-sentence logits [B, 2] from the last hidden states [T, D].

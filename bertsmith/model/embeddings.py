@@ -47,6 +47,16 @@ class Embeddings(nn.Module):
         if self.has_fixed_positions:
             self.positions.weight.requires_grad_(False)
 
+    @torch.no_grad()
+    def set_sinusoidal_positions(self, rms: float) -> None:
+        """Set the position embeddings to sinusoids with the RMS of the word embeddings.
+
+        Vaswani et al. scale the word embeddings up instead.
+        """
+        table = sinusoidal_positions(*self.positions.weight.shape)
+        # A sinusoid has RMS 1/sqrt 2.
+        self.positions.weight.copy_(table * rms * 2**0.5)
+
     def forward(self, batch: PackedBatch, dropout_seed: DropoutSeed | None) -> Tensor:
         """Return the embeddings of all tokens, float [T, D]."""
         embeddings = (

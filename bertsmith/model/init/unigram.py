@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.embeddings import sinusoidal_positions
 
 
 @torch.no_grad()
@@ -22,7 +21,5 @@ def init_from_unigrams(model: BertForPreTraining, counts: Tensor) -> None:
         counts: int64 [V], number of occurrences of each token.
     """
     model.mlm.init_bias_from_counts(counts)
-    table = model.bert.embeddings.positions.weight
     if not model.bert.embeddings.has_fixed_positions:
-        # Scaled to the standard deviation of the word embeddings (a sinusoid has RMS 1/sqrt 2).
-        table.copy_(sinusoidal_positions(*table.shape) * model.config.init_range * 2**0.5)
+        model.bert.embeddings.set_sinusoidal_positions(model.config.init_range)
