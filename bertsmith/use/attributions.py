@@ -13,7 +13,7 @@ from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TokenSequence
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.use.masked_lm import resolve_task_model
-from bertsmith.use.predict import KINDS, to_text_example
+from bertsmith.use.predict import KINDS, compute_probabilities, to_text_example
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,8 @@ def _mask_tokens(sequence: TokenSequence, indices: list[int], mask_id: int) -> l
 def _compute_scores(bundle: FineTunedBundle, outputs: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the probabilities of the labels, or the outputs of a regression model, [n, C]."""
     logits = outputs.astype(np.float64)
-    if bundle.head.kind == "regression":
-        return logits
-    if bundle.head.kind == "multi":
-        return np.asarray(1 / (1 + np.exp(-logits)))
-    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(probabilities / probabilities.sum(-1, keepdims=True))
+    kind = bundle.head.kind
+    return logits if kind == "regression" else compute_probabilities(logits, kind)
 
 
 def _find_column(bundle: FineTunedBundle, label: str | None, scores: NDArray[np.float64]) -> int:

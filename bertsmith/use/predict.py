@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
 from bertsmith.errors import InputError
@@ -113,12 +114,21 @@ def _predict_examples(
         for row, truncated in zip(logits, is_truncated, strict=True):
             yield Prediction((), float(row[0]), truncated)
         return
-    if head.kind == "multi":
-        probabilities = 1 / (1 + np.exp(-logits))
-    else:
-        probabilities = np.exp(logits - logits.max(-1, keepdims=True))
-        probabilities /= probabilities.sum(-1, keepdims=True)
+    probabilities = compute_probabilities(logits, head.kind)
     for row, truncated in zip(probabilities, is_truncated, strict=True):
         order = np.argsort(-row, kind="stable")
         labels = tuple((head.labels[index], float(row[index])) for index in order)
         yield Prediction(labels, None, truncated)
+
+
+def compute_probabilities(logits: NDArray[np.float64], kind: TaskKind) -> NDArray[np.float64]:
+    """Return the probabilities of the labels: the softmax, or sigmoids if the kind is "multi".
+
+    Args:
+        logits: Logits of a classifier, [n, C].
+        kind: The task kind of the classifier.
+    """
+    if kind == "multi":
+        return np.asarray(1 / (1 + np.exp(-logits)))
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))

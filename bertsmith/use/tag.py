@@ -18,6 +18,7 @@ from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tagging import TokenAlignment, encode_examples, to_unit_tags
 from bertsmith.use.masked_lm import chunked, resolve_task_model
+from bertsmith.use.predict import compute_probabilities
 
 #: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 512
@@ -219,8 +220,7 @@ def _predict_tags(
     """
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
-    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
-    probabilities /= probabilities.sum(-1, keepdims=True)
+    probabilities = compute_probabilities(logits, bundle.head.kind)
     labels = bundle.head.labels
     predicted = probabilities.argmax(-1)
     token_tags = [labels[label_index] for label_index in predicted]
