@@ -25,9 +25,9 @@ from bertsmith.lab.panel.table import read_table
 from bertsmith.settings import read_stored_settings
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.metrics_log import METRICS_FILE, read_metrics
+from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.pretraining.pretrain import MODEL_DIR
-from bertsmith.train.pretraining.provenance import dump_published_settings
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
 TRAINING_FILE: Final = "training.json"
@@ -86,7 +86,7 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
     name = out.resolve().name
     with atomic_directory(out) as new:
         messages = write_huggingface(model, new, dtype=options.dtype)
-        write_atomic(new / SETTINGS_FILE, tomli_w.dumps(dump_published_settings(settings)))
+        write_atomic(new / SETTINGS_FILE, tomli_w.dumps(dump_settings(settings, exclude_none=True)))
         write_json(new / TRAINING_FILE, training)
         if metrics:
             write_atomic(new / curve.CURVE_FILE, curve.render(metrics, name))
@@ -206,7 +206,7 @@ def _read_run_training(run: Path, later_runs: Sequence[Path]) -> dict[str, Any] 
         return None
     settings = PretrainSettings.parse(tables, str(path))
     training = _summarize_training(read_metrics(run))
-    training["settings"] = dump_published_settings(settings)
+    training["settings"] = dump_settings(settings, exclude_none=True)
     started_from = _read_start_training(settings, (*later_runs, run))
     return training if started_from is None else {**training, "started_from": started_from}
 

@@ -1,7 +1,6 @@
 """The provenance of a pre-trained model, which bertsmith.json records.
 
-Models are published with their bertsmith.json, so it contains no directories of the training
-machine: only names of files and folders. The run's settings.toml has the full paths.
+As in ``engine.provenance``, it contains no directories of the training machine.
 """
 
 import platform
@@ -20,7 +19,7 @@ def build_checkpoint_provenance(settings: PretrainSettings, step: int) -> dict[s
     return {
         "task": "pretraining",
         "recipe": settings.run.recipe,
-        "provenance": {"settings": dump_published_settings(settings), "step": step},
+        "provenance": {"settings": dump_settings(settings, exclude_none=True), "step": step},
     }
 
 
@@ -41,14 +40,9 @@ def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, A
             "documents": session.train_split.counts.documents,
             "tokens": session.train_split.counts.tokens,
             "language": manifest.plan.options.language,
-            "settings": dump_published_settings(settings),
+            "settings": dump_settings(settings, exclude_none=True),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
         "heldout_metrics": heldout,
     }
-
-
-def dump_published_settings(settings: PretrainSettings) -> dict[str, Any]:
-    """Return the settings that have a value, with names instead of paths, for publication."""
-    return dump_settings(settings, exclude_none=True)
