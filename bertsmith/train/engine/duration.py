@@ -58,18 +58,18 @@ class Duration(RunProgress, Protocol):
         self,
         step: int,
         seconds: float,
-        elapsed: float,
-        start: float | None,
-        remaining: float | None = None,
+        elapsed_seconds: float,
+        start_seconds: float | None,
+        remaining_seconds: float | None = None,
     ) -> None:
         """Start the first step of this process.
 
         Args:
             step: Number of the step; 0 in a new run.
             seconds: Time of the steps before it.
-            elapsed: ``elapsed_seconds`` of the checkpoint.
-            start: ``start_seconds`` of the checkpoint; None if no step is completed.
-            remaining: ``remaining_seconds`` of the checkpoint; None if it is unknown.
+            elapsed_seconds: Value in the checkpoint; 0 in a new run.
+            start_seconds: Value in the checkpoint; None if no step is completed.
+            remaining_seconds: Value in the checkpoint; None if it is unknown.
         """
 
     def begin_step(self, step: int) -> None:
@@ -153,9 +153,9 @@ class StepDuration:
         self,
         step: int,
         seconds: float,
-        elapsed: float,
-        start: float | None,
-        remaining: float | None = None,
+        elapsed_seconds: float,
+        start_seconds: float | None,
+        remaining_seconds: float | None = None,
     ) -> None:
         """Start the time until the first checkpoint of this process."""
         self._checkpoint_time = self._clock()

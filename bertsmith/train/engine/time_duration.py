@@ -232,18 +232,18 @@ class TimeDuration:
         self,
         step: int,
         seconds: float,
-        elapsed: float,
-        start: float | None,
-        remaining: float | None = None,
+        elapsed_seconds: float,
+        start_seconds: float | None,
+        remaining_seconds: float | None = None,
     ) -> None:
         """Continue from the later of the checkpoint's time and the time that the clock knows."""
-        self._clock.advance_to(elapsed)
+        self._clock.advance_to(elapsed_seconds)
         self._share_times()
         now = self._times.now
         self._process_start_seconds = now
-        self._start_seconds = now if start is None else start
-        if remaining is not None:
-            self._min_training_seconds = min(self._min_training_seconds, remaining)
+        self._start_seconds = now if start_seconds is None else start_seconds
+        if remaining_seconds is not None:
+            self._min_training_seconds = min(self._min_training_seconds, remaining_seconds)
         if step:
             self._load.step_seconds = seconds / step
         # Again, because the end depends on the start.

@@ -103,7 +103,7 @@ class SimulatedRun:
 
 def _start(run: SimulatedRun) -> SimulatedRun:
     """Start a new run, and return it."""
-    run.duration.start(step=0, seconds=0.0, elapsed=0.0, start=None)
+    run.duration.start(step=0, seconds=0.0, elapsed_seconds=0.0, start_seconds=None)
     return run
 
 
@@ -225,7 +225,7 @@ def test_killed_run_ends_at_the_same_time(tmp_path: Path) -> None:
         start_seconds = first.duration.start_seconds
     second = SimulatedRun(tmp_path, 60.0, start=5.0)
     second.step = 300
-    second.duration.start(step=300, seconds=15.0, elapsed=38.0, start=start_seconds)
+    second.duration.start(step=300, seconds=15.0, elapsed_seconds=38.0, start_seconds=start_seconds)
     assert second.duration.elapsed_seconds == pytest.approx(first.now + 5.0, abs=0.01)
     second.train()
     assert first.now + second.finish() == pytest.approx(60.0, rel=0.02)
@@ -236,7 +236,13 @@ def _resume(run: Path, elapsed: float, remaining: float | None) -> SimulatedRun:
     """Return a run of a minute whose second process starts 5 s after ``elapsed``."""
     second = SimulatedRun(run, 60.0, start=5.0)
     second.step = 300
-    second.duration.start(step=300, seconds=15.0, elapsed=elapsed, start=8.0, remaining=remaining)
+    second.duration.start(
+        step=300,
+        seconds=15.0,
+        elapsed_seconds=elapsed,
+        start_seconds=8.0,
+        remaining_seconds=remaining,
+    )
     return second
 
 
@@ -275,7 +281,7 @@ def test_lost_time_file_is_replaced_by_the_checkpoint(tmp_path: Path) -> None:
     """Without an intact elapsed.json, the time of the checkpoint counts."""
     (tmp_path / ELAPSED_FILE).write_bytes(b"\0\0\0")
     run = SimulatedRun(tmp_path, 60.0, start=5.0)
-    run.duration.start(step=300, seconds=15.0, elapsed=38.0, start=8.0)
+    run.duration.start(step=300, seconds=15.0, elapsed_seconds=38.0, start_seconds=8.0)
     assert run.duration.elapsed_seconds == 38.0 + 5.0
 
 
@@ -361,7 +367,7 @@ def test_processes_with_different_clocks_make_the_same_decisions(tmp_path: Path)
         _make_process(tmp_path, lambda: 0.7 * now[0] - 29.0, messages, is_main=False),
     ]
     for duration in processes:
-        duration.start(step=0, seconds=0.0, elapsed=0.0, start=None)
+        duration.start(step=0, seconds=0.0, elapsed_seconds=0.0, start_seconds=None)
     num_checkpoints = step = 0
     while not processes[0].is_finished(step):
         now[0] += 1.0
