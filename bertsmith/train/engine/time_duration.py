@@ -38,7 +38,7 @@ _MAX_STORED_FRACTIONS: Final = 16
 _STEP_WEIGHT: Final = 0.1
 
 
-class _Load:
+class _StepAverages:
     """Moving averages of the duration of a step, and of a multiply-accumulate in the steps."""
 
     def __init__(self, step_seconds: float) -> None:
@@ -65,24 +65,24 @@ class _Estimate:
     to take twice as long, too.
     """
 
-    def __init__(self, load: _Load, seconds: float) -> None:
-        self._load = load
+    def __init__(self, averages: _StepAverages, seconds: float) -> None:
+        self._averages = averages
         self.record(seconds)
 
     def record(self, seconds: float) -> None:
         """Record a measured duration."""
         self._measured_seconds = seconds
-        self._mac_seconds = self._load.mac_seconds
+        self._mac_seconds = self._averages.mac_seconds
 
     @property
     def seconds(self) -> float:
         """The expected duration."""
         if self._mac_seconds is None:
             # The first measurement takes place before the first step.
-            self._mac_seconds = self._load.mac_seconds
-        if self._mac_seconds is None or self._load.mac_seconds is None:
+            self._mac_seconds = self._averages.mac_seconds
+        if self._mac_seconds is None or self._averages.mac_seconds is None:
             return self._measured_seconds
-        return self._measured_seconds * self._load.mac_seconds / self._mac_seconds
+        return self._measured_seconds * self._averages.mac_seconds / self._mac_seconds
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,10 @@ class TimeDuration:
         self._clock = clock
         self._min_steps = min_steps
         self._max_checkpoint_seconds = max_checkpoint_seconds
-        self._load = _Load(step_seconds)
-        self._evaluation = _Estimate(self._load, evaluation_seconds)
-        self._checkpoint = _Estimate(self._load, checkpoint_seconds)
-        self._curve = _Estimate(self._load, curve_seconds)
+        self._averages = _StepAverages(step_seconds)
+        self._evaluation = _Estimate(self._averages, evaluation_seconds)
+        self._checkpoint = _Estimate(self._averages, checkpoint_seconds)
+        self._curve = _Estimate(self._averages, curve_seconds)
         self._start_seconds = self._process_start_seconds = clock.elapsed_seconds
         self._min_training_seconds = _MIN_TRAINING_SHARE * seconds
         self._share_numbers = share_numbers
@@ -210,7 +210,7 @@ class TimeDuration:
         return _Times(
             now=self._clock.elapsed_seconds,
             end=self._estimate_end(),
-            step_seconds=self._load.step_seconds,
+            step_seconds=self._averages.step_seconds,
             evaluation_seconds=self._evaluation.seconds,
             checkpoint_seconds=self._checkpoint.seconds,
         )
@@ -245,7 +245,7 @@ class TimeDuration:
         if remaining_seconds is not None:
             self._min_training_seconds = min(self._min_training_seconds, remaining_seconds)
         if step:
-            self._load.step_seconds = seconds / step
+            self._averages.step_seconds = seconds / step
         # Again, because the end depends on the start.
         self._share_times()
         self._first_step = step
@@ -348,8 +348,8 @@ class TimeDuration:
         self._checkpoint_time = self._times.now
 
     def record_step(self, seconds: float, num_macs: float) -> None:
-        """Update the moving averages of the step time and the load."""
-        self._load.add_step(seconds, num_macs)
+        """Update the moving averages of the steps."""
+        self._averages.add_step(seconds, num_macs)
         self._share_times()
 
     def record_evaluation(self, seconds: float) -> None:
