@@ -294,8 +294,8 @@ class _Loop:
         """Return the peak of all processes, if each has the peak of this one."""
         return self._machine.processes.world_size * self._options.measure_peak_macs_per_second()
 
-    def _has_signal(self, signals: DeferredSignals) -> bool:
-        """Return whether any process has received a signal, and record its number."""
+    def _poll_signals(self, signals: DeferredSignals) -> bool:
+        """Record a signal that any process has received; return whether there is one."""
         # On the CPU, because a GPU would first have to finish the current step.
         (number,) = self._machine.processes.max([signals.received or 0], _CPU)
         self.signal = number or None
@@ -305,7 +305,7 @@ class _Loop:
         """Train until training is finished or a signal arrives, and save the last step."""
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
-        while not (self._has_signal(signals) or self.is_finished()):
+        while not (self._poll_signals(signals) or self.is_finished()):
             self._duration.begin_step(self.state.step)
             self._take_step(next(batches))
             self._trim_memory_if_due()
