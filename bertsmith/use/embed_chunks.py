@@ -67,8 +67,8 @@ def embed_chunks(
         processes: The processes; all of them must have the same lines.
     """
     progress = progress or NullProgress()
-    scale = processes.world_size
-    chunks = _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES, scale)
+    num_processes = processes.world_size
+    chunks = _split_into_chunks(iter(lines), spec, 1 if unbuffered else _MAX_LINES, num_processes)
     for chunk, tokenized in _tokenize_chunks(
         embedder, chunks, spec, processes, should_read_ahead=not unbuffered
     ):
@@ -76,9 +76,11 @@ def embed_chunks(
         rows = [line.cells for line in chunk if isinstance(line, TextRow)] or None
         if tokenized is None:
             share = texts[processes.rank :: processes.world_size]
-            part = _embed_tokens(embedder, share, spec, batch_tokens, progress, scale)
+            part = _embed_tokens(embedder, share, spec, batch_tokens, progress, num_processes)
         else:
-            part = _embed_texts(embedder, tokenized.result(), spec, batch_tokens, progress, scale)
+            part = _embed_texts(
+                embedder, tokenized.result(), spec, batch_tokens, progress, num_processes
+            )
         parts = processes.gather(part)
         if parts is not None:
             vectors = _interleave([vectors for vectors, _ in parts], len(texts))
@@ -137,7 +139,7 @@ def _embed_tokens(
     spec: VectorSpec,
     batch_tokens: int | None,
     progress: Progress,
-    scale: int,
+    num_processes: int,
 ) -> tuple[Vectors, int]:
     """Return the vectors of the tokens of texts, and how many texts were truncated.
 
@@ -146,11 +148,11 @@ def _embed_tokens(
         texts: The texts.
         spec: How to compute the vectors.
         batch_tokens: Maximum number of tokens per batch.
-        progress: Receives the number of texts, times ``scale``.
-        scale: Number of processes that each embed as many texts.
+        progress: Receives the number of texts of all processes.
+        num_processes: Number of processes, which embed equally many texts each.
     """
     token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
-    progress.advance(scale * len(texts))
+    progress.advance(num_processes * len(texts))
     return token_vectors, sum(text.is_truncated for text in token_vectors)
 
 
@@ -160,7 +162,7 @@ def _embed_texts(
     spec: VectorSpec,
     batch_tokens: int | None,
     progress: Progress,
-    scale: int,
+    num_processes: int,
 ) -> tuple[Vectors, int]:
     """Return the vectors of texts, and how many texts were truncated.
 
@@ -170,7 +172,7 @@ def _embed_texts(
     batches = embedder.encode_batches(tokenized.sequences, spec, batch_tokens)
     for indices, batch_vectors in batches:
         vectors[indices] = batch_vectors
-        progress.advance(scale * len(indices))
+        progress.advance(num_processes * len(indices))
     return vectors, tokenized.num_truncated
 
 
@@ -195,7 +197,7 @@ def get_line_text(line: str | TextRow) -> str:
 
 
 def _split_into_chunks(
-    lines: Iterator[str | TextRow], spec: VectorSpec, max_lines: int, scale: int
+    lines: Iterator[str | TextRow], spec: VectorSpec, max_lines: int, num_processes: int
 ) -> Iterator[list[str | TextRow]]:
     """Yield chunks of lines; a chunk ends early when its lines have many characters.
 
@@ -203,10 +205,10 @@ def _split_into_chunks(
         lines: The lines.
         spec: How to compute the vectors.
         max_lines: Maximum number of lines in the chunk of one process.
-        scale: Number of processes.
+        num_processes: Number of processes.
     """
-    max_lines *= scale
-    max_characters = scale * _MAX_CHARACTERS
+    max_lines *= num_processes
+    max_characters = num_processes * _MAX_CHARACTERS
     if spec.pooling == "none":
         # Process 0 has the vectors of all processes in memory.
         max_characters = _MAX_TOKEN_VECTOR_ELEMENTS // spec.width
