@@ -42,8 +42,8 @@ from bertsmith.use.tag import TaggedUnits, tag_sentences
 
 #: Columns added to JSON and Parquet, with their types; see ``table_output.get_arrow_type``.
 _ADDED_COLUMNS = {"tags": "texts", "probabilities": "numbers"}
-#: Written instead of a tag for the words of an invalid sentence.
-_NO_TAG = "_"
+#: An empty field in CoNLL-U; also written instead of a tag for the words of an invalid sentence.
+_EMPTY_FIELD = "_"
 #: Key of the predicted tag in the last column of CoNLL-U (MISC).
 PREDICTED = "Predicted"
 #: Number of sentences written together.
@@ -264,7 +264,7 @@ def _write_blocks(
 def _format_sentence(sentence: _SentenceWithTags, *, is_conllu: bool, kind: str) -> str:
     """Return the lines of a sentence with its tags, and the comments and markers before it."""
     raw, units = sentence
-    tags = units.tags if units else [_NO_TAG] * len(raw.line_numbers)
+    tags = units.tags if units else [_EMPTY_FIELD] * len(raw.line_numbers)
     tags_by_line = dict(zip(raw.line_numbers, tags, strict=True))
     lines = []
     for line_number, line in enumerate(raw.source_lines, raw.first_line):
@@ -291,7 +291,7 @@ def _add_misc_field(line: str, tag: str) -> str:
     written as "\p", and a backslash as two, as in the field SpacesAfter of UDPipe.
     """
     columns = line.split("\t")
-    fields = [] if columns[-1] == _NO_TAG else columns[-1].split("|")
+    fields = [] if columns[-1] == _EMPTY_FIELD else columns[-1].split("|")
     other_fields = [field for field in fields if not field.startswith(f"{PREDICTED}=")]
     escaped_tag = tag.replace("\\", r"\\").replace("|", r"\p")
     columns[-1] = "|".join([*other_fields, f"{PREDICTED}={escaped_tag}"])
