@@ -90,12 +90,12 @@ class Int8Linear(nn.Module):
 class _Int8QueryKeyValue(nn.Module):
     """The projection to queries, keys and values: 8-bit queries and keys, float32 values."""
 
-    def __init__(self, linear: nn.Linear, column_scales: Tensor) -> None:
+    def __init__(self, linear: nn.Linear, input_magnitudes: Tensor) -> None:
         """Convert the projection.
 
         Args:
             linear: The projection to queries, keys and values.
-            column_scales: Relative magnitude of each input column, float32 [D].
+            input_magnitudes: Relative magnitude of each input channel, float32 [D].
         """
         super().__init__()
         self.query_key_width = 2 * linear.in_features
@@ -105,7 +105,7 @@ class _Int8QueryKeyValue(nn.Module):
         self.query_key = Int8Linear(
             query_key_weight,
             bias[: self.query_key_width],
-            smoothquant_scales(column_scales, query_key_weight),
+            smoothquant_scales(input_magnitudes, query_key_weight),
         )
         self.value_weight = weight[self.query_key_width :].clone().T
         self.value_bias = bias[self.query_key_width :]
@@ -234,9 +234,9 @@ def _quantize_layer(
     assert isinstance(attention_input_norm, nn.LayerNorm)
     assert isinstance(feed_forward_input_norm, nn.LayerNorm)
     attention = layer.attention
-    up_scales = smoothquant_scales(_compute_column_scales(feed_forward_input_norm), layer.up.weight)
+    up_scales = smoothquant_scales(_estimate_magnitudes(feed_forward_input_norm), layer.up.weight)
     query_key_value = _Int8QueryKeyValue(
-        attention.query_key_value, _compute_column_scales(attention_input_norm)
+        attention.query_key_value, _estimate_magnitudes(attention_input_norm)
     )
     # The attributes are declared as Linear. add_module can replace them by another type of module.
     attention.add_module("query_key_value", query_key_value)
@@ -250,8 +250,8 @@ def _to_int8(linear: nn.Linear, input_scales: Tensor | None) -> Int8Linear:
     return Int8Linear(linear.weight, linear.bias, input_scales)
 
 
-def _compute_column_scales(norm: nn.LayerNorm) -> Tensor:
-    """Return the relative magnitude of each output column of a LayerNorm, float32 [D].
+def _estimate_magnitudes(norm: nn.LayerNorm) -> Tensor:
+    """Return the relative magnitude of each output channel of a LayerNorm, float32 [D].
 
     Normalized values are mostly between -4 and 4, so the outputs are mostly smaller than 4 times
     the weight plus the bias. The result is a quarter of this.

@@ -11,17 +11,17 @@ from torch import Tensor
 _ALPHA: Final = 0.7
 
 
-def smoothquant_scales(norm_weight: Tensor, linear_weight: Tensor) -> Tensor:
+def smoothquant_scales(input_magnitudes: Tensor, linear_weight: Tensor) -> Tensor:
     """Return the scale of each input channel of a linear layer, float [in].
 
     Activations are divided by the scales, and the columns of the weight are multiplied by them. The
-    weight of the LayerNorm serves as an estimate of the magnitude of each input channel, so no
-    calibration data is needed.
+    weight of the LayerNorm that computes the input is an estimate of the input magnitudes, which
+    needs no calibration data.
 
     Args:
-        norm_weight: [in], weight of the LayerNorm that computes the input.
+        input_magnitudes: [in], relative magnitude of each input channel; signs are ignored.
         linear_weight: [out, in], weight of the linear layer.
     """
     # The lower bounds prevent divisions by zero.
     weight_max = linear_weight.detach().abs().amax(0).clamp(min=1e-12)
-    return (norm_weight.detach().abs() ** _ALPHA / weight_max ** (1 - _ALPHA)).clamp(min=1e-6)
+    return (input_magnitudes.detach().abs() ** _ALPHA / weight_max ** (1 - _ALPHA)).clamp(min=1e-6)
