@@ -16,14 +16,15 @@ from bertsmith.runtime import device
 from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
 from bertsmith.settings import Settings
 from bertsmith.tasks.inputs import ExampleCounts
-from bertsmith.train.engine import checkpoint, loop, metrics_log, optimizer, schedule
+from bertsmith.train.engine import checkpoint, loop, metrics_log
 from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.finetuning_run import FinetuneResult, create_result, write_result
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.loop import LoopOptions, TrainingOutcome
+from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.run_device import needs_machine, record_machine
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
-from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
 from bertsmith.train.engine.settings import CheckpointSettings
 from bertsmith.train.engine.threads import count_free_cores
 
@@ -155,11 +156,11 @@ def train_and_save(
         settings, machine, objective.steps_per_epoch, metric_names[0], higher_is_better
     )
     values: Any = settings
-    adam = optimizer.build_optimizer(model, values.optim, machine.dtype)
-    outcome = loop.train(objective, model, adam, machine, options, run, progress)
+    optimizer = build_optimizer(model, values.optim, machine.dtype)
+    outcome = loop.train(objective, model, optimizer, machine, options, run, progress)
 
     def finish() -> FinetuneResult:
-        metrics = _load_best_weights(run, outcome, values.run, model)
+        metrics = _load_selected_weights(run, outcome, values.run, model)
         steps = values.schedule.total_steps()
         result = create_result(run, outcome, steps, metric_names, metrics, counts)
         if outcome.signal is not None:
@@ -184,20 +185,22 @@ def _select_on_machine(
         settings = record_machine(settings, machine)
     if is_new:
         values: Any = settings
-        budget, checkpoints = _resolve_steps(values.schedule, values.checkpoint, steps_per_epoch)
-        settings = settings.model_copy(update={"schedule": budget, "checkpoint": checkpoints})
+        schedule, checkpoints = _resolve_steps(values.schedule, values.checkpoint, steps_per_epoch)
+        settings = settings.model_copy(update={"schedule": schedule, "checkpoint": checkpoints})
     return settings
 
 
 def _resolve_steps(
-    budget: ScheduleSettings, checkpoints: CheckpointSettings, steps_per_epoch: int
+    schedule: ScheduleSettings, checkpoints: CheckpointSettings, steps_per_epoch: int
 ) -> tuple[ScheduleSettings, CheckpointSettings]:
     """Return the settings with the number of steps and the checkpoint interval."""
-    assert budget.steps or budget.epochs
-    steps = budget.steps or max(budget.min_steps, round((budget.epochs or 0) * steps_per_epoch))
+    assert schedule.steps or schedule.epochs
+    steps = schedule.steps or max(
+        schedule.min_steps, round((schedule.epochs or 0) * steps_per_epoch)
+    )
     checkpoint_every = checkpoints.every or steps_per_epoch
     return (
-        budget.model_copy(update={"steps": steps}),
+        schedule.model_copy(update={"steps": steps}),
         checkpoints.model_copy(update={"every": checkpoint_every}),
     )
 
@@ -211,14 +214,14 @@ def _build_loop_options(
 ) -> LoopOptions:
     """Return the options of the training loop for these settings."""
     options, optim = settings.run, settings.optim
-    budget, checkpoints = settings.schedule, settings.checkpoint
+    schedule, checkpoints = settings.schedule, settings.checkpoint
     assert checkpoints.every is not None
-    total_steps = budget.total_steps()
+    total_steps = schedule.total_steps()
     return LoopOptions(
         duration=StepDuration(total_steps, 60 * checkpoints.minutes),
         seed=options.seed,
         max_grad_norm=optim.max_grad_norm,
-        lr_at_step=lambda step: optim.lr * schedule.compute_lr_factor(step, budget),
+        lr_at_step=lambda step: optim.lr * compute_lr_factor(step, schedule),
         log_every=options.log_every,
         eval_every=steps_per_epoch if options.eval_strategy == "epoch" else total_steps,
         checkpoint_every=checkpoints.every,
@@ -232,7 +235,7 @@ def _build_loop_options(
     )
 
 
-def _load_best_weights(
+def _load_selected_weights(
     run: Path, outcome: TrainingOutcome, options: FinetuneRunSettings, model: nn.Module
 ) -> dict[str, float]:
     """Load the weights that the settings select, and return their held-out metrics.
