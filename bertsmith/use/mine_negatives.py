@@ -242,11 +242,9 @@ class _Miner:
         negatives = [text for text in candidates if scores[text] <= limit]
         self._counts.reject("too similar", len(candidates) - len(negatives))
         if self._settings.min_score is not None:
-            candidates, negatives = (
-                negatives,
-                [text for text in negatives if scores[text] >= self._settings.min_score],
-            )
-            self._counts.reject("not similar enough", len(candidates) - len(negatives))
+            similar = [text for text in negatives if scores[text] >= self._settings.min_score]
+            self._counts.reject("not similar enough", len(negatives) - len(similar))
+            negatives = similar
         negatives = negatives[self._settings.skip :]
         count = self._settings.num_negatives
         if self._settings.sampling == "random" and len(negatives) > count:
