@@ -6,13 +6,9 @@ query, S that of a line, and W the width of a vector.
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bertsmith.use.embed import Embedder
+from bertsmith.use.token_vectors import Floats
 from bertsmith.use.vector_settings import VectorSettings
-
-Floats = NDArray[np.float32]
 
 
 def encode_line_tokens(

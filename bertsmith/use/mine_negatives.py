@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import TaskError
@@ -31,8 +30,8 @@ from bertsmith.use.table_output import (
     get_output_format,
     open_row_writer,
 )
+from bertsmith.use.token_vectors import Floats
 
-Floats = NDArray[np.float32]
 _STANDARD_COLUMNS: Final = (
     TextColumns(text="anchor", pair="positive"),
     TextColumns(text="query", pair="positive"),
