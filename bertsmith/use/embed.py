@@ -470,11 +470,8 @@ class Embedder:
 
     def count_word(self, texts: Sequence[str], word: str) -> int:
         """Count the occurrences of a word in texts, without running the model."""
-        return sum(len(self._find_word(text, word)) for text in texts)
-
-    def _find_word(self, text: str, word: str) -> list[tuple[int, int]]:
-        """Return the range [start, end) of the characters of each occurrence of a word."""
-        return find_word(text, word, ignore_case=self.tokenizer.lowercase)
+        ignore_case = self.tokenizer.lowercase
+        return sum(len(find_word(text, word, ignore_case=ignore_case)) for text in texts)
 
 
 def embed(
