@@ -48,10 +48,10 @@ def reference_attention(
         dropout_masks = draw_sequence_dropout_masks(layout, query.shape[1], draw_mask, query)
     outputs, all_probabilities = [], []
     for index, (start, end) in enumerate(pairwise(layout.cu_seqlens.tolist())):
+        length = end - start
         q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
         if layout.score_bias is not None:
-            length = end - start
             scores = scores + layout.score_bias[:, :length, :length]
         if layout.is_causal:
             is_later = torch.ones_like(scores, dtype=torch.bool).triu(1)
@@ -59,7 +59,6 @@ def reference_attention(
         probabilities = scores.softmax(-1)
         all_probabilities.append(probabilities)
         if dropout_masks is not None:
-            length = end - start
             probabilities = probabilities * dropout_masks[index][:, :length, :length]
         outputs.append((probabilities @ v).transpose(0, 1))
     return torch.cat(outputs), all_probabilities
