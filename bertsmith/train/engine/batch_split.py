@@ -1,6 +1,7 @@
 """Splits a batch into micro-batches with few tokens, for one or several processes."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,4 +82,4 @@ def _split_evenly(offsets: NDArray[np.int64], num_parts: int) -> list[tuple[int,
         nearest = int(np.abs(offsets - offsets[-1] * part // num_parts).argmin())
         first = ends[-1] if ends else 0
         ends.append(min(max(nearest, first + 1), len(offsets) - 1 - (num_parts - part)))
-    return list(zip([0, *ends], ends, strict=False))
+    return list(pairwise([0, *ends]))
