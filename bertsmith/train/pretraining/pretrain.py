@@ -369,13 +369,15 @@ def _retry_with_fewer_threads(
     """
     settings = session.settings
     run = settings.run
-    if run.threads is not None or run.compile or torch.get_num_threads() == 1:
-        return cost
-    if run.world_size is not None:
-        return cost
-    if session.machine.device.type != "cpu":
-        return cost
     previous = torch.get_num_threads()
+    if (
+        run.threads is not None
+        or run.compile
+        or previous == 1
+        or run.world_size is not None
+        or session.machine.device.type != "cpu"
+    ):
+        return cost
     unknown_load = CpuLoad(0.0, 0.0)
     progress.log("choosing the number of threads …")
     choice = session.choose_thread_count(unknown_load, *_get_timing_seconds(settings))
