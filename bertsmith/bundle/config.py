@@ -192,8 +192,8 @@ def _check_architecture(hf_config: Mapping[str, Any], path: Path) -> None:
     """Raise ModelError unless the model is a BERT."""
     # Configs written before 2020 have no model_type.
     model_type = hf_config.get("model_type", "bert")
-    name = _OTHER_ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if model_type not in ("bert", "bertsmith"):
+        name = _OTHER_ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
         type_text = f"{model_type!r} ({name})" if name else repr(model_type)
         raise ModelError(
             f"{path}: model_type is {type_text}; expected 'bert' or 'bertsmith'; use a BERT model",

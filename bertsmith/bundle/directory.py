@@ -90,7 +90,7 @@ def locate_model(model: Path | str) -> Path:
 def find_openvino_model(model: Path | str) -> Path | None:
     """Return the directory of a model that has an OpenVINO graph and no weights, or else None.
 
-    A directory with weights and a graph is loaded from its weights, like on other machines without
+    A directory with weights and a graph is loaded from its weights, as on machines without
     OpenVINO.
 
     Args:
@@ -194,7 +194,7 @@ def get_model_name(directory: Path) -> str:
 
 
 def format_model_path(directory: Path) -> str:
-    """Return what users call a model: a reference model's name, a hub id, or else its path.
+    """Return the name of a model for messages: a reference model's name, a hub id, or its path.
 
     A path in the current directory is relative to it.
     """

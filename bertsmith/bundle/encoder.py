@@ -84,7 +84,7 @@ def save_encoder(
     config = model.config
     hf_config = to_hf_config(config) | {"pad_token_id": tokenizer.pad_id}
     prefix = "Bert" if hf_config["model_type"] == "bert" else "Bertsmith"
-    # The names of an encoder without heads do not start with "bert.", which conversion needs.
+    # to_hf_state_dict expects the names of a model with heads, in which the encoder is "bert".
     state = {f"bert.{name}": value for name, value in model.state_dict().items()}
     tensors = {name.removeprefix("bert."): value for name, value in to_hf_state_dict(state).items()}
     with atomic_directory(directory) as new:
