@@ -49,9 +49,10 @@ class Embeddings(nn.Module):
 
     @torch.no_grad()
     def set_sinusoidal_positions(self, rms: float) -> None:
-        """Set the position embeddings to sinusoids with the RMS of the word embeddings.
+        """Set the position embeddings to sinusoids, scaled to a root mean square.
 
-        Vaswani et al. scale the word embeddings up instead.
+        Args:
+            rms: Usually that of the word embeddings, which Vaswani et al. scale up instead.
         """
         table = sinusoidal_positions(*self.positions.weight.shape)
         # A sinusoid has RMS 1/sqrt 2.

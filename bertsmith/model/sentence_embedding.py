@@ -1,7 +1,7 @@
 """BERT with pooling: one vector per text, for training sentence embeddings.
 
-Pooling modes and the modules after it are those of sentence-transformers. W is the width of the
-vectors.
+Pooling modes and the modules after pooling are those of sentence-transformers. W is the width of
+the vectors.
 """
 
 from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ class BertForSentenceEmbedding(nn.Module):
 
 
 def pool_tokens(states: Tensor, batch: PackedBatch, modes: Sequence[str]) -> Tensor:
-    """Combine the hidden states of each text to one vector for each mode, and concatenate these.
+    """Combine the hidden states of each text into one vector per mode, and concatenate these.
 
     Args:
         states: Hidden states, float32 [T, D].

@@ -55,8 +55,8 @@ class BatchNorm(nn.Module):
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in the dtype of its weights and returns the dtype of its input.
 
-    With float32 weights, mean and variance of a 16-bit residual stream are therefore exact, on CUDA
-    also outside autocast.
+    With float32 weights, mean and variance of a 16-bit residual stream are therefore computed in
+    float32, also outside autocast.
     """
 
     def forward(self, x: Tensor) -> Tensor:
