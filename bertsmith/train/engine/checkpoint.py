@@ -152,7 +152,7 @@ def write(run: Path, snapshot: Snapshot, keep: int) -> Path:
 
 
 def _to_fields(state: TrainingState) -> dict[str, Any]:
-    """Return the content of state.json, without the fields that only time budgets have."""
+    """Return the content of state.json, without the optional fields that are not set."""
     fields = asdict(state)
     return {
         name: value for name, value in fields.items()
@@ -194,7 +194,7 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
 def remove_optimizer_state(run: Path, progress: Progress) -> None:
     """Remove the optimizer state and the damaged checkpoints of a finished run.
 
-    The weights remain, because snapshots of earlier steps are written from them.
+    The weights remain, because the models of earlier steps can still be exported from them.
     """
     damaged_directories = list((run / CHECKPOINTS_DIR).glob(f"step-*{DAMAGED_SUFFIX}"))
     all_moments_files = [directory / MOMENTS_FILE for _, directory in list_checkpoints(run)]

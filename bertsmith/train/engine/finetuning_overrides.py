@@ -154,8 +154,8 @@ def resolve_length(
 ) -> dict[str, Any]:
     """Return the default table "schedule" for the overrides of the user.
 
-    It has the default epochs, unless the overrides set the length, and then also the minimum number
-    of steps, because few epochs of a small file are too few steps.
+    It is empty if the overrides set the length. Otherwise it has the default epochs and a minimum
+    number of steps, because few epochs of a small file are too few steps.
 
     Raises:
         SettingsError: If the overrides set both, or a time budget.

@@ -51,7 +51,7 @@ class MuonWithAdamW:
 
     @property
     def found_inf(self) -> Tensor | None:
-        """Condition under which the next step changes nothing: float32 [], not 0."""
+        """float32 []; if it is not 0, the next step changes nothing."""
         return self._muon.found_inf
 
     @found_inf.setter

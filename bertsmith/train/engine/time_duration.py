@@ -17,8 +17,8 @@ from bertsmith.train.engine.duration import (
 from bertsmith.train.engine.run_clock import RunClock
 
 #: Minimum fraction of a time budget between the first and the last step of a process, unless less
-#: time was left at its checkpoint. A process whose start takes longer than the rest of the budget
-#: exceeds the budget, so that the learning rate reaches 0.
+#: time was left at its checkpoint. If the start of a process leaves less, the run exceeds its
+#: budget, so that the learning rate still falls to 0.
 _MIN_TRAINING_SHARE: Final = 0.1
 #: Interval of checkpoints in a run with a time budget: a twentieth of the budget, and at least this
 #: many seconds. If the budget is short, the limit is a sixth of it.
@@ -59,7 +59,7 @@ class _StepAverages:
 
 
 class _Estimate:
-    """Estimates the duration of an operation from its last one and the load of the machine.
+    """Estimates the duration of an operation from its last duration and the speed of the machine.
 
     If multiply-accumulates take twice as long as at the last measurement, the operation is assumed
     to take twice as long, too.
@@ -236,7 +236,7 @@ class TimeDuration:
         start_seconds: float | None,
         remaining_seconds: float | None = None,
     ) -> None:
-        """Continue from the later of the checkpoint's time and the time that the clock knows."""
+        """Continue from the checkpoint's time or the clock's time, whichever is later."""
         self._clock.advance_to(elapsed_seconds)
         self._share_times()
         now = self._times.now
