@@ -59,13 +59,13 @@ def compute_mean_losses(
 
 @dataclass(frozen=True)
 class _PreparedBatch:
-    """A batch of the training data.
+    """A batch of the training data, split into micro-batches.
 
     Attributes:
-        micro_batches: Its parts. Those that this process computes are on the device.
+        micro_batches: The micro-batches. Those that this process computes are on the device.
         position: Position in the training data after the batch.
         batch_size: Number of sequences.
-        copied: Event after which a GPU has copied them; None on a CPU.
+        copied: Event after which the micro-batches are on the GPU; None on a CPU.
     """
 
     micro_batches: list[PretrainingMicroBatch]

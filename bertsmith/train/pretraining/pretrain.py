@@ -144,7 +144,7 @@ def _pretrain(
     progress: Progress,
     start_time: float,
 ) -> PretrainResult:
-    """Do the work of ``pretrain`` in each process."""
+    """Run ``pretrain`` in this process of the run."""
     if processes.is_main:
         check_run_directory(run)
     store = Store.open(data)

@@ -224,7 +224,7 @@ def _adopt_run_settings(
     run.pop("store_path", None)
     if run.pop("store_id") != compute_store_id(store):
         model.pop("vocab_size", None)
-    # A setting that the file does not have was None, or did not exist yet.
+    # TOML has no None, so a setting that is missing in the file was None, or did not exist yet.
     data, optim = get_table(settings, "data"), get_table(settings, "optim")
     run.setdefault("dropout", None)
     data.setdefault("final_masking_rate", None)

@@ -250,7 +250,8 @@ class Session:
 
         Args:
             seconds: Maximum duration of the steps of a phase.
-            should_reset: Whether the model is trained afterwards. A reset of base takes seconds.
+            should_reset: Whether the model is trained afterwards. A reset of a base model takes
+                seconds.
         """
         processes = self.machine.processes
         sum_seconds = processes.time_gradient_sum(count_parameters(self.model), self.machine.device)
