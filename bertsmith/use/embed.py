@@ -62,9 +62,9 @@ class Embedder:
         encoder: The encoder; an OpenVINO graph if the directory has one and no weights.
         fast: Whether the encoder uses 8-bit or 16-bit arithmetic.
         device: The device of the encoder.
-        pooling_config: What a sentence-transformers directory specifies; None for other models.
+        pooling_config: Pooling of a sentence-transformers directory; None for other models.
         prompt_name: The argument of ``with_prompt``; None for the model's default prompt.
-        splade_config: What a sentence-transformers directory specifies for sparse vectors.
+        splade_config: Sparse vectors of a sentence-transformers directory, or the defaults.
         text_config: How texts are preprocessed: prompts, lowercasing and maximum length.
     """
 

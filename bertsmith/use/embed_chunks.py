@@ -149,7 +149,7 @@ def _embed_tokens(
         spec: How to compute the vectors.
         batch_tokens: Maximum number of tokens per batch.
         progress: Receives the number of texts of all processes.
-        num_processes: Number of processes, which embed equally many texts each.
+        num_processes: Number of processes, each of which embeds about as many texts.
     """
     token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
     progress.advance(num_processes * len(texts))
