@@ -394,7 +394,10 @@ class _Loop:
         self.state = replace(self.state, seconds=self._stopwatch.total_seconds)
         self._has_ended = self._duration.is_finished(self.state.step)
         tokens_per_second = started.num_tokens / seconds
-        mfu = started.num_macs / seconds / self._peak_macs_per_second
+        macs_per_second = started.num_macs / seconds
+        # A step that is faster than the peak shows that other processes slowed its measurement.
+        self._peak_macs_per_second = max(self._peak_macs_per_second, macs_per_second)
+        mfu = macs_per_second / self._peak_macs_per_second
         if self._metrics_log is not None and (started.should_log or self._has_ended):
             line: dict[str, Any] = {"step": started.step + 1, "kind": "train", "loss": result.loss}
             line |= result.losses

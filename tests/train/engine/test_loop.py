@@ -1,4 +1,4 @@
-"""The training loop in several processes."""
+"""The training loop: several processes, and the logged model FLOPs utilization."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from bertsmith.progress import NullProgress
 from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.train.engine.loop import train
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.settings import OptimSettings
 from tests.train.engine.toy_run import MACHINE, OPTIONS, ToyObjective
@@ -44,3 +45,15 @@ def test_metrics_of_process_0_end_a_run_in_all_processes(tmp_path: Path) -> None
         objective, objective.model, optimizer, machine, options, tmp_path, NullProgress()
     )
     assert (outcome.state.best_step, outcome.state.step) == (4, 6)
+
+
+def test_utilization_is_at_most_1(tmp_path: Path) -> None:
+    """If other processes slow the measurement of the peak, a faster step becomes the peak."""
+    objective = ToyObjective()
+    optimizer = build_optimizer(objective.model, OptimSettings())
+    # A step of the toy objective has more than one multiply-add per second.
+    options = replace(OPTIONS, measure_peak_macs_per_second=lambda: 1e-9)
+    train(objective, objective.model, optimizer, MACHINE, options, tmp_path, NullProgress())
+    utilization = [line["mfu"] for line in read_metrics(tmp_path) if line["kind"] == "train"]
+    assert utilization[0] == 1.0
+    assert all(0 < value <= 1 for value in utilization)
