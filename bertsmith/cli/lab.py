@@ -77,8 +77,9 @@ def run_experiment(
     scale: Annotated[
         ScaleName,
         typer.Option(
-            help="smoke: a toy language, seconds; small: about an hour; medium: random "
-            "initialization, about a day for tables 5 and 6 and figure 5; full: the paper's size."
+            help="smoke: a toy language, seconds; small: about an hour; medium: no "
+            "hand-set attention heads, about 17 core-hours for tables 5 and 6 and figure 5; full: "
+            "the paper's size."
         ),
     ] = ScaleName.small,
     text: Annotated[
