@@ -78,7 +78,9 @@ def distill(
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(help="Student: tiny, mini, small, medium or base, with random weights."),
+        typer.Option(
+            help="Student: tiny, mini, small, medium, base or large, with random weights."
+        ),
     ] = None,
     start_from: Annotated[
         Path | None,

@@ -61,8 +61,8 @@ def release(
     (training.json), the loss curve (curve.png), the results of a panel (results/panel.json) and a
     model card (README.md) that shows them. No file contains a path of this machine.
 
-    If the run started from new weights, the settings repeat the training: bertsmith pretrain
-    --config OUT/settings.toml --data STORE.
+    If the run started from new weights, the settings repeat the training, on the device of the
+    machine that repeats it: bertsmith pretrain --config OUT/settings.toml --data STORE.
     """
     from bertsmith.files import check_new_directory
 

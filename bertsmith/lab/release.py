@@ -2,7 +2,8 @@
 
 In addition to the files of a model directory, it contains what a reader needs to judge and repeat
 the training: the settings, a summary of the metrics, the loss curve and the results of the panel.
-None of them contains a path of the training machine.
+None of them contains a path of the training machine. The settings do not select its device, so that
+a repeated training selects that of its own machine.
 """
 
 import math
@@ -26,6 +27,7 @@ from bertsmith.settings import read_stored_settings
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.metrics_log import METRICS_FILE, read_metrics
 from bertsmith.train.engine.provenance import dump_settings
+from bertsmith.train.engine.run_device import MACHINE_SETTINGS
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.pretraining.pretrain import MODEL_DIR
 from bertsmith.train.pretraining.recipes import PretrainSettings
@@ -86,7 +88,7 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
     name = out.resolve().name
     with atomic_directory(out) as new:
         messages = write_huggingface(model, new, dtype=options.dtype)
-        write_atomic(new / SETTINGS_FILE, tomli_w.dumps(dump_settings(settings, exclude_none=True)))
+        write_atomic(new / SETTINGS_FILE, tomli_w.dumps(_dump_portable_settings(settings)))
         write_json(new / TRAINING_FILE, training)
         if metrics:
             write_atomic(new / curve.CURVE_FILE, curve.render(metrics, name))
@@ -123,6 +125,13 @@ def _read_settings(run: Path) -> PretrainSettings:
             f"{run}: not a pre-training run; export its model with: bertsmith export --to hf"
         )
     return PretrainSettings.parse(tables, str(path))
+
+
+def _dump_portable_settings(settings: PretrainSettings) -> dict[str, Any]:
+    """Return the settings of a run without paths and without those of the training machine."""
+    tables = dump_settings(settings, exclude_none=True)
+    run = {name: value for name, value in tables["run"].items() if name not in MACHINE_SETTINGS}
+    return {**tables, "run": run}
 
 
 def _is_other_run(tables: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ RUN/checkpoints/step-N/moments.safetensors    Adam's moments as NAME.exp_avg and
                                               and Muon's as NAME.momentum_buffer; NAME.step, only
                                               if a parameter was not trained in all steps; removed
                                               when the run is finished
-RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
+RUN/checkpoints/step-N/state.json             the fields of TrainingState
 RUN/checkpoints/step-N/checksums.json         SHA-256 of each file above; absent in version 0.1
 RUN/checkpoints/step-N.damaged/               a checkpoint that failed its checksums
 """
