@@ -15,6 +15,7 @@ from bertsmith.files import atomic_directory
 from bertsmith.lab.panel.tasks import PanelTask
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stage import hash_content
+from bertsmith.plurals import count_noun
 from bertsmith.tasks.public import PUBLIC_TASKS, find_task_folder
 from bertsmith.use.minimal_pairs import find_pair_files
 
@@ -131,16 +132,30 @@ def _split_file(file: Path, split_dir: Path, *, has_blocks: bool) -> tuple[Path,
 
     Returns:
         The files of the training and the validation examples.
+
+    Raises:
+        TaskError: The file is not UTF-8, or has too few examples.
     """
     folder = split_dir / f"{file.stem}-{hash_content(file)[:_HASH_LENGTH]}"
     train, dev = (folder / f"{part}{file.suffix}" for part in ("train", "dev"))
     if folder.exists():
         return train, dev
-    content = file.read_text(encoding="utf-8")
+    try:
+        content = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TaskError(
+            f"{file}: not UTF-8 text ({error.reason}); convert the file to UTF-8"
+        ) from None
     separator = "\n\n" if has_blocks else "\n"
     examples = [example for example in content.split(separator) if example.strip()]
-    header = [] if has_blocks else [examples.pop(0)]
+    header = [] if has_blocks else examples[:1]
+    examples = examples[len(header) :]
     num_held_out = min(_NUM_HELD_OUT, round(_MAX_HELD_OUT_FRACTION * len(examples)))
+    if not num_held_out:
+        raise TaskError(
+            f"{file}: {count_noun(len(examples), 'example')}, too few to hold some out for "
+            "validation; use the complete file"
+        )
     held_out = set(np.random.default_rng(0).permutation(len(examples))[:num_held_out].tolist())
     parts = {
         train.name: [text for index, text in enumerate(examples) if index not in held_out],

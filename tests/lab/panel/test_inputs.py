@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.bundle import load
+from bertsmith.errors import TaskError
 from bertsmith.lab.panel.cost import count_pll_work
 from bertsmith.lab.panel.data import PanelData
 from bertsmith.lab.panel.held_out import compute_mlm_loss, measure_held_out, sample_sentences
@@ -35,6 +36,25 @@ def test_nsmc_is_split_without_its_test_set(tmp_path: Path) -> None:
     assert len(dev) == 11
     assert sorted(train[1:] + dev[1:]) == sorted(rows)
     assert make_data(tmp_path).find_files(TASKS["nsmc"]) == files
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "0 examples, too few to hold some out for validation"),
+        (b"id\tdocument\tlabel\n1\ta\t0\n2\tb\t1\n", "2 examples, too few"),
+        ("id\tdocument\tlabel\n1\t영화\t0\n".encode("cp949"), "not UTF-8 text"),
+    ],
+)
+def test_file_that_cannot_be_split_is_an_error(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    """An empty file, two examples or another encoding are errors that name the file."""
+    (tmp_path / "nsmc").mkdir()
+    (tmp_path / "nsmc" / "ratings_train.txt").write_bytes(content)
+    with pytest.raises(TaskError, match=rf"ratings_train\.txt: {message}"):
+        make_data(tmp_path).find_files(TASKS["nsmc"])
+    assert not (tmp_path / "splits").exists()
 
 
 def test_klue_ner_without_training_file_splits_the_validation_file(tmp_path: Path) -> None:
