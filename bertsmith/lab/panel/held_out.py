@@ -80,6 +80,9 @@ def measure_held_out(job: Job) -> dict[str, Any]:
         ``metrics`` with ``mlm_loss`` in nats per token, ``bits_per_character`` and
         ``unknown_share``, the share of [UNK] tokens; and counts. Sentences with more tokens than
         the model's maximum are skipped and counted.
+
+    Raises:
+        TaskError: No sentence fits into the model.
     """
     files = [path for role, path in job.stage.files.items() if role != "model"]
     sentences = sample_sentences(files, job.stage.settings["sentences"])
@@ -91,6 +94,11 @@ def measure_held_out(job: Job) -> dict[str, Any]:
         for sentence, ids in zip(sentences, encoded, strict=True)
         if 0 < len(ids) <= max_tokens
     ]
+    if not scored:
+        raise TaskError(
+            "no sentence of the held-out text fits into this model, which takes at most "
+            f"{max_tokens} tokens; leave held-out out with --tasks, or use a model for longer texts"
+        )
     sequences = [ids for _, ids in scored]
     num_tokens = sum(map(len, sequences))
     num_characters = sum(len(sentence) for sentence, _ in scored)

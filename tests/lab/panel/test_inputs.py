@@ -103,6 +103,17 @@ def test_bits_per_character_is_the_negative_pll_per_character(
     assert result["num_characters"] == num_characters
 
 
+def test_text_without_a_sentence_that_fits_is_an_error(
+    model_dirs: list[Path], tmp_path: Path
+) -> None:
+    """If all sentences are too long for the model, the message says so."""
+    text = tmp_path / "text.txt"
+    text.write_text("q x z j w v k p " * 12 + ".\n")
+    stage = Stage("held-out-text", {"sentences": 3}, {}, {"text": text, "model": model_dirs[0]})
+    with pytest.raises(TaskError, match=r"no sentence .* takes at most 46 tokens"):
+        measure_held_out(Job(stage, tmp_path / "out", {}, NullProgress()))
+
+
 def test_masked_lm_loss_of_uniform_predictions_is_the_log_of_the_vocabulary(
     model_dirs: list[Path],
 ) -> None:
