@@ -12,11 +12,15 @@ from bertsmith.lab.stage import Stage
 
 
 class CellKey(NamedTuple):
-    """Identifies a cell; its text describes the cell in messages."""
+    """Identifies a cell."""
 
     model: str
     task: str
     seed: int
+
+    def describe(self) -> str:
+        """Return the name of the cell in messages, such as "my-run, sst-2-1k, seed 0"."""
+        return f"{self.model}, {self.task}, seed {self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,9 +115,7 @@ class Panel:
                         model, task, self._files[task.name], self.options, work_dir
                     )
             # Computing the names hashes all input files, so that unreadable files are reported now.
-            self._cell_names = {
-                _describe_cell(key): stage.name for key, stage in self.cells.items()
-            }
+            self._cell_names = {key.describe(): stage.name for key, stage in self.cells.items()}
         except OSError as error:
             raise TaskError(f"{error.filename or self.out}: {error.strerror or error}") from error
         if any(stage.kind == PROBE_KIND for stage in self._get_missing_cells().values()):
@@ -162,9 +160,7 @@ class Panel:
                 the existing results.
         """
         try:
-            self.runner.run_stages(
-                {_describe_cell(key): stage for key, stage in self.cells.items()}
-            )
+            self.runner.run_stages({key.describe(): stage for key, stage in self.cells.items()})
         except KeyboardInterrupt:
             # Cells other than fine-tuning do not convert the signal to a StoppedError.
             self.write_table()
@@ -180,7 +176,7 @@ class Panel:
         table = build_table(results, self.models, self.tasks)
         notes = build_notes(results, self.models, self.tasks, self.options)
         markdown = "\n\n".join([table.to_markdown(), *notes]) + "\n"
-        missing = [_describe_cell(key) for key, result in results.items() if result is None]
+        missing = [key.describe() for key, result in results.items() if result is None]
         failures = {name: self.runner.failures[stage] for name, stage in self._cell_names.items()
                     if stage in self.runner.failures}  # fmt: skip
         data = {
@@ -205,8 +201,3 @@ class Panel:
 def _identify(model: PanelModel) -> dict[str, str]:
     """Return the path and the hash of a model."""
     return {"path": str(model.path), "hash": model.hash[:_HASH_LENGTH]}
-
-
-def _describe_cell(key: CellKey) -> str:
-    """Return the name of a cell in messages, such as "my-run, sst-2-1k, seed 0"."""
-    return f"{key.model}, {key.task}, seed {key.seed}"

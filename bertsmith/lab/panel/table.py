@@ -62,10 +62,26 @@ def read_table(data: Mapping[str, Any]) -> Table:
     tasks = [task for name, task in TASKS.items() if any(name in results[model] for model in names)]
     rows = [
         (measure.label,
-         *(format_mean_std(results[name][task.name][measure.key]["values"]) for name in names))
+         *(format_mean_std(_read_values(data, name, task, measure)) for name in names))
         for task in tasks for measure in task.measures
     ]  # fmt: skip
     return Table(_TITLE, ("measure", *names), rows)
+
+
+def _read_values(
+    data: Mapping[str, Any], model: str, task: PanelTask, measure: Measure
+) -> list[float | None]:
+    """Return the values of a measure in panel.json, as ``get_values`` does.
+
+    In JSON, NaN and missing results are both null. Only the latter are listed as missing.
+    """
+    values = data["results"][model][task.name][measure.key]["values"]
+    return [
+        math.nan
+        if value is None and CellKey(model, task.name, seed).describe() not in data["missing"]
+        else value
+        for seed, value in enumerate(values)
+    ]
 
 
 def build_json(
