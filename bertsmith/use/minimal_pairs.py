@@ -156,6 +156,8 @@ def evaluate_minimal_pairs(
         InputError: There are no pairs, or ``out`` cannot be written.
         BertsmithError: A file cannot be read, lacks a column, or has an empty or too long sentence.
     """
+    if out is not None:
+        _check_score_file(out, files)
     bundle = resolve_model(model)
     bundle.require_mlm_head()
     paths = find_pair_files(files)
@@ -360,6 +362,28 @@ def _evaluate_file(
     return MinimalPairAccuracy(num_pairs, num_correct, num_ties)
 
 
+def _check_score_file(out: Path, files: Sequence[Path | str]) -> None:
+    """Check that the table of scores can be written, and that no folder of pairs contains it.
+
+    The next evaluation of such a folder would read the table as minimal pairs.
+
+    Args:
+        out: The table of scores.
+        files: Files of minimal pairs, or folders of such files.
+
+    Raises:
+        InputError: The format of ``out`` is unknown, it exists already, or its folder does not
+            exist or is one of ``files``.
+    """
+    get_output_format(out)
+    check_new_file(out)
+    if any(out.resolve().parent == Path(file).resolve() for file in files):
+        raise InputError(
+            f"{out}: the next evaluation of the folder {out.parent} would read this table as "
+            "minimal pairs; write it to another folder"
+        )
+
+
 @contextmanager
 def _open_score_writer(
     out: Path | None, variants: Sequence[PllVariant]
@@ -369,7 +393,6 @@ def _open_score_writer(
         yield None
         return
     table_format = get_output_format(out)
-    check_new_file(out)
     types = {"file": "text", "row": "index", **dict.fromkeys(SENTENCE_COLUMNS, "text")}
     types |= {column: "number" for variant in variants for column in _get_score_columns(variant)}
     layout = TableLayout(table_format, list(types), get_default_dialect(table_format), types=types)

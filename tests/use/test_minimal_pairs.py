@@ -101,6 +101,20 @@ def test_out_contains_the_scores_of_each_pair(
             assert values == pytest.approx(expected, abs=1e-4)
 
 
+def test_scores_in_a_folder_of_pairs_are_an_error(
+    evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
+) -> None:
+    """The next evaluation of the folder would count the pairs in the table of scores again."""
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    file = write_pairs(folder / "first.jsonl", [(SENTENCES[0], SENTENCES[1])])
+    with pytest.raises(InputError, match="would read this table as minimal pairs"):
+        evaluate_files(folder, out=folder / "scores.csv")
+    assert list(folder.iterdir()) == [file]
+    # A file of pairs does not stand for the other files in its folder.
+    evaluate_files(file, out=folder / "scores.csv")
+
+
 def test_csv_gives_the_results_of_json_lines(
     evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
 ) -> None:
