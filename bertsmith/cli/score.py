@@ -1,6 +1,5 @@
 """``bertsmith score``: compute the pseudo-log-likelihood of lines."""
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,11 +116,13 @@ class _Totals:
     def log(self) -> None:
         """Log the sums and the numbers of lines without a score."""
         if self.num_tokens:
+            from bertsmith.use.score import compute_perplexity
+
             mean = self.log_likelihood / self.num_tokens
             log(
                 f"lines scored: {self.num_lines:,}; tokens: {self.num_tokens:,}; "
                 f"sum {self.log_likelihood:,.2f} nats, {mean:.4f} per token; "
-                f"pseudo-perplexity {math.exp(-mean):,.2f}"
+                f"pseudo-perplexity {compute_perplexity(mean):,.2f}"
             )
         for reason, count in self.num_unscored_lines.items():
             log(f"lines without a score: {count:,} ({reason})")

@@ -47,8 +47,16 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Pseudo-perplexity, exp(-``per_token``); NaN if the line cannot be scored."""
-        return math.exp(-self.per_token)
+        """Pseudo-perplexity, see ``compute_perplexity``; NaN if the line cannot be scored."""
+        return compute_perplexity(self.per_token)
+
+
+def compute_perplexity(mean_log_probability: float) -> float:
+    """Return exp(-``mean_log_probability``); infinity if it exceeds the range of a float64."""
+    try:
+        return math.exp(-mean_log_probability)
+    except OverflowError:
+        return math.inf
 
 
 @overload

@@ -55,6 +55,13 @@ def test_scores_equal_a_loop_over_transformers(
         assert line_score.perplexity == pytest.approx(math.exp(-mean), rel=1e-4)
 
 
+def test_perplexity_of_an_extremely_unlikely_line_is_infinite() -> None:
+    """exp(800) exceeds the range of a float64."""
+    assert Score("iron", ("iron",), (-800.0,)).perplexity == math.inf
+    assert Score("iron", ("iron",), (-2.0,)).perplexity == math.exp(2)
+    assert math.isnan(Score("", (), (), "empty").perplexity)
+
+
 def test_every_line_has_a_score_or_a_problem(pretrained: PretrainedBundle) -> None:
     """In 180 lines, empty and too long lines have a problem, and all others have a score."""
     lines = LINES * 30
