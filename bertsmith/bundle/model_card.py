@@ -202,12 +202,16 @@ def _training_lines(info: Mapping[str, Any]) -> list[str]:
     settings = _get_nested(provenance, "settings")
     if settings is None:
         settings = provenance
+    # The model of a checkpoint has the number of its steps; the settings have that of its run.
+    steps = info.get("step", _get_nested(provenance, "step"))
+    if steps is None:
+        steps = _get_nested(settings, "schedule", "steps")
     values = {
         "recipe": info.get("recipe"),
         "pre-training tasks": _describe_tasks(
             _get_nested(settings, "data"), _get_nested(settings, "schedule", "causal_fraction")
         ),
-        "steps": _get_nested(settings, "schedule", "steps"),
+        "steps": steps,
         "learning rate": _get_nested(settings, "optim", "lr"),
         "batch size": (
             _get_nested(settings, "data", "batch_size")

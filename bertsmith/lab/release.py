@@ -82,6 +82,10 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
     panel = None if options.panel is None else _read_panel(options.panel)
     text = "" if options.notes is None else _read_text(options.notes)
     training = _summarize_training(metrics)
+    step = _read_snapshot_step(model)
+    if step is not None:
+        # Not every step has a line in the metrics log.
+        training["steps"] = step
     started_from = _read_start_training(settings, [run.resolve()])
     if started_from is not None:
         training["started_from"] = started_from
@@ -141,9 +145,15 @@ def _is_other_run(tables: Mapping[str, Any]) -> bool:
 
 def _read_metrics(run: Path, model: Path) -> list[dict[str, Any]]:
     """Return the lines of the metrics log up to the step of the model, which may be a snapshot."""
-    provenance = read_info(locate_model(model)).get("provenance", {})
-    last_step = provenance.get("step", math.inf)
+    step = _read_snapshot_step(model)
+    last_step = math.inf if step is None else step
     return [line for line in read_metrics(run) if line["step"] <= last_step]
+
+
+def _read_snapshot_step(model: Path) -> int | None:
+    """Return the number of steps of a snapshot; None for the model of a finished run."""
+    step: int | None = read_info(locate_model(model)).get("provenance", {}).get("step")
+    return step
 
 
 def _read_text(path: Path) -> str:

@@ -18,6 +18,7 @@ from bertsmith.lab.panel.panel import Panel
 from bertsmith.lab.panel.tasks import TASKS, select_tasks
 from bertsmith.lab.release import ReleaseOptions, write_release
 from bertsmith.train.pretraining.pretrain import pretrain
+from bertsmith.train.pretraining.snapshot import write_snapshot
 from tests.cli.conftest import RunCli, run_cli  # noqa: F401 - a fixture
 from tests.train.conftest import make_assignments, make_store
 
@@ -169,6 +170,17 @@ def test_settings_repeat_the_training(run: Path, tmp_path: Path) -> None:
     repeated, original = load(result.model).model, load(tmp_path / "out").model
     torch.testing.assert_close(dict(repeated.state_dict()), dict(original.state_dict()), rtol=0,
                                atol=0)  # fmt: skip
+
+
+def test_release_of_a_checkpoint_has_its_number_of_steps(run: Path, tmp_path: Path) -> None:
+    """The card and the summary of an unfinished run do not name the planned or logged steps."""
+    options = make_assignments(checkpoint__every=4, run__log_every=3)
+    pretrain(run.parent / "store", tmp_path / "run", steps=5, assignments=options)
+    write_snapshot(tmp_path / "run", 4, tmp_path / "step-4")
+    write_release(tmp_path / "run", tmp_path / "step-4", tmp_path / "out", ReleaseOptions())
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["steps"] == 4
+    for folder in ("step-4", "out"):
+        assert "\n- steps: 4\n" in (tmp_path / folder / "README.md").read_text()
 
 
 def test_card_shows_license_notes_and_curve(run: Path, tmp_path: Path) -> None:
