@@ -1,5 +1,6 @@
 """``bertsmith lab panel``: compare models on the same tasks, in one table."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,8 +103,8 @@ def panel(
     First prints how long the tasks will take. An interrupted command continues where it stopped if
     it is run again, and finished results are not computed again.
     """
-    if learning_rate <= 0:
-        raise SettingsError(f"--lr is {learning_rate:g}; give a number above 0")
+    if not 0 < learning_rate < math.inf:
+        raise SettingsError(f"--lr is {learning_rate:g}; give a finite number above 0")
     from bertsmith.lab.panel.cells import PanelOptions
     from bertsmith.lab.panel.panel import Panel
 

@@ -68,7 +68,9 @@ def test_default_tasks_are_those_with_a_folder(
         ((), "nothing to compare the models on: add --data FOLDER, --text FILE or"),
         (("--tasks", "sst2"), "--tasks: unknown task 'sst2'; expected: english"),
         (("--tasks", "rte"), "rte needs labeled data, but --data is missing; pass --data FOLDER"),
-        (("--tasks", "rte", "--lr", "0"), "--lr is 0; give a number above 0"),
+        (("--tasks", "rte", "--lr", "0"), "--lr is 0; give a finite number above 0"),
+        (("--tasks", "rte", "--lr", "nan"), "--lr is nan; give a finite number above 0"),
+        (("--tasks", "rte", "--lr", "inf"), "--lr is inf; give a finite number above 0"),
         (
             ("--data", "."),
             "--data .: no folder of a task (SST-2, CoLA, MRPC, RTE, STS-B, conll2003)",
