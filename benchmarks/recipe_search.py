@@ -47,6 +47,7 @@ from bertsmith import bundle
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
+from bertsmith.files import lock_open_file
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
@@ -169,6 +170,8 @@ def append_result(folder: Path, result: dict[str, Any]) -> None:
     """Append a result to the results file after removing an incomplete last line."""
     path = folder / RESULTS_FILE
     with path.open("a+b") as file:
+        # Another search may append a result at the same time.
+        lock_open_file(file)
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(result).encode() + b"\n")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from recipe_search import (
     run_variant,
 )
 from scipy import stats
+
+from bertsmith.files import lock_open_file
 
 FAST, MUON = Variant("fast", ("run.threads=1",)), Variant("muon", ("optim.optimizer=muon",))
 
@@ -43,6 +46,20 @@ def test_incomplete_line_is_replaced(tmp_path: Path) -> None:
     assert read_results(tmp_path) == [{"seed": 0}]
     append_result(tmp_path, {"seed": 2})
     assert read_results(tmp_path) == [{"seed": 0}, {"seed": 2}]
+
+
+def test_result_of_another_search_is_not_lost(tmp_path: Path) -> None:
+    """A search waits while another one, which uses the same folder, appends a result."""
+    path = tmp_path / recipe_search.RESULTS_FILE
+    with path.open("ab") as file:
+        lock_open_file(file)
+        thread = threading.Thread(target=append_result, args=(tmp_path, {"seed": 1}))
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        file.write(b'{"seed": 0}\n')
+    thread.join()
+    assert read_results(tmp_path) == [{"seed": 0}, {"seed": 1}]
 
 
 def test_stored_result_is_not_trained_again(
