@@ -145,14 +145,29 @@ def run_panel(
 
 
 def compute_score(results: Mapping[str, Any]) -> float | None:
-    """Return the mean of the tasks in percent, None if a measure is missing or not a number."""
-    scores = []
-    for measures in results.values():
-        means = [summary["mean"] for summary in measures.values()]
-        if None in means:
-            return None
-        scores.append(100 * fmean(means))
-    return fmean(scores)
+    """Return the mean of the tasks in percent.
+
+    None if a measure is missing or not a number for any fine-tuning seed: the mean over the other
+    seeds would be too high, because runs that diverge are not random.
+    """
+    if list_incomplete_measures(results):
+        return None
+    return fmean(
+        100 * fmean(summary["mean"] for summary in measures.values())
+        for measures in results.values()
+    )
+
+
+def list_incomplete_measures(results: Mapping[str, Any]) -> list[str]:
+    """Return the measures without a value for each fine-tuning seed, with the number of values."""
+    incomplete = []
+    for task, measures in results.items():
+        for measure, summary in measures.items():
+            values = summary["values"]
+            num_finite = sum(value is not None and math.isfinite(value) for value in values)
+            if not 0 < num_finite == len(values):
+                incomplete.append(f"{task}, {measure} ({num_finite} of {len(values)})")
+    return incomplete
 
 
 def summarize(values: Sequence[float | None]) -> dict[str, float | None]:
@@ -323,6 +338,12 @@ def format_record(record: Mapping[str, Any]) -> str:
             f"{run['heldout_loss']:.4f} | {score} |"
         )
     notes = [f"Failed: {name}: {reason}." for name, reason in record["failures"].items()]
+    for seed, run in record["runs"].items():
+        if incomplete := list_incomplete_measures(run["panel"]):
+            notes.append(
+                f"Seed {seed} has no score, because fine-tuning runs failed or diverged, or a "
+                f"correlation is undefined: {'; '.join(incomplete)}."
+            )
     if record["tasks_without_data"]:
         left_out = ", ".join(record["tasks_without_data"])
         notes.append(f"Tasks without data, which are not part of the score: {left_out}.")

@@ -1,6 +1,7 @@
 """benchmarks/speedrun.py: small speedruns from text to the record."""
 
 import json
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,21 @@ def test_speedrun_writes_a_record_and_continues(
 
 
 def test_score_is_the_mean_of_the_tasks() -> None:
-    """A task with two measures counts once; without a measure there is no score."""
+    """A task with two measures counts once; if a value is missing, there is no score."""
     results: dict[str, Any] = {
-        "mrpc": {"f1": {"mean": 0.8}, "accuracy": {"mean": 0.6}},
-        "rte": {"accuracy": {"mean": 0.5}},
+        "mrpc": {
+            "f1": {"mean": 0.8, "values": [0.7, 0.9]},
+            "accuracy": {"mean": 0.6, "values": [0.6, 0.6]},
+        },
+        "rte": {"accuracy": {"mean": 0.5, "values": [0.4, 0.6]}},
     }
     assert speedrun.compute_score(results) == pytest.approx(60)
-    results["rte"]["accuracy"]["mean"] = None
+    # The mean over the other seeds does not count.
+    for value in (None, math.nan):
+        results["rte"]["accuracy"] = {"mean": 0.6, "values": [value, 0.6]}
+        assert speedrun.compute_score(results) is None
+        assert speedrun.list_incomplete_measures(results) == ["rte, accuracy (1 of 2)"]
+    results["rte"]["accuracy"] = {"mean": None, "values": []}
     assert speedrun.compute_score(results) is None
     assert speedrun.summarize([1.0, None]) == {"mean": None, "std": None}
     assert speedrun.summarize([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5)}
