@@ -102,4 +102,5 @@ def read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]
         lines = [line for line in lines if line["step"] == step]
     if not lines:
         return {}
-    return {name: value for name, value in lines[-1].items() if name not in ("step", "kind")}
+    other_keys = ("step", "kind", *TIMING_KEYS)
+    return {name: value for name, value in lines[-1].items() if name not in other_keys}

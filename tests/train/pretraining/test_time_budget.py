@@ -94,6 +94,9 @@ def test_finished_run_stores_its_number_of_steps(
     assert (schedule["steps"], schedule["minutes"]) == (3, 1e-6)
     info = json.loads((tmp_path / "run" / "model" / "bertsmith.json").read_text())
     assert info["provenance"]["settings"]["schedule"]["steps"] == 3
+    # The time of the evaluation is not a metric of the model.
+    assert "mlm_loss" in info["heldout_metrics"]
+    assert "elapsed_seconds" not in info["heldout_metrics"]
     lines = read_metrics(tmp_path / "run")
     assert [(line["step"], line["kind"]) for line in lines][-2:] == [(3, "train"), (3, "heldout")]
     assert all(line["elapsed_seconds"] > 0 for line in lines)
