@@ -232,14 +232,19 @@ def plot_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train a variant with a seed, unless its result is stored; return the result."""
+    """Train a variant with a seed, unless its result is stored; return the result.
+
+    If the stored result was evaluated on another number of sequences, the model is evaluated again.
+    """
     budget, budget_options = get_budget(variant, options)
     key = {
         "variant": variant.name, "seed": seed, "settings": list(variant.settings),
         "size": options.size, "budget": budget, "length": budget_options,
     }  # fmt: skip
     for result in read_results(options.results):
-        if key.items() <= result.items():
+        # Earlier versions did not store the number of sequences.
+        num_sequences = result.get("eval_sequences", options.eval_sequences)
+        if key.items() <= result.items() and num_sequences == options.eval_sequences:
             return result
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
     run = options.results / "runs" / f"{variant.name}-{seed}-{digest}"
@@ -250,6 +255,7 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
     store = Store.open(options.data)
     result = key | {
         "heldout_loss": compute_heldout_loss(run / "model", store, options.eval_sequences),
+        "eval_sequences": options.eval_sequences,
         "run_loss": heldout["mlm_loss"],
         "nsp_accuracy": heldout.get("nsp_accuracy"),
         "steps": heldout["step"],

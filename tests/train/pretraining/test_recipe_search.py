@@ -26,7 +26,8 @@ FAST, MUON = Variant("fast", ("run.threads=1",)), Variant("muon", ("optim.optimi
 
 
 def _make_options(results: Path, **changes: Any) -> argparse.Namespace:
-    values = {"steps": None, "minutes": None, "budget_minutes": None, "size": "mini"}
+    values = {"steps": None, "minutes": None, "budget_minutes": None, "size": "mini",
+              "eval_sequences": 64}  # fmt: skip
     return argparse.Namespace(results=results, **(values | changes))
 
 
@@ -65,7 +66,7 @@ def test_result_of_another_search_is_not_lost(tmp_path: Path) -> None:
 def test_stored_result_is_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result with the same variant, seed, settings, size and length is returned."""
+    """A result with the same variant, seed, settings, size, length and evaluation is returned."""
 
     def fail(*_: Any) -> None:
         raise AssertionError("trained")
@@ -81,11 +82,14 @@ def test_stored_result_is_not_trained_again(
     }
     append_result(tmp_path, key | {"heldout_loss": 2.5})
     assert run_variant(FAST, 3, _make_options(tmp_path, steps=8))["heldout_loss"] == 2.5
+    append_result(tmp_path, key | {"seed": 5, "eval_sequences": 64, "heldout_loss": 2.25})
+    assert run_variant(FAST, 5, _make_options(tmp_path, steps=8))["heldout_loss"] == 2.25
     for variant, seed, changes in (
         (FAST, 4, {"steps": 8}),
         (MUON, 3, {"steps": 8}),
         (FAST, 3, {"steps": 9}),
         (FAST, 3, {"steps": 8, "size": "tiny"}),
+        (FAST, 5, {"steps": 8, "eval_sequences": 128}),
     ):
         with pytest.raises(AssertionError, match="trained"):
             run_variant(variant, seed, _make_options(tmp_path, **changes))
