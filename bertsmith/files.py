@@ -186,6 +186,22 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary_path, ignore_errors=True)
 
 
+def write_directory_once(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a directory atomically unless it exists; wait while another process writes it.
+
+    Args:
+        path: The directory.
+        write: Writes the content into an empty directory.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with hold_lock(path.with_name(f".{path.name}.lock")):
+        if not path.exists():
+            with atomic_directory(path) as new:
+                write(new)
+
+
 def compute_file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:

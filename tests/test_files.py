@@ -1,13 +1,14 @@
-"""Locks of files and directories."""
+"""Locks of files and directories, and directories that are written once."""
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from bertsmith.errors import StoreError
-from bertsmith.files import hold_lock
+from bertsmith.files import hold_lock, write_directory_once
 
 HOLD_UNTIL_EOF = """
 import sys
@@ -36,3 +37,30 @@ def test_lock_is_held_by_one_process(tmp_path: Path, is_directory: bool) -> None
     with hold_lock(path, on_wait=process.stdin.close):
         assert process.wait(60) == 0
     process.stdout.close()
+
+
+def test_directory_is_written_by_one_of_several_processes(tmp_path: Path) -> None:
+    """Another process waits while the directory is written, and does not write it again."""
+    path = tmp_path / "parent" / "directory"
+    is_writing, may_finish = threading.Event(), threading.Event()
+
+    def write_slowly(new: Path) -> None:
+        is_writing.set()
+        assert may_finish.wait(60)
+        (new / "file.txt").write_text("first")
+
+    def fail(_: Path) -> None:
+        pytest.fail("the directory was written again")
+
+    first = threading.Thread(target=write_directory_once, args=(path, write_slowly))
+    first.start()
+    assert is_writing.wait(60)
+    second = threading.Thread(target=write_directory_once, args=(path, fail))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    may_finish.set()
+    first.join()
+    second.join()
+    assert (path / "file.txt").read_text() == "first"
+    write_directory_once(path, fail)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.errors import TaskError
-from bertsmith.files import atomic_directory
+from bertsmith.files import write_directory_once
 from bertsmith.lab.panel.tasks import PanelTask
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stage import hash_content
@@ -140,6 +140,18 @@ def _split_file(file: Path, split_dir: Path, *, has_blocks: bool) -> tuple[Path,
     train, dev = (folder / f"{part}{file.suffix}" for part in ("train", "dev"))
     if folder.exists():
         return train, dev
+    train_text, dev_text = _split_text(file, has_blocks=has_blocks)
+
+    def write(new: Path) -> None:
+        (new / train.name).write_text(train_text, encoding="utf-8")
+        (new / dev.name).write_text(dev_text, encoding="utf-8")
+
+    write_directory_once(folder, write)
+    return train, dev
+
+
+def _split_text(file: Path, *, has_blocks: bool) -> tuple[str, str]:
+    """Return the text of the training and of the validation examples; see ``_split_file``."""
     try:
         content = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -157,12 +169,8 @@ def _split_file(file: Path, split_dir: Path, *, has_blocks: bool) -> tuple[Path,
             "validation; use the complete file"
         )
     held_out = set(np.random.default_rng(0).permutation(len(examples))[:num_held_out].tolist())
-    parts = {
-        train.name: [text for index, text in enumerate(examples) if index not in held_out],
-        dev.name: [text for index, text in enumerate(examples) if index in held_out],
-    }
-    with atomic_directory(folder) as new:
-        for name, part in parts.items():
-            text = separator.join([*header, *part]) + separator
-            (new / name).write_text(text, encoding="utf-8")
-    return train, dev
+    train, dev = (
+        [*header, *(text for index, text in enumerate(examples) if (index in held_out) == is_dev)]
+        for is_dev in (False, True)
+    )
+    return separator.join(train) + separator, separator.join(dev) + separator

@@ -12,7 +12,7 @@ from bertsmith.bundle.directory import get_hub_id, get_model_name
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.bundle.mlm_head import check_mlm_head
 from bertsmith.errors import ModelError
-from bertsmith.files import atomic_directory
+from bertsmith.files import write_directory_once
 from bertsmith.lab.panel.stage_functions import UNTRAINED_KIND
 from bertsmith.lab.stage import Stage
 from bertsmith.model.config import ModelConfig
@@ -58,9 +58,7 @@ class PanelModel:
         # Stages hash the contents of their files. Models with equal tokenizers share a copy of the
         # tokenizer's files, so that they share the untrained model too.
         folder = work_dir / "tokenizers" / self.tokenizer.hash[:_HASH_LENGTH]
-        if not folder.exists():
-            with atomic_directory(folder) as new:
-                self.tokenizer.save(new)
+        write_directory_once(folder, self.tokenizer.save)
         settings = {"model": self.config.model_dump(), "seed": seed}
         return Stage(UNTRAINED_KIND, settings, {}, {"tokenizer": folder})
 
