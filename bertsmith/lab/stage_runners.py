@@ -77,6 +77,9 @@ TEXT_FILE, SENTENCES_FILE = "text.jsonl", "sentences.jsonl"
 #: Field that functions return in addition to the result: the number of a signal that arrived when
 #: the stage had already finished, otherwise None.
 LATE_SIGNAL = "late_signal"
+#: Settings of pre-training that do not affect the result, and are not part of a stage's key. With
+#: checkpoints every ten minutes, those of snapshots would exceed checkpoint.keep and be removed.
+_UNKEYED_SETTINGS = {"checkpoint": {"minutes": 24 * 60}}
 #: Training curves in results are sampled to about this number of points.
 _CURVE_POINTS = 100
 
@@ -176,7 +179,7 @@ def pretrain_model(job: Job) -> dict[str, Any]:
             run,
             steps=steps,
             recipe=recipe,
-            values=add_recipe_defaults(recipe, settings),
+            values=merge_settings(_UNKEYED_SETTINGS, add_recipe_defaults(recipe, settings)),
             progress=job.progress,
         )
     except DivergedError as error:

@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,19 @@ from bertsmith.lab.experiments.normalization import NORMS
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, subsample_squad
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import StoppedError
+from bertsmith.lab.stage_runners import Job, StoppedError, pretrain_model
 from bertsmith.lab.stages import StageFactory
 from bertsmith.lab.toy_language import fill_missing_sources
+from bertsmith.progress import NullProgress
 from bertsmith.runtime import device
+from bertsmith.settings import parse_assignments
 from bertsmith.train.engine import loop
+from bertsmith.train.engine.checkpoint import list_checkpoints
+from bertsmith.train.engine.duration import StepDuration
 from bertsmith.train.engine.step import take_step
+from bertsmith.train.pretraining import pretrain
 from tests.lab.number_stages import make_runner, read_records, remove_record
+from tests.train.conftest import make_assignments, make_store
 
 
 def make_dependent_stages(base: Stage) -> dict[str, Stage]:
@@ -185,6 +193,21 @@ def test_stopped_experiment_resumes(
     assert (outcome.num_missing, outcome.failures) == (0, {})
     # There are four runs of twelve steps.
     assert num_steps == 4 * 12
+
+
+def test_slow_run_keeps_the_checkpoints_of_its_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If each step takes 11 minutes, checkpoints by time do not replace those of the snapshots."""
+    settings = make_assignments(checkpoint__every=20, checkpoint__keep=30, run__eval_every=20)
+    values = parse_assignments(settings)
+    stage = Stage("pretrain", {"steps": 60, "recipe": "fast", **values})
+    monkeypatch.setattr(
+        pretrain, "StepDuration", partial(StepDuration, clock=count(step=660).__next__)
+    )
+    run = tmp_path / "run"
+    pretrain_model(Job(stage, run, {"store": make_store(tmp_path)}, NullProgress()))
+    assert [step for step, _ in list_checkpoints(run)] == [20, 40, 60]
 
 
 def test_diverged_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
