@@ -104,6 +104,12 @@ class Panel:
         self.models = load_models(models, with_untrained=with_untrained)
         if text is not None:
             Sources(english=text).check_paths(("en",), self.out)
+        for path in minimal_pairs:
+            if path.resolve() == self.out.resolve():
+                raise TaskError(
+                    f"--minimal-pairs {path}: this is also the output folder, whose tables the "
+                    "next run would read as minimal pairs; choose another --out"
+                )
         sources = PanelData(data, text, minimal_pairs, work_dir / "splits")
         self._files = {task.name: sources.find_files(task) for task in self.tasks}
         self.runner = Runner(self.out, work_dir, self.progress, PANEL_STAGE_FUNCTIONS)

@@ -276,6 +276,17 @@ def test_output_in_the_folder_of_the_text_is_rejected(
         Panel(model_dirs, [TASKS["held-out"]], text=tmp_path, out=tmp_path / "panel")
 
 
+def test_output_in_the_folder_of_minimal_pairs_is_rejected(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """The next panel would read its tables as minimal pairs; a subfolder is not read."""
+    shutil.copy(data / "pairs.jsonl", tmp_path)
+    tasks = [TASKS["minimal-pairs"]]
+    with pytest.raises(TaskError, match=r"--minimal-pairs .*: this is also the output folder"):
+        Panel(model_dirs, tasks, minimal_pairs=[tmp_path], out=tmp_path)
+    Panel(model_dirs, tasks, minimal_pairs=[tmp_path], out=tmp_path / "panel")
+
+
 def test_missing_scikit_learn_is_reported_before_the_probe_runs(
     model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
