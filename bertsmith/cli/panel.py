@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertsmith.lab.panel.tasks import PanelTask
 
 #: Repeated here so that --help does not import torch (tested).
-DEFAULT_LEARNING_RATE = 3e-4
+DEFAULT_LEARNING_RATE = 1e-4
 
 
 @group.command(

@@ -70,7 +70,7 @@ def test_table_has_all_models_and_the_untrained_baseline(
         "| minimal pairs, accuracy", "| minimal pairs, accuracy (within-word)",
         "| SST-2, 1,000 examples, accuracy", "| RTE, accuracy", "| frozen [CLS], SST-2, accuracy",
     ]  # fmt: skip
-    assert "learning rate 0.0003, batch size 32" in outcome.markdown
+    assert "learning rate 0.0001, batch size 32" in outcome.markdown
     assert not outcome.failures
     assert outcome.num_missing == 0
     accuracy = outcome.data["results"]["first"]["sst-2-1k"]["accuracy"]
