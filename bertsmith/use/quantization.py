@@ -12,7 +12,7 @@ from bertsmith.bundle import FineTunedBundle, PretrainedBundle
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import EncoderLayer
-from bertsmith.model.ops.cpu import has_bf16, has_onednn_linear, has_vnni
+from bertsmith.model.ops.cpu import has_bf16, has_onednn_bf16, has_vnni
 from bertsmith.model.ops.cuda import has_cuda_bf16
 from bertsmith.model.ops.linear import onednn_linear, pad_rows, round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
@@ -201,7 +201,7 @@ def quantize(encoder: BertModel) -> BertModel:
 def _fuse_activations(encoder: BertModel) -> None:
     """Let oneDNN compute the activation functions of a bfloat16 encoder, in place."""
     name = encoder.config.activation
-    if name not in _FUSED_ACTIVATIONS or not has_onednn_linear():
+    if name not in _FUSED_ACTIVATIONS or not has_onednn_bf16():
         return
     for layer in encoder.encoder.layers:
         assert isinstance(layer, EncoderLayer)

@@ -27,6 +27,15 @@ def has_onednn_linear() -> bool:
 
 
 @cache
+def has_onednn_bf16() -> bool:
+    """Return whether oneDNN's linear layer supports bf16 on this CPU; it needs AVX-512.
+
+    On other CPUs, PyTorch multiplies bf16 matrices without oneDNN.
+    """
+    return has_onednn_linear() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - there is no public function
+
+
+@cache
 def has_slow_mkl() -> bool:
     """Return whether MKL is slow on this CPU and oneDNN is available instead.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from bertsmith.model.ops.cpu import has_onednn_linear, has_slow_mkl
+from bertsmith.model.ops.cpu import has_onednn_bf16, has_slow_mkl
 
 #: Minimum number of multiply-adds of a product for which oneDNN is faster than MKL
 #: (benchmarks/matmul.py).
@@ -28,7 +28,7 @@ class Linear(nn.Linear):
         """Return x weight^T + bias: [T, in] -> [T, out]."""
         is_bf16 = uses_cpu_bf16(x)
         # In bf16, nn.Linear would first copy the bias to each row of the output.
-        if uses_onednn(x, self.weight) or (is_bf16 and has_onednn_linear()):
+        if uses_onednn(x, self.weight) or (is_bf16 and has_onednn_bf16()):
             dtype = torch.bfloat16 if is_bf16 else x.dtype
             output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias, dtype)  # type: ignore[no-untyped-call]
             return output
