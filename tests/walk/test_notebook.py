@@ -77,5 +77,5 @@ def test_sentiment_notebook_trains_a_working_classifier(
     moods = [row.split(" | ")[1] for row in predictions.splitlines()[2:6]]
     assert moods == ["good", "bad", "bad", "good"]
     (metrics,) = [text for text in outputs if text.startswith("validation accuracy")]
-    assert "80 reviews" in metrics
+    assert "240 reviews" in metrics
     assert list(tmp_path.iterdir()) == [], "the notebook left files behind"
