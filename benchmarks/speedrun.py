@@ -165,7 +165,7 @@ def list_incomplete_measures(results: Mapping[str, Any]) -> list[str]:
         for measure, summary in measures.items():
             values = summary["values"]
             num_finite = sum(value is not None and math.isfinite(value) for value in values)
-            if not 0 < num_finite == len(values):
+            if not values or num_finite < len(values):
                 incomplete.append(f"{task}, {measure} ({num_finite} of {len(values)})")
     return incomplete
 

@@ -133,9 +133,9 @@ def test_only_the_requested_variant_is_computed(
     """With one variant, the results of this variant are the same, and there are no others."""
     pairs = list(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
     file = write_pairs(tmp_path / "pairs.jsonl", pairs)
-    both_variants = evaluate_files(file).overall.num_correct
+    num_correct_by_variant = evaluate_files(file).overall.num_correct
     results = evaluate_files(file, variants=["within-word"])
-    assert results.overall.num_correct == {"within-word": both_variants["within-word"]}
+    assert results.overall.num_correct == {"within-word": num_correct_by_variant["within-word"]}
     assert list(results.as_dict()["accuracy"]) == ["within_word"]
 
 

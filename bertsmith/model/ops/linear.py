@@ -59,7 +59,10 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def uses_cpu_bf16(x: Tensor) -> bool:
-    """Return whether PyTorch multiplies x [T, in] by a weight in bf16 on the CPU, with oneDNN."""
+    """Return whether x [T, in] is multiplied by a weight in bf16 on the CPU.
+
+    PyTorch uses oneDNN for it if the CPU has AVX-512.
+    """
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
