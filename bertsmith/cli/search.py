@@ -158,7 +158,7 @@ def check_index(index: Path) -> None:
 def _load_reranker(model: Path, device: str) -> "FineTunedBundle":
     """Load a model with one output."""
     bundle = load_fine_tuned_model(model, device)
-    from bertsmith.use.masked_lm import resolve_reranker
+    from bertsmith.use.model_setup import resolve_reranker
 
     return resolve_reranker(bundle)
 

@@ -13,7 +13,8 @@ from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.tasks.question_answering import QuestionExample, encode_examples
 from bertsmith.tasks.spans import SpanPredictions, find_best_spans
-from bertsmith.use.masked_lm import chunked, resolve_task_model
+from bertsmith.use.inputs import chunked
+from bertsmith.use.model_setup import resolve_task_model
 
 #: Number of questions encoded together. They are batched by length, and a context that several of
 #: them share is tokenized only once.

@@ -12,7 +12,7 @@ from bertsmith.tasks.classification import encode_examples
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TokenSequence
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
-from bertsmith.use.masked_lm import resolve_task_model
+from bertsmith.use.model_setup import resolve_task_model
 from bertsmith.use.predict import KINDS, compute_probabilities, to_text_example
 
 

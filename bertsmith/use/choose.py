@@ -12,7 +12,8 @@ from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.multiple_choice import ChoiceExample, encode_examples
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
-from bertsmith.use.masked_lm import chunked, resolve_task_model
+from bertsmith.use.inputs import chunked
+from bertsmith.use.model_setup import resolve_task_model
 
 #: Number of prompts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 256

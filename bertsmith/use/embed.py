@@ -32,7 +32,7 @@ from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_to
 from bertsmith.runtime.memory_estimates import estimate_inference_bytes
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.text.unknown import TokenCounter
-from bertsmith.use.masked_lm import check_is_text_list
+from bertsmith.use.inputs import check_is_text_list
 from bertsmith.use.model_setup import set_up_embedding_encoder
 from bertsmith.use.token_vectors import (
     Floats,

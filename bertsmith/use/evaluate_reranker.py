@@ -8,7 +8,7 @@ from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.reranking_data import PairEncoder, read_reranking_examples
 from bertsmith.tasks.reranking_settings import RerankingSettings
 from bertsmith.train.reranking.evaluation import build_heldout_queries
-from bertsmith.use.masked_lm import resolve_reranker
+from bertsmith.use.model_setup import resolve_reranker
 
 
 def evaluate_reranker(

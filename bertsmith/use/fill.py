@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
 from bertsmith.text.mask import MASK_TOKEN, check_mask, shorten_text
+from bertsmith.use.inputs import chunked
 from bertsmith.use.masked_lm import (
     MaskedSequence,
     MaskedTokenPredictor,
-    ModelOrPath,
-    chunked,
     get_max_text_tokens,
     predict_masked_tokens,
-    resolve_model,
 )
+from bertsmith.use.model_setup import ModelOrPath, resolve_model
 
 #: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 256

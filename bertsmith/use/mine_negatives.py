@@ -20,8 +20,9 @@ from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.tables import get_text
-from bertsmith.use.masked_lm import chunked, resolve_reranker
+from bertsmith.use.inputs import chunked
 from bertsmith.use.mining_settings import MiningSettings
+from bertsmith.use.model_setup import resolve_reranker
 from bertsmith.use.rerank import rank_documents
 from bertsmith.use.search import Searcher, SearchResult
 from bertsmith.use.table_output import (

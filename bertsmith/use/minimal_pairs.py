@@ -19,7 +19,8 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.tables import Row, get_text, read_rows
 from bertsmith.tasks.text_files import UTF8, detect_table_format
-from bertsmith.use.masked_lm import ModelOrPath, chunked, resolve_model
+from bertsmith.use.inputs import chunked
+from bertsmith.use.model_setup import ModelOrPath, resolve_model
 from bertsmith.use.pseudo_log_likelihood import (
     PLL_VARIANTS,
     PllVariant,

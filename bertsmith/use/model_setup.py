@@ -1,16 +1,28 @@
-"""Set up loaded models for inference: attention kernel, TF32 on CUDA, and the fast mode."""
+"""Load models and set them up for inference: attention kernel, TF32 on CUDA, and the fast mode."""
 
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle
-from bertsmith.errors import SettingsError
+from bertsmith.bundle import (
+    EncoderBundle,
+    FineTunedBundle,
+    PretrainedBundle,
+    TaskKind,
+    load,
+    load_fine_tuned,
+)
+from bertsmith.errors import ModelError, SettingsError
 from bertsmith.interop.openvino import OpenVINOBundle, OpenVINOEncoder
 from bertsmith.model.bert import BertModel
 from bertsmith.model.ops.cuda import find_varlen_obstacle
+from bertsmith.plurals import count_noun
 from bertsmith.runtime.device import configure_determinism
 from bertsmith.use.quantization import quantize, quantize_model
+
+#: A loaded model, or the path of a model directory or run directory.
+ModelOrPath = PretrainedBundle | Path | str
 
 Bundle = TypeVar("Bundle", bound=PretrainedBundle | FineTunedBundle)
 
@@ -29,6 +41,66 @@ def set_up_model(bundle: Bundle, *, fast: bool = False) -> Bundle:
         bundle = quantize_model(bundle)
     set_up_encoder(bundle.model.bert)
     return bundle
+
+
+def resolve_model(model: ModelOrPath, *, fast: bool = False) -> PretrainedBundle:
+    """Set up a loaded model for inference, or load a path on the CPU; see ``set_up_model``."""
+    bundle = model if isinstance(model, PretrainedBundle) else load(model)
+    return set_up_model(bundle, fast=fast)
+
+
+def resolve_task_model(
+    model: FineTunedBundle | Path | str, *kinds: TaskKind, fast: bool = False
+) -> FineTunedBundle:
+    """Set up a loaded fine-tuned model for inference, or load a path on the CPU.
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        kinds: The task kinds that the caller supports.
+        fast: Whether to use 8-bit or 16-bit arithmetic; see ``quantize_model``.
+
+    Raises:
+        ModelError: The model is not fine-tuned, or its task is none of ``kinds``.
+    """
+    bundle = _load_task_model(model)
+    if bundle.head.kind not in kinds:
+        raise ModelError(
+            f"{bundle.path}: this model is of the kind {bundle.head.kind!r}; expected "
+            f"{' or '.join(map(repr, kinds))}; `bertsmith predict` accepts every kind"
+        )
+    return set_up_model(bundle, fast=fast)
+
+
+def resolve_reranker(model: FineTunedBundle | Path | str, *, fast: bool = False) -> FineTunedBundle:
+    """Return a model with one output, set up for inference; see ``resolve_task_model``.
+
+    Raises:
+        ModelError: The model is not fine-tuned, or has several outputs.
+    """
+    bundle = _load_task_model(model)
+    head = bundle.head
+    if head.kind != "regression":
+        is_classifier = head.kind in ("single", "multi")
+        description = (
+            f"a classifier with {count_noun(len(head.labels), 'label')}"
+            if is_classifier
+            else f"of the kind {head.kind!r}"
+        )
+        raise ModelError(
+            f"{bundle.path}: this model is {description}, but reranking needs a model with one "
+            "output; train one with `bertsmith finetune rerank`, or use `bertsmith predict`"
+        )
+    return set_up_model(bundle, fast=fast)
+
+
+def _load_task_model(model: FineTunedBundle | Path | str) -> FineTunedBundle:
+    """Return a loaded fine-tuned model, or load a path on the CPU."""
+    if not isinstance(model, FineTunedBundle | Path | str):
+        raise ModelError(
+            f"{type(model).__name__}: not a fine-tuned model; give the path of a model directory "
+            "or run directory"
+        )
+    return model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
 
 
 def set_up_embedding_encoder(

@@ -10,7 +10,9 @@ from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError, ModelError
 from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.tasks.text_pairs import add_special_tokens
-from bertsmith.use.masked_lm import ModelOrPath, chunked, pack_on_device, resolve_model
+from bertsmith.use.inputs import chunked
+from bertsmith.use.masked_lm import pack_on_device
+from bertsmith.use.model_setup import ModelOrPath, resolve_model
 
 #: Token ids and segment ids of a sequence [CLS] A [SEP] B [SEP].
 EncodedPair = tuple[list[int], list[int]]

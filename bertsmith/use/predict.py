@@ -13,7 +13,8 @@ from bertsmith.tasks.classification import TextExample, encode_examples
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
-from bertsmith.use.masked_lm import check_is_text_list, chunked, resolve_task_model
+from bertsmith.use.inputs import check_is_text_list, chunked
+from bertsmith.use.model_setup import resolve_task_model
 
 #: Number of texts encoded together, so that sequences of similar length can share a batch.
 _CHUNK_SIZE = 1024

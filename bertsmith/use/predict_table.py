@@ -32,7 +32,7 @@ from bertsmith.tasks.tables import (
     open_table,
 )
 from bertsmith.tasks.text_files import UTF8, choose_output_encoding, detect_table_format
-from bertsmith.use.masked_lm import chunked
+from bertsmith.use.inputs import chunked
 from bertsmith.use.predict_lines import InvalidLines, predict_inputs, predict_lines
 from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (

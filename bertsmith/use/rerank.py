@@ -7,7 +7,8 @@ from pathlib import Path
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.errors import InputError
-from bertsmith.use.masked_lm import check_is_text_list, resolve_reranker
+from bertsmith.use.inputs import check_is_text_list
+from bertsmith.use.model_setup import resolve_reranker
 from bertsmith.use.predict import Prediction, iter_predictions
 
 

@@ -8,7 +8,9 @@ from typing import overload
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.use.masked_lm import ModelOrPath, chunked, get_max_text_tokens, resolve_model
+from bertsmith.use.inputs import chunked
+from bertsmith.use.masked_lm import get_max_text_tokens
+from bertsmith.use.model_setup import ModelOrPath, resolve_model
 from bertsmith.use.pseudo_log_likelihood import PllVariant, compute_log_probabilities
 
 #: Number of lines scored together, whose masked copies share batches.

@@ -18,7 +18,7 @@ from bertsmith.use.late_interaction import (
     encode_line_tokens,
     encode_query_tokens,
 )
-from bertsmith.use.masked_lm import resolve_reranker
+from bertsmith.use.model_setup import resolve_reranker
 from bertsmith.use.nearest_neighbors import (
     GRAPH_FILE,
     VECTORS_FILE,

@@ -13,7 +13,9 @@ from bertsmith.bundle import PretrainedBundle
 from bertsmith.interop.sentence_transformers.splade import SpladeConfig
 from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.use.embed import Embedder
-from bertsmith.use.masked_lm import ModelOrPath, check_is_text_list, pack_on_device, resolve_model
+from bertsmith.use.inputs import check_is_text_list
+from bertsmith.use.masked_lm import pack_on_device
+from bertsmith.use.model_setup import ModelOrPath, resolve_model
 from bertsmith.use.token_vectors import Floats
 
 #: Maximum number of logits computed at once (16 MiB of float32), except for a longer sequence.

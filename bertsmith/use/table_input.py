@@ -15,7 +15,7 @@ from bertsmith.tasks.tables import (
     open_table,
     reject_lone_surrogates,
 )
-from bertsmith.use.masked_lm import chunked
+from bertsmith.use.inputs import chunked
 
 #: Number of rows of a stream that are read to find the columns.
 _HEAD_SIZE = 1024

@@ -17,7 +17,8 @@ from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tagging import TokenAlignment, encode_examples, to_unit_tags
-from bertsmith.use.masked_lm import chunked, resolve_task_model
+from bertsmith.use.inputs import chunked
+from bertsmith.use.model_setup import resolve_task_model
 from bertsmith.use.predict import compute_probabilities
 
 #: Number of texts encoded together, so that sequences of similar length can share a batch.

@@ -27,7 +27,7 @@ from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import TableSource, open_table
 from bertsmith.tasks.text_files import UTF8, detect_table_format
-from bertsmith.use.masked_lm import chunked
+from bertsmith.use.inputs import chunked
 from bertsmith.use.predict_table import DECIMALS, TableCounts
 from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (

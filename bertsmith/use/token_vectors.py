@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.errors import InputError
-from bertsmith.use.masked_lm import check_is_text_list
+from bertsmith.use.inputs import check_is_text_list
 
 Floats = NDArray[np.float32]
 
