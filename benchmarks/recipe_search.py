@@ -51,6 +51,7 @@ from bertsmith.files import lock_open_file
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
+from bertsmith.train.pretraining.resolve import compute_store_id
 
 RESULTS_FILE = "results.jsonl"
 CALIBRATION_FILE = "calibration.json"
@@ -232,7 +233,7 @@ def plot_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train a variant with a seed, unless its result is stored; return the result.
+    """Train a variant with a seed, unless its result on this store exists; return the result.
 
     If the stored result was evaluated on another number of sequences, the model is evaluated again.
     """
@@ -241,10 +242,13 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
         "variant": variant.name, "seed": seed, "settings": list(variant.settings),
         "size": options.size, "budget": budget, "length": budget_options,
     }  # fmt: skip
+    store = Store.open(options.data)
+    data = {"store_id": compute_store_id(store), "eval_sequences": options.eval_sequences}
     for result in read_results(options.results):
-        # Earlier versions did not store the number of sequences.
-        num_sequences = result.get("eval_sequences", options.eval_sequences)
-        if key.items() <= result.items() and num_sequences == options.eval_sequences:
+        # Earlier versions did not store the values of `data`.
+        if key.items() <= result.items() and all(
+            result.get(name, value) == value for name, value in data.items()
+        ):
             return result
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
     run = options.results / "runs" / f"{variant.name}-{seed}-{digest}"
@@ -252,19 +256,21 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
     lines = read_metrics(run)
     seconds, num_tokens = sum_training_time(lines)
     heldout = [line for line in lines if line["kind"] == "heldout"][-1]
-    store = Store.open(options.data)
-    result = key | {
-        "heldout_loss": compute_heldout_loss(run / "model", store, options.eval_sequences),
-        "eval_sequences": options.eval_sequences,
-        "run_loss": heldout["mlm_loss"],
-        "nsp_accuracy": heldout.get("nsp_accuracy"),
-        "steps": heldout["step"],
-        "seconds": round(seconds, 1),
-        "tokens": num_tokens,
-        "curve": read_curve(lines),
-        "machine": describe_machine(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    result = (
+        key
+        | data
+        | {
+            "heldout_loss": compute_heldout_loss(run / "model", store, options.eval_sequences),
+            "run_loss": heldout["mlm_loss"],
+            "nsp_accuracy": heldout.get("nsp_accuracy"),
+            "steps": heldout["step"],
+            "seconds": round(seconds, 1),
+            "tokens": num_tokens,
+            "curve": read_curve(lines),
+            "machine": describe_machine(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
     append_result(options.results, result)
     return result
 
@@ -354,6 +360,8 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.report and options.data is None:
         parser.error("--data is missing; pass the path of a token store")
+    if options.calibration_steps <= WARMUP_STEPS:
+        parser.error(f"--calibration-steps must be more than {WARMUP_STEPS}, the warm-up steps")
     if options.plot and not options.report:
         parser.error("--plot needs --report")
     return options

@@ -169,5 +169,6 @@ def _note_minimal_pairs(results: CellResults) -> list[str]:
     for key, result in results.items():
         if key.task == "minimal-pairs" and result is not None:
             files = count_noun(len(result["files"]), "file")
-            return [f"Minimal pairs: mean of {files}, {result['num_pairs']:,} pairs."]
+            pairs = count_noun(result["num_pairs"], "pair")
+            return [f"Minimal pairs: mean of {files}, {pairs}."]
     return []

@@ -20,7 +20,9 @@ from recipe_search import (
 )
 from scipy import stats
 
+from bertsmith.data.store import Store
 from bertsmith.files import lock_open_file
+from bertsmith.train.pretraining.resolve import compute_store_id
 
 FAST, MUON = Variant("fast", ("run.threads=1",)), Variant("muon", ("optim.optimizer=muon",))
 
@@ -64,9 +66,9 @@ def test_result_of_another_search_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_stored_result_is_not_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Path, opened_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A result with the same variant, seed, settings, size, length and evaluation is returned."""
+    """A result with the same variant, seed, store, size, length and evaluation is returned."""
 
     def fail(*_: Any) -> None:
         raise AssertionError("trained")
@@ -81,18 +83,25 @@ def test_stored_result_is_not_trained_again(
         "length": ["--steps", "8"],
     }
     append_result(tmp_path, key | {"heldout_loss": 2.5})
-    assert run_variant(FAST, 3, _make_options(tmp_path, steps=8))["heldout_loss"] == 2.5
+    assert run_variant(FAST, 3, _make_options(tmp_path, data=store, steps=8))["heldout_loss"] == 2.5
     append_result(tmp_path, key | {"seed": 5, "eval_sequences": 64, "heldout_loss": 2.25})
-    assert run_variant(FAST, 5, _make_options(tmp_path, steps=8))["heldout_loss"] == 2.25
+    assert (
+        run_variant(FAST, 5, _make_options(tmp_path, data=store, steps=8))["heldout_loss"] == 2.25
+    )
+    store_id = compute_store_id(opened_store)
+    append_result(tmp_path, key | {"seed": 6, "store_id": store_id, "heldout_loss": 2.75})
+    assert run_variant(FAST, 6, _make_options(tmp_path, data=store, steps=8))["seed"] == 6
+    append_result(tmp_path, key | {"seed": 7, "store_id": "another", "heldout_loss": 2.75})
     for variant, seed, changes in (
         (FAST, 4, {"steps": 8}),
         (MUON, 3, {"steps": 8}),
         (FAST, 3, {"steps": 9}),
         (FAST, 3, {"steps": 8, "size": "tiny"}),
         (FAST, 5, {"steps": 8, "eval_sequences": 128}),
+        (FAST, 7, {"steps": 8}),
     ):
         with pytest.raises(AssertionError, match="trained"):
-            run_variant(variant, seed, _make_options(tmp_path, **changes))
+            run_variant(variant, seed, _make_options(tmp_path, data=store, **changes))
 
 
 def test_budget_is_converted_with_the_calibration(tmp_path: Path) -> None:
