@@ -7,6 +7,11 @@ from torch import Tensor
 
 from bertsmith.model.ops.attention_layout import AttentionLayout, Bucket
 
+# Of each head in a group of four: the decrease of the score per token of distance, and the position
+# relative to the query from which distances count.
+_SLOPES = (1.0, 1.0, 1 / 8, 1 / 64)
+_CENTER_OFFSETS = (-1, 1, 0, 0)
+
 
 def add_neighbor_bias(
     layout: AttentionLayout, strength: Tensor, num_heads: int, dtype: torch.dtype
@@ -37,13 +42,14 @@ def build_neighbor_bias(
 ) -> Tensor:
     """Return the values that are added to the attention scores.
 
-    The heads alternately prefer the previous and the next token: with c = i - 1 or c = i + 1, the
-    score of query i and key j is reduced by strength * |j - c|. This is the linear bias of ALiBi
-    (Press et al. 2022, arXiv:2108.12409) with a shifted center. The score of [CLS] (j = 0) is not
-    reduced.
+    The score of query i and key j is reduced by strength * slope * |j - center|. This is the linear
+    bias of ALiBi (Press et al. 2022, arXiv:2108.12409) with a shifted center for half of the heads.
+    In each group of four heads, the first prefers the previous token (center i - 1, slope 1), the
+    second the next token (center i + 1, slope 1), and the other two look further in both directions
+    (center i, slopes 1/8 and 1/64). The score of [CLS] (j = 0) is not reduced.
 
     Args:
-        strength: float32 [], reduction of the score per token of distance.
+        strength: float32 [], reduction of the score per token of distance at a slope of 1.
         num_heads: N.
         max_seqlen: S.
         dtype: Dtype of the result.
@@ -53,6 +59,8 @@ def build_neighbor_bias(
     """
     device = strength.device
     positions = torch.arange(max_seqlen, device=device)
-    heads = torch.arange(num_heads, device=device)[:, None, None]
-    centers = positions[:, None] + 2 * (heads % 2) - 1
-    return (-strength * (positions - centers).abs() * (positions > 0)).to(dtype)
+    head_types = torch.arange(num_heads, device=device) % len(_SLOPES)
+    slopes = torch.tensor(_SLOPES, device=device)[head_types, None, None]
+    offsets = torch.tensor(_CENTER_OFFSETS, device=device)[head_types, None, None]
+    distances = (positions - positions[:, None] - offsets).abs()
+    return (-strength * slopes * distances * (positions > 0)).to(dtype)

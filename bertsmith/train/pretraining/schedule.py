@@ -24,8 +24,8 @@ class PretrainScheduleSettings(ScheduleSettings):
     #: prediction. The rest of the run is masked LM (Gisserot-Boukhlef et al. 2025,
     #: arXiv:2507.00994; see also GPT-BERT, Charpentier and Samuel 2024, arXiv:2410.24159).
     causal_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    #: Number of steps, at most half of the run, in which attention has a bias towards the previous
-    #: and the next token. The bias falls linearly to 0. Not for left-to-right training.
+    #: Number of steps, at most half of the run, in which attention has a bias towards neighboring
+    #: tokens. The bias falls linearly to 0. Not for left-to-right training.
     neighbor_bias_steps: Annotated[int, Field(ge=0)] = 0
 
 

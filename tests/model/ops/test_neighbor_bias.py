@@ -13,16 +13,17 @@ from tests.model.examples import EQUAL_LENGTHS, RAGGED_LENGTHS, draw_batch, make
 STRENGTH = torch.tensor(0.75)
 
 
-@pytest.mark.parametrize("num_heads", [1, 3, 4])
-def test_heads_prefer_the_previous_or_the_next_token(num_heads: int) -> None:
-    """The score falls by the strength per token of distance from a neighbor, except for [CLS]."""
+@pytest.mark.parametrize("num_heads", [1, 3, 6])
+def test_heads_prefer_neighbors_or_nearby_tokens(num_heads: int) -> None:
+    """The score falls with the distance from the head's center, except for that of [CLS]."""
     bias = build_neighbor_bias(STRENGTH, num_heads, 11, torch.float64)
     assert bias.shape == (num_heads, 11, 11)
+    slopes = [1, 1, 1 / 8, 1 / 64, 1, 1]
+    offsets = [-1, 1, 0, 0, -1, 1]
     for head in range(num_heads):
-        center = 1 if head % 2 else -1
         for query in range(11):
             for key in range(11):
-                expected = -0.75 * abs(key - query - center)
+                expected = -0.75 * slopes[head] * abs(key - query - offsets[head])
                 if key == 0:
                     expected = 0.0
                 assert bias[head, query, key] == expected, (head, query, key)
@@ -67,7 +68,7 @@ def test_kernels_agree_with_the_bias(lengths: tuple[int, ...]) -> None:
 
 
 def test_bias_moves_attention_to_neighbors() -> None:
-    """With a strong bias, heads 0 and 2 attend to the previous token, head 1 to the next one."""
+    """With a strong bias, the first heads attend to the previous, next and same token."""
     config = make_prime_size_config(nsp=False)
     model = BertForPreTraining(config).eval()
     batch = pack_sequences([(list(range(5, 14)), [0] * 9)])
@@ -79,5 +80,5 @@ def test_bias_moves_attention_to_neighbors() -> None:
     probabilities = layer.compute_probabilities(hidden, layout)[0]
     # Without [CLS], which has no bias, and the last token, which has no next one.
     preferred_keys = probabilities[:, 2:-1, 1:].argmax(-1).tolist()
-    previous, following = [0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7]
-    assert preferred_keys == [previous, following, previous]
+    previous, same, following = [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]
+    assert preferred_keys == [previous, following, same]
