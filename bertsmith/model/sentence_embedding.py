@@ -16,6 +16,7 @@ from bertsmith.model.denoising_decoder import DenoisingDecoder
 from bertsmith.model.ops.cross_entropy import to_full_precision
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch
+from bertsmith.model.pooling import pool_tokens
 
 #: Name of an activation function of a Dense module in sentence-transformers -> the function.
 DENSE_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
@@ -110,43 +111,3 @@ class BertForSentenceEmbedding(nn.Module):
             elif normalize:
                 states = F.normalize(states, dim=-1)
         return states
-
-
-def pool_tokens(states: Tensor, batch: PackedBatch, modes: Sequence[str]) -> Tensor:
-    """Combine the hidden states of each text into one vector per mode, and concatenate these.
-
-    Args:
-        states: Hidden states, float32 [T, D].
-        batch: The packed texts.
-        modes: Pooling modes.
-
-    Returns:
-        float32 [B, D * number of modes].
-    """
-    lengths = batch.cu_seqlens.diff().long()
-    sequence_indices = batch.sequence_indices
-
-    def sum_tokens(x: Tensor) -> Tensor:
-        return x.new_zeros(len(lengths), x.shape[1]).index_add(0, sequence_indices, x)
-
-    pooled = []
-    for mode in modes:
-        if mode == "mean":
-            pooled.append(sum_tokens(states) / lengths[:, None])
-        elif mode == "mean_sqrt_len_tokens":
-            pooled.append(sum_tokens(states) / lengths[:, None] ** 0.5)
-        elif mode == "weightedmean":
-            # The n-th token has weight n.
-            weights = (batch.positions + 1).to(states.dtype)[:, None]
-            weight_sums = lengths * (lengths + 1) / 2
-            pooled.append(sum_tokens(weights * states) / weight_sums[:, None])
-        elif mode == "max":
-            text_states: Sequence[Tensor] = states.split(lengths.tolist())  # type: ignore[no-untyped-call]
-            pooled.append(torch.stack([x.amax(0) for x in text_states]))
-        elif mode == "cls":
-            pooled.append(states.index_select(0, batch.first_token_indices))
-        elif mode == "lasttoken":
-            pooled.append(states.index_select(0, batch.last_token_indices))
-        else:
-            raise ValueError(f"unknown pooling mode {mode!r}")
-    return torch.cat(pooled, -1)

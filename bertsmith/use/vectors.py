@@ -5,7 +5,7 @@ In shapes, W is the width of the vectors.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bertsmith.interop.sentence_transformers import Dense, PoolingConfig, Poolin
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import PackedBatch
+from bertsmith.model.pooling import pool_tokens
 from bertsmith.model.sentence_embedding import DENSE_ACTIVATIONS
 from bertsmith.plurals import count_noun
 from bertsmith.use.vector_settings import PoolingName, VectorSettings
@@ -178,11 +179,13 @@ def compute_vectors(
         lengths = batch.cu_seqlens.diff().tolist()
         token_states: Sequence[Tensor] = states.split(lengths)  # type: ignore[no-untyped-call]
         if not spec.include_special_tokens:
-            # An empty text keeps [CLS] and [SEP], as in ``_Pooling``.
+            # An empty text keeps [CLS] and [SEP], as in ``pool_tokens``.
             token_states = tuple(x[1:-1] if len(x) > 2 else x for x in token_states)
         return [_postprocess(x, spec) for x in token_states]
-    pooling = _Pooling.build(batch, states, include_special_tokens=spec.include_special_tokens)
-    return _postprocess(torch.cat([_POOLING[mode](pooling) for mode in spec.modes], -1), spec)
+    vectors = pool_tokens(
+        states, batch, spec.modes, include_special_tokens=spec.include_special_tokens
+    )
+    return _postprocess(vectors, spec)
 
 
 def _compute_combined_layers(
@@ -228,96 +231,3 @@ def _postprocess(x: Tensor, spec: VectorSpec) -> Tensor:
             bias = None if step.bias is None else step.bias.to(x)
             x = DENSE_ACTIVATIONS[step.activation](F.linear(x, step.weight.to(x), bias))
     return x
-
-
-@dataclass(frozen=True)
-class _Pooling:
-    """The pooled tokens of all texts of a batch, for operations without a loop over the texts.
-
-    On a GPU, such a loop would start several kernels for each text.
-
-    Attributes:
-        states: float32 [T, D], hidden states.
-        text_indices: int64 [T], the index of each token's text.
-        first_indices: int64 [B], the index of each text's first pooled token.
-        counts: int64 [B], the number of pooled tokens of each text.
-    """
-
-    states: Tensor
-    text_indices: Tensor
-    first_indices: Tensor
-    counts: Tensor
-
-    @classmethod
-    def build(cls, batch: PackedBatch, states: Tensor, *, include_special_tokens: bool) -> Self:
-        """Select the tokens to pool: all, or all but [CLS] and [SEP].
-
-        An empty text keeps [CLS] and [SEP], because the mean of no tokens is undefined.
-
-        Args:
-            batch: The packed texts.
-            states: float32 [T, D], hidden states of the batch.
-            include_special_tokens: Whether to pool [CLS] and [SEP].
-        """
-        lengths = batch.cu_seqlens.diff().long()
-        first_indices = batch.first_token_indices
-        num_excluded = torch.zeros_like(lengths)
-        if not include_special_tokens:
-            num_excluded = (lengths > 2).long()
-        return cls(
-            states,
-            batch.sequence_indices,
-            first_indices + num_excluded,
-            lengths - 2 * num_excluded,
-        )
-
-    @property
-    def ordinals(self) -> Tensor:
-        """int64 [T], each token's number among the pooled tokens of its text, from 0.
-
-        The number of a token that is not pooled is negative or at least the number of pooled
-        tokens.
-        """
-        indices = torch.arange(len(self.states), device=self.states.device)
-        return indices - self.first_indices[self.text_indices]
-
-    @property
-    def is_pooled(self) -> Tensor:
-        """Whether each token is pooled, bool [T]."""
-        ordinals = self.ordinals
-        return (ordinals >= 0) & (ordinals < self.counts[self.text_indices])
-
-    def sum(self, weights: Tensor | None = None) -> Tensor:
-        """Return the sum over the pooled tokens of each text, [B, D].
-
-        Args:
-            weights: [T], factor of each token; None for 1.
-        """
-        scales = self.is_pooled.to(self.states)
-        if weights is not None:
-            scales = scales * weights
-        sums = self.states.new_zeros(len(self.counts), self.states.shape[1])
-        return sums.index_add_(0, self.text_indices, self.states * scales[:, None])
-
-    def max(self) -> Tensor:
-        """Return the maximum over the pooled tokens of each text, [B, D]."""
-        states = self.states.masked_fill(~self.is_pooled[:, None], -torch.inf)
-        maxima = states.new_full((len(self.counts), states.shape[1]), -torch.inf)
-        text_indices = self.text_indices[:, None].expand_as(states)
-        return maxima.scatter_reduce_(0, text_indices, states, "amax")
-
-    def weighted_mean(self) -> Tensor:
-        """Return the mean in which the n-th pooled token of a text has the weight n, [B, D]."""
-        total_weights = self.counts * (self.counts + 1) // 2
-        return self.sum(self.ordinals + 1) / total_weights[:, None]
-
-
-#: Pooling mode -> function that returns the pooled hidden states, [B, D].
-_POOLING: Final[dict[PoolingMode, Callable[[_Pooling], Tensor]]] = {
-    "cls": lambda pooling: pooling.states[pooling.first_indices],
-    "max": _Pooling.max,
-    "mean": lambda pooling: pooling.sum() / pooling.counts[:, None],
-    "mean_sqrt_len_tokens": lambda pooling: pooling.sum() / pooling.counts[:, None].sqrt(),
-    "weightedmean": _Pooling.weighted_mean,
-    "lasttoken": lambda pooling: pooling.states[pooling.first_indices + pooling.counts - 1],
-}
