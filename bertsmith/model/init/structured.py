@@ -49,15 +49,27 @@ _MIN_HEAD_DIM = 4
 
 
 @torch.no_grad()
+def init_separate_positions(model: BertForPreTraining) -> None:
+    """Give words and segments some dimensions of the embeddings, and positions the others.
+
+    Call this after ``init_from_unigrams``. Learned position embeddings become sinusoids in as many
+    dimensions as a head has, at most a quarter of the width. Attention can then compare tokens
+    regardless of their positions. A model that is too narrow, or whose position embeddings are
+    fixed, is not changed.
+    """
+    _Subspaces.separate_positions(model)
+
+
+@torch.no_grad()
 def init_neighbor_heads(model: BertForPreTraining) -> None:
     """Make two heads of the first layer attend to neighboring tokens.
 
-    Call this after ``init_from_unigrams``. Learned position embeddings become sinusoids in separate
-    dimensions, where a shift is a rotation (Vaswani et al. 2017, section 3.5). One head attends to
-    the previous token and one to the next token. In a causal model, the second head attends to the
-    token before the previous one. In a model with a single head, this head attends to the previous
-    token. A model that is too narrow for separate position dimensions, or whose position embeddings
-    are fixed, is not changed.
+    Call this after ``init_from_unigrams``. Positions get separate dimensions, see
+    ``init_separate_positions``, where a shift is a rotation (Vaswani et al. 2017, section 3.5). One
+    head attends to the previous token and one to the next token. In a causal model, the second head
+    attends to the token before the previous one. In a model with a single head, this head attends
+    to the previous token. A model that is too narrow for separate position dimensions, or whose
+    position embeddings are fixed, is not changed.
     """
     subspaces = _Subspaces.separate_positions(model)
     if subspaces is None:

@@ -51,12 +51,19 @@ class RunSettings(SettingsTable):
     #: Initialization of the weights.
     #: "random": as published.
     #: "unigram": output biases from unigram frequencies, and sinusoidal position embeddings.
-    #: "neighbor-heads": "unigram", and two heads that attend to neighboring tokens.
-    #: "match-heads": "unigram", a head that attends to equal tokens in the other segment, and one
-    #: that counts them; needs two layers, heads and segments. The NSP classifier starts at 0.
+    #: "separate-positions": "unigram", with dimensions of the embeddings only for positions.
+    #: "neighbor-heads": "separate-positions", and two heads that attend to neighboring tokens.
+    #: "match-heads": "separate-positions", a head that attends to equal tokens in the other
+    #: segment, and one that counts them; needs two layers, heads and segments. The NSP classifier
+    #: starts at 0.
     #: "cross-segment-heads": "neighbor-heads" and "match-heads".
     initialization: Literal[
-        "random", "unigram", "neighbor-heads", "match-heads", "cross-segment-heads"
+        "random",
+        "unigram",
+        "separate-positions",
+        "neighbor-heads",
+        "match-heads",
+        "cross-segment-heads",
     ] = "random"
     #: Dropout rate during pre-training, of attention probabilities too; None: the rates of the
     #: model. The rates of the model are stored in its config and used by fine-tuning.

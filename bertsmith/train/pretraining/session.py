@@ -17,7 +17,11 @@ from bertsmith.data.stream import ExampleStream
 from bertsmith.data.unigram import count_token_ids
 from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, count_parameters
-from bertsmith.model.init.structured import init_cross_segment_heads, init_neighbor_heads
+from bertsmith.model.init.structured import (
+    init_cross_segment_heads,
+    init_neighbor_heads,
+    init_separate_positions,
+)
 from bertsmith.model.init.unigram import init_from_unigrams
 from bertsmith.model.ops.dropout import DropoutSeed, set_dropout_rate
 from bertsmith.plurals import count_noun
@@ -167,6 +171,8 @@ class Session:
         if self.settings.run.initialization != "random":
             token_counts = count_token_ids(self.train_split, self.settings.model.vocab_size)
             init_from_unigrams(self.model, torch.from_numpy(token_counts))
+        if self.settings.run.initialization == "separate-positions":
+            init_separate_positions(self.model)
         if self.settings.run.initialization == "neighbor-heads":
             init_neighbor_heads(self.model)
         if self.settings.run.initialization in ("match-heads", "cross-segment-heads"):

@@ -11,7 +11,11 @@ from bertsmith.model.attention import SelfAttention
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.embeddings import sinusoidal_positions
-from bertsmith.model.init.structured import init_cross_segment_heads, init_neighbor_heads
+from bertsmith.model.init.structured import (
+    init_cross_segment_heads,
+    init_neighbor_heads,
+    init_separate_positions,
+)
 from bertsmith.model.init.unigram import init_from_unigrams
 from bertsmith.model.packed import PackedBatch, pack_sequences
 
@@ -109,6 +113,21 @@ def test_neighbor_heads_attend_to_neighbors(
     values = layer.query_key_value.weight.view(3, 2, 64, 128)[2]
     assert not values[:, :, 96:].any()
     torch.testing.assert_close(values[0][:, :96] @ values[0][:, :96].T, torch.eye(64))
+
+
+def test_positions_have_separate_dimensions() -> None:
+    """Words and segments are 0 in the dimensions of positions, and positions in the others."""
+    model = BertForPreTraining(CONFIG)
+    init_separate_positions(model)
+    embeddings = model.bert.embeddings
+    num_word_dims = CONFIG.width - CONFIG.width // 4
+    for table in (embeddings.words.weight, embeddings.segments.weight):
+        assert table[:, :num_word_dims].all()
+        assert not table[:, num_word_dims:].any()
+    assert not embeddings.positions.weight[:, :num_word_dims].any()
+    position_std = embeddings.positions.weight[:, num_word_dims:].std()
+    torch.testing.assert_close(position_std, embeddings.words.weight[:, :num_word_dims].std(),
+                               rtol=0.1, atol=0.0)  # fmt: skip
 
 
 def test_model_without_room_for_position_dimensions_is_not_changed() -> None:

@@ -98,11 +98,19 @@ def test_each_initialization_can_be_switched_off(store: Path) -> None:
             for key, value in initialize(name).items()
             if not torch.equal(value, random_weights[key])
         }
-        for name in ("unigram", "neighbor-heads", "match-heads", "cross-segment-heads")
+        for name in (
+            "unigram",
+            "separate-positions",
+            "neighbor-heads",
+            "match-heads",
+            "cross-segment-heads",
+        )
     }
     assert changed["unigram"] == {"mlm.decoder.bias", "bert.embeddings.positions.weight"}
-    assert changed["unigram"] < changed["neighbor-heads"] < changed["cross-segment-heads"]
-    assert changed["unigram"] < changed["match-heads"]
+    assert changed["unigram"] < changed["separate-positions"] < changed["neighbor-heads"]
+    assert not any("layers" in key for key in changed["separate-positions"])
+    assert changed["neighbor-heads"] < changed["cross-segment-heads"]
+    assert changed["separate-positions"] < changed["match-heads"]
     # The first head of "cross-segment-heads" is a neighbor head, and that of "match-heads" random.
     name = "bert.encoder.layers.0.attention.query_key_value.weight"
     first_heads = {
