@@ -47,6 +47,7 @@ from bertsmith import bundle
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
+from bertsmith.errors import StoreError
 from bertsmith.files import lock_open_file
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.metrics_log import read_metrics
@@ -242,7 +243,10 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
         "variant": variant.name, "seed": seed, "settings": list(variant.settings),
         "size": options.size, "budget": budget, "length": budget_options,
     }  # fmt: skip
-    store = Store.open(options.data)
+    try:
+        store = Store.open(options.data)
+    except StoreError as error:
+        sys.exit(f"error: {error}")
     data = {"store_id": compute_store_id(store), "eval_sequences": options.eval_sequences}
     for result in read_results(options.results):
         # Earlier versions did not store the values of `data`.
@@ -250,27 +254,27 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
             result.get(name, value) == value for name, value in data.items()
         ):
             return result
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
+    # Another evaluation uses the same run, and another store does not.
+    run_key = key | {"store_id": data["store_id"]}
+    digest = hashlib.sha256(json.dumps(run_key).encode()).hexdigest()[:8]
     run = options.results / "runs" / f"{variant.name}-{seed}-{digest}"
     train(variant, seed, budget_options, run, options)
     lines = read_metrics(run)
     seconds, num_tokens = sum_training_time(lines)
     heldout = [line for line in lines if line["kind"] == "heldout"][-1]
-    result = (
-        key
-        | data
-        | {
-            "heldout_loss": compute_heldout_loss(run / "model", store, options.eval_sequences),
-            "run_loss": heldout["mlm_loss"],
-            "nsp_accuracy": heldout.get("nsp_accuracy"),
-            "steps": heldout["step"],
-            "seconds": round(seconds, 1),
-            "tokens": num_tokens,
-            "curve": read_curve(lines),
-            "machine": describe_machine(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-    )
+    result = {
+        **key,
+        **data,
+        "heldout_loss": compute_heldout_loss(run / "model", store, options.eval_sequences),
+        "run_loss": heldout["mlm_loss"],
+        "nsp_accuracy": heldout.get("nsp_accuracy"),
+        "steps": heldout["step"],
+        "seconds": round(seconds, 1),
+        "tokens": num_tokens,
+        "curve": read_curve(lines),
+        "machine": describe_machine(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     append_result(options.results, result)
     return result
 
