@@ -1,16 +1,17 @@
 """A bias of the attention scores towards neighboring tokens, for the start of pre-training."""
 
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from bertsmith.model.ops.attention_layout import AttentionLayout, Bucket
 
-# Of each head in a group of four: the decrease of the score per token of distance, and the position
-# relative to the query from which distances count.
-_SLOPES = (1.0, 1.0, 1 / 8, 1 / 64)
-_CENTER_OFFSETS = (-1, 1, 0, 0)
+#: Decrease of the attention score per token of distance, for each head of a group of four.
+_SLOPES: Final = (1.0, 1.0, 1 / 8, 1 / 64)
+#: Position from which the distances of these heads count, relative to the query.
+_CENTER_OFFSETS: Final = (-1, 1, 0, 0)
 
 
 def add_neighbor_bias(
