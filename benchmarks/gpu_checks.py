@@ -27,6 +27,7 @@ import gpu_training
 import pretrain
 import torch
 from gpu_training import measure, measure_classifier, open_session, profile_steps, run_and_catch
+from torch import distributed
 from torch.nn import functional as F
 
 from bertsmith import bundle
@@ -38,6 +39,7 @@ from bertsmith.model.ops import cross_entropy
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
 from bertsmith.runtime.device import Machine
+from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.train.engine import step
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.micro_batches import to_device
@@ -398,8 +400,28 @@ def run_torchrun(check: Check, num_processes: int, device_name: str, num_steps: 
 
 
 def check_nccl(check: Check) -> None:
-    """Train with torchrun, NCCL and one process; with --dry gloo."""
-    run_torchrun(check, 1, "cpu" if check.is_dry else "cuda", 4 if check.is_dry else 100)
+    """Sum a tensor and gradients with NCCL, and train on all GPUs if there are several.
+
+    With --dry, the sums use gloo.
+    """
+    store = distributed.HashStore()  # type: ignore[attr-defined]
+    backend = "gloo" if check.is_dry else "nccl"
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        # The group of PyTorch has one process. With two, Bertsmith takes the distributed path.
+        processes = ProcessGroup(world_size=2)
+        tensor = processes.sum_tensor(torch.ones(8, device=check.device))
+        model = torch.nn.Linear(8, 1, bias=False).to(check.device)
+        compute_loss = processes.synchronize_gradients(lambda x, _: {"loss": model(x).sum()}, model)
+        loss = compute_loss(tensor, [tensor])["loss"]
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert model.weight.grad is not None
+        check.record("gradient", model.weight.grad.tolist())
+        assert torch.equal(model.weight.grad[0], torch.ones(8, device=check.device))
+    finally:
+        distributed.destroy_process_group()
+    if torch.cuda.device_count() > 1:
+        run_torchrun(check, torch.cuda.device_count(), "cuda", 100)
 
 
 def check_gloo(check: Check) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,10 +20,27 @@ _NUMBER_LIST = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE
 
 
 def check_new_directory(path: Path) -> None:
-    """Raise ModelError if ``path`` exists and is not an empty directory."""
+    """Raise ModelError if ``path`` exists and is not an empty directory, or has no name."""
+    if path.name in ("", ".."):
+        # The directory is written under a temporary name first.
+        raise ModelError(f"{path}: not the name of a new folder; choose a name, such as my-model")
     is_empty_directory = path.is_dir() and not any(path.iterdir())
     if path.exists() and not is_empty_directory:
         raise ModelError(f"{path}: already exists and is not an empty folder; choose a new folder")
+
+
+def name_paths(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each path: its last part, or more parts if different paths have the same.
+
+    Equal paths have the same name.
+    """
+    paths = [path.absolute() for path in paths]
+    num_parts = 1
+    while True:
+        names = ["/".join(path.parts[-num_parts:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            return names
+        num_parts += 1
 
 
 def check_new_file(path: Path) -> None:

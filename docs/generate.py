@@ -35,6 +35,7 @@ from bertsmith.train.distillation.settings import DistillSettings
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.finetuning.settings import TaskRunSettings
 from bertsmith.train.pretraining.recipes import RunSettings
 from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
@@ -51,6 +52,7 @@ SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Checkpoints", "checkpoint", CheckpointSettings),
     ("Pre-training run", "run", RunSettings),
     ("Fine-tuning run", "run", FinetuneRunSettings),
+    ("Fine-tuning run on a task", "run", TaskRunSettings),
     ("Fine-tuning task", "task", TaskSettings),
     ("Embedding model", "embedding", EmbeddingSettings),
     ("Columns of an embedding model's tables", "embedding.columns", TextColumns),

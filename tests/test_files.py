@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import StoreError
-from bertsmith.files import hold_lock, write_directory_once
+from bertsmith.files import hold_lock, name_paths, write_directory_once
 
 HOLD_UNTIL_EOF = """
 import sys
@@ -19,6 +19,13 @@ with hold_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
 """
+
+
+def test_names_of_paths_are_distinct() -> None:
+    """A name has as many parts of the path as necessary; equal paths have the same name."""
+    assert name_paths([Path("/x/a.csv"), Path("/x/b.csv")]) == ["a.csv", "b.csv"]
+    paths = [Path("/x/12/a.csv"), Path("/x/13/a.csv"), Path("/x/12/a.csv")]
+    assert name_paths(paths) == ["12/a.csv", "13/a.csv", "12/a.csv"]
 
 
 @pytest.mark.parametrize("is_directory", [False, True])

@@ -1,6 +1,6 @@
 """Check that a model directory has a masked-LM head, without loading torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from bertsmith.bundle.directory import (
     WEIGHTS_FILE,
     find_weights_file,
 )
-from bertsmith.bundle.metadata import INFO_FILE
+from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import ModelError
 
 
@@ -23,11 +23,11 @@ def check_mlm_head(directory: Path) -> None:
     Only names of tensors are read. Pickled weights and files that cannot be read are not checked;
     they are checked when the model is loaded.
     """
-    info_file = directory / INFO_FILE
-    if info_file.exists():
-        check_predicts_masked_tokens(directory, read_json(info_file))
+    info = read_info(directory)
+    check_predicts_masked_tokens(directory, info)
     names = _list_tensor_names(directory)
-    if names is not None and not any("cls.predictions." in name for name in names):
+    is_missing = names is not None and not any("cls.predictions." in name for name in names)
+    if is_missing or any(name.startswith("mlm.") for name in list_untrained_weights(info)):
         raise missing_head_error(directory, "masked-LM head")
 
 
@@ -44,6 +44,16 @@ def check_predicts_masked_tokens(directory: Path, info: Mapping[str, Any]) -> No
             f"{directory}: this model was trained left to right: it predicts the next word, not a "
             "masked one; use a model trained with data.objective=masked"
         )
+
+
+def list_untrained_weights(info: Mapping[str, Any]) -> Sequence[str]:
+    """Return the weights that a TensorFlow checkpoint did not have when it was imported.
+
+    Args:
+        info: Content of bertsmith.json.
+    """
+    names: Sequence[str] = info.get("imported", {}).get("newly_initialized", ())
+    return names
 
 
 def missing_head_error(directory: Path, head: str) -> ModelError:

@@ -11,7 +11,11 @@ import torch
 from bertsmith.bundle.config import CONFIG_FILE, to_hf_config
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
 from bertsmith.bundle.metadata import INFO_FILE, read_metadata
-from bertsmith.bundle.mlm_head import check_predicts_masked_tokens, missing_head_error
+from bertsmith.bundle.mlm_head import (
+    check_predicts_masked_tokens,
+    list_untrained_weights,
+    missing_head_error,
+)
 from bertsmith.bundle.model_card import MODEL_CARD_FILE, build_model_card
 from bertsmith.bundle.tensor_files import save_tensors
 from bertsmith.bundle.weight_names import to_hf_state_dict
@@ -108,7 +112,8 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
     """Load a BERT with or without heads as a pre-training model in eval mode.
 
     A missing masked-LM head is newly initialized, and its weights are listed in ``new_weights``. A
-    missing next-sentence head is not added.
+    missing next-sentence head is not added. ``new_weights`` also has the weights that were newly
+    initialized when the model was imported.
 
     Args:
         path: A model directory, a run directory, a file of a model directory, the name of a
@@ -132,6 +137,7 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
         model, unused = build_with_weights(build, weights, optional=_MLM_WEIGHTS)
         _initialize_mlm_head(model)
         new_weights = _MLM_WEIGHTS
+    new_weights += tuple(name for name in list_untrained_weights(info) if name not in new_weights)
     return PretrainedBundle(
         model.to(device).eval(),
         tokenizer,

@@ -118,7 +118,8 @@ def embed(
         typer.Option(
             help="mean, max, mean-max, first, last, pooled (the pooler's output), none (a vector "
             "per token), or sentence-transformers' mean_sqrt_len_tokens or weightedmean. Default: "
-            "as the model specifies, else mean.",
+            "as the model specifies, else mean. Replaces a model's pooling, Dense modules, "
+            "normalization and truncate_dim.",
             show_default=False,
         ),
     ] = None,
@@ -126,8 +127,8 @@ def embed(
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="Scale vectors to length 1. Default: as the model specifies, else no, unlike "
-            "`bertsmith export --to sentence-transformers`.",
+            help="Scale vectors to length 1. Default: as the model specifies; no with --pooling "
+            "and for other models, unlike `bertsmith export --to sentence-transformers`.",
         ),
     ] = None,
     special_tokens: Annotated[

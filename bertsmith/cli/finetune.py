@@ -21,6 +21,7 @@ from bertsmith.cli.hints import format_predict_command
 from bertsmith.cli.launcher import check_single_process, report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
+from bertsmith.files import name_paths
 from bertsmith.plurals import count_noun
 
 if TYPE_CHECKING:
@@ -383,9 +384,8 @@ def drop_missing(table: dict[str, Any]) -> dict[str, Any]:
 
 def name_files(files: list[Path]) -> dict[str, str]:
     """Return validation files by name: "dev" for a single file, else the names of the files."""
-    if len(files) == 1:
-        return {"dev": str(files[0].resolve())}
-    return {file.name: str(file.resolve()) for file in files}
+    names = ["dev"] if len(files) == 1 else name_paths(files)
+    return {name: str(file.resolve()) for name, file in zip(names, files, strict=True)}
 
 
 def build_values(

@@ -6,6 +6,7 @@ from typing import Any
 from bertsmith.cli.console import print_example_counts, print_json, print_line
 from bertsmith.cli.model_options import (
     check_device,
+    check_unused_options,
     find_embedding_model,
     load_fine_tuned_model,
     resolve_device,
@@ -42,6 +43,7 @@ def evaluate_vectors(
     if not data.exists():
         raise InputError(f"{data}: no such file or folder")
     check_device(device)
+    _reject_unused_options(data, columns, reading, split)
     from bertsmith.tasks.embedding_settings import EmbeddingSettings
 
     settings = EmbeddingSettings.parse({"columns": columns, **reading}, "the options")
@@ -54,6 +56,27 @@ def evaluate_vectors(
         embedder, data, settings=settings, split=split or "test", dimensions=dimensions
     )
     _print_metrics(metrics, as_json=as_json)
+
+
+def _reject_unused_options(
+    data: Path, columns: dict[str, Any], reading: dict[str, Any], split: str | None
+) -> None:
+    """Raise InputError if an option has no effect on this file or folder."""
+    if not data.is_dir():
+        check_unused_options({"--split": split}, f"{data} is a table, without splits; remove it")
+        return
+    from bertsmith.tasks.beir import is_beir_folder
+
+    if not is_beir_folder(data):
+        return
+    table_options = {
+        f"--{name.replace('_', '-')}": value
+        for name, value in {**columns, **reading}.items()
+        if value is not False
+    }
+    check_unused_options(
+        table_options, f"only valid with a table, and {data} is a BEIR folder; remove it"
+    )
 
 
 def evaluate_reranking(

@@ -62,7 +62,7 @@ def release(
     model card (README.md) that shows them. No file contains a path of this machine.
 
     If the run started from new weights, the settings repeat the training, on the device of the
-    machine that repeats it: bertsmith pretrain --config OUT/settings.toml --data STORE.
+    machine that repeats it: bertsmith pretrain --config OUT/settings.toml --data STORE --out RUN.
     """
     from bertsmith.files import check_new_directory
 

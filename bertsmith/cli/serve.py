@@ -1,7 +1,9 @@
 """``bertsmith serve``: serve models over HTTP, with a web page."""
 
+import ipaddress
 import logging
 import os
+import re
 import socket
 import sys
 from dataclasses import replace
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Environment variable of the API key; unlike an option, it is not visible in process lists.
 API_KEY_VARIABLE = "BERTSMITH_API_KEY"
+#: Matches the header Origin in lower case, also that of a local file and of a browser extension.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+|null")
 
 
 @app.command(
@@ -114,7 +118,7 @@ def serve(
         list[str] | None,
         typer.Option(
             help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are "
-            "used; may be repeated. Default: none.",
+            "used, or * for any, which --uds needs; may be repeated. Default: none.",
             show_default=False,
         ),
     ] = None,
@@ -160,6 +164,8 @@ def serve(
     certificate = _resolve_certificate(ssl_certfile, ssl_keyfile)
     limits = _resolve_limits(assignments or [])
     named_models = _name_models(models or [REFERENCE_MODEL])
+    _check_proxies(forwarded_allow_ips or [], uds)
+    origins = tuple(map(_normalize_origin, cors or ()))
     try:
         from bertsmith.serve.hosts import get_allowed_hosts
         from bertsmith.serve.options import ServerOptions
@@ -189,7 +195,7 @@ def serve(
         num_threads=threads,
         api_key=key,
         key_file=key_file,
-        origins=tuple(cors or ()),
+        origins=origins,
         hosts=hosts,
         has_page=page,
         root_path=_normalize_root_path(root_path),
@@ -302,6 +308,40 @@ def _resolve_certificate(
         missing = "--ssl-certfile" if certificate is None else "--ssl-keyfile"
         raise SettingsError(f"TLS needs a certificate and its private key; add {missing} FILE")
     return certificate, private_key
+
+
+def _check_proxies(addresses: list[str], uds: Path | None) -> None:
+    """Raise SettingsError for an address of a proxy that would have no effect."""
+    if "*" in addresses and len(addresses) > 1:
+        raise SettingsError("--forwarded-allow-ips '*' accepts any address; leave out the others")
+    for address in addresses:
+        if uds is not None and address != "*":
+            raise SettingsError(
+                f"--forwarded-allow-ips {address}: connections to a unix socket have no address; "
+                "use '*', which accepts the headers of all users of the socket"
+            )
+        try:
+            if address != "*":
+                ipaddress.ip_network(address)
+        except ValueError as error:
+            raise SettingsError(
+                f"--forwarded-allow-ips {address}: {error}; give an IP address, a network such as "
+                "10.0.0.0/8, or '*' for any"
+            ) from None
+
+
+def _normalize_origin(origin: str) -> str:
+    """Return an origin as browsers send it, in lower case and without a slash at the end.
+
+    Raises SettingsError for a value that no browser sends.
+    """
+    normalized = origin.lower().rstrip("/")
+    if normalized != "*" and not _ORIGIN.fullmatch(normalized):
+        raise SettingsError(
+            f"--cors {origin}: not an origin; give a scheme, a host and maybe a port, such as "
+            "https://app.example.com, or '*' for any"
+        )
+    return normalized
 
 
 def _normalize_root_path(root_path: str) -> str:

@@ -124,6 +124,8 @@ def _check_overwrite(out: Path, force: bool) -> None:
         VOCAB_FILE,
     )
 
+    if out.name in ("", ".."):
+        raise TokenizerError(f"{out}: not the name of a new folder; choose a name")
     if out.exists() and not out.is_dir():
         raise TokenizerError(f"{out}: this is a file; expected the name of a folder to write")
     names = {path.name for path in out.iterdir()} if out.exists() else set()

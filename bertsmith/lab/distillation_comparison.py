@@ -24,10 +24,10 @@ from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.families import get_family, get_task_settings
 from bertsmith.tasks.outputs import compute_outputs
-from bertsmith.tasks.tables import has_txt_suffix
 from bertsmith.train.distillation.distill import distill, load_distillation
 from bertsmith.train.distillation.embedding_distillation import (
     build_embedding_settings,
+    get_training_columns,
     read_texts,
 )
 from bertsmith.train.distillation.settings import (
@@ -204,7 +204,7 @@ def _find_training_columns(distill: DistillSettings, reading: EmbeddingSettings)
     them too, and pairs with low scores are no positives.
     """
     file = Path(distill.train_files[0])
-    if has_txt_suffix(file) or not reading.columns.list_columns():
+    if not get_training_columns(file, reading).list_columns():
         return TextColumns()
     columns = reading.validation_columns
     with open_rows(file, reading, columns) as rows:

@@ -306,7 +306,8 @@ def _describe_panel(
                 f"{WEIGHTS_FILE} or tokenizer differ from those of the panel's models); run "
                 f"bertsmith lab panel on {model}, or on the released directory"
             )
-        notes.append(f"Measured before the weights were rounded to {options.dtype}.")
+        if options.dtype != "fp32":
+            notes.append(f"Measured before the weights were rounded to {options.dtype}.")
     try:
         table = read_table(panel)
     except (KeyError, TypeError) as error:

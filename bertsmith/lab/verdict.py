@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 #: The outcome of a claim. "open" means that the results neither confirm nor contradict it.
 Outcome = Literal["holds", "contradicted", "open"]
@@ -66,9 +66,10 @@ class Claim:
     def to_markdown(self) -> str:
         """Return the claim and its outcome as one line."""
         values = [value for value in self.differences if value is not None]
-        if len(values) < len(self.differences) or not all(map(math.isfinite, values)):
+        results = [*self.differences, *(self.benefits or ())]
+        if not all(map(is_finite, results)):
             reason = "some results are missing"
-        elif not self.has_benefit:
+        elif not self.has_benefit and len(values) >= self.min_seeds:
             reason = self.no_benefit
         else:
             seeds = ", ".join(f"{value:+.3f}" for value in values)
@@ -89,7 +90,7 @@ class Claim:
 
     def _select_values(self, differences: Sequence[float | None]) -> list[float]:
         """Return the differences; none if a value is missing or seeds are too few."""
-        values = [value for value in differences if value is not None and math.isfinite(value)]
+        values = [value for value in differences if is_finite(value)]
         return values if len(values) >= max(len(differences), self.min_seeds) else []
 
 
@@ -126,6 +127,11 @@ def verdict_to_json(claims: Sequence[Claim]) -> dict[str, Any]:
             for claim in claims
         ],
     }
+
+
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Return whether a value exists and is neither NaN nor infinite."""
+    return value is not None and math.isfinite(value)
 
 
 def subtract(higher: Sequence[float | None], lower: Sequence[float | None]) -> list[float | None]:

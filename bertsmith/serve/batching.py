@@ -14,6 +14,7 @@ import torch
 from bertsmith.runtime.thread_pool import set_local_num_threads
 from bertsmith.serve.deadline import (
     SHUTDOWN_MESSAGE,
+    BusyError,
     Deadline,
     RequestTooLargeError,
     ShuttingDownError,
@@ -168,7 +169,11 @@ class Batcher:
         with self._condition:
             if not self._is_open:
                 raise ShuttingDownError(SHUTDOWN_MESSAGE)
-            self._scheduler.add(call)
+            try:
+                self._scheduler.add(call)
+            except BusyError:
+                deadline.refund_tokens(num_tokens)
+                raise
             # If the client has already disconnected, this calls ``_remove_call`` at once.
             call.future.add_done_callback(partial(self._remove_call, weakref.ref(call)))
             self._condition.notify()

@@ -110,6 +110,11 @@ class Deadline:
                     seconds,
                 )
 
+    def refund_tokens(self, num_tokens: int) -> None:
+        """Return charged tokens that are not computed to the client."""
+        if self.token_bucket is not None:
+            self.token_bucket.refund(num_tokens)
+
     def reserve_answer(self, max_bytes: int) -> None:
         """Wait until there is memory for an answer of at most ``max_bytes``.
 

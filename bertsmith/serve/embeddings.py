@@ -83,7 +83,9 @@ class EmbeddingRoutes:
 
         ``texts`` are texts or token ids, and ``options`` are those of ``submit_embeddings``.
         """
-        embedder = self._service.find_model(model, "embed").embedder
+        # The model may be replaced before the texts are submitted.
+        served_model = self._service.find_model(model, "embed")
+        embedder = served_model.embedder
         num_bytes = BYTES_PER_ELEMENT * len(texts) * embedder.resolve_settings(settings).width
         # A large request tokenizes, and waits for memory, in a thread.
         is_large = sum(map(len, texts)) > MAX_CHARACTERS or num_bytes >= MIN_COUNTED_BYTES
@@ -95,7 +97,9 @@ class EmbeddingRoutes:
         submitted: list[PendingEmbeddings] = []
 
         def submit(deadline: Deadline) -> Any:
-            pending = submit_embeddings(self._service, model, texts, settings, deadline, **options)
+            pending = submit_embeddings(
+                self._service, served_model, texts, settings, deadline, **options
+            )
             submitted.append(pending)
             return pending.future
 

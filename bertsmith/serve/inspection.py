@@ -173,11 +173,12 @@ def compute_occurrences(
         RequestTooLargeError: there are too many texts or occurrences.
     """
     check_no_surrogates([word])
-    model = service.check_request(model_name, "embed", texts, deadline)
+    served_model = service.find_model(model_name, "embed")
+    model = service.check_request(served_model, "embed", texts, deadline)
     check_limit("occurrences of the word", model.embedder.count_word(texts, word), MAX_OCCURRENCES)
     settings = build_vector_settings(layers, pooling="none")
     vectors = compute_token_vectors(
-        service, model_name, texts, settings, deadline, max_vector_elements=_MAX_VECTOR_ELEMENTS
+        service, served_model, texts, settings, deadline, max_vector_elements=_MAX_VECTOR_ELEMENTS
     )
     return model.embedder.compute_word_vectors(texts, word, vectors)
 

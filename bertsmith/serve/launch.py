@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bertsmith.errors import BertsmithError, SettingsError
+from bertsmith.errors import SettingsError
 from bertsmith.serve.app import create_app
 from bertsmith.serve.keys import KeyRing, KeySettings, read_key_file
 from bertsmith.serve.middleware import RequestMiddleware
@@ -86,13 +86,15 @@ class ServerProcess:
             if options.certificate is not None:
                 check_certificate(*options.certificate)
             models = self._load_models()
+            if keys is not None:
+                KeyRing(keys)  # Checks the keys.
+            if options.certificate is not None and self._config.ssl is not None:
+                self._config.ssl.load_cert_chain(*options.certificate)
             if keys is not None and self._keys is not None:
                 self._keys.replace(keys)
-        except (BertsmithError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - an error must not end the thread
             self._log(f"reload failed, nothing changed: {error}")
             return
-        if options.certificate is not None and self._config.ssl is not None:
-            self._config.ssl.load_cert_chain(*options.certificate)
         self._app.control.replace_models(models)
         freeze_objects()
         self._log("reloaded the models" + (" and keys" if keys is not None else ""))

@@ -1,5 +1,6 @@
 """Checks of a request that do not need a model."""
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -57,8 +58,9 @@ def check_no_surrogates(texts: Sequence[Any]) -> None:
     Args:
         texts: texts, or nested sequences of texts such as pairs.
     """
+    has_surrogates_cached = functools.cache(has_surrogates)
     for number, text in enumerate(texts, 1):
-        if any(map(has_surrogates, _iter_strings(text))):
+        if any(map(has_surrogates_cached, _iter_strings(text))):
             raise InputError(
                 f"text {number} has a lone surrogate (half of a character); send valid Unicode"
             )

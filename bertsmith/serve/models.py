@@ -1,6 +1,7 @@
 """Load the models of a server, and compute batches with them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bertsmith.bundle import (
 )
 from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.bundle.directory import locate_embedding_model
+from bertsmith.errors import ModelError
 from bertsmith.interop.openvino import OpenVINOBundle, load_embedding_encoder
 from bertsmith.model.task_models import TaskModel
 from bertsmith.serve.deadline import NotFiniteError
@@ -27,6 +29,7 @@ from bertsmith.use.embed import Embedder
 from bertsmith.use.explain import AttentionMaps, attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_batch
 from bertsmith.use.model_setup import set_up_model
+from bertsmith.use.pair import check_predicts_next_sentence
 from bertsmith.use.sparse import SparseVector
 from bertsmith.use.token_vectors import Floats
 
@@ -98,10 +101,11 @@ def load_served_model(
         if bundle.head.kind == "regression":
             tasks.add("rerank")
     elif isinstance(bundle, PretrainedBundle):
-        # Without the weights of a masked-LM head, the loaded head is randomly initialized.
-        if not any(parameter.startswith("mlm.") for parameter in bundle.new_weights):
+        with suppress(ModelError):
+            bundle.require_mlm_head()
             tasks |= {"fill", "embed_sparse"}
-        if bundle.config.nsp:
+        with suppress(ModelError):
+            check_predicts_next_sentence(bundle)
             tasks.add("pair")
     if isinstance(bundle, PretrainedBundle | FineTunedBundle):
         bundle = set_up_model(bundle, fast=fast)

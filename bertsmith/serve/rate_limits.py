@@ -53,3 +53,13 @@ class TokenBucket:
 
         self._table.update(self._name, use_amount)
         return wait_seconds
+
+    def refund(self, amount: float) -> None:
+        """Return an amount that was used."""
+        now = self._clock()
+
+        def return_amount(entry: Entry | None) -> Entry:
+            level, updated_at = entry or (self.per_minute, now)
+            return level + amount, updated_at
+
+        self._table.update(self._name, return_amount)

@@ -101,25 +101,28 @@ class Service:
         """Return the names of the models that support a task."""
         return [name for name, model in self.models.items() if task in model.tasks]
 
-    def find_model(self, model_name: str | None, task: str) -> ServedModel:
+    def find_model(self, model: str | ServedModel | None, task: str) -> ServedModel:
         """Return the named model, or the first one that supports the task.
+
+        A model is returned unchanged: a request that needs its model twice uses the same one
+        although the models are replaced meanwhile.
 
         Raises:
             ModelError: there is no such model, or it does not support the task.
         """
-        if model_name is not None and model_name not in self.models:
-            raise ModelError(
-                f"unknown model {model_name!r}; expected one of {', '.join(self.models)}"
-            )
+        if isinstance(model, ServedModel):
+            return model
+        if model is not None and model not in self.models:
+            raise ModelError(f"unknown model {model!r}; expected one of {', '.join(self.models)}")
         names = self.get_model_names(task)
         if not names:
             raise ModelError(f"no loaded model can {describe_task(task)}; load such a model")
-        if model_name is not None and model_name not in names:
+        if model is not None and model not in names:
             raise ModelError(
-                f"the model {model_name!r} cannot {describe_task(task)}; expected one of "
+                f"the model {model!r} cannot {describe_task(task)}; expected one of "
                 f"{', '.join(names)}"
             )
-        return self.models[model_name or names[0]]
+        return self.models[model or names[0]]
 
     def fill(
         self,
@@ -134,7 +137,7 @@ class Service:
         check_top(top)
         check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.max_masks)
         predictor = self.create_calls(model, deadline).predict_masks
-        return list(iter_fillings(model.bundle, texts, top, predictor))
+        return list(iter_fillings(model.bundle, texts, top, predictor, max(len(texts), 1)))
 
     def pair(
         self,
@@ -146,7 +149,7 @@ class Service:
         model = self.check_request(model_name, "pair", pairs, deadline)
         assert isinstance(model.bundle, PretrainedBundle)
         compute = self.create_calls(model, deadline).compute_pair_probabilities
-        return list(iter_pair_predictions(model.bundle, pairs, compute))
+        return list(iter_pair_predictions(model.bundle, pairs, compute, max(len(pairs), 1)))
 
     def classify(
         self,
@@ -175,7 +178,7 @@ class Service:
     ) -> list[TaggedText]:
         """Return the entities, or the tags of the words, of each text."""
         bundle, compute_outputs = self.prepare_task(model_name, "tag", texts, deadline)
-        return list(iter_tagged_texts(bundle, texts, compute_outputs))
+        return list(iter_tagged_texts(bundle, texts, compute_outputs, max(len(texts), 1)))
 
     def answer(
         self,
@@ -195,7 +198,7 @@ class Service:
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
         bundle, compute_outputs = self.prepare_task(model_name, "choose", prompts, deadline)
-        return list(iter_choices(bundle, prompts, compute_outputs))
+        return list(iter_choices(bundle, prompts, compute_outputs, max(len(prompts), 1)))
 
     def attention(
         self,
@@ -224,7 +227,7 @@ class Service:
 
     def check_request(
         self,
-        model_name: str | None,
+        model: str | ServedModel | None,
         task: str,
         texts: Sequence[Any],
         deadline: Deadline | None = None,
@@ -241,8 +244,10 @@ class Service:
         """
         check_limit("texts", len(texts), self.settings.max_texts)
         check_no_surrogates(texts)
-        model = self.find_model(model_name, task)
-        return model if deadline is None else model.with_token_counter(deadline.token_counts)
+        served_model = self.find_model(model, task)
+        if deadline is None:
+            return served_model
+        return served_model.with_token_counter(deadline.token_counts)
 
     def tokenize(
         self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None

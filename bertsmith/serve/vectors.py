@@ -12,6 +12,7 @@ import numpy as np
 from bertsmith.errors import SettingsError
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.limits import check_limit, check_num_truncated
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.service import Service
 from bertsmith.serve.token_ids import tokenize_inputs
 from bertsmith.use.embed import Embedder, VectorBatches
@@ -44,7 +45,7 @@ class PendingEmbeddings:
 
 def submit_embeddings(
     service: Service,
-    model_name: str | None,
+    model: str | ServedModel | None,
     texts: Sequence[str] | Sequence[list[int]],
     settings: VectorSettings,
     deadline: Deadline,
@@ -58,7 +59,7 @@ def submit_embeddings(
 
     Args:
         service: the service.
-        model_name: name of the model; None for the first one that supports the task.
+        model: the model or its name; None for the first one that supports the task.
         texts: the texts, or the token ids of each text from [CLS] to [SEP].
         settings: layers, pooling and normalization.
         deadline: the request's deadline.
@@ -74,36 +75,36 @@ def submit_embeddings(
             text is longer than the model's maximum.
     """
     strings = [text for text in texts if isinstance(text, str)]
-    model = service.check_request(model_name, "embed", strings)
-    spec = model.embedder.resolve_settings(settings)
+    served_model = service.check_request(model, "embed", strings)
+    spec = served_model.embedder.resolve_settings(settings)
     if spec.pooling == "none":
         raise SettingsError(
             'pooling "none" returns one vector per token; send the request to /embed_all'
         )
     if encoded is None:
-        embedder = model.embedder.with_token_counter(deadline.token_counts)
+        embedder = served_model.embedder.with_token_counter(deadline.token_counts)
         tokenized = tokenize_inputs(embedder, texts, truncation_side, prompt_name)
     else:
-        unk_id = model.embedder.tokenizer.unk_id
+        unk_id = served_model.embedder.tokenizer.unk_id
         num_unknown = sum(ids.count(unk_id) for ids in encoded)
         deadline.token_counts.add(sum(map(len, encoded)), num_unknown)
-        tokenized = model.embedder.build_sequences(encoded, truncation_side)
+        tokenized = served_model.embedder.build_sequences(encoded, truncation_side)
     if not truncate:
-        check_num_truncated(tokenized.num_truncated, model.embedder.max_seqlen)
+        check_num_truncated(tokenized.num_truncated, served_model.embedder.max_seqlen)
     check_limit("vector elements", len(texts) * spec.width, service.settings.max_vector_elements)
     # Only large requests wait here, which run in threads.
     deadline.reserve_answer(BYTES_PER_ELEMENT * len(texts) * spec.width)
     payloads = [(len(ids), ids) for ids in tokenized.sequences]
-    future = service.create_calls(model, deadline).submit(
-        ("embed", settings), partial(model.embedder.encode_batch, spec=spec), payloads
+    future = service.create_calls(served_model, deadline).submit(
+        ("embed", settings), partial(served_model.embedder.encode_batch, spec=spec), payloads
     )
     num_tokens = sum(length for length, _ in payloads)
-    return PendingEmbeddings(model.name, future, num_tokens, tokenized.num_truncated)
+    return PendingEmbeddings(served_model.name, future, num_tokens, tokenized.num_truncated)
 
 
 def compute_token_vectors(
     service: Service,
-    model_name: str | None,
+    model: str | ServedModel | None,
     texts: Sequence[str],
     settings: VectorSettings,
     deadline: Deadline | None = None,
@@ -116,7 +117,7 @@ def compute_token_vectors(
 
     Args:
         service: the service.
-        model_name: name of the model; None for the first one that supports the task.
+        model: the model or its name; None for the first one that supports the task.
         texts: the texts.
         settings: layers, weights and special tokens.
         deadline: the request's deadline.
@@ -124,21 +125,21 @@ def compute_token_vectors(
         truncation_side: side on which texts are truncated.
         prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
     """
-    model = service.check_request(model_name, "embed", texts, deadline)
+    served_model = service.check_request(model, "embed", texts, deadline)
     limit = max_vector_elements or service.settings.max_vector_elements
     settings = settings.model_copy(update={"pooling": "none"})
-    spec = model.embedder.resolve_settings(settings)
+    spec = served_model.embedder.resolve_settings(settings)
     deadline = deadline or Deadline(service.settings.request_timeout_seconds)
     # Tokenizing needs memory too, so only as many texts are tokenized as there is room for answers.
     max_tokens = sum(map(len, texts)) // _MIN_CHARACTERS_PER_TOKEN + 2 * len(texts)
     deadline.reserve_answer(BYTES_PER_ELEMENT * min(max_tokens * spec.width, limit))
-    calls = service.create_calls(model, deadline)
+    calls = service.create_calls(served_model, deadline)
 
     def compute(sequences: Sequence[list[int]], spec: VectorSpec, _: int | None) -> VectorBatches:
         num_elements = sum(map(len, sequences)) * spec.width
         check_limit("vector elements", num_elements, limit)
         deadline.shrink_answer(BYTES_PER_ELEMENT * num_elements)
-        compute_batch = partial(_compute_into_outputs, model.embedder, spec)
+        compute_batch = partial(_compute_into_outputs, served_model.embedder, spec)
         outputs = _allocate_outputs([len(ids) for ids in sequences], spec.width)
         payloads = [
             (len(ids), (ids, output)) for ids, output in zip(sequences, outputs, strict=True)
@@ -146,7 +147,7 @@ def compute_token_vectors(
         vectors = calls.compute(("embed tokens", settings), compute_batch, payloads)
         yield list(range(len(payloads))), vectors
 
-    embedder = model.embedder.with_prompt(prompt_name)
+    embedder = served_model.embedder.with_prompt(prompt_name)
     return embedder.encode_tokens_with_spec(texts, spec, None, compute, truncation_side)
 
 

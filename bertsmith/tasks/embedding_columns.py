@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from bertsmith.errors import TaskError
 from bertsmith.tasks.embedding_settings import TextColumns
-from bertsmith.tasks.tables import Row, TableSource, has_txt_suffix, open_table
+from bertsmith.tasks.tables import Row, TableSource, has_column, has_txt_suffix, open_table
 from bertsmith.tasks.text_files import open_text, split_lines
 
 #: Column of the lines of a text file.
@@ -92,9 +92,14 @@ def resolve_columns(
     if first_row is None:
         raise TaskError(f"{path}: this file has no examples; expected at least one")
     names = list(first_row.cells)
-    candidates = [*([] if other_columns is None else [other_columns]), *standard_columns]
+    candidates = list(standard_columns)
+    if other_columns is not None:
+        # The metrics do not need all negatives.
+        negatives = [name for name in other_columns.negatives if has_column(first_row, name)]
+        candidates.insert(0, other_columns.model_copy(update={"negatives": negatives}))
     for candidate in candidates:
-        if candidate.list_columns() and set(candidate.list_columns()) <= set(names):
+        columns_of_candidate = candidate.list_columns()
+        if columns_of_candidate and all(has_column(first_row, n) for n in columns_of_candidate):
             return _add_negatives(candidate, names)
     listed_names = ", ".join(map(repr, names))
     raise TaskError(

@@ -3,11 +3,13 @@
 Importing this module does not load torch.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from bertsmith.errors import SettingsError
 from bertsmith.settings import Settings, SettingsTable
 from bertsmith.tasks.settings import Column
 
@@ -24,6 +26,14 @@ LOSSES: Final[dict[ExampleKind, tuple[LossName, ...]]] = {
     "scored_pairs": ("cosent", "cosine"),
     "labeled_texts": ("mnrl", "triplet"),
     "texts": ("mnrl", "tsdae"),
+}
+#: Settings that only some losses use, and these losses.
+LOSSES_USING_SETTING: Final[dict[str, tuple[LossName, ...]]] = {
+    "temperature": ("mnrl", "cosent"),
+    "triplet_distance": ("triplet",),
+    "triplet_margin": ("triplet",),
+    "deletion_ratio": ("tsdae",),
+    "max_score": ("cosine",),
 }
 #: Default margin of the triplet loss: for distances of at most 2, which are the cosine distance and
 #: the Euclidean distance of normalized vectors, and for other distances.
@@ -175,3 +185,22 @@ class EmbeddingSettings(SettingsTable):
     def list_files(self) -> list[Path]:
         """Return all data files."""
         return [Path(file) for file in (*self.train_files, *self.validation_files.values())]
+
+
+def check_loss_settings(
+    settings: SettingsTable, losses_using_setting: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise SettingsError if a setting without effect on the loss differs from its default.
+
+    Args:
+        settings: A table with the setting ``loss``.
+        losses_using_setting: The names of such settings, and the losses that use them.
+    """
+    loss = vars(settings)["loss"]
+    for name, losses in losses_using_setting.items():
+        value = getattr(settings, name)
+        if loss not in losses and value != type(settings).model_fields[name].default:
+            raise SettingsError(
+                f"{settings.table}.{name} is {value!r}, which has no effect on the loss {loss!r}; "
+                f"leave it out, or use the loss {' or '.join(losses)}"
+            )

@@ -165,8 +165,9 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
         )
     ),
     "wnli": PublicTask(fixed_settings=_make_classification_settings("sentence1", "sentence2")),
+    # A few reviews have no text; they are skipped and reported.
     "nsmc": PublicTask(
-        fixed_settings=_make_classification_settings("document"),
+        fixed_settings={**_make_classification_settings("document"), "skip_invalid": True},
         train_file="ratings_train.txt",
         dev_files={"test": "ratings_test.txt"},
         test_file=None,

@@ -20,6 +20,12 @@ DEFAULT_BATCH_SIZES: Final[dict[LossName, int]] = {
 DEFAULT_MAX_SEQLEN: Final = 512
 #: Default number of random negatives if the training data have no negatives.
 DEFAULT_RANDOM_NEGATIVES: Final = 4
+#: Settings that only some losses use, and these losses.
+LOSSES_USING_SETTING: Final[dict[str, tuple[LossName, ...]]] = {
+    "max_score": ("bce",),
+    "positive_weight": ("bce",),
+    "temperature": ("mnrl",),
+}
 
 
 class RerankingSettings(SettingsTable):

@@ -114,7 +114,7 @@ def encode_examples(
     tokenizer = tokenizer.with_counter(counts.token_counts)
     max_tokens = task.max_seqlen - 2  # [CLS] and [SEP]
     alignments = [_align_tokens(example, tokenizer) for example in examples]
-    is_truncated = [False] * len(examples)
+    is_truncated = None
     if task.context == "sentence":
         is_truncated = [len(alignment.ids) > max_tokens for alignment in alignments]
         counts.num_truncated += sum(is_truncated)
@@ -133,7 +133,8 @@ def encode_examples(
     return ModelInputs(
         sequences=[[sequence] for sequence in sequences],
         locations=[window.location for window in windows],
-        is_truncated=is_truncated,
+        # A document can have more windows than sentences, none of which is truncated.
+        is_truncated=is_truncated or [False] * len(windows),
         targets=targets,
         # Add 1 because each input starts with [CLS].
         token_indices=[[index + 1 for index in window.token_indices] for window in windows],

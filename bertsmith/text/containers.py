@@ -166,14 +166,18 @@ def read_parquet(
 
 def _check_column(schema: Any, path: Path, field: str) -> None:
     """Raise CorpusError unless the Parquet file has a column ``field`` of text."""
+    import pyarrow as pa
+
     if field not in schema.names:
         names = ", ".join(repr(name) for name in schema.names)
         raise CorpusError(
             f"{path}: no column {field!r}; its columns are {names}; "
             "choose the column with the text by --field"
         )
-    column_type = str(schema.field(field).type)
-    if "string" not in column_type:
+    column_type = schema.field(field).type
+    text_type = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
+    if not (pa.types.is_string(text_type) or pa.types.is_large_string(text_type)
+            or pa.types.is_string_view(text_type)):  # fmt: skip
         raise CorpusError(
             f"{path}: column {field!r} holds {column_type}, not text; choose another by --field"
         )

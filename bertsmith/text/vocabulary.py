@@ -125,7 +125,9 @@ class _CorpusTexts:
         held_out, training = _Sample(), _Sample()
         for document in read_documents(self._sources, self._options, report):
             digest = blake2b(document.text.encode(), digest_size=8).digest()
-            if int.from_bytes(digest, "little") % HELD_OUT_EVERY == 0:
+            is_selected = int.from_bytes(digest, "little") % HELD_OUT_EVERY == 0
+            # The vocabulary is never learned from less text than is held out.
+            if is_selected and held_out.size + len(document.text) <= training.size:
                 held_out.add(document.text)
             else:
                 training.add(document.text)
@@ -136,14 +138,19 @@ class _CorpusTexts:
 
 
 class _Sample:
-    """The first texts that are added, up to _SAMPLE_CHARACTERS characters in total."""
+    """The first texts that are added, up to _SAMPLE_CHARACTERS characters in total.
+
+    Attributes:
+        texts: The texts.
+        size: Number of characters of all texts that were added.
+    """
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self._remaining = _SAMPLE_CHARACTERS
+        self.size = 0
 
     def add(self, text: str) -> None:
         """Append ``text``, truncated to the characters that remain until the limit."""
-        if self._remaining > 0:
-            self.texts.append(text[: self._remaining])
-            self._remaining -= len(text)
+        if self.size < _SAMPLE_CHARACTERS:
+            self.texts.append(text[: _SAMPLE_CHARACTERS - self.size])
+        self.size += len(text)

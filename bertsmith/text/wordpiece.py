@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -180,19 +181,29 @@ class Tokenizer:
         return self.encode_batch([text], allow_special)[0]
 
     def encode_batch(self, texts: Sequence[str], allow_special: bool = False) -> list[list[int]]:
-        """Encode several texts in parallel; see ``encode``."""
+        """Encode several texts in parallel; see ``encode``. Equal texts share a list.
+
+        Each distinct text is encoded once. Otherwise, a long query that is compared with many
+        documents would need as much memory as all of its copies.
+        """
+        frequencies = Counter(texts)
+        distinct_texts = list(frequencies)
         if self.segmenter is not None:
-            boundaries = self._find_boundaries(texts, allow_special)
-            texts = [
+            boundaries = self._find_boundaries(distinct_texts, allow_special)
+            segmented_texts = [
                 insert_spaces(text, text_boundaries)
-                for text, text_boundaries in zip(texts, boundaries, strict=True)
+                for text, text_boundaries in zip(distinct_texts, boundaries, strict=True)
             ]
+        else:
+            segmented_texts = distinct_texts
         backend = self._get_backend(allow_special)
         # encode_batch_fast does not compute offsets.
-        encodings = _encode(backend.encode_batch_fast, list(texts))
-        sequences = [encoding.ids for encoding in encodings]
-        self._count_tokens(sequences, allow_special=allow_special)
-        return sequences
+        encodings = _encode(backend.encode_batch_fast, segmented_texts)
+        sequences = {
+            text: encoding.ids for text, encoding in zip(distinct_texts, encodings, strict=True)
+        }
+        self._count_tokens(sequences.values(), frequencies.values(), allow_special=allow_special)
+        return [sequences[text] for text in texts]
 
     def encode_with_offsets(
         self, text: str, allow_special: bool = False
@@ -220,7 +231,9 @@ class Tokenizer:
             if text_boundaries:
                 offsets = _to_original_offsets(offsets, text_boundaries)
             results.append((encoding.ids, offsets))
-        self._count_tokens([ids for ids, _ in results], allow_special=allow_special)
+        self._count_tokens(
+            [ids for ids, _ in results], [1] * len(results), allow_special=allow_special
+        )
         return results
 
     def _get_backend(self, allow_special: bool) -> Any:
@@ -229,15 +242,17 @@ class Tokenizer:
             self._backends[allow_special] = build_backend(self.spec)
         return self._backends[allow_special]
 
-    def _count_tokens(self, sequences: Sequence[list[int]], *, allow_special: bool) -> None:
-        """Add the tokens of encoded texts to the counters, if there are any."""
+    def _count_tokens(
+        self, sequences: Iterable[list[int]], frequencies: Iterable[int], *, allow_special: bool
+    ) -> None:
+        """Add the tokens of encoded texts, each with its frequency, to the counters, if any."""
         if not self._counters:
             return
-        num_tokens = sum(map(len, sequences))
-        if allow_special:
-            special_ids = (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
-            num_tokens -= sum(ids.count(index) for ids in sequences for index in special_ids)
-        num_unknown = sum(ids.count(self.unk_id) for ids in sequences)
+        special_ids = (self.pad_id, self.cls_id, self.sep_id, self.mask_id) if allow_special else ()
+        num_tokens = num_unknown = 0
+        for ids, frequency in zip(sequences, frequencies, strict=True):
+            num_tokens += frequency * (len(ids) - sum(map(ids.count, special_ids)))
+            num_unknown += frequency * ids.count(self.unk_id)
         for counter in self._counters:
             counter.add(num_tokens, num_unknown)
 

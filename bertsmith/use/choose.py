@@ -64,6 +64,7 @@ def iter_choices(
     model: FineTunedBundle | Path | str,
     questions: Iterable[tuple[str, Sequence[str]]],
     compute: ComputeOutputs = compute_outputs,
+    chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[Choice]:
     """Yield the choices of ``choose`` for any number of prompts, reading them in chunks.
 
@@ -71,13 +72,14 @@ def iter_choices(
         model: As for ``choose``.
         questions: Pairs (prompt, endings). Error messages contain the number of the pair, from 1.
         compute: Computes the outputs of the model.
+        chunk_size: Number of prompts encoded together.
     """
     bundle = resolve_task_model(model, "choice")
     examples = (
         to_choice_example(question, f"prompt {number:,}")
         for number, question in enumerate(questions, 1)
     )
-    for chunk in chunked(examples, _CHUNK_SIZE):
+    for chunk in chunked(examples, chunk_size):
         yield from _choose_endings(bundle, chunk, compute)
 
 

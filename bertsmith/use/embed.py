@@ -241,7 +241,7 @@ class Embedder:
         prompt_name: str | None = None,
         **settings: Any,
     ) -> list[TokenVectors]:
-        """Compute one vector per token of each text; arguments as for ``encode``."""
+        """Compute one vector per token of each text; arguments of ``encode`` except pooling."""
         spec = self.resolve_settings(build_vector_settings(layer, pooling="none", **settings))
         embedder = self.with_prompt(prompt_name)
         return embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
@@ -329,7 +329,7 @@ class Embedder:
             word: The word.
             layer: As for ``encode``.
             skip: Whether to skip texts without the word.
-            settings: As for ``encode``.
+            settings: As for ``encode``, except pooling.
 
         Raises:
             InputError: A text does not contain the word, and ``skip`` is False.

@@ -59,6 +59,9 @@ def evaluate(
     bundle = set_up_model(bundle, fast=fast)
     file = _find_heldout_file(Path(data), bundle)
     reject_unused_fields(bundle.head.kind, changes, [file])
+    if Path(data).is_dir():
+        fixed_settings = PUBLIC_TASKS[bundle.info["task"]].fixed_settings
+        changes = {"skip_invalid": fixed_settings.get("skip_invalid", False), **changes}
     task = get_task_settings(bundle, changes)
     if task.null_threshold is None:
         # A model fine-tuned without unanswerable questions has no threshold, and always predicts a

@@ -59,6 +59,7 @@ def iter_fillings(
     texts: Iterable[str],
     top: int = 5,
     predict: MaskedTokenPredictor = predict_masked_tokens,
+    chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[list[Filling]]:
     """Yield the predictions of ``fill`` for each text, in input order, computed in batches.
 
@@ -67,12 +68,13 @@ def iter_fillings(
         texts: The texts. Error messages contain the number of the text, from 1.
         top: Number of predictions per mask.
         predict: Computes the probabilities at the [MASK] tokens.
+        chunk_size: Number of texts encoded together.
     """
     if top < 1:
         raise InputError(f"top is {top}; expected at least one word per mask")
     bundle = resolve_model(model)
     number = 0
-    for chunk in chunked(texts, _CHUNK_SIZE):
+    for chunk in chunked(texts, chunk_size):
         encoded = bundle.tokenizer.encode_batch(chunk, allow_special=True)
         sequences = []
         for text, ids in zip(chunk, encoded, strict=True):

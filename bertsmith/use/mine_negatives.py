@@ -227,7 +227,8 @@ class _Miner:
 
     def _select(self, query: _Query, results: Sequence[SearchResult]) -> list[str]:
         """Return the negatives of a query among similar lines, most similar first."""
-        positives = {query.text, *query.positives}
+        # An index has no line breaks (``IndexWriter``).
+        positives = {text.replace("\n", " ") for text in (query.text, *query.positives)}
         scores: dict[str, float] = {}
         for result in results:
             if result.text.strip() and result.text not in positives:

@@ -1,6 +1,7 @@
-"""Evaluate a model on minimal pairs, as in BLiMP (Warstadt et al. 2020, arXiv:1912.00582).
+"""Evaluate a model on minimal pairs, as in BLiMP.
 
-A minimal pair is an acceptable sentence and an unacceptable one that differs as little as possible.
+A minimal pair is an acceptable sentence and an unacceptable one that differs as little as possible
+(Warstadt et al. 2020, arXiv:1912.00582).
 The model is correct if the acceptable sentence has the higher pseudo-log-likelihood (PLL).
 """
 

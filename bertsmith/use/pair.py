@@ -62,6 +62,7 @@ def iter_pair_predictions(
     model: ModelOrPath,
     pairs: Iterable[tuple[str, str]],
     compute: ComputeProbabilities | None = None,
+    chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[NextSentencePrediction]:
     """Yield a prediction for each pair (A, B), in input order, computed in batches.
 
@@ -69,8 +70,23 @@ def iter_pair_predictions(
         model: A loaded model, or the path of a model directory or run directory.
         pairs: The pairs. Error messages contain the number of the pair, from 1.
         compute: Computes the probabilities; by default ``compute_next_sentence_probabilities``.
+        chunk_size: Number of pairs encoded together.
     """
     bundle = resolve_model(model)
+    check_predicts_next_sentence(bundle)
+    number = 0
+    for chunk in chunked(pairs, chunk_size):
+        encoded_a = bundle.tokenizer.encode_batch([a for a, _ in chunk])
+        encoded_b = bundle.tokenizer.encode_batch([b for _, b in chunk])
+        encoded = list(zip(encoded_a, encoded_b, strict=True))
+        for ids in encoded:
+            number += 1
+            _check_not_empty(ids, number)
+        yield from _predict_pairs(bundle, encoded, compute or compute_next_sentence_probabilities)
+
+
+def check_predicts_next_sentence(bundle: PretrainedBundle) -> None:
+    """Raise ModelError unless the model has a head that is trained on next-sentence prediction."""
     if not bundle.config.nsp:
         raise ModelError(
             f"{bundle.path}: this model has no next-sentence head: it was fine-tuned, or trained "
@@ -84,15 +100,7 @@ def iter_pair_predictions(
             "consecutive texts are swapped, not whether B follows A; use a model trained with "
             "data.pair_objective=nsp"
         )
-    number = 0
-    for chunk in chunked(pairs, _CHUNK_SIZE):
-        encoded_a = bundle.tokenizer.encode_batch([a for a, _ in chunk])
-        encoded_b = bundle.tokenizer.encode_batch([b for _, b in chunk])
-        encoded = list(zip(encoded_a, encoded_b, strict=True))
-        for ids in encoded:
-            number += 1
-            _check_not_empty(ids, number)
-        yield from _predict_pairs(bundle, encoded, compute or compute_next_sentence_probabilities)
+    bundle.require_head("nsp.")
 
 
 def truncate_pair(

@@ -2,9 +2,11 @@
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -26,16 +28,20 @@ _CHUNK_SIZE = 512
 #: Maximum number of sentences of a document that are processed together.
 _MAX_DOCUMENT_SENTENCES = 4096
 #: Matches a word as in treebanks: a punctuation mark is a word, except inside of another word
-#: ("U.S", "don't", "1996-12"). URLs, email addresses, @names and #topics are single words.
+#: ("U.S", "don't", "1996-12"). URLs, email addresses, @names and #topics are single words. An
+#: email address starts only after a character that cannot be a part of one. Otherwise, the search
+#: takes quadratic time for texts such as "a+a+a+a".
 _WORD_PATTERN = re.compile(
     r"""(?:https?://|www\.)[^\s<>"]*[\w/]
-    |[\w.+-]*\w@\w[\w-]*(?:\.\w[\w-]*)+
+    |(?<![\w.+-])[\w.+-]*\w@\w[\w-]*(?:\.\w[\w-]*)+
     |@\w+(?:[.-]\w+)*
     |\#[^\W\d]\w*
     |\w+(?:[.,'\u2019&/:-]\w+)*
     |[^\w\s]""",
     re.VERBOSE,
 )
+#: Zero-width non-joiner and joiner, which occur inside of words, for example in Persian and Hindi.
+_JOINERS: Final = "\u200c\u200d"
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,7 @@ def iter_tagged_texts(
     model: FineTunedBundle | Path | str,
     texts: Iterable[str],
     compute: ComputeOutputs = compute_outputs,
+    chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[TaggedText]:
     """Yield the tagged texts of ``tag`` for any number of texts, reading them in chunks.
 
@@ -118,11 +125,12 @@ def iter_tagged_texts(
         model: As for ``tag``.
         texts: The texts. Error messages contain the number of the text, from 1.
         compute: Computes the outputs of the model.
+        chunk_size: Number of texts encoded together.
     """
     bundle = resolve_task_model(model, "entities", "tags")
     # With document context, long texts are split into windows instead of being truncated.
     task = get_task_settings(bundle, {"context": "document"})
-    for chunk in chunked(_to_sentences(texts, task), _CHUNK_SIZE):
+    for chunk in chunked(_to_sentences(texts, task), chunk_size):
         yield from _tag_texts(bundle, task, chunk, compute)
 
 
@@ -194,7 +202,23 @@ def _split_into_units(text: str, task: TaskSettings) -> tuple[tuple[int, int], .
     """Return the range [start, end) of the characters of each unit."""
     if task.tag_level == "character":
         return tuple((index, index + 1) for index in range(len(text)))
-    return tuple(match.span() for match in _WORD_PATTERN.finditer(text))
+    return tuple(match.span() for match in _WORD_PATTERN.finditer(_replace_marks(text)))
+
+
+def _replace_marks(text: str) -> str:
+    """Replace combining marks and joiners after a letter or digit by a letter.
+
+    The length stays the same. ``re`` does not count these characters as parts of a word, such as
+    the vowel signs of Hindi or an accent in decomposed form.
+    """
+    if text.isascii():
+        return text
+    characters = list(text)
+    for index, character in enumerate(text):
+        is_mark = unicodedata.category(character).startswith("M") or character in _JOINERS
+        if is_mark and index and (characters[index - 1].isalnum() or characters[index - 1] == "_"):
+            characters[index] = "a"
+    return "".join(characters)
 
 
 def _tag_texts(

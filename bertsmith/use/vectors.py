@@ -28,8 +28,8 @@ _MODES: Final[dict[PoolingName, tuple[PoolingMode, ...]]] = {
     "first": ("cls",), "last": ("lasttoken",), "pooled": (), "none": (),
     "mean_sqrt_len_tokens": ("mean_sqrt_len_tokens",), "weightedmean": ("weightedmean",),
 }  # fmt: skip
-#: Pooling modes that read a single token per text. With these, the last layer is computed only for
-#: this token.
+#: Pooling modes that read a single token per text: [CLS] or [SEP], unless special tokens are
+#: excluded. With these, the last layer is computed only for this token.
 _SINGLE_TOKEN_MODES: Final = ({"cls"}, {"lasttoken"})
 
 
@@ -75,8 +75,10 @@ class VectorSpec:
 
     @property
     def needs_single_token(self) -> bool:
-        """Whether pooling reads a single token per text."""
-        return self.pooling == "pooled" or set(self.modes) in _SINGLE_TOKEN_MODES
+        """Whether pooling reads a single token per text, the first or the last one."""
+        return self.pooling == "pooled" or (
+            self.include_special_tokens and set(self.modes) in _SINGLE_TOKEN_MODES
+        )
 
 
 def resolve_settings(
@@ -121,6 +123,11 @@ def resolve_settings(
         raise SettingsError(
             'layers: the pooler was trained on the last layer; omit layers with pooling "pooled", '
             'or use pooling "first"'
+        )
+    if pooling == "pooled" and not settings.include_special_tokens:
+        raise SettingsError(
+            "include_special_tokens: the pooler reads [CLS]; include special tokens with pooling "
+            '"pooled", or use another pooling'
         )
     hidden_width = config.width * (len(layer_indices) if layer_weights is None else 1)
     pooling_steps = PoolingConfig(modes=modes or ("mean",), post_modules=post_modules)

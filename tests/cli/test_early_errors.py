@@ -90,6 +90,7 @@ INVALID_COMMANDS = [
     ("export M --to pickle --out x", "--to pickle: expected one of hf"),
     ("export M --to hf --int8 --out x", "--int8: not an option of the format hf"),
     ("export M --to hf --out M", "already exists"),
+    ("export M --to hf --out ..", "..: not the name of a new folder"),
     ("export nowhere --to hf --out x", "nowhere: no such file or directory"),
     ("compare nowhere M", "nowhere: no such file or directory"),
     ("compare M M --text no.txt", "no.txt: cannot be read"),

@@ -44,7 +44,7 @@ def test_train_embed_and_search(run_cli: RunCli, model: Path, table: Path, tmp_p
     assert SENTENCES[1] in json.dumps(hits)
 
 
-def test_vectors_are_evaluated(run_cli: RunCli, model: Path, table: Path) -> None:
+def test_vectors_are_evaluated(run_cli: RunCli, model: Path, table: Path, tmp_path: Path) -> None:
     """``evaluate --embeddings`` prints metrics of any model; other options are errors."""
     command = ["evaluate", model, "--embeddings", table, "--text", "question", "--pair", "answer"]
     completed = run_cli(*command)
@@ -54,10 +54,16 @@ def test_vectors_are_evaluated(run_cli: RunCli, model: Path, table: Path) -> Non
     metrics = json.loads(run_cli(*command, "--dimensions", "5", "--json").out)
     assert metrics["counts"]["num_read"] == 30
     assert 0 < metrics["ndcg@10"] < 1
+    beir = tmp_path / "beir"
+    (beir / "qrels").mkdir(parents=True)
+    (beir / "corpus.jsonl").touch()
     for options, message in [
         (["evaluate", model, "--data", table, "--score", "x"], "--score: only valid with --emb"),
         ([*command, "--metric", "f1"], "--metric: not valid with --embeddings"),
         (["evaluate", model, "--embeddings", "no.csv"], "no.csv: no such file or folder"),
+        ([*command, "--split", "dev"], "is a table, without splits; remove it"),
+        (["evaluate", model, "--embeddings", beir, "--text", "body"], "--text: only valid with a"),
+        (["evaluate", model, "--embeddings", beir, "--skip-invalid"], "--skip-invalid: only valid"),
     ]:
         completed = run_cli(*options)
         assert (completed.status, message in completed.err) == (2, True), completed.err

@@ -49,6 +49,9 @@ def test_import_reports_unused_weights_and_casing(run_cli: RunCli, tmp_path: Pat
     completed = run_cli("import", DATA / "official", "--files-from", files, "--out", tmp_path / "b")
     assert "newly initialized: mlm.transform.weight" in completed.err
     assert "'uncased'" in completed.err
+    for command in (["fill", tmp_path / "b", "[MASK]"], ["pair", tmp_path / "b", "a", "b"]):
+        completed = run_cli(*command)
+        assert (completed.status, "this model has no" in completed.err) == (2, True), completed.err
     completed = run_cli("import", source, "--out", tmp_path / "c")
     assert completed.status == 2
     assert "--files-from" in completed.err

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.serve import _get_default_name, _name_models
+from bertsmith.cli.serve import _get_default_name, _name_models, _normalize_origin
 from bertsmith.errors import SettingsError
 from tests.cli.conftest import RunCli
 
@@ -27,6 +27,17 @@ from tests.cli.conftest import RunCli
         (["nowhere", "--host", ""], "--host is empty; give an address"),
         (["nowhere", "--host", " "], "--host is empty; give an address"),
         (["nowhere", "--allow-host", "https://a.example"], "--allow-host"),
+        (
+            ["nowhere", "--forwarded-allow-ips", "nginx"],
+            "--forwarded-allow-ips nginx: 'nginx' does",
+        ),
+        (["nowhere", "--uds", "s", "--forwarded-allow-ips", "127.0.0.1"], "use '*', which accepts"),
+        (
+            ["nowhere", "--forwarded-allow-ips", "*", "--forwarded-allow-ips", "::1"],
+            "leave out the",
+        ),
+        (["nowhere", "--cors", "app.example.com"], "--cors app.example.com: not an origin"),
+        (["nowhere", "--cors", "https://a.example/page"], "not an origin; give a scheme"),
         (["nowhere", "--api-key", "a", "--key-file", "b"], "--api-key and --key-file exclude"),
         (["nowhere", "--ssl-certfile", "a.pem"], "add --ssl-keyfile FILE"),
         (["nowhere", "--ssl-keyfile", "a.pem"], "add --ssl-certfile FILE"),
@@ -39,6 +50,16 @@ def test_invalid_arguments_are_errors(run_cli: RunCli, arguments: list[str], mes
     assert completed.status == 2, completed.err
     assert message in completed.err
     assert "Traceback" not in completed.err
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [("https://App.example.com/", "https://app.example.com"), ("*", "*"), ("null", "null"),
+     ("http://[::1]:8000", "http://[::1]:8000")],
+)  # fmt: skip
+def test_origins_are_those_that_browsers_send(origin: str, expected: str) -> None:
+    """A slash at the end and upper case are removed."""
+    assert _normalize_origin(origin) == expected
 
 
 def test_empty_key_in_the_environment_is_an_error(

@@ -1,5 +1,6 @@
 """The command ``vocab learn``: files, report, options and errors."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -96,6 +97,10 @@ def test_existing_tokenizer_is_replaced_only_with_force(
     assert corpus.exists()
     rejected = run_cli("vocab", corpus, "--size", 165, "--out", corpus)
     assert "expected the name of a folder" in rejected.err
+    (tmp_path / "empty").mkdir()
+    with contextlib.chdir(tmp_path / "empty"):
+        rejected = run_cli("vocab", corpus, "--size", 165, "--out", ".")
+    assert (rejected.status, "not the name of a new folder" in rejected.err) == (2, True)
 
 
 @pytest.mark.parametrize(

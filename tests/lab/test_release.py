@@ -222,6 +222,9 @@ def test_panel_of_the_release_or_its_run_is_shown(run: Path, tmp_path: Path) -> 
         published = (out / "results" / "panel.json").read_text()
         assert str(tmp_path) not in published
         assert json.loads(published)["results"] == value
+    options = ReleaseOptions(panel=tmp_path / "of-run" / "panel" / "panel.json", dtype="fp32")
+    write_release(run, run, tmp_path / "exact", options)
+    assert "were rounded" not in (tmp_path / "exact" / "README.md").read_text()
     # The panel of the release is also valid for the release that contains a panel.
     panel = tmp_path / "of-release" / "panel" / "panel.json"
     write_release(run, run, tmp_path / "again", ReleaseOptions(panel=panel))

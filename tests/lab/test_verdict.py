@@ -15,6 +15,7 @@ from bertsmith.lab.experiments import (
     model_size,
     pretraining_tasks,
 )
+from bertsmith.lab.experiments.pretraining_tasks import _find_minima
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stages import TASK_METRICS, StageFactory
@@ -48,6 +49,19 @@ def test_claim_is_open_without_benefit_of_pretraining() -> None:
     assert claim.outcome == "open"
     assert "pre-training does not improve this task" in claim.to_markdown()
     assert Claim("a is better", [0.1, 0.1, 0.1], benefits=[0.1, 0.1, 0.2]).outcome == "holds"
+
+
+def test_too_few_seeds_are_no_lack_of_benefit() -> None:
+    """With one seed, the line has the difference; with a missing benefit, it says so."""
+    claim = Claim("a is better", [0.1], benefits=[0.2])
+    assert claim.to_markdown() == "- open: a is better (mean difference +0.100; by seed +0.100)"
+    claim = Claim("a is better", [0.1, 0.1, 0.1], benefits=[0.1, math.nan, 0.1])
+    assert claim.to_markdown() == "- open: a is better (some results are missing)"
+
+
+def test_diverged_run_is_a_missing_result() -> None:
+    """NaN counts as missing, wherever it stands."""
+    assert _find_minima([[0.1, math.nan, 0.3], [math.nan, 0.2, 0.2]]) == [None, None, 0.2]
 
 
 @pytest.mark.parametrize(

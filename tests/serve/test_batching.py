@@ -19,6 +19,7 @@ from bertsmith.serve.deadline import (
     wait_for_result,
 )
 from bertsmith.serve.fair_queue import BatchFunction
+from bertsmith.serve.rate_limits import TokenBucket
 
 
 class FakeClock:
@@ -194,6 +195,21 @@ def test_full_queue_rejects_calls(create_batcher: BatcherFactory) -> None:
     model.resume.set()
     assert accepted.result(60) == [2]
     assert batcher.queued_tokens == 0
+
+
+def test_rejected_call_does_not_use_up_the_tokens_of_its_client(
+    create_batcher: BatcherFactory,
+) -> None:
+    """The tokens of a call that a full queue rejects are available again."""
+    batcher, model = create_batcher(max_queue_tokens=400), FakeModel()
+    start_first_batch(batcher, model)
+    accepted = batcher.submit("key", model, [(350, 1)], Deadline(60))
+    bucket = TokenBucket(100.0, clock=lambda: 0.0)
+    with pytest.raises(BusyError, match="tokens are waiting"):
+        batcher.submit("key", model, [(100, 2)], Deadline(60, token_bucket=bucket))
+    assert bucket.take(100) == 0
+    model.resume.set()
+    assert accepted.result(60) == [2]
 
 
 def test_call_fails_at_its_deadline(create_batcher: BatcherFactory) -> None:

@@ -107,6 +107,47 @@ def test_token_bucket_allows_its_amount_per_minute() -> None:
     assert bucket.take(1) > 0
 
 
+def test_refunded_tokens_are_available_again() -> None:
+    """The level never exceeds the amount per minute."""
+    clock = FakeClock()
+    bucket = TokenBucket(60.0, clock=clock)
+    assert bucket.take(60) == 0
+    assert bucket.take(1) > 0
+    bucket.refund(60)
+    assert bucket.take(30) == 0
+    bucket.refund(90)
+    assert bucket.take(60) == 0
+    assert bucket.take(1) > 0
+
+
+def test_reload_fails_without_an_effect(
+    model_dirs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After any error, also one of PyTorch, the keys are unchanged, and the next reload works."""
+    key_file = tmp_path / "keys.toml"
+    key_file.write_text('[alice]\nkey = "first"\n')
+    messages: list[str] = []
+    options = ServerOptions(
+        models=(("plain", model_dirs["plain"]),), settings=ServeSettings(), device="cpu",
+        key_file=key_file, shared_directory=tmp_path,
+    )  # fmt: skip
+    process = ServerProcess(options, log=messages.append)
+    assert process._keys is not None
+    key_file.write_text('[bob]\nkey = "second"\n')
+    with monkeypatch.context() as context:
+        context.setattr(process, "_load_models", _run_out_of_memory)
+        process.reload()
+    assert messages[-1] == "reload failed, nothing changed: out of memory"
+    assert process._keys.find("POST", ALICE) is not None
+    process.reload()
+    assert messages[-1] == "reloaded the models and keys"
+    assert process._keys.find("POST", ALICE) is None
+
+
+def _run_out_of_memory() -> list[ServedModel]:
+    raise RuntimeError("out of memory")
+
+
 def test_processes_share_the_limits(tmp_path: Path) -> None:
     """Two processes together allow the requests and failed logins of one; a new limit is unused."""
     clock = FakeClock()

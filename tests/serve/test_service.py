@@ -95,6 +95,25 @@ def test_each_batch_is_one_forward_pass(
     assert max(batch_sizes) > 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"objective": "left-to-right"}, {"fill", "embed_sparse"}),
+        ({"pair_objective": "sop"}, {"pair"}),
+    ],
+)
+def test_models_with_other_objectives_do_not_have_the_tasks_of_their_heads(
+    tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, str], missing: set[str]
+) -> None:
+    """Their heads have the same form, but predict the next word, or whether texts are swapped."""
+    info = {"provenance": {"settings": {"data": settings}}}
+    model = BertForPreTraining(model_config(tokenizer))
+    for name, model_info in (("usual", {}), ("other", info)):
+        bundle.save(tmp_path / name, model, tokenizer, model_info)
+    usual, other = (load_served_model(name, tmp_path / name) for name in ("usual", "other"))
+    assert usual.tasks - other.tasks == missing
+
+
 def test_requests_before_and_after_a_reload_share_no_batch(
     models: list[ServedModel], tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

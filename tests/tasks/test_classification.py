@@ -70,6 +70,16 @@ def test_invalid_row_is_an_error_or_skipped(
     assert list(counts.as_dict()["first_skipped"].values()) == [f"{file}, line 3"]
 
 
+def test_reviews_of_nsmc_without_text_are_skipped(tmp_path: Path) -> None:
+    """The training file of NSMC has a few rows with an empty text."""
+    file = tmp_path / "ratings_train.txt"
+    file.write_text("id\tdocument\tlabel\n1\t좋다\t1\n2\t\t0\n3\t별로\t0\n")
+    task = TaskSettings.parse(PUBLIC_TASKS["nsmc"].fixed_settings, "the test")
+    examples, counts = read_examples(file, task)
+    assert [example.texts for example in examples] == [("좋다",), ("별로",)]
+    assert sum(counts.skipped.values()) == 1
+
+
 def test_nan_is_a_class_only_if_listed(tmp_path: Path) -> None:
     """The label "NaN", in upper or lower case, is missing unless task.labels contains it."""
     file = tmp_path / "a.csv"

@@ -225,6 +225,15 @@ def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> No
     assert sum(counts.skipped.values()) == 1
 
 
+def test_document_can_have_more_inputs_than_sentences(tokenizer: Tokenizer) -> None:
+    """Each input of a long sentence can be selected."""
+    example = make_sentence(" ".join(["oslo"] * 20), "O " * 20)
+    task = ENTITIES.model_copy(update={"context": "document", "max_seqlen": 12})
+    inputs = encode_examples([example], tokenizer, HEAD, task, ExampleCounts())
+    assert len(inputs) == 4
+    assert inputs.select([3]).sequences == [inputs.sequences[3]]
+
+
 def test_error_for_characters_read_as_words_suggests_the_setting(tmp_path: Path) -> None:
     """A space is an empty word, but a valid character; the message names task.tag_level."""
     (tmp_path / "k.tsv").write_text("서\tB-LC\n \tO\n살\tO\n")

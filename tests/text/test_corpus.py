@@ -174,14 +174,19 @@ def test_parquet_column_is_read(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="the extra bertsmith[parquet] is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table({"text": [*TEXTS, None, ""], "n": [1, 2, 3, 4]}), path)
+    columns = {"text": [*TEXTS, None, ""], "n": [1, 2, 3, 4], "list": [["a"]] * 4}
+    table = arrow.table(columns)
+    table = table.append_column("categories", table["text"].dictionary_encode())
+    parquet.write_table(table, path)
     report = CorpusReport()
     assert read_texts(path, report=report) == TEXTS
     assert report.empty_documents == 2
+    assert read_texts(path, field="categories") == TEXTS
     with pytest.raises(CorpusError, match=r"no column 'body'; its columns are 'text', 'n'"):
         read_texts(path, field="body")
-    with pytest.raises(CorpusError, match="column 'n' holds int64, not text"):
-        read_texts(path, field="n")
+    for name, kind in (("n", "int64"), ("list", r"list<\w+: string>")):
+        with pytest.raises(CorpusError, match=f"column '{name}' holds {kind}, not text"):
+            read_texts(path, field=name)
     write_file(path, path.read_bytes()[:300])
     with pytest.raises(CorpusError, match="not a complete Parquet file"):
         read_texts(path)

@@ -13,6 +13,7 @@ import pytest
 
 from bertsmith.errors import TokenizerError
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
+from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
 
 ORIGINAL_WORDS = (
@@ -82,6 +83,19 @@ def test_special_tokens_in_text_need_allow_special() -> None:
     ids = tokenizer.encode(text, allow_special=True)
     assert tokenizer.ids_to_tokens(ids) == ["hello", "[MASK]", "you", "[SEP]"]
     assert tokenizer.decode([tokenizer.cls_id, *ids]) == "hello [MASK] you"
+
+
+def test_equal_texts_are_encoded_once_and_counted_each_time() -> None:
+    """The ids of equal texts are a single list, and all of their tokens are counted."""
+    counts = TokenCounts()
+    tokenizer = make_tokenizer().with_counter(counts)
+    first, other, second = tokenizer.encode_batch(["hello you [MASK]", "hello", "hello you [MASK]"],
+                                                  allow_special=True)  # fmt: skip
+    assert first is second
+    assert first == tokenizer.encode("hello you [MASK]", allow_special=True)
+    assert other == tokenizer.encode("hello")
+    # Tokens without special ones: 2, 1, 2, and 2 and 1 of the calls that encode a single text.
+    assert (counts.num_tokens, counts.num_unknown) == (8, 0)
 
 
 def test_offsets_refer_to_the_original_text() -> None:

@@ -1,5 +1,6 @@
 """Training a WordPiece vocabulary: determinism, alphabet, limits, and its quality."""
 
+import itertools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from bertsmith.progress import NullProgress
 from bertsmith.text.alphabet import CharacterCounts
 from bertsmith.text.corpus import CorpusOptions, find_sources
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec, build_normalizer
-from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
+from bertsmith.text.vocabulary import HELD_OUT_EVERY, VocabularyOptions, learn_vocabulary
 from bertsmith.text.vocabulary_report import describe_vocabulary, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import _divide_text, _train_in_thread, train_wordpiece
@@ -300,6 +302,25 @@ def test_vocabulary_is_measured_on_held_out_documents(tmp_path: Path) -> None:
     learned = learn_vocabulary(sources, CorpusOptions(), options, NullProgress())
     assert not learned.has_held_out_sample
     assert learned.quality.num_characters == learned.corpus.characters
+
+
+def test_only_document_is_not_held_out(tmp_path: Path) -> None:
+    """The vocabulary is never learned from less text than is held out, whatever the hash is."""
+    selected = (f"word {number} " for number in itertools.count())
+    text = next(text for text in selected if is_selected(text.strip()))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    sources = find_sources([str(tmp_path / "a.jsonl")])
+    learned = learn_vocabulary(
+        sources, CorpusOptions(), VocabularyOptions(size=170), NullProgress()
+    )
+    assert not learned.has_held_out_sample
+    assert learned.tokenizer.encode("word") != [learned.tokenizer.unk_id]
+
+
+def is_selected(text: str) -> bool:
+    """Return whether a document is held out from a large corpus."""
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % HELD_OUT_EVERY == 0
 
 
 class _InterruptedBackend:

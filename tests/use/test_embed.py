@@ -107,6 +107,12 @@ def test_pooling_can_exclude_special_tokens(
     assert_close(mean, [states.mean(0) for states in inner_states])
     maximum = embedder.encode(TEXTS, include_special_tokens=False, pooling="max")
     assert_close(maximum, [states.max(0) for states in inner_states])
+    first = embedder.encode(TEXTS, include_special_tokens=False, pooling="first")
+    assert_close(first, [states[0] for states in inner_states])
+    last = embedder.encode(TEXTS, include_special_tokens=False, pooling="last")
+    assert_close(last, [states[-1] for states in inner_states])
+    with pytest.raises(SettingsError, match=r"the pooler reads \[CLS\]"):
+        embedder.encode(TEXTS, include_special_tokens=False, pooling="pooled")
 
 
 def test_pooled_vectors_equal_the_pooler_output(model_dir: Path, embedder: Embedder) -> None:

@@ -121,6 +121,19 @@ def test_negatives_satisfy_margins_and_limits(
     assert counts.num_pairs_without_negatives == 4 - len(rows)
 
 
+def test_positive_with_line_breaks_is_no_negative(model: Path, tmp_path: Path) -> None:
+    """An index has no line breaks, but its line of the positive is recognized."""
+    positive = "5 hammers\nand fires"
+    out = tmp_path / "lines.index"
+    index = embed_lines(Embedder.load(model), [*LINES, positive], out, VectorSettings()).path
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"query": "fires", "positive": positive}) + "\n")
+    [row], _ = mine(index, pairs, tmp_path / "out.jsonl", relative_margin=None,
+                    num_negatives=len(LINES), candidates=len(LINES))  # fmt: skip
+    assert "4 hammers and fires" in row["negatives"]
+    assert "5 hammers and fires" not in row["negatives"]
+
+
 def test_values_of_the_margin_test_make_a_difference(model: Path) -> None:
     """The brute-force results differ between settings, so that the test above compares them."""
     results = [

@@ -10,12 +10,13 @@ import pytest
 from bertsmith.bundle import FineTunedBundle, HeadConfig, TaskKind, load_fine_tuned
 from bertsmith.errors import BertsmithError, TaskError
 from bertsmith.tasks.conll import has_token_lists, looks_like_conll
+from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import tag as tag_module
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict_table import predict_table
-from bertsmith.use.tag import tag
+from bertsmith.use.tag import _split_into_units, tag
 from bertsmith.use.tag_file import tag_file
 from tests.use.conftest import SENTENCES
 from tests.use.test_predict import save_task_model
@@ -245,3 +246,32 @@ def test_names_and_addresses_are_words(tmp_path: Path, tokenizer: Tokenizer) -> 
         "1", "don't", "U.S", "www.x.org", ".",
     ]  # fmt: skip
     assert all(text[span.start : span.end] == span.text for span in tagged.spans)
+
+
+def test_long_texts_of_address_characters_are_split_in_linear_time(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Such a text takes well under a second. In quadratic time it would take hours."""
+    bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
+    task = get_task_settings(bundle)
+    assert len(_split_into_units("a+" * 200_000, task)) == 400_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("हिन्दी", "भाषा", "!"),
+        ("ภาษาไทย",),
+        ("cafe\u0301", "re\u0301sume\u0301"),
+        ("می\u200cخواهم",),
+        ("스파이더", "."),
+    ],
+    ids=["hindi", "thai", "decomposed", "persian", "korean"],
+)
+def test_marks_do_not_separate_words(
+    tmp_path: Path, tokenizer: Tokenizer, words: tuple[str, ...]
+) -> None:
+    """Combining marks and zero-width joiners belong to their word."""
+    bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
+    (tagged,) = tag(bundle, [" ".join(words)])
+    assert tuple(span.text for span in tagged.spans) == words

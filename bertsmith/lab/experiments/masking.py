@@ -6,7 +6,7 @@ from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.features import build_bilstm_settings
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
-from bertsmith.lab.verdict import MIN_SMALL_SCORE_DIFFERENCE, Claim, subtract
+from bertsmith.lab.verdict import MIN_SMALL_SCORE_DIFFERENCE, Claim, is_finite, subtract
 
 #: Percentages of [MASK], unchanged token and random token, with the paper's results: accuracy on
 #: MNLI, and F1 on named entities with fine-tuning and with a BiLSTM on features.
@@ -81,7 +81,7 @@ def _build_claims(data: dict[str, Any]) -> list[Claim]:
     differences = subtract(data["80/10/10"][features], data["100/0/0"][features])
     ranges = {
         evaluation: [
-            None if None in scores else max(scores) - min(scores)
+            max(scores) - min(scores) if all(map(is_finite, scores)) else None
             for scores in zip(*(values[evaluation] for values in data.values()), strict=True)
         ]
         for evaluation in ("ner", features)

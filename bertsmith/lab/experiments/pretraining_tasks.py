@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
-from bertsmith.lab.verdict import Claim, subtract
+from bertsmith.lab.verdict import Claim, is_finite, subtract
 
 #: Tasks: paraphrases, sentence similarity, sentiment and question answering. A scale may have
 #: others.
@@ -130,10 +130,10 @@ def _build_claims(
 
 
 def _find_minima(differences: list[list[float | None]]) -> list[float | None]:
-    """Return the minimum for each seed, None if a value is missing."""
+    """Return the minimum for each seed, None if a value is missing or NaN."""
     minima: list[float | None] = []
     for values in zip(*differences, strict=True):
-        numbers = [value for value in values if value is not None]
+        numbers = [value for value in values if is_finite(value)]
         minima.append(min(numbers) if len(numbers) == len(values) else None)
     return minima
 

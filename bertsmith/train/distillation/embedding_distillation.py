@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bertsmith.bundle import EncoderBundle, load_encoder, locate_model
 from bertsmith.errors import RunError, SettingsError
+from bertsmith.files import name_paths
 from bertsmith.interop.sentence_transformers import (
     Dense,
     PoolingConfig,
@@ -32,7 +33,7 @@ from bertsmith.tasks.embedding_data import (
 )
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
-from bertsmith.tasks.tables import has_txt_suffix
+from bertsmith.tasks.tables import has_column, has_txt_suffix
 from bertsmith.train.distillation.embedding_objective import (
     EmbeddingDistillationObjective,
     HeldoutSet,
@@ -284,12 +285,11 @@ def read_texts(
     """
     collector = TextCollector(tokenize, prompts)
     all_counts: dict[str, ExampleCounts] = {}
-    for file in files:
-        # A text file has no named columns.
-        named_columns = TextColumns() if has_txt_suffix(file) else settings.columns
+    for file, name in zip(files, name_paths(files), strict=True):
+        named_columns = get_training_columns(file, settings)
         columns = resolve_columns(file, settings, named_columns)
         counts = ExampleCounts()
-        all_counts["train" if len(files) == 1 else f"train {file.name}"] = counts
+        all_counts["train" if len(files) == 1 else f"train {name}"] = counts
         with open_rows(file, settings, columns, counts.notes) as rows:
             for row in rows:
                 with counts.count_example(row.location, settings):
@@ -297,6 +297,22 @@ def read_texts(
         collector.flush(counts)
         counts.require_examples([None] * counts.num_used, file)
     return collector.collect(), all_counts
+
+
+def get_training_columns(file: Path, settings: EmbeddingSettings) -> TextColumns:
+    """Return the named columns of a training table; none for a text file with a text per line.
+
+    A .txt file is a table if its first row has the columns. Otherwise the names are those of the
+    validation tables.
+    """
+    columns = settings.columns
+    if not has_txt_suffix(file) or not columns.list_columns():
+        return columns
+    with open_rows(file, settings, columns) as rows:
+        first_row = next(rows, None)
+    names = columns.list_columns()
+    is_table = first_row is not None and all(has_column(first_row, name) for name in names)
+    return columns if is_table else TextColumns()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bertsmith.model.ops.cross_entropy import to_full_precision
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding
@@ -178,7 +179,8 @@ class EmbeddingObjective:
         """Return the vectors of the texts of a micro-batch, float32 [B, W]."""
         with self._machine.autocast():
             vectors: Tensor = self.model(micro_batch.packed, dropout_seed)
-        return vectors
+        # A Dense module computes them in bf16.
+        return to_full_precision(vectors)
 
     def _sum_terms(
         self, vectors: Tensor, micro_batch: EmbeddingMicroBatch, *, with_backward: bool = False

@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 
 from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.files import name_paths
 from bertsmith.interop.sentence_transformers import PoolingConfig
+from bertsmith.plurals import count_noun
 from bertsmith.tasks.beir import find_qrels, is_beir_folder, read_retrieval_set
 from bertsmith.tasks.embedding_columns import resolve_columns
 from bertsmith.tasks.embedding_data import (
@@ -18,7 +20,13 @@ from bertsmith.tasks.embedding_data import (
     describe_kind,
     read_examples,
 )
-from bertsmith.tasks.embedding_settings import LOSSES, EmbeddingSettings, TextColumns
+from bertsmith.tasks.embedding_settings import (
+    LOSSES,
+    LOSSES_USING_SETTING,
+    EmbeddingSettings,
+    TextColumns,
+    check_loss_settings,
+)
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.embedding.evaluation import HeldoutTexts
@@ -85,7 +93,7 @@ def read_data(
     )
     settings = resolve_loss(settings, train)
     _check_prompts(settings, train)
-    names = ["train"] if len(paths) == 1 else [f"train {path.name}" for path in paths]
+    names = ["train"] if len(paths) == 1 else [f"train {name}" for name in name_paths(paths)]
     counts = dict(zip(names, train_counts, strict=True))
     heldout: dict[str, HeldoutTexts] = {}
     if settings.validation_files:
@@ -123,16 +131,17 @@ def resolve_loss(settings: EmbeddingSettings, examples: EmbeddingExamples) -> Em
     """Return the settings with the default loss of the kind of examples, if none is set.
 
     Raises:
-        SettingsError: If the loss does not suit the examples.
+        SettingsError: If the loss does not suit the examples, or a setting belongs to another loss.
     """
     losses = LOSSES[examples.kind]
     if settings.loss is None:
-        return settings.model_copy(update={"loss": losses[0]})
+        settings = settings.model_copy(update={"loss": losses[0]})
     if settings.loss not in losses:
         raise SettingsError(
             f"embedding.loss is {settings.loss!r}, but the examples are "
             f"{describe_kind(examples.kind)}; use {' or '.join(losses)}"
         )
+    check_loss_settings(settings, LOSSES_USING_SETTING)
     return settings
 
 
@@ -192,11 +201,14 @@ def check_examples(examples: EmbeddingExamples, settings: EmbeddingSettings) -> 
             raise TaskError(f"{files}: all texts have the same label; expected at least two labels")
         if sizes.max() < 2:
             raise TaskError(f"{files}: no label has two texts; expected labels that texts share")
-    if settings.loss == "triplet" and examples.kind == "pairs" and not len(examples.negatives):
-        raise TaskError(
-            f"{files}: the triplet loss needs negatives, but the pairs have none; name their "
-            "column with --negatives, or use the loss mnrl"
-        )
+    if settings.loss == "triplet" and examples.kind == "pairs":
+        num_missing = int((np.diff(examples.negative_offsets) == 0).sum())
+        if num_missing:
+            raise TaskError(
+                f"{files}: the triplet loss needs negatives, but {num_missing:,} of "
+                f"{count_noun(len(examples), 'pair')} have none; name their column with "
+                "--negatives, remove these pairs, or use the loss mnrl"
+            )
     if len(examples) < 2:
         raise TaskError(f"{files}: there is 1 training example; expected at least two")
 

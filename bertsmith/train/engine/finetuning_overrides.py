@@ -77,7 +77,8 @@ def _drop_computed_values(
     """Return the settings of another run without the values that the new run computes itself.
 
     These are the model config except for the dropout rates, the start model, the hash of the files,
-    and the number of steps if epochs are set or the user sets a new length.
+    the number of steps if epochs are set or the user sets a new length, and the margin if the user
+    sets a loss.
     """
     tables = {name: get_table(settings, name) for name in settings}
     tables["model"] = {
@@ -86,6 +87,9 @@ def _drop_computed_values(
         if name in MUTABLE_MODEL_FIELDS
     }
     del tables[table]["fingerprint"]
+    if "loss" in get_table(user_values, table):
+        # The default margin of the triplet loss, which other losses do not use.
+        tables[table].pop("triplet_margin", None)
     tables.get("run", {}).pop("start_from", None)
     schedule = tables.get("schedule", {})
     has_new_length = bool(get_table(user_values, "schedule").keys() & {"steps", "epochs"})

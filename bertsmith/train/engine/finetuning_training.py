@@ -115,6 +115,15 @@ def freeze_layers(bert: BertModel, num_layers: int | None) -> None:
         layer.requires_grad_(False)
 
 
+def _check_is_trainable(model: nn.Module) -> None:
+    """Raise SettingsError if all parameters are frozen."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise SettingsError(
+            "run.num_frozen_layers: all layers are frozen, and this model has no other weights to "
+            "train; give a smaller number"
+        )
+
+
 def train_and_save(
     settings: RunSettingsType,
     model: nn.Module,
@@ -147,6 +156,7 @@ def train_and_save(
         counts: For each file, how many examples were read, skipped and truncated.
         save_model: Writes the model, given the settings of the run and its held-out metrics.
     """
+    _check_is_trainable(model)
     resolved = _select_on_machine(settings, machine, objective.steps_per_epoch, is_new=is_new)
     must_write_settings = resolved is not settings
     settings = processes.broadcast(resolved)

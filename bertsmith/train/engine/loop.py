@@ -315,8 +315,9 @@ class _Loop:
                 self.state.step, self._options.checkpoint_every, is_best=is_best
             ):
                 self._save_checkpoint()
-        if self._duration.total_steps is None and self._has_ended and not self._is_evaluated():
-            # The time budget was used up before the first step of this process.
+        if self._has_ended and not self._is_evaluated():
+            # The time budget was used up before the first step of this process, or the user has
+            # removed the metrics log.
             self._evaluate()
         # A signal can end the loop at any step, which may not have been saved.
         if self._saved_step < self.state.step:

@@ -30,8 +30,8 @@ _MACHINE_KEYS = (
 )  # fmt: skip
 #: Prefixes of settings that a run does not set itself: only the user sets them.
 _USER_SET_PREFIXES = (
-    "task.", "embedding.", "reranking.", "distill.", "features", "run.num_frozen_layers",
-    "run.patience",
+    "data.", "schedule.phase2_max_seqlen", "task.", "embedding.", "reranking.", "distill.",
+    "features", "run.num_frozen_layers", "run.patience",
 )  # fmt: skip
 #: The stored and the new value of a list are printed in full if they have at most this many items
 #: in total.
@@ -232,7 +232,11 @@ def find_differences(
         old_value = stored.get(name)
         key = prefix + name
         if isinstance(new_value, dict):
-            differences += find_differences(old_value or {}, new_value, f"{key}.")
+            old_values = old_value or {}
+            # For example a validation file that is not given again.
+            is_set_by_user = key.startswith(_USER_SET_PREFIXES)
+            missing_values = dict.fromkeys(old_values) if is_set_by_user else {}
+            differences += find_differences(old_values, missing_values | new_value, f"{key}.")
         elif new_value is None and old_value is not None and key.startswith(_USER_SET_PREFIXES):
             # A run does not set these settings itself, so the user has set the stored value.
             differences.append((key, old_value, new_value))

@@ -27,7 +27,7 @@ class ScheduleSettings(SettingsTable):
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     #: Time budget of the run in wall-clock minutes, from the start of the command to its end.
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    #: Minimum number of steps of a run with a time budget, or of fine-tuning with epochs.
+    #: Minimum number of steps of a run with a time budget or with epochs.
     min_steps: Annotated[int, Field(ge=1)] = 1
     #: Number of steps in which the learning rate rises from 0, at most a tenth of the run.
     warmup_steps: Annotated[int, Field(ge=0)] = 10_000

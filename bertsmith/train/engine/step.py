@@ -171,7 +171,7 @@ def take_step(
             f"training diverged in step {step + 1}: the loss is {result.loss:g} and the gradient "
             f"norm {result.grad_norm:g}; the weights and the last checkpoint are unchanged. "
             f"The batch is {batch_description} (seed {seed}). "
-            "Lower optim.lr, or set run.precision=fp32"
+            "Start a new run (another --out) with a lower optim.lr, or with run.precision=fp32"
         )
 
     values = torch.cat([loss_sums, torch.stack(norms).double()])

@@ -12,7 +12,12 @@ from bertsmith.bundle import FineTunedBundle, HeadConfig
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.plurals import count_noun
 from bertsmith.tasks.entities import find_non_entity_tags
-from bertsmith.tasks.families import get_family, reject_unused_fields, resolve_metrics
+from bertsmith.tasks.families import (
+    check_max_seqlen,
+    get_family,
+    reject_unused_fields,
+    resolve_metrics,
+)
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.label_counts import reject_numeric_labels
 from bertsmith.tasks.settings import TaskSettings
@@ -71,13 +76,10 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
     max_positions = bundle.config.max_positions
     default_max_seqlen = min(get_family(settings.task.kind).DEFAULT_MAX_SEQLEN, max_positions)
     max_seqlen = settings.task.max_seqlen or default_max_seqlen
-    if max_seqlen > max_positions:
-        raise SettingsError(
-            f"task.max_seqlen is {max_seqlen}, but the model takes at most {max_positions} tokens; "
-            "reduce task.max_seqlen"
-        )
     settings = settings.model_copy(update={"model": bundle.config})
-    return update_task_settings(settings, {"max_seqlen": max_seqlen})
+    settings = update_task_settings(settings, {"max_seqlen": max_seqlen})
+    check_max_seqlen(settings.task, bundle.config)
+    return settings
 
 
 def read_task_data(

@@ -94,8 +94,13 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
             "of a pre-training run, or use --set"
         )
     if get_table(file_values, "run").get("store_id"):
+        overrides = _adopt_recipe_and_start_model(overrides, _load_new_values(overrides))
         overrides, file_values = _adopt_run_settings(overrides, file_values, store)
-    user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
+        user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
+    else:
+        user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
+        overrides = _adopt_recipe_and_start_model(overrides, user_values)
+    user_values = _drop_start_model(user_values)
     if overrides.start_from and overrides.size:
         raise SettingsError("--size and --from are mutually exclusive: the model has its own size")
     if overrides.start_from:
@@ -184,6 +189,35 @@ def check_pretrain_arguments(
     resolve_run_settings(Overrides(data=data, out=out, **overrides), Store.open(data), budget)
 
 
+def _adopt_recipe_and_start_model(overrides: Overrides, settings: Mapping[str, Any]) -> Overrides:
+    """Return the arguments with ``run.recipe`` and ``run.start_from`` of the settings.
+
+    Raises:
+        SettingsError: If a setting contradicts the argument.
+    """
+    run = get_table(settings, "run")
+    for name, option in (("recipe", "--recipe"), ("start_from", "--from")):
+        value, argument = run.get(name), getattr(overrides, name)
+        if not isinstance(value, str):
+            continue  # The parser reports other values than None.
+        if argument not in (None, value):
+            raise SettingsError(
+                f"run.{name} is {value!r}, but {option} is {argument!r}; give only one of them"
+            )
+        changes: dict[str, Any] = {name: value}
+        overrides = replace(overrides, **changes)
+    return overrides
+
+
+def _drop_start_model(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without ``run.start_from``, which is an argument."""
+    run = get_table(settings, "run")
+    if not isinstance(run.pop("start_from", None), str):
+        return settings
+    run.pop("start_id", None)
+    return {**settings, "run": run}
+
+
 def _adopt_run_settings(
     overrides: Overrides, settings: Mapping[str, Any], store: Store
 ) -> tuple[Overrides, dict[str, Any]]:
@@ -227,6 +261,15 @@ def _adopt_run_settings(
     # TOML has no None, so a setting that is missing in the file was None, or did not exist yet.
     data, optim = get_table(settings, "data"), get_table(settings, "optim")
     run.setdefault("dropout", None)
+    # data.nsp determines model.nsp, and new values of the user determine other settings of pairs.
+    nsp = model.pop("nsp", None)
+    if nsp is not None:
+        data.setdefault("nsp", nsp)
+    new_data = get_table(_load_new_values(overrides), "data")
+    if "pair_objective" in new_data:
+        data.pop("nsp", None)
+    elif new_data.get("nsp") is False:
+        data.pop("pair_objective", None)
     data.setdefault("final_masking_rate", None)
     optim.setdefault("optimizer", "adamw")
     if overrides.start_from:
@@ -247,6 +290,11 @@ def _adopt_run_settings(
         "checkpoint": checkpoint,
     }  # fmt: skip
     return overrides, {**settings, **changes}
+
+
+def _load_new_values(overrides: Overrides) -> dict[str, Any]:
+    """Return the settings that the user gives in addition to the settings file."""
+    return load_user_settings(None, overrides.values, overrides.assignments)
 
 
 def _parse_settings(
@@ -384,10 +432,21 @@ def _check_consistency(settings: PretrainSettings, store: Store, source: str) ->
             f"run starts left to right (schedule.causal_fraction is {schedule.causal_fraction:g}), "
             "without such a bias; leave out one of them"
         )
+    _check_pairs(settings, source)
+
+
+def _check_pairs(settings: PretrainSettings, source: str) -> None:
+    """Raise SettingsError if the settings of pairs of segments contradict each other."""
+    model = settings.model
     if model.nsp != settings.data.nsp:
         raise SettingsError(
             f"{source}: model.nsp is {model.nsp}, but data.nsp is {settings.data.nsp}; set only "
             "data.nsp, which determines model.nsp"
+        )
+    if settings.data.pair_objective == "sop" and not settings.data.nsp:
+        raise SettingsError(
+            f"{source}: data.pair_objective is 'sop', but data.nsp is false, so there are no "
+            "pairs; leave out one of them"
         )
     if model.nsp and model.segments < 2:
         # The start model determines model.segments.

@@ -6,15 +6,21 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.files import name_paths
 from bertsmith.plurals import count_noun
 from bertsmith.tasks.embedding_data import Ints
+from bertsmith.tasks.embedding_settings import check_loss_settings
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.reranking_data import (
     RerankingExamples,
     read_reranking_examples,
     resolve_reranking_columns,
 )
-from bertsmith.tasks.reranking_settings import DEFAULT_RANDOM_NEGATIVES, RerankingSettings
+from bertsmith.tasks.reranking_settings import (
+    DEFAULT_RANDOM_NEGATIVES,
+    LOSSES_USING_SETTING,
+    RerankingSettings,
+)
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.reranking.batches import add_heldout_negatives, find_usable_queries
 from bertsmith.train.reranking.evaluation import HeldoutQueries, build_heldout_queries
@@ -54,9 +60,10 @@ def read_data(settings: RerankingSettings, tokenizer: Tokenizer) -> RerankingDat
     train, train_counts = read_reranking_examples(
         paths, settings, tokenizer, max_seqlen, settings.columns
     )
+    check_loss_settings(settings, LOSSES_USING_SETTING)
     settings = _resolve_negatives(settings, train)
     _check_scores(train, settings)
-    names = ["train"] if len(paths) == 1 else [f"train {path.name}" for path in paths]
+    names = ["train"] if len(paths) == 1 else [f"train {name}" for name in name_paths(paths)]
     counts = dict(zip(names, train_counts, strict=True))
     heldout: dict[str, HeldoutQueries] = {}
     if settings.validation_files:

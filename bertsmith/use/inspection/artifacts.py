@@ -17,13 +17,14 @@ ArtifactKind = Literal[
 ]
 
 #: For each kind of directory, the groups of files that identify it. All files of one of its groups
-#: must exist. The order of the kinds matters, because a model directory contains a tokenizer.
+#: must exist. The order of the kinds matters, because a model directory contains a tokenizer, and a
+#: released model also the settings of its run.
 _DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
+    "model": tuple(("config.json", weights) for weights in WEIGHT_FILES),
     "run": (("settings.toml",),),
     # An unfinished store has parts but no manifest. Opening it raises an error that says this.
     "store": ((MANIFEST_FILE,), ("parts",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
-    "model": tuple(("config.json", weights) for weights in WEIGHT_FILES),
     "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
     "index": (("index.json", "offsets.npy"), ("index.json", OLD_INDEX_FILES["offsets.npy"])),
 }

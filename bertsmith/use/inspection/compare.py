@@ -1,5 +1,6 @@
 """Compare two models: config, vocabulary, weights, and outputs on the same texts."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -54,7 +55,8 @@ class Difference:
         if self.max_abs_difference == 0:
             # The scale may also be 0.
             return 0.0
-        return self.max_abs_difference / self.scale
+        # NaN has no scale.
+        return self.max_abs_difference / self.scale if self.scale else math.inf
 
     def is_within(self, tolerance: float) -> bool:
         """Return whether the tensors have the same shape and differ by at most the tolerance."""

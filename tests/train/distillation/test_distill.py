@@ -412,6 +412,22 @@ def test_lists_of_negatives_are_training_texts(tmp_path: Path) -> None:
             read_texts([table], settings, tokenize, prompts)
 
 
+def test_text_file_with_the_columns_is_a_table(tmp_path: Path) -> None:
+    """A .txt file is read as a table if its first line names the columns, else line by line."""
+
+    def tokenize(texts: Sequence[str], counts: ExampleCounts) -> list[list[int]]:
+        return [[len(text)] for text in texts]
+
+    settings = EmbeddingSettings(columns=TextColumns(text="document"))
+    table, lines = tmp_path / "ratings.txt", tmp_path / "lines.txt"
+    table.write_text("id\tdocument\tlabel\n17\tbabe\t1\n")
+    lines.write_text("ba\nbabibo\n")
+    texts, _ = read_texts([table], settings, tokenize, TextPrompts())
+    assert texts.ids.tolist() == [4]
+    texts, _ = read_texts([lines], settings, tokenize, TextPrompts())
+    assert texts.ids.tolist() == [2, 6]
+
+
 def test_at_least_one_text_is_trained_on(embedder: Path, tmp_path: Path) -> None:
     """A large validation_fraction leaves a training text."""
     (tmp_path / "lines.txt").write_text("ba\nbe\n")

@@ -1,5 +1,6 @@
 """Training of embedding models: learning, resuming, several files, output and errors."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from bertsmith import bundle
+from bertsmith.bundle.config import read_config
 from bertsmith.bundle.metadata import read_info
-from bertsmith.errors import BertsmithError
+from bertsmith.errors import BertsmithError, SettingsError
 from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.tasks.embedding_data import TextPrompts, read_examples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.embedding.batches import BatchSampler, ClassIndex, build_batch
 from bertsmith.train.embedding.finetune import finetune_embedder
-from bertsmith.train.embedding.losses import RankingTargets
+from bertsmith.train.embedding.losses import RankingTargets, iter_loss_terms
 from bertsmith.train.embedding.start_model import load_start_model
 from bertsmith.train.embedding.training_data import build_tokenize_function, get_text_prompts
 from bertsmith.train.engine import loop
@@ -348,7 +350,9 @@ def test_large_batches_need_no_more_memory_for_activations(
             "the scores are 0 to 1",
         ),
         ("labeled_texts", {"label": "x"}, {}, "all texts have the same label"),
-        ("pairs", {}, {"loss": "triplet"}, "the triplet loss needs negatives"),
+        ("pairs", {}, {"loss": "triplet"}, "needs negatives, but 18 of 18 pairs have none"),
+        ("triplets", {}, {"loss": "triplet", "temperature": 0.02}, "no effect on the loss 'trip"),
+        ("pairs", {}, {"triplet_margin": 0.2}, "leave it out, or use the loss triplet"),
         ("pairs", {"anchor": "ba"}, {}, "all examples have the same first text"),
         ("pairs", {}, {"matryoshka_dims": [64]}, "vectors have 32 dimensions"),
         ("pairs", {}, {"matryoshka_dims": [16, 8]}, "after the first 16 would not be .* add 32"),
@@ -380,6 +384,67 @@ def test_unsuitable_data_and_settings_are_errors(
     assert not (tmp_path / "run").exists()
 
 
+def test_model_without_trainable_weights_is_an_error(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """The error names the setting that freezes all layers."""
+    table = write_table("train.jsonl", make_rows("pairs", 20))
+    num_layers = read_config(start_model, read_info(start_model)).layers
+    with pytest.raises(SettingsError, match=r"run\.num_frozen_layers: all layers are frozen"):
+        train(start_model, tmp_path / "run", table, run={"num_frozen_layers": num_layers})
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_pairs_of_the_triplet_loss_have_negatives(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """A file of triplets and a file of pairs cannot be combined."""
+    tables = [write_table(f"{kind}.jsonl", make_rows(kind, 20)) for kind in ("triplets", "pairs")]
+    with pytest.raises(BertsmithError, match=r"triplets.*pairs.*pairs have none; name their col"):
+        train(start_model, tmp_path / "run", *tables, embedding={"loss": "triplet"})
+
+
+def test_validation_table_needs_no_negatives(
+    start_model: Path, write_table: WriteTable, tmp_path: Path
+) -> None:
+    """It has the other named columns of the training table, also nested ones."""
+    rows = [
+        {"query": {"text": row["anchor"]}, "answer": row["positive"], "wrong": row["negative"]}
+        for row in make_rows("triplets", 40)
+    ]
+    table = write_table("train.jsonl", rows[:30])
+    dev_rows = [{name: row[name] for name in ("query", "answer")} for row in rows[30:]]
+    dev = write_table("dev.jsonl", dev_rows)
+    columns = {"text": "query.text", "pair": "answer", "negatives": ["wrong"]}
+    embedding = {"columns": columns, "validation_files": {"dev": str(dev)}}
+    result = train(start_model, tmp_path / "run", table, embedding=embedding,
+                   schedule={"steps": 1, "epochs": None})  # fmt: skip
+    assert result.metrics["examples"] == 10
+
+
+def test_loss_of_a_dense_module_has_full_precision(
+    start_model: Path, write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With bf16, the linear layer computes vectors in bf16; their loss is computed in float32."""
+    parts = [
+        modules.Transformer(str(start_model)),
+        modules.Pooling(WIDTH),
+        modules.Dense(WIDTH, 11),
+    ]
+    SentenceTransformer(modules=parts).save(str(tmp_path / "st"))
+    dtypes = set()
+
+    def record_dtype(vectors: torch.Tensor, *arguments: Any) -> Iterator[torch.Tensor]:
+        dtypes.add(vectors.dtype)
+        return iter_loss_terms(vectors, *arguments)
+
+    monkeypatch.setattr("bertsmith.train.embedding.objective.iter_loss_terms", record_dtype)
+    table = write_table("train.jsonl", make_rows("pairs", 30))
+    train(tmp_path / "st", tmp_path / "run", table, run={"precision": "bf16"},
+          schedule={"steps": 1, "epochs": None})  # fmt: skip
+    assert dtypes == {torch.float32}
+
+
 def test_folder_in_the_format_of_beir_is_a_validation_set(
     start_model: Path, write_table: WriteTable, tmp_path: Path
 ) -> None:
@@ -409,6 +474,12 @@ def test_changed_files_stop_a_resumed_run(
     rows = make_rows("pairs", 30)
     table = write_table("train.jsonl", rows)
     train(start_model, tmp_path / "run", table, schedule={"steps": 1, "epochs": None})
+    dev = write_table("dev.jsonl", make_rows("pairs", 5, seed=1))
+    embedding = {"validation_files": {"dev": str(dev)}}
+    train(start_model, tmp_path / "validated", table, schedule={"steps": 1, "epochs": None},
+          embedding=embedding)  # fmt: skip
+    with pytest.raises(BertsmithError, match=r"validation_files\.dev: '.*' in the run, None now"):
+        train(start_model, tmp_path / "validated", table, schedule={"steps": 1, "epochs": None})
     with pytest.raises(BertsmithError, match=r"temperature: 0\.05 in the run, 0\.1 now"):
         train(
             start_model, tmp_path / "run", table, schedule={"steps": 1, "epochs": None},

@@ -90,6 +90,8 @@ def test_each_kind_is_learned(
     new_file = write_table(tmp_path / "new.jsonl", kind, 60, seed=9)
     assert result.model is not None
     assert evaluate(result.model, new_file)[result.metric_names[0]] >= min_score - 0.1
+    with pytest.raises(SettingsError, match=r"reduce task\.max_seqlen"):
+        evaluate(result.model, new_file, changes={"max_seqlen": 5000})
     rows = [json.loads(line) for line in new_file.read_text().splitlines()]
     predictions = predict(tmp_path / "run", [row["text"] for row in rows])
     if kind == "single":

@@ -24,7 +24,7 @@ from bertsmith.train.engine.checkpoint import (
     load_weights,
 )
 from bertsmith.train.engine.duration import StepDuration
-from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.engine.metrics_log import METRICS_FILE, read_metrics
 from bertsmith.train.pretraining.estimate import estimate_run
 from bertsmith.train.pretraining.objective import PretrainingObjective
 from bertsmith.train.pretraining.pretrain import pretrain
@@ -116,6 +116,17 @@ def test_other_settings_are_rejected(finished_run: Path, store: Path) -> None:
     assert "schedule.steps: 8 in the run, 9 now" in str(caught.value)
     assert "run.seed: 0 in the run, 4 now" in str(caught.value)
     assert _read_files(finished_run) == files
+
+
+def test_finished_run_without_its_metrics_log_is_evaluated_again(
+    train: TrainFunction, tmp_path: Path
+) -> None:
+    """The message about a damaged log advises to remove it; the model then keeps its metrics."""
+    expected = train(steps=2).heldout
+    (tmp_path / "run" / METRICS_FILE).unlink()
+    heldout = train(steps=2).heldout
+    assert heldout.keys() == expected.keys()
+    assert heldout["mlm_loss"] == pytest.approx(expected["mlm_loss"], abs=1e-6)
 
 
 def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(

@@ -254,6 +254,48 @@ def test_recipe_option_must_be_that_of_the_settings_of_a_run(resolve: Any, tmp_p
             resolve(config=config, recipe=other_recipe)
 
 
+def test_recipe_and_start_model_can_be_settings(resolve: Any, store: Path, tmp_path: Path) -> None:
+    """run.recipe and run.start_from have the effect of --recipe and --from."""
+    assert resolve(assignments=["run.recipe=paper"]) == resolve(recipe="paper")
+    with pytest.raises(SettingsError, match=r"run\.recipe is 'paper', but --recipe is 'fast'"):
+        resolve(recipe="fast", assignments=["run.recipe=paper"])
+    start = str(tmp_path / "start")
+    write_initial_model(store, tmp_path / "start", assignments=make_assignments())
+    common = ["data.max_seqlen=32"]
+    expected = resolve(start_from=start, assignments=common)
+    assert expected.run.start_id is not None
+    assert resolve(assignments=[*common, f"run.start_from={start}"]) == expected
+    with pytest.raises(SettingsError, match=r"run\.start_from is 'other', but --from is"):
+        resolve(start_from=start, assignments=["run.start_from=other"])
+    config = tmp_path / "run.toml"
+    config.write_text(resolve(assignments=common).to_toml())
+    continued = resolve(config=config, assignments=[f"run.start_from={start}"])
+    assert continued.run.start_id == expected.run.start_id
+    with pytest.raises(SettingsError, match="recipe paper has no effect"):
+        resolve(config=config, assignments=["run.recipe=paper"])
+    for assignment in ("run=5", "run.start_from=5", "run.recipe=5"):
+        with pytest.raises(SettingsError, match="run"):
+            resolve(assignments=[assignment])
+
+
+def test_pairs_can_be_changed_in_the_settings_of_a_run(resolve: Any, tmp_path: Path) -> None:
+    """data.nsp and data.pair_objective replace those of the run, and determine model.nsp."""
+    config = tmp_path / SETTINGS_FILE
+    config.write_text(resolve().to_toml())
+    assert not resolve(config=config).model.nsp
+    assert resolve(config=config, assignments=["data.nsp=true"]).model.nsp
+    sentence_order = resolve(config=config, assignments=["data.pair_objective=sop"])
+    assert sentence_order.data.nsp
+    assert sentence_order.model.nsp
+    config.write_text(sentence_order.to_toml())
+    assert resolve(config=config, assignments=["data.nsp=false"]).data.pair_objective == "nsp"
+    config.write_text(resolve(recipe="paper").to_toml())
+    assert resolve(config=config).model.nsp
+    assert not resolve(config=config, assignments=["data.nsp=false"]).model.nsp
+    with pytest.raises(SettingsError, match=r"data\.pair_objective is 'sop', but data\.nsp is"):
+        resolve(assignments=["data.pair_objective=sop", "data.nsp=false"])
+
+
 def test_sequences_longer_than_the_start_model_allows_are_rejected(
     resolve: Any, store: Path, tmp_path: Path
 ) -> None:

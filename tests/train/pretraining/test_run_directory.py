@@ -213,6 +213,24 @@ def test_batch_size_of_the_user_is_not_a_default(resolve: Any, tmp_path: Path) -
     assert get_accepted_defaults(paper).keys() == {"run.start_id"}
 
 
+def test_omitted_data_settings_are_differences(resolve: Any, tmp_path: Path) -> None:
+    """A run that sets a constant masking rate, or no second phase, is not a run with these."""
+    stored = resolve()
+    (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
+    defaults = get_accepted_defaults(stored)
+    assignments = ["data.masking_rate=0.3"]
+    values = parse_assignments(assignments)
+    constant = resolve(assignments=assignments)
+    with pytest.raises(RunError, match=r"data\.final_masking_rate: 0\.15 in the run, None now"):
+        load_run_settings(tmp_path, constant, values, accepted_defaults=defaults)
+    for key in ("data.initial_batch_size", "data.max_predictions_per_seq",
+                "schedule.phase2_max_seqlen"):  # fmt: skip
+        stored = resolve(assignments=[f"{key}=16"])
+        (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
+        with pytest.raises(RunError, match=rf"{key}: 16 in the run, None now"):
+            load_run_settings(tmp_path, resolve(), {}, accepted_defaults=defaults)
+
+
 def test_moved_run_records_its_new_device(train: TrainFunction, tmp_path: Path) -> None:
     """A run whose device is not available continues from its checkpoint, and stores the CPU."""
     train(steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true")

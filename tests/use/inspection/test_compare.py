@@ -253,6 +253,8 @@ def test_nan_equals_only_nan_and_infinity_only_infinity() -> None:
     ):
         assert measure_difference(a, b).max_abs_difference == math.inf
         assert not measure_difference(a, b).is_within(1e9)
+    zeros, all_nan = torch.zeros(2), torch.full((2,), math.nan)
+    assert measure_difference(zeros, all_nan).relative_difference == math.inf
     assert measure_difference(torch.empty(0, 3), torch.empty(0, 3)).max_abs_difference == 0
     assert measure_difference(torch.ones(2), torch.ones(3)).max_abs_difference is None
 

@@ -185,7 +185,11 @@ def test_artifacts_are_identified(unfinished_run: Path, model_dir: Path, tmp_pat
         (folder / name).write_text("")
     (tmp_path / "unfinished" / "parts").mkdir(parents=True)
     settings_file = unfinished_run / run_directory.SETTINGS_FILE
+    # A released model has the settings of its run.
+    released = shutil.copytree(model_dir, tmp_path / "released")
+    shutil.copy(settings_file, released)
     expected = {
+        released: ("model", released),
         unfinished_run: ("run", unfinished_run),
         unfinished_run / "metrics.jsonl": ("run", unfinished_run),
         settings_file: ("settings", settings_file),
