@@ -20,13 +20,22 @@ _NUMBER_LIST = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE
 
 
 def check_new_directory(path: Path) -> None:
-    """Raise ModelError if ``path`` exists and is not an empty directory, or has no name."""
-    if path.name in ("", ".."):
-        # The directory is written under a temporary name first.
-        raise ModelError(f"{path}: not the name of a new folder; choose a name, such as my-model")
+    """Raise an error if ``path`` exists and is not an empty directory, or has no name.
+
+    Raises:
+        InputError: See ``check_directory_name``.
+        ModelError: The directory is not empty.
+    """
+    check_directory_name(path)
     is_empty_directory = path.is_dir() and not any(path.iterdir())
     if path.exists() and not is_empty_directory:
         raise ModelError(f"{path}: already exists and is not an empty folder; choose a new folder")
+
+
+def check_directory_name(path: Path) -> None:
+    """Raise InputError for a path such as ``.``, which ``atomic_directory`` cannot replace."""
+    if path.name in ("", ".."):
+        raise InputError(f"{path}: not the name of a new folder; choose a name, such as my-model")
 
 
 def name_paths(paths: Sequence[Path]) -> list[str]:

@@ -115,8 +115,9 @@ def learn(
 
 
 def _check_overwrite(out: Path, force: bool) -> None:
-    """Raise TokenizerError if ``out`` exists and must not be overwritten."""
+    """Raise an error if ``out`` has no name, or exists and must not be overwritten."""
     from bertsmith.errors import TokenizerError
+    from bertsmith.files import check_directory_name
     from bertsmith.text.tokenizer_files import (
         BERTSMITH_FILE,
         TOKENIZER_CONFIG_FILE,
@@ -124,8 +125,7 @@ def _check_overwrite(out: Path, force: bool) -> None:
         VOCAB_FILE,
     )
 
-    if out.name in ("", ".."):
-        raise TokenizerError(f"{out}: not the name of a new folder; choose a name")
+    check_directory_name(out)
     if out.exists() and not out.is_dir():
         raise TokenizerError(f"{out}: this is a file; expected the name of a folder to write")
     names = {path.name for path in out.iterdir()} if out.exists() else set()

@@ -20,7 +20,7 @@ from bertsmith.model.bert import BertModel, count_parameters
 from bertsmith.progress import Progress
 from bertsmith.settings import read_stored_settings
 from bertsmith.tasks.beir import is_beir_folder
-from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
+from bertsmith.tasks.embedding_columns import has_columns, read_first_row, resolve_columns
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.families import get_family, get_task_settings
 from bertsmith.tasks.outputs import compute_outputs
@@ -207,10 +207,9 @@ def _find_training_columns(distill: DistillSettings, reading: EmbeddingSettings)
     if not get_training_columns(file, reading).list_columns():
         return TextColumns()
     columns = reading.validation_columns
-    with open_rows(file, reading, columns) as rows:
-        first_row = next((row for row in rows if not row.error), None)
-    names = set() if first_row is None else set(first_row.cells)
-    return columns if set(columns.list_columns()) <= names else reading.columns
+    first_row = read_first_row(file, reading, columns)
+    has_all = first_row is not None and has_columns(first_row, columns)
+    return columns if has_all else reading.columns
 
 
 def _get_sibling(run: Path, suffix: str) -> Path:

@@ -137,7 +137,7 @@ class Service:
         check_top(top)
         check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.max_masks)
         predictor = self.create_calls(model, deadline).predict_masks
-        return list(iter_fillings(model.bundle, texts, top, predictor, max(len(texts), 1)))
+        return list(iter_fillings(model.bundle, texts, top, predictor, self.settings.max_texts))
 
     def pair(
         self,
@@ -149,7 +149,7 @@ class Service:
         model = self.check_request(model_name, "pair", pairs, deadline)
         assert isinstance(model.bundle, PretrainedBundle)
         compute = self.create_calls(model, deadline).compute_pair_probabilities
-        return list(iter_pair_predictions(model.bundle, pairs, compute, max(len(pairs), 1)))
+        return list(iter_pair_predictions(model.bundle, pairs, compute, self.settings.max_texts))
 
     def classify(
         self,
@@ -178,7 +178,7 @@ class Service:
     ) -> list[TaggedText]:
         """Return the entities, or the tags of the words, of each text."""
         bundle, compute_outputs = self.prepare_task(model_name, "tag", texts, deadline)
-        return list(iter_tagged_texts(bundle, texts, compute_outputs, max(len(texts), 1)))
+        return list(iter_tagged_texts(bundle, texts, compute_outputs, self.settings.max_texts))
 
     def answer(
         self,
@@ -198,7 +198,7 @@ class Service:
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
         bundle, compute_outputs = self.prepare_task(model_name, "choose", prompts, deadline)
-        return list(iter_choices(bundle, prompts, compute_outputs, max(len(prompts), 1)))
+        return list(iter_choices(bundle, prompts, compute_outputs, self.settings.max_texts))
 
     def attention(
         self,

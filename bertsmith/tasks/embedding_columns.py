@@ -87,8 +87,7 @@ def resolve_columns(
     """
     if columns.list_columns():
         return columns
-    with open_rows(path, settings, columns) as rows:
-        first_row = next((row for row in rows if not row.error), None)
+    first_row = read_first_row(path, settings, columns)
     if first_row is None:
         raise TaskError(f"{path}: this file has no examples; expected at least one")
     names = list(first_row.cells)
@@ -98,14 +97,24 @@ def resolve_columns(
         negatives = [name for name in other_columns.negatives if has_column(first_row, name)]
         candidates.insert(0, other_columns.model_copy(update={"negatives": negatives}))
     for candidate in candidates:
-        columns_of_candidate = candidate.list_columns()
-        if columns_of_candidate and all(has_column(first_row, n) for n in columns_of_candidate):
+        if candidate.list_columns() and has_columns(first_row, candidate):
             return _add_negatives(candidate, names)
     listed_names = ", ".join(map(repr, names))
     raise TaskError(
         f"{path}: no column has a standard name; the columns are {listed_names}; name the columns: "
         f"{advice}"
     )
+
+
+def read_first_row(path: Path, settings: ReadingSettings, columns: TextColumns) -> Row | None:
+    """Return the first valid row of a table; None if there is none. See ``open_rows``."""
+    with open_rows(path, settings, columns) as rows:
+        return next((row for row in rows if not row.error), None)
+
+
+def has_columns(row: Row, columns: TextColumns) -> bool:
+    """Return whether a row has all of the columns."""
+    return all(has_column(row, name) for name in columns.list_columns())
 
 
 def _add_negatives(columns: TextColumns, names: Sequence[str]) -> TextColumns:

@@ -57,12 +57,9 @@ def evaluate(
         )
     bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
     bundle = set_up_model(bundle, fast=fast)
-    file = _find_heldout_file(Path(data), bundle)
+    file, skip_invalid = _find_heldout_file(Path(data), bundle)
     reject_unused_fields(bundle.head.kind, changes, [file])
-    if Path(data).is_dir():
-        fixed_settings = PUBLIC_TASKS[bundle.info["task"]].fixed_settings
-        changes = {"skip_invalid": fixed_settings.get("skip_invalid", False), **changes}
-    task = get_task_settings(bundle, changes)
+    task = get_task_settings(bundle, {"skip_invalid": skip_invalid, **changes})
     if task.null_threshold is None:
         # A model fine-tuned without unanswerable questions has no threshold, and always predicts a
         # span, as in ``answer``.
@@ -76,10 +73,13 @@ def evaluate(
     return {**metrics, **report, "counts": counts.as_dict()}
 
 
-def _find_heldout_file(data: Path, bundle: FineTunedBundle) -> Path:
-    """Return the held-out file in the directory of a public task; return a file unchanged."""
+def _find_heldout_file(data: Path, bundle: FineTunedBundle) -> tuple[Path, bool]:
+    """Return the held-out file, and whether its invalid examples are skipped by default.
+
+    A directory has the files of a public task. A file is returned unchanged.
+    """
     if not data.is_dir():
-        return data
+        return data, False
     name = str(bundle.info.get("task", ""))
     public_task = PUBLIC_TASKS.get(name)
     if public_task is None:
@@ -94,4 +94,4 @@ def _find_heldout_file(data: Path, bundle: FineTunedBundle) -> Path:
             f"{data}: no held-out file in this directory; "
             f"{public_task.describe_expected_data(name)}"
         )
-    return heldout_file
+    return heldout_file, bool(public_task.fixed_settings.get("skip_invalid"))

@@ -32,6 +32,7 @@ from bertsmith.use.table_output import (
     open_row_writer,
 )
 from bertsmith.use.token_vectors import Floats
+from bertsmith.use.vector_writers import to_index_line
 
 _STANDARD_COLUMNS: Final = (
     TextColumns(text="anchor", pair="positive"),
@@ -227,8 +228,7 @@ class _Miner:
 
     def _select(self, query: _Query, results: Sequence[SearchResult]) -> list[str]:
         """Return the negatives of a query among similar lines, most similar first."""
-        # An index has no line breaks (``IndexWriter``).
-        positives = {text.replace("\n", " ") for text in (query.text, *query.positives)}
+        positives = set(map(to_index_line, (query.text, *query.positives)))
         scores: dict[str, float] = {}
         for result in results:
             if result.text.strip() and result.text not in positives:

@@ -304,6 +304,11 @@ class ParquetWriter:
         """Do nothing: no file remains open between calls."""
 
 
+def to_index_line(text: str) -> str:
+    """Return a text as an index stores it: on one line."""
+    return text.replace("\n", " ")
+
+
 class IndexWriter:
     """Writes a directory for search: vectors, their graph, lines, and line offsets."""
 
@@ -330,8 +335,7 @@ class IndexWriter:
     ) -> None:
         """Write vectors and lines."""
         self._vectors.append(texts, vectors)
-        # Each text must be one line, so line breaks are replaced.
-        self._lines.writelines(text.replace("\n", " ").encode() + b"\n" for text in texts)
+        self._lines.writelines(to_index_line(text).encode() + b"\n" for text in texts)
 
     def commit(self) -> int:
         """Flush to disk; return the number of rows."""

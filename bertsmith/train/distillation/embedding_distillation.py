@@ -23,7 +23,12 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding
 from bertsmith.progress import Progress
 from bertsmith.runtime.device import Machine
-from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
+from bertsmith.tasks.embedding_columns import (
+    has_columns,
+    open_rows,
+    read_first_row,
+    resolve_columns,
+)
 from bertsmith.tasks.embedding_data import (
     EncodedTexts,
     TextCollector,
@@ -33,7 +38,7 @@ from bertsmith.tasks.embedding_data import (
 )
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
-from bertsmith.tasks.tables import has_column, has_txt_suffix
+from bertsmith.tasks.tables import has_txt_suffix
 from bertsmith.train.distillation.embedding_objective import (
     EmbeddingDistillationObjective,
     HeldoutSet,
@@ -308,10 +313,8 @@ def get_training_columns(file: Path, settings: EmbeddingSettings) -> TextColumns
     columns = settings.columns
     if not has_txt_suffix(file) or not columns.list_columns():
         return columns
-    with open_rows(file, settings, columns) as rows:
-        first_row = next(rows, None)
-    names = columns.list_columns()
-    is_table = first_row is not None and all(has_column(first_row, name) for name in names)
+    first_row = read_first_row(file, settings, columns)
+    is_table = first_row is not None and has_columns(first_row, columns)
     return columns if is_table else TextColumns()
 
 
