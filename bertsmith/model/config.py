@@ -4,9 +4,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from bertsmith.errors import SettingsError
 from bertsmith.settings import Settings
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "elu"]
+#: How ``pool_tokens`` combines the hidden states of a text: pooling modes of sentence-transformers.
+PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 
@@ -75,6 +78,20 @@ class ModelConfig(Settings):
     def head_dim(self) -> int:
         """Dimension of an attention head, H = D / N."""
         return self.width // self.heads
+
+    def check_max_seqlen(self, setting: str, max_seqlen: int, owner: str = "the model") -> None:
+        """Raise SettingsError if a setting exceeds ``max_positions``.
+
+        Args:
+            setting: Name of the setting, such as "task.max_seqlen".
+            max_seqlen: Value of the setting.
+            owner: Whose config this is.
+        """
+        if max_seqlen > self.max_positions:
+            raise SettingsError(
+                f"{setting} is {max_seqlen}, but {owner} takes at most {self.max_positions} "
+                f"tokens; reduce {setting}"
+            )
 
     def macs_per_token(self, length: float) -> int:
         """Return the encoder's multiply-adds for one token of a sequence of ``length`` tokens.

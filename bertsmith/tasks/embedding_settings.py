@@ -10,13 +10,13 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from bertsmith.errors import SettingsError
+from bertsmith.model.config import PoolingMode
 from bertsmith.settings import Settings, SettingsTable
 from bertsmith.tasks.settings import Column
 
 #: What a row of a table has: a text and its positive (and negatives), two texts and a similarity
 #: score, a text and its class, or only a text.
 ExampleKind = Literal["pairs", "scored_pairs", "labeled_texts", "texts"]
-PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 LossName = Literal["mnrl", "cosent", "cosine", "triplet", "tsdae"]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 

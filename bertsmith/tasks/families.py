@@ -7,7 +7,6 @@ from typing import Any
 from bertsmith.bundle import FineTunedBundle, TaskKind
 from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import ModelError, SettingsError
-from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import count_noun
 from bertsmith.tasks import classification, multiple_choice, question_answering, tagging
 from bertsmith.tasks.entities import find_non_entity_tags
@@ -130,15 +129,6 @@ def _require_entity_tags(bundle: FineTunedBundle) -> None:
         )
 
 
-def check_max_seqlen(task: TaskSettings, config: ModelConfig) -> None:
-    """Raise SettingsError if task.max_seqlen exceeds the model's maximum."""
-    if task.max_seqlen is not None and task.max_seqlen > config.max_positions:
-        raise SettingsError(
-            f"task.max_seqlen is {task.max_seqlen}, but the model takes at most "
-            f"{config.max_positions} tokens; reduce task.max_seqlen"
-        )
-
-
 def get_task_settings(
     bundle: FineTunedBundle,
     overrides: Mapping[str, Any] | None = None,
@@ -177,5 +167,6 @@ def get_task_settings(
         values["window_overlap"] = None
     values |= {"kind": bundle.head.kind, **overrides}
     task = TaskSettings.parse(values, "the model")
-    check_max_seqlen(task, bundle.config)
+    if task.max_seqlen is not None:
+        bundle.config.check_max_seqlen("task.max_seqlen", task.max_seqlen)
     return task.model_copy(update={"metrics": resolve_metrics(task)})

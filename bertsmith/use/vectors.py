@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from bertsmith.errors import SettingsError
 from bertsmith.interop.openvino import OpenVINOEncoder
-from bertsmith.interop.sentence_transformers import Dense, PoolingConfig, PoolingMode
+from bertsmith.interop.sentence_transformers import Dense, PoolingConfig
 from bertsmith.model.bert import BertModel
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.config import ModelConfig, PoolingMode
 from bertsmith.model.packed import PackedBatch
 from bertsmith.model.pooling import pool_tokens
 from bertsmith.model.sentence_embedding import DENSE_ACTIVATIONS

@@ -30,12 +30,11 @@ from bertsmith.bundle import (
 from bertsmith.errors import InputError, ModelError
 from bertsmith.interop.sentence_transformers import (
     PoolingConfig,
-    PoolingMode,
     read_pooling,
     write_sentence_transformers,
 )
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import BiLSTMSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig, PoolingMode
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece

@@ -21,8 +21,9 @@ from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.files import atomic_directory
 from bertsmith.interop.onnx.writing import MODEL_FILE, save_encoder_graph
 from bertsmith.interop.openvino.encoder import INPUT_NAMES, import_openvino
-from bertsmith.interop.sentence_transformers import PoolingConfig, PoolingMode
+from bertsmith.interop.sentence_transformers import PoolingConfig
 from bertsmith.interop.sentence_transformers.writing import load_for_export, write_metadata
+from bertsmith.model.config import PoolingMode
 
 #: Number of texts with which the ranges of activations are measured, as NNCF recommends.
 NUM_CALIBRATION_TEXTS: Final = 300

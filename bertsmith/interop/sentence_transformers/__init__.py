@@ -5,7 +5,6 @@ from bertsmith.interop.sentence_transformers.pooling import (
     QUERY_PROMPT_NAMES,
     Dense,
     PoolingConfig,
-    PoolingMode,
     build_embedding_model,
     read_pooling,
 )
@@ -21,7 +20,6 @@ __all__ = [
     "QUERY_PROMPT_NAMES",
     "Dense",
     "PoolingConfig",
-    "PoolingMode",
     "build_embedding_model",
     "check_is_expressible",
     "read_pooling",

@@ -16,6 +16,7 @@ from bertsmith.bundle.tensor_files import FLOAT_DTYPES
 from bertsmith.errors import ModelError
 from bertsmith.files import parse_json
 from bertsmith.model.bert import BertModel
+from bertsmith.model.config import PoolingMode
 from bertsmith.model.sentence_embedding import BertForSentenceEmbedding, DenseLayer
 from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 from bertsmith.text.wordpiece import Tokenizer
@@ -32,7 +33,6 @@ SPLADE_POOLING: Final = "SpladePooling"
 #: Types of the first module; older sparse models have an MLMTransformer.
 _TRANSFORMER_TYPES: Final = ("Transformer", "MLMTransformer")
 
-PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid"]
 #: Names of the prompts of queries and documents, in the order in which they are looked for.
 QUERY_PROMPT_NAMES: Final = ("query",)

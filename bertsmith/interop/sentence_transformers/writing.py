@@ -31,9 +31,9 @@ from bertsmith.interop.sentence_transformers.pooling import (
     TRANSFORMER_CONFIG,
     Dense,
     PoolingConfig,
-    PoolingMode,
     read_pooling,
 )
+from bertsmith.model.config import PoolingMode
 
 #: Prefix of the module types in modules.json; all releases of sentence-transformers accept it.
 _TYPE_PREFIX = "sentence_transformers.models."

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.bundle import EncoderBundle, load_encoder, locate_model
-from bertsmith.errors import RunError, SettingsError
+from bertsmith.errors import RunError
 from bertsmith.files import name_paths
 from bertsmith.interop.sentence_transformers import (
     Dense,
@@ -252,17 +252,11 @@ def _resolve_max_seqlen(settings: DistillRunSettings, teacher: EmbeddingBundle) 
         SettingsError: If the teacher or the student takes fewer tokens than the settings require.
     """
     max_seqlen = settings.distill.max_seqlen
-    student_limit = settings.model.max_positions
     if max_seqlen is None:
         assert teacher.pooling.max_seq_length is not None
-        return min(teacher.pooling.max_seq_length, student_limit)
-    limits = {"teacher": teacher.encoder.config.max_positions, "student": student_limit}
-    for name, limit in limits.items():
-        if max_seqlen > limit:
-            raise SettingsError(
-                f"distill.max_seqlen is {max_seqlen}, but the {name} takes at most {limit} tokens; "
-                "reduce distill.max_seqlen"
-            )
+        return min(teacher.pooling.max_seq_length, settings.model.max_positions)
+    teacher.encoder.config.check_max_seqlen("distill.max_seqlen", max_seqlen, "the teacher")
+    settings.model.check_max_seqlen("distill.max_seqlen", max_seqlen, "the student")
     return max_seqlen
 
 

@@ -127,13 +127,10 @@ class TaskDistillation:
         teacher = load_fine_tuned(distill.teacher)
         task = resolve_task(distill, teacher)
         max_positions = min(settings.model.max_positions, teacher.config.max_positions)
-        if distill.max_seqlen is not None and distill.max_seqlen > max_positions:
-            raise SettingsError(
-                f"distill.max_seqlen is {distill.max_seqlen}, but teacher and student take at most "
-                f"{max_positions} tokens; reduce distill.max_seqlen"
-            )
         recorded_max_seqlen = task.max_seqlen or get_family(task.kind).DEFAULT_MAX_SEQLEN
         max_seqlen = distill.max_seqlen or min(recorded_max_seqlen, max_positions)
+        teacher.config.check_max_seqlen("distill.max_seqlen", max_seqlen, "the teacher")
+        settings.model.check_max_seqlen("distill.max_seqlen", max_seqlen, "the student")
         task = task.model_copy(update={"max_seqlen": max_seqlen})
         settings = settings.model_copy(
             update={"distill": distill.model_copy(update={"max_seqlen": max_seqlen})}

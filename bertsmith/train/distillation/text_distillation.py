@@ -85,15 +85,10 @@ class TextDistillation:
             BertsmithError: If a model or the store is invalid, or does not suit the others.
         """
         distill = settings.distill
-        max_positions = settings.model.max_positions
-        max_seqlen = distill.max_seqlen or min(_DEFAULT_MAX_SEQLEN, max_positions)
+        max_seqlen = distill.max_seqlen or min(_DEFAULT_MAX_SEQLEN, settings.model.max_positions)
         teacher, tokenizer = _load_teacher(distill)
-        limit = min(max_positions, teacher.config.max_positions)
-        if max_seqlen > limit:
-            raise SettingsError(
-                f"distill.max_seqlen is {max_seqlen}, but teacher and student take at most "
-                f"{limit} tokens; reduce distill.max_seqlen"
-            )
+        teacher.config.check_max_seqlen("distill.max_seqlen", max_seqlen, "the teacher")
+        settings.model.check_max_seqlen("distill.max_seqlen", max_seqlen, "the student")
         changes: dict[str, Any] = {"max_seqlen": max_seqlen}
         if distill.objective == "relations":
             changes |= _resolve_relations(settings, teacher)

@@ -69,13 +69,10 @@ def load_start_model(
     check_is_expressible(encoder)
     pooling = resolve_pooling(encoder.path, settings.pooling, settings.normalize)
     max_positions = encoder.config.max_positions
+    if settings.max_seqlen is not None:
+        encoder.config.check_max_seqlen("embedding.max_seqlen", settings.max_seqlen)
     max_seqlen = settings.max_seqlen or pooling.max_seq_length
     max_seqlen = max_seqlen or min(_DEFAULT_MAX_SEQLEN, max_positions)
-    if settings.max_seqlen is not None and max_seqlen > max_positions:
-        raise SettingsError(
-            f"embedding.max_seqlen is {max_seqlen}, but the model takes at most {max_positions} "
-            "tokens; reduce embedding.max_seqlen"
-        )
     pooling = replace(
         pooling,
         max_seq_length=min(max_seqlen, max_positions),

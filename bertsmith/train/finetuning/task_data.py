@@ -13,7 +13,6 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.plurals import count_noun
 from bertsmith.tasks.entities import find_non_entity_tags
 from bertsmith.tasks.families import (
-    check_max_seqlen,
     get_family,
     reject_unused_fields,
     resolve_metrics,
@@ -76,10 +75,9 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
     max_positions = bundle.config.max_positions
     default_max_seqlen = min(get_family(settings.task.kind).DEFAULT_MAX_SEQLEN, max_positions)
     max_seqlen = settings.task.max_seqlen or default_max_seqlen
+    bundle.config.check_max_seqlen("task.max_seqlen", max_seqlen)
     settings = settings.model_copy(update={"model": bundle.config})
-    settings = update_task_settings(settings, {"max_seqlen": max_seqlen})
-    check_max_seqlen(settings.task, bundle.config)
-    return settings
+    return update_task_settings(settings, {"max_seqlen": max_seqlen})
 
 
 def read_task_data(

@@ -15,7 +15,6 @@ from bertsmith.bundle import (
     save_fine_tuned,
 )
 from bertsmith.bundle.directory import format_model_path
-from bertsmith.errors import SettingsError
 from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
@@ -122,12 +121,9 @@ def _resolve_max_seqlen(settings: RerankingSettings, config: ModelConfig) -> int
     Raises:
         SettingsError: If the model takes fewer tokens.
     """
-    if settings.max_seqlen is not None and settings.max_seqlen > config.max_positions:
-        raise SettingsError(
-            f"reranking.max_seqlen is {settings.max_seqlen}, but the model takes at most "
-            f"{config.max_positions} tokens; reduce reranking.max_seqlen"
-        )
-    return settings.max_seqlen or min(DEFAULT_MAX_SEQLEN, config.max_positions)
+    max_seqlen = settings.max_seqlen or min(DEFAULT_MAX_SEQLEN, config.max_positions)
+    config.check_max_seqlen("reranking.max_seqlen", max_seqlen)
+    return max_seqlen
 
 
 def _train(

@@ -165,7 +165,7 @@ def test_interrupted_run_ends_with_the_same_bytes(
         ({"objective": "relations", "teacher_layer": 3}, "teacher_layer is 3, but the teacher has"),
         ({"objective": "hidden", "temperature": 1.0}, "not used by the objective hidden"),
         ({"objective": "hidden", "text_column": "x"}, "not used by the objective hidden"),
-        ({"objective": "mlm", "max_seqlen": 99}, "teacher and student take at most 64 tokens"),
+        ({"objective": "mlm", "max_seqlen": 99}, "the teacher takes at most 64 tokens"),
         ({"objective": "mlm", "layers": 3}, "the teacher has 2 layers"),
     ],
 )
