@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertsmith.model.attention import SelfAttention
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.embeddings import Embeddings
+from bertsmith.model.ops.neighbor_bias import find_widest_head
 
 #: Shortest wavelength of the sinusoidal positions, in tokens. The longest wavelength is the number
 #: of positions.
@@ -91,10 +92,11 @@ def init_cross_segment_heads(
     because random logits would disturb the encoder before the classifier is useful.
 
     In a model with two heads per layer, the neighbor head for the next token is in the second
-    layer. In a causal model the last token receives the count instead of [CLS], because fine-tuning
-    reads the last token. A model with only one layer, head or segment gets only neighbor heads. A
-    model that is too narrow for separate position dimensions, or whose position embeddings are
-    fixed, is not changed.
+    layer. Without neighbor heads, the match head and the count head are those that the bias of
+    ``build_neighbor_bias`` changes least, so that the bias does not destroy them. In a causal model
+    the last token receives the count instead of [CLS], because fine-tuning reads the last token. A
+    model with only one layer, head or segment gets only neighbor heads. A model that is too narrow
+    for separate position dimensions, or whose position embeddings are fixed, is not changed.
 
     Args:
         model: Changed in place.
@@ -113,17 +115,19 @@ def init_cross_segment_heads(
     if subspaces is None:
         return
     first_layer, second_layer = layers[:2]
-    previous_head = _HeadWeights(first_layer, 0)
-    if config.heads == 2:
-        match_head = _HeadWeights(first_layer, 1)
-        next_head, count_head = _HeadWeights(second_layer, 0), _HeadWeights(second_layer, 1)
+    shift_heads: tuple[_HeadWeights, ...] = ()
+    if not neighbor_heads:
+        widest_head = find_widest_head(config.heads)
+        match_head = _HeadWeights(first_layer, widest_head)
+        count_head = _HeadWeights(second_layer, widest_head)
+    elif config.heads == 2:
+        shift_heads = _HeadWeights(first_layer, 0), _HeadWeights(second_layer, 0)
+        match_head, count_head = _HeadWeights(first_layer, 1), _HeadWeights(second_layer, 1)
     else:
-        next_head, match_head = _HeadWeights(first_layer, 1), _HeadWeights(first_layer, 2)
-        count_head = _HeadWeights(second_layer, 0)
-    if neighbor_heads:
-        previous_shift, next_shift = _neighbor_shifts(model)
-        _init_shift_head(subspaces, previous_head, previous_shift)
-        _init_shift_head(subspaces, next_head, next_shift)
+        shift_heads = _HeadWeights(first_layer, 0), _HeadWeights(first_layer, 1)
+        match_head, count_head = _HeadWeights(first_layer, 2), _HeadWeights(second_layer, 0)
+    for head, shift in zip(shift_heads, _neighbor_shifts(model), strict=False):
+        _init_shift_head(subspaces, head, shift)
     _init_match_head(subspaces, match_head, cls_id)
     # The norm before the second layer divides by about the RMS of the input plus the head outputs.
     second_input_rms = 1.0

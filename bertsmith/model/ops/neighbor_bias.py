@@ -38,6 +38,12 @@ def add_neighbor_bias(
     return replace(layout, buckets=buckets, score_bias=score_bias)
 
 
+def find_widest_head(num_heads: int) -> int:
+    """Return the head with the smallest slope, which can attend to the most distant tokens."""
+    # The last one if several have this slope.
+    return min(reversed(range(min(num_heads, len(_SLOPES)))), key=_SLOPES.__getitem__)
+
+
 def build_neighbor_bias(
     strength: Tensor, num_heads: int, max_seqlen: int, dtype: torch.dtype
 ) -> Tensor:

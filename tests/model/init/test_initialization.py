@@ -165,8 +165,9 @@ def test_cross_segment_head_finds_the_word_in_the_other_segment(
     batch = pack_sequences([(ids.tolist(), [0] * 50 + [1] * 50)])
     init_from_unigrams(model, torch.ones(997, dtype=torch.long))
     init_cross_segment_heads(model, CLS, neighbor_heads=neighbor_heads)
-    # The match head follows one neighbor head, or both if there are more than two heads.
-    match_head = 1 if heads == 2 else 2
+    # The match head follows one neighbor head, or both if there are more than two heads. Without
+    # neighbor heads, it is the head with the smallest slope of the attention bias.
+    match_head = {(2, True): 1, (4, True): 2, (2, False): 1, (4, False): 3}[heads, neighbor_heads]
     probabilities = _compute_attention_probabilities(model, batch, match_head)
     in_a, in_b = torch.arange(10, 20), torch.arange(60, 70)
     assert probabilities[in_a, in_b].mean() > 0.6

@@ -6,7 +6,11 @@ import torch
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
-from bertsmith.model.ops.neighbor_bias import add_neighbor_bias, build_neighbor_bias
+from bertsmith.model.ops.neighbor_bias import (
+    add_neighbor_bias,
+    build_neighbor_bias,
+    find_widest_head,
+)
 from bertsmith.model.packed import pack_sequences
 from tests.model.examples import EQUAL_LENGTHS, RAGGED_LENGTHS, draw_batch, make_prime_size_config
 
@@ -27,6 +31,15 @@ def test_heads_prefer_neighbors_or_nearby_tokens(num_heads: int) -> None:
                 if key == 0:
                     expected = 0.0
                 assert bias[head, query, key] == expected, (head, query, key)
+
+
+@pytest.mark.parametrize(("num_heads", "expected"), [(1, 0), (2, 1), (3, 2), (4, 3), (12, 3)])
+def test_widest_head_has_the_smallest_slope(num_heads: int, expected: int) -> None:
+    """It is the last such head of the first group of four."""
+    bias = build_neighbor_bias(STRENGTH, num_heads, 11, torch.float64)
+    assert find_widest_head(num_heads) == expected
+    totals = bias.sum((1, 2))
+    assert totals[expected] == pytest.approx(totals.max())
 
 
 @pytest.mark.parametrize("lengths", [RAGGED_LENGTHS, EQUAL_LENGTHS], ids=["ragged", "equal"])
