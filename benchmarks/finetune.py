@@ -157,7 +157,7 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
                 "task": build_task_overrides(options),
                 "optim": {"lr": options.lr},
                 "schedule": {"epochs": options.epochs},
-                "run": {"seed": seed, "precision": "fp32"},
+                "run": {"seed": seed, "precision": "fp32", "device": "cpu"},
                 # Like the Trainer, write no checkpoints during training.
                 "checkpoint": {"every": 10**9},
             },

@@ -280,13 +280,22 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
 
 
 def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> list[str]:
-    """Return a Markdown table of the variants for each size and budget in the results."""
+    """Return a Markdown table of the variants for each size, budget and store in the results.
+
+    Results of a variant whose settings have changed since are left out.
+    """
+    settings = {variant.name: list(variant.settings) for variant in variants}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        if settings.get(result["variant"]) == result["settings"]:
+            title = f"{result['size']}, {result['budget']}"
+            # Earlier versions did not store these values.
+            if "store_id" in result:
+                title += f", store {result['store_id']}, {result['eval_sequences']:,} sequences"
+            groups.setdefault(title, []).append(result)
     lines = []
-    for size, budget in dict.fromkeys((result["size"], result["budget"]) for result in results):
-        group = [
-            result for result in results if (result["size"], result["budget"]) == (size, budget)
-        ]
-        lines += [f"{size}, {budget}:", "", *build_table(group, variants), ""]
+    for title, group in groups.items():
+        lines += [f"{title}:", "", *build_table(group, variants), ""]
     return lines
 
 

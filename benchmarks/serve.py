@@ -170,7 +170,8 @@ def main() -> None:
         port = free_socket.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "bertsmith", "serve", f"m={options.model}", "--port", str(port),
-         "--no-page", "--threads", str(len(options.cores))], stderr=subprocess.DEVNULL,
+         "--no-page", "--device", "cpu", "--threads", str(len(options.cores))],
+        stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         wait_until_ready(port)

@@ -54,7 +54,8 @@ def find_free_port() -> int:
 
 def start_server(name: str, model: Path, port: int) -> "subprocess.Popen[bytes]":
     """Start a server process."""
-    command = ["-m", "bertsmith", "serve", f"m={model}", "--no-page", "--port", str(port)]
+    command = ["-m", "bertsmith", "serve", f"m={model}", "--no-page", "--device", "cpu"]
+    command += ["--port", str(port)]
     if name == "FastAPI":
         command = [__file__, "--model", str(model), "--port", str(port)]
     return subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL)

@@ -79,7 +79,7 @@ def merge_settings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
 
 
 def load_user_settings(
-    config: Path | Mapping[str, Any] | None,
+    config: Path | str | Mapping[str, Any] | None,
     values: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -93,9 +93,10 @@ def load_user_settings(
     Raises:
         SettingsError: The file is unreadable, or an assignment is invalid.
     """
-    file_values = read_toml(config) if isinstance(config, Path) else config or {}
+    if isinstance(config, Path | str):
+        config = read_toml(Path(config))
     # Rename before merging, so that the same setting under its old and its new name is one key.
-    settings = merge_settings(upgrade_file(file_values), upgrade_tables(values or {}))
+    settings = merge_settings(upgrade_file(config or {}), upgrade_tables(values or {}))
     return merge_settings(settings, upgrade_tables(parse_assignments(assignments)))
 
 

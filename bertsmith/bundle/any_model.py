@@ -1,6 +1,7 @@
 """Loading and saving of model directories of pre-trained and fine-tuned models."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -8,6 +9,7 @@ from bertsmith.bundle.config import CONFIG_FILE, get_architectures, is_fine_tune
 from bertsmith.bundle.directory import locate_model
 from bertsmith.bundle.fine_tuned import FineTunedBundle, load_fine_tuned, save_fine_tuned
 from bertsmith.bundle.pretrained import PretrainedBundle, load, save
+from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 
 
 def load_model(
@@ -47,11 +49,40 @@ def save_model(
         ModelError: The masked-LM head of a pre-trained model is newly initialized.
     """
     if isinstance(bundle, FineTunedBundle):
-        save_fine_tuned(directory, bundle.model, bundle.tokenizer, bundle.head, bundle.info, dtype)
+        save_fine_tuned(
+            directory,
+            bundle.model,
+            bundle.tokenizer,
+            bundle.head,
+            bundle.info,
+            dtype,
+            max_seqlen=_read_max_seqlen(bundle),
+            config_extras=_read_cross_encoder_config(bundle.path),
+        )
     else:
         # A model directory cannot record that a head is not trained.
         bundle.require_head("mlm.")
         save(directory, bundle.model, bundle.tokenizer, bundle.info, dtype)
+
+
+def _read_max_seqlen(bundle: FineTunedBundle) -> int | None:
+    """Return the number of tokens to which other libraries truncate inputs, if it is stored."""
+    path = bundle.path / TOKENIZER_CONFIG_FILE
+    max_seqlen = read_json(path).get("model_max_length") if path.is_file() else None
+    is_valid = type(max_seqlen) is int and 1 < max_seqlen <= bundle.config.max_positions
+    return max_seqlen if is_valid else None
+
+
+def _read_cross_encoder_config(directory: Path) -> dict[str, Any]:
+    """Return the keys of config.json with the activation function of a CrossEncoder's scores."""
+    path = directory / CONFIG_FILE
+    hf_config = read_json(path) if path.is_file() else {}
+    keys = ("sentence_transformers", "sbert_ce_default_activation_function")
+    extras = {key: hf_config[key] for key in keys if key in hf_config}
+    # Recent releases store it in a file of their own, but still read the older key.
+    path = directory / "config_sentence_transformers.json"
+    activation = read_json(path).get("activation_fn") if path.is_file() else None
+    return extras | ({"sentence_transformers": {"activation_fn": activation}} if activation else {})
 
 
 def is_bare_encoder(directory: Path) -> bool:

@@ -25,7 +25,9 @@ REFERENCE_MODELS: Final = Path(__file__).parent.parent / "reference_models"
 #: OWNER/NAME, optionally followed by @ and a branch, tag or commit.
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 #: Files downloaded along with the weights.
-_METADATA_PATTERNS: Final = ("*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors")
+_METADATA_PATTERNS: Final = (
+    "*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
+)  # fmt: skip
 #: Patterns for weights, configs and tokenizer files, also in the folders of sentence-transformers
 #: models. README.md has no influence on the hash.
 _HASHED_PATTERNS: Final = (
@@ -34,10 +36,14 @@ _HASHED_PATTERNS: Final = (
 )  # fmt: skip
 
 
+def is_model_file(path: Path) -> bool:
+    """Return whether this is a file by which a model directory can be named."""
+    return path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file()
+
+
 def list_candidate_directories(path: Path) -> tuple[Path, ...]:
     """Return the directories that may contain the model of a local path, see ``locate_model``."""
-    is_model_file = path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file()
-    root = path.parent if is_model_file else path
+    root = path.parent if is_model_file(path) else path
     return root, root / "model", root / "0_Transformer"
 
 

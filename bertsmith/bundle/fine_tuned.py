@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -149,6 +150,7 @@ def save_fine_tuned(
     dtype: torch.dtype = torch.float32,
     *,
     max_seqlen: int | None = None,
+    config_extras: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the directory of a fine-tuned model atomically, replacing an existing one.
 
@@ -161,8 +163,9 @@ def save_fine_tuned(
         dtype: The dtype of the stored weights.
         max_seqlen: Maximum tokens of an input, to which other toolkits truncate; None: the maximum
             of the model.
+        config_extras: Other keys of config.json.
     """
-    hf_config = to_hf_config(model.config)
+    hf_config = {**config_extras, **to_hf_config(model.config)}
     if isinstance(model, BertWithBiLSTM):
         # No class of transformers has a BiLSTM. With this model_type, transformers rejects the
         # directory instead of loading only the encoder.
@@ -313,9 +316,14 @@ def _has_bio_tags(labels: Sequence[str]) -> bool:
 def _read_labels(hf_config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     """Return the label of each output, from ``id2label`` in config.json.
 
-    Without ``id2label`` there are two labels, as in transformers.
+    Without ``id2label`` there are as many labels as ``num_labels``, or two, as in transformers.
     """
-    id2label = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    num_labels = hf_config.get("num_labels")
+    if type(num_labels) is not int or num_labels < 1:
+        num_labels = 2
+    id2label = hf_config.get("id2label") or {
+        str(index): f"LABEL_{index}" for index in range(num_labels)
+    }
     is_valid = (
         isinstance(id2label, dict)
         and set(id2label) == {str(index) for index in range(len(id2label))}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bertsmith.bundle.directory import get_model_name
+from bertsmith.bundle.mlm_head import list_untrained_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.plurals import shorten_list
 from bertsmith.text.wordpiece import Tokenizer
@@ -17,6 +18,8 @@ from bertsmith.text.wordpiece import Tokenizer
 MODEL_CARD_FILE: Final = "README.md"
 #: ``pipeline_tag`` of models in the layout of sentence-transformers.
 _SENTENCE_SIMILARITY: Final = "sentence-similarity"
+#: ``pipeline_tag`` of encoders without a trained head.
+_FEATURE_EXTRACTION: Final = "feature-extraction"
 #: ``pipeline_tag`` of rerankers, and their kind in ``build_model_card``.
 _TEXT_RANKING: Final = "text-ranking"
 RERANKING: Final = "reranking"
@@ -29,6 +32,7 @@ _PIPELINE_TAGS: Final = {
 }  # fmt: skip
 #: ``pipeline_tag`` -> name of the class of transformers that loads the model.
 _AUTO_CLASSES: Final = {
+    _FEATURE_EXTRACTION: "AutoModel",
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
@@ -84,6 +88,8 @@ def build_model_card(
         publication: Further information on a published model.
     """
     pipeline_tag = _PIPELINE_TAGS[kind] if kind else "fill-mask"
+    if not kind and any(name.startswith("mlm.") for name in list_untrained_weights(info)):
+        pipeline_tag = _FEATURE_EXTRACTION
     task = _to_line(info.get("task")) if kind else ""
     publication = publication or Publication(name="BERT")
     title = f"BERT fine-tuned on {task}" if task else publication.name
@@ -97,7 +103,7 @@ def build_model_card(
         *_front_matter(info, pipeline_tag, publication.license_id),
         f"# {title}",
         "",
-        f"Trained with Bertsmith: a plain BERT in the layout of {layout}.",
+        f"{_describe_origin(info)}: a plain BERT in the layout of {layout}.",
         "",
         *([publication.notes.strip(), ""] if publication.notes.strip() else []),
         *_section("Model", _model_lines(config, tokenizer, info, publication.name)),
@@ -110,6 +116,15 @@ def build_model_card(
         *_section("License", [_describe_license(publication.license_id)]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _describe_origin(info: Mapping[str, Any]) -> str:
+    """Return whether Bertsmith has trained the model, or only changed its format."""
+    if "provenance" in info:
+        return "Trained with Bertsmith"
+    source = _get_nested(info, "imported", "source")
+    origin = f" from `{_to_line(Path(source).name)}`" if isinstance(source, str) else ""
+    return f"Converted with Bertsmith{origin}"
 
 
 def _publication_lines(publication: Publication) -> list[str]:

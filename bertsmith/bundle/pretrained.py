@@ -65,6 +65,13 @@ class PretrainedBundle:
         check_predicts_masked_tokens(self.path, self.info)
         self.require_head("mlm.")
 
+    def has_head(self, prefix: str) -> bool:
+        """Return whether a head exists and is trained; ``prefix`` as in ``require_head``."""
+        names = self.model.state_dict()
+        return any(name.startswith(prefix) for name in names) and not any(
+            name.startswith(prefix) for name in self.new_weights
+        )
+
     def require_head(self, prefix: str) -> None:
         """Raise ModelError if a head is newly initialized, and therefore not trained.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bertsmith.cli.hints import quote_path
+
 if TYPE_CHECKING:
     from bertsmith.cli.console import TerminalProgress
     from bertsmith.text.corpus import CorpusOptions, CorpusReport, Source
@@ -94,6 +96,21 @@ def find_sources(corpus: list[str]) -> "list[Source]":
             "file, pass its name as an argument"
         )
     return corpus_sources
+
+
+def format_corpus(corpus: list[str], options: "CorpusOptions | None") -> str:
+    """Return the CORPUS arguments and the options to read them, for a suggested command.
+
+    Args:
+        corpus: Arguments; empty if they are not known.
+        options: How the corpus was read; None for the defaults.
+    """
+    # Standard input cannot be read again.
+    sources = " ".join(map(quote_path, corpus)) if corpus and "-" not in corpus else "CORPUS..."
+    changes = {} if options is None else options.model_dump(exclude_defaults=True)
+    return sources + "".join(
+        f" --{name.replace('_', '-')} {quote_path(value)}" for name, value in changes.items()
+    )
 
 
 @contextmanager

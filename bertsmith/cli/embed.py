@@ -248,7 +248,9 @@ def embed(
 
 def _check_input(model: Path, file: str | None) -> None:
     """Raise InputError if the file cannot be read, or is given in place of the model."""
-    if file is None and model.is_file():
+    from bertsmith.bundle.directory import is_model_file
+
+    if file is None and model.is_file() and not is_model_file(model):
         raise InputError(
             f"{model}: a file, not a model; expected bertsmith embed MODEL FILE, such as "
             f"bertsmith embed {REFERENCE_MODEL} {quote_path(model)}"

@@ -77,7 +77,7 @@ def extend(
 
     original = bundle.load_model(model)
     report: dict[str, Any] = {"model": str(original.path), "out": str(out)}
-    fit = None
+    fit = reading_options = None
     if words is not None:
         check = vocabulary_extension.check_words(
             original.tokenizer, model_options.read_lines(words)
@@ -101,7 +101,8 @@ def extend(
     if as_json:
         print_json(report | {"first_id": extension.first_id, "piece_ids": extension.piece_ids})
     is_fine_tuned = isinstance(original, bundle.FineTunedBundle)
-    _log_extension(extension, fit, out, corpus or [], is_fine_tuned=is_fine_tuned)
+    sources = corpus_options.format_corpus(corpus or [], reading_options)
+    _log_extension(extension, fit, out, sources, is_fine_tuned=is_fine_tuned)
 
 
 def _count_words(
@@ -143,11 +144,19 @@ def _log_extension(
     extension: "VocabularyExtension",
     fit: "FitComparison | None",
     out: Path,
-    corpus: list[str],
+    sources: str,
     *,
     is_fine_tuned: bool,
 ) -> None:
-    """Log the added words, how the fit to the corpus changes, and the next commands."""
+    """Log the added words, how the fit to the corpus changes, and the next commands.
+
+    Args:
+        extension: The extended vocabulary.
+        fit: How it fits the corpus, if the words come from a corpus.
+        out: The new model.
+        sources: The corpus, as it is written on the command line.
+        is_fine_tuned: Whether the model is fine-tuned.
+    """
     num_unknown = sum(pieces == (extension.tokenizer.unk_id,) for pieces in extension.piece_ids)
     if num_unknown:
         log(
@@ -175,7 +184,6 @@ def _log_extension(
     if is_fine_tuned:
         log(f"next: bertsmith finetune TASK --model {quote_path(out)} --data FILE --out RUN")
         return
-    sources = " ".join(map(quote_path, corpus)) or "CORPUS..."
     log(f"next: bertsmith prepare {sources} --tokenizer {quote_path(out)} --out STORE")
     log(f"then: bertsmith pretrain --from {quote_path(out)} --data STORE --out RUN")
 

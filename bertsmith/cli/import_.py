@@ -73,10 +73,11 @@ def import_(
                 "--uncased, --cased and --files-from are only for TensorFlow checkpoints, but "
                 f"{source} is a Hugging Face model; remove them"
             )
-        for note in write_huggingface(source, out):
+        notes = write_huggingface(source, out)
+        for note in notes:
             log(f"note: {note}")
         if as_json:
-            print_json({"source": source, "out": str(out)})
+            print_json({"source": source, "out": str(out), "notes": notes})
         log(f"wrote {out}")
         log(f"next: bertsmith inspect {quote_path(out)}")
         return

@@ -8,7 +8,7 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_line
-from bertsmith.cli.hints import format_fill_command
+from bertsmith.cli.hints import format_fill_command, format_predict_command
 from bertsmith.cli.model_options import Json
 from bertsmith.plurals import count_noun
 
@@ -49,7 +49,7 @@ def push(
     """
     from bertsmith.bundle.directory import locate_model
 
-    locate_model(model)
+    directory = locate_model(model)
     from bertsmith.interop.huggingface import push_to_hub
 
     upload = push_to_hub(model, repo_id, private=private, revision=revision)
@@ -59,4 +59,16 @@ def push(
         print_line(upload.url)
     branch = f"@{revision}" if revision else ""
     log(f"uploaded {count_noun(len(upload.files), 'file')} of {model}, commit {upload.commit[:12]}")
-    log(f"next: {format_fill_command(repo_id + branch)}")
+    log(f"next: {_choose_next_command(directory, repo_id + branch)}")
+
+
+def _choose_next_command(directory: Path, name: str) -> str:
+    """Return a command that uses the model in this directory under another name."""
+    from bertsmith.bundle.any_model import is_bare_encoder
+    from bertsmith.bundle.config import is_fine_tuned, require_task_kind
+
+    if is_fine_tuned(directory):
+        return format_predict_command(name, require_task_kind(directory))
+    if is_bare_encoder(directory):
+        return f"bertsmith embed {name} FILE"
+    return format_fill_command(name)

@@ -111,7 +111,8 @@ def learn(
         learned.tokenizer.save(directory)
     if as_json:
         print_json(learned.to_json() | {"out": str(out)})
-    _log_vocabulary(learned, size, out, corpus)
+    sources = corpus_options.format_corpus(corpus, reading_options)
+    _log_vocabulary(learned, size, out, sources)
 
 
 def _check_overwrite(out: Path, force: bool) -> None:
@@ -142,8 +143,15 @@ def _check_overwrite(out: Path, force: bool) -> None:
         )
 
 
-def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, corpus: list[str]) -> None:
-    """Log how well the vocabulary fits the text, the output folder and the next command."""
+def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, sources: str) -> None:
+    """Log how well the vocabulary fits the text, the output folder and the next command.
+
+    Args:
+        learned: The vocabulary.
+        size: The size that the user asked for.
+        out: The output folder.
+        sources: The corpus, as it is written on the command line.
+    """
     from bertsmith.cli.console import log
 
     corpus_options.log_report(learned.corpus)
@@ -158,5 +166,4 @@ def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, corpus: 
     for line in learned.quality.lines():
         log(f"  {line}")
     log(f"wrote {out} ({vocab_size:,} entries)")
-    sources = "CORPUS..." if "-" in corpus else " ".join(map(quote_path, corpus))
     log(f"next: bertsmith prepare {sources} --tokenizer {quote_path(out)} --out STORE")

@@ -55,7 +55,7 @@ from bertsmith.version import __version__
 PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
 #: Maximum mean number of tokens per sentence. Prose has about 25; a text with a higher mean than
 #: this probably has no sentence ends.
-_MAX_MEAN_SENTENCE = 200
+_MAX_MEAN_SENTENCE = 100
 
 
 def prepare(
@@ -380,9 +380,22 @@ def summarize_store(manifest: Manifest) -> list[str]:
             f"{count_noun(split.sentences, 'sentence')}, {count_noun(split.tokens, 'token')}"
         )
     lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})
+    train = manifest.splits["train"]
     if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
-        lines.append(_explain_nothing_held_out(manifest.splits["train"]))
+        lines.append(_explain_nothing_held_out(train))
+    elif _has_too_few_sentence_ends(train):
+        mean = train.tokens / train.sentences
+        lines.append(
+            f"warning: sentences have {mean:,.0f} tokens on average; of a sentence that is longer "
+            "than data.max_seqlen, only the middle is trained on; end sentences with punctuation "
+            "or a line break, or check --language"
+        )
     return lines
+
+
+def _has_too_few_sentence_ends(split: SplitCounts) -> bool:
+    """Return whether the sentences are so long that most of their ends were probably not found."""
+    return bool(split.sentences) and split.tokens / split.sentences > _MAX_MEAN_SENTENCE
 
 
 def _explain_nothing_held_out(train: SplitCounts) -> str:
@@ -392,7 +405,7 @@ def _explain_nothing_held_out(train: SplitCounts) -> str:
         train: Size of the training split, which is the whole text.
     """
     size = f"{count_noun(train.sentences, 'sentence')}, {count_noun(train.tokens, 'token')}"
-    if train.sentences and train.tokens / train.sentences > _MAX_MEAN_SENTENCE:
+    if _has_too_few_sentence_ends(train):
         return (
             f"nothing is held out: the text has too few sentence ends ({size}), so it cannot be "
             "split, and pretrain needs held-out text; end sentences with punctuation or a line "

@@ -9,7 +9,14 @@ from typing import Final
 
 import torch
 
-from bertsmith.bundle import CONFIG_FILE, load_model, locate_model, open_weights, save_model
+from bertsmith.bundle import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    load_model,
+    locate_model,
+    open_weights,
+    save_model,
+)
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.directory import (
     is_reference_model,
@@ -85,13 +92,13 @@ def write_huggingface(model: Path | str, out: Path | str, *, dtype: str = "fp32"
     check_new_directory(out)
     bundle = load_model(model)
     save_model(out, bundle, _DTYPES[dtype])
-    if read_json(out / CONFIG_FILE)["model_type"] == "bert":
-        return []
-    note = (
-        "transformers cannot load this model, because its BERT is bidirectional and post-norm, and "
-        "has neither the activation ELU nor a BiLSTM (the config has model_type bertsmith)"
-    )
-    return [note]
+    notes = bundle.notes()
+    if read_json(out / CONFIG_FILE)["model_type"] != "bert":
+        notes.append(
+            "transformers cannot load this model, because its BERT is bidirectional and post-norm, "
+            "and has neither the activation ELU nor a BiLSTM (the config has model_type bertsmith)"
+        )
+    return notes
 
 
 def push_to_hub(
@@ -154,6 +161,12 @@ def _list_files(directory: Path) -> tuple[str, ...]:
             f"{directory}: the model has no safetensors weights, and other weights are not "
             "uploaded; convert the model with: bertsmith export --to hf"
         )
+    for folder in directory.glob("*_Dense"):
+        if not (folder / WEIGHTS_FILE).is_file():
+            raise ModelError(
+                f"{folder}: this module has no {WEIGHTS_FILE}, and other weights are not uploaded; "
+                "convert the model with: bertsmith export --to sentence-transformers"
+            )
     files = {
         file.relative_to(directory).as_posix()
         for pattern in _UPLOAD_PATTERNS

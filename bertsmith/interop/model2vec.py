@@ -28,6 +28,7 @@ from bertsmith.files import atomic_directory, check_new_directory, write_json
 from bertsmith.interop.sentence_transformers import (
     PoolingConfig,
     build_embedding_model,
+    check_is_dense,
     check_is_expressible,
     resolve_pooling,
 )
@@ -86,6 +87,7 @@ def write_static_model(
     out = Path(out)
     check_new_directory(out)
     check_is_expressible(bundle)
+    check_is_dense(bundle.path)
     pooling = resolve_pooling(bundle.path, None, None)
     _check_tokenizer(bundle, pooling)
     width = pooling.output_width(bundle.config.width)

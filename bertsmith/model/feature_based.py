@@ -69,7 +69,8 @@ class BertWithBiLSTM(nn.Module):
         self.is_sequence_level = is_sequence_level
         self.state_indices = hidden_state_indices(features, config.layers)
         self.bert = BertModel(config, kernel)
-        self.bert.requires_grad_(not features.frozen)
+        if features.frozen:
+            self.bert.requires_grad_(False)
         # The layers after the last one that the BiLSTM reads are never computed.
         num_computed_layers = self.state_indices[-1]
         for layer in list(self.bert.encoder.layers)[num_computed_layers:]:

@@ -1,5 +1,6 @@
 """Reads the raw documents of one source, in any supported format."""
 
+import re
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from bertsmith.text.archives import (
     detect_compression,
 )
 from bertsmith.text.raw_text import BOM, ErrorHandler, LineReader, RawDocument
-from bertsmith.text.sources import STDIN, Source
+from bertsmith.text.sources import STDIN, Source, detect_unsupported_format
 
 #: Maximum number of characters in a document of prose. A longer file is divided at blank lines, to
 #: bound the memory.
@@ -80,6 +81,14 @@ def _read(
         elif container == "wikiextractor":
             yield from containers.read_wikiextractor(lines, text_format, errors)
         else:
+            if text_format == "auto" and (other := _detect_unsupported_format(source, head)):
+                errors.report(
+                    f"{other}, not plain text",
+                    name,
+                    "convert it to JSON Lines with one document per line, or read all its "
+                    "characters as text with --format prose",
+                )
+                return
             layout = _detect_layout(text_format, container, head)
             yield from _read_plain_text(lines, layout, errors)
     finally:
@@ -111,6 +120,13 @@ def _detect_container(kind: str, head: bytes) -> str:
         is_truncated = len(first_line) >= HEAD_BYTES - len(BOM)
         return "jsonl" if is_truncated and first_line.startswith(b'{"') else "plain"
     return "jsonl"
+
+
+def _detect_unsupported_format(source: Source, head: bytes) -> str | None:
+    """Return the format of a file whose characters are not all text, such as HTML; or None."""
+    if re.match(rb"\s*\[\s*\{\s*\"", head.removeprefix(BOM)):
+        return "a JSON array"
+    return None if source.name == STDIN else detect_unsupported_format(Path(source.name))
 
 
 def _describe_binary(head: bytes) -> str | None:

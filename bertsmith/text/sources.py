@@ -22,6 +22,15 @@ KIND_BY_SUFFIX: Final = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
+#: Formats that would be read as prose, with all their markup, by file name suffix.
+_UNSUPPORTED_FORMATS: Final = {
+    ".json": "JSON",
+    ".csv": "a table",
+    ".tsv": "a table",
+    ".html": "HTML",
+    ".htm": "HTML",
+    ".xml": "XML",
+}
 #: Name of standard input.
 STDIN: Final = "-"
 
@@ -53,13 +62,23 @@ class Source:
 
 def detect_kind_from_name(path: Path) -> str:
     """Return the kind of a file according to its name, ignoring a compression suffix."""
+    if kind := KIND_BY_SUFFIX.get(_get_format_suffix(path)):
+        return kind
+    # WikiExtractor writes AA/wiki_00, AA/wiki_01, ...
+    return "wikiextractor" if path.name.startswith("wiki_") else "unknown"
+
+
+def detect_unsupported_format(path: Path) -> str | None:
+    """Return the format of a file whose name indicates that it is not plain text, or None."""
+    return _UNSUPPORTED_FORMATS.get(_get_format_suffix(path))
+
+
+def _get_format_suffix(path: Path) -> str:
+    """Return the last suffix of a file name before a compression suffix, in lowercase; or ""."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
-    if suffixes and suffixes[-1] in KIND_BY_SUFFIX:
-        return KIND_BY_SUFFIX[suffixes[-1]]
-    # WikiExtractor writes AA/wiki_00, AA/wiki_01, ...
-    return "wikiextractor" if path.name.startswith("wiki_") else "unknown"
+    return suffixes[-1] if suffixes else ""
 
 
 def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> list[Source]:
@@ -124,7 +143,14 @@ def _make_source(path: Path) -> Source:
 def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
     """Yield the text files below a folder, and append the other files to ``ignored``."""
     count = 0
-    for folder, subfolders, names in os.walk(path, onerror=_raise_unreadable):
+    visited: set[str] = set()
+    for folder, subfolders, names in os.walk(path, onerror=_raise_unreadable, followlinks=True):
+        # Links can form cycles, or lead to a folder that is also reached without them.
+        real_path = os.path.realpath(folder)
+        if real_path in visited:
+            subfolders.clear()
+            continue
+        visited.add(real_path)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             file = Path(folder, name)

@@ -71,6 +71,7 @@ def read_tokenizer_spec(
             vocab_file = file.with_name(VOCAB_FILE)
             vocab_lines = _read_vocab_lines(vocab_file) if vocab_file.is_file() else ()
             spec = parse_tokenizer_json(file, vocab_lines)
+            spec = _replace_normalization(spec, directory / TOKENIZER_CONFIG_FILE)
         else:
             config = directory / TOKENIZER_CONFIG_FILE
             spec = _read_vocab_txt(file, config, lowercase, strip_accents)
@@ -168,6 +169,34 @@ def _find_tokenizer_file(path: Path) -> Path:
     raise TokenizerError(
         f"{path}: found {finding}; expected {TOKENIZER_FILE} or {VOCAB_FILE}, "
         "as bertsmith vocab writes them"
+    )
+
+
+def _replace_normalization(spec: TokenizerSpec, config_file: Path) -> TokenizerSpec:
+    """Return the tokenizer with the options in tokenizer_config.json, if it names BERT's class.
+
+    transformers' BertTokenizer reads only the vocabulary from tokenizer.json. The two files may
+    contradict each other, for example after one of them was edited.
+    """
+    config = read_json_object(config_file) if config_file.is_file() else {}
+    if config.get("tokenizer_class") not in ("BertTokenizer", "BertTokenizerFast"):
+        return spec
+    lowercase = get_bool(config, "do_lower_case", config_file)
+    strip_accents = get_bool(config, "strip_accents", config_file)
+    split_chinese = get_bool(config, "tokenize_chinese_chars", config_file)
+    if lowercase is None:
+        lowercase = spec.lowercase
+    if strip_accents is None:
+        # As in the original code, null means that accents are stripped if text is lowercased.
+        is_unchanged = "strip_accents" not in config and lowercase == spec.lowercase
+        strip_accents = spec.strip_accents if is_unchanged else lowercase
+    recomposes_hangul = spec.strip_accents and spec.keep_hangul_syllables
+    return replace(
+        spec,
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        keep_hangul_syllables=recomposes_hangul or not strip_accents,
+        split_chinese=spec.split_chinese if split_chinese is None else split_chinese,
     )
 
 

@@ -102,6 +102,23 @@ def test_model_directory_has_the_expected_files(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
+def test_model_card_of_a_converted_model_does_not_claim_its_training(tmp_path: Path) -> None:
+    """The card names the source, and the class without heads if the heads are not trained."""
+    save_random_model(tmp_path / "model")
+    loaded = bundle.load(tmp_path / "model")
+    imported = {"source": "/home/me/uncased/bert_model.ckpt", "newly_initialized": ["mlm.bias"]}
+    bundle.save(tmp_path / "m", loaded.model, loaded.tokenizer, {"imported": imported})
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "Converted with Bertsmith from `bert_model.ckpt`: a plain BERT" in card
+    assert 'pipeline_tag: "feature-extraction"' in card
+    assert "from transformers import AutoModel, AutoTokenizer" in card
+    assert "/home/me" not in card
+    bundle.save(tmp_path / "n", loaded.model, loaded.tokenizer, {"provenance": {}})
+    card = (tmp_path / "n" / "README.md").read_text()
+    assert "Trained with Bertsmith: a plain BERT" in card
+    assert 'pipeline_tag: "fill-mask"' in card
+
+
 def test_model_card_of_many_files_is_short(tmp_path: Path) -> None:
     """The card names the first 10 of 600 training files."""
     save_random_model(tmp_path / "model")

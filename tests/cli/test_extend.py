@@ -46,12 +46,15 @@ def test_frequent_words_of_a_corpus_are_added(run_cli: RunCli, model: Path, tmp_
     second_file = tmp_path / "b.jsonl"
     second_file.write_text(json.dumps({"text": "ferrymen ferrymen ferrymen winters"}) + "\n")
     options = ["--from-corpus", tmp_path / "a.txt", "--from-corpus", second_file, "--count", 2]
+    options += ["--on-error", "skip"]
     completed = run_cli("vocab", "extend", model, *options, "--out", tmp_path / "out", "--json")
     assert completed.status == 0, completed.err
     report = json.loads(completed.out)
     assert report["words"] == ["ferrymen", "riverboats"]
     assert report["before"]["pieces_per_word"] > report["after"]["pieces_per_word"] >= 1
     assert len(report["piece_ids"]) == 2
+    sources = f"{tmp_path / 'a.txt'} {second_file}"
+    assert f"next: bertsmith prepare {sources} --on-error skip --tokenizer " in completed.err
     assert "before: " in completed.err
     assert "after: " in completed.err
     extended = bundle.load(tmp_path / "out")

@@ -156,6 +156,11 @@ def test_summary_explains_a_text_without_sentence_ends(tmp_path: Path) -> None:
     assert lines[-1].startswith("nothing is held out: the text has too few sentence ends (1 sent")
     assert "end sentences with punctuation or a line break" in lines[-1]
     assert any(line.startswith("training: 1 document, 1 sentence,") for line in lines)
+    # With held-out documents, only the middle of each sentence would be trained on.
+    (tmp_path / "lines.txt").write_text(("the end " * 80 + "\n\n") * 100)
+    manifest = prepare_store(tmp_path / "lines.txt", tmp_path / "lines", held_out=0.1)
+    assert manifest.splits["heldout"].documents
+    assert "warning: sentences have 320 tokens on average" in summarize_store(manifest)[-1]
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:

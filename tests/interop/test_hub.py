@@ -190,7 +190,20 @@ def test_push_of_an_invalid_model_uploads_nothing(hub: FakeHub, tmp_path: Path) 
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path / "old", "bin")
     with pytest.raises(ModelError, match="no safetensors weights"):
         push_to_hub(tmp_path / "old", REPO_ID, endpoint=hub.url, token="secret")
+    (tmp_path / "m" / "config.json").write_bytes(files["config.json"])
+    (tmp_path / "m" / "2_Dense").mkdir()
+    (tmp_path / "m" / "2_Dense" / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"2_Dense: this module has no model\.safetensors"):
+        push_to_hub(tmp_path / "m", REPO_ID, endpoint=hub.url, token="secret")
     assert hub.requests == []
+
+
+def test_pickled_weights_of_dense_modules_are_downloaded(hub: FakeHub, tmp_path: Path) -> None:
+    """Older sentence-transformers models have them next to the encoder's safetensors."""
+    files = write_model(tmp_path / "m") | {"2_Dense/pytorch_model.bin": b"weights"}
+    hub.repos[REPO_ID] = {"main": files}
+    directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    assert (directory / "2_Dense" / "pytorch_model.bin").read_bytes() == b"weights"
 
 
 def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:

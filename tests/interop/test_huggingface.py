@@ -1,14 +1,15 @@
 """Export for transformers: notes about models that transformers cannot load."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import BertForMaskedLM
+from safetensors.torch import load_file, save_file
+from transformers import BertForMaskedLM, BertForSequenceClassification
 
-from bertsmith.bundle import HeadConfig, load, save, save_fine_tuned
+from bertsmith.bundle import HeadConfig, load, load_fine_tuned, save, save_fine_tuned
 from bertsmith.errors import SettingsError
 from bertsmith.interop.huggingface import write_huggingface
 from bertsmith.model.bert import BertForPreTraining
@@ -49,6 +50,33 @@ def test_note_says_that_transformers_cannot_load_a_bilstm(tmp_path: Path) -> Non
     save_fine_tuned(tmp_path / "model", model, tokenizer, head, {})
     notes = write_huggingface(tmp_path / "model", tmp_path / "hf")
     assert "BiLSTM" in notes[0]
+
+
+def test_dropped_weights_are_reported(tmp_path: Path) -> None:
+    """Weights of the source that the new directory does not have are in the notes."""
+    tokenizer = make_tokenizer()
+    config = ModelConfig.parse({**SIZES, "vocab_size": tokenizer.vocab_size}, "test")
+    head = HeadConfig("single", ("a", "b"))
+    save_fine_tuned(tmp_path / "model", head.build_model(config), tokenizer, head, {})
+    weights = tmp_path / "model" / "model.safetensors"
+    save_file(load_file(weights) | {"projection.weight": torch.zeros(2)}, weights)
+    (note,) = write_huggingface(tmp_path / "model", tmp_path / "hf")
+    assert "unused weights: projection.weight" in note
+
+
+def test_number_of_labels_without_names(tmp_path: Path) -> None:
+    """A config.json with num_labels but no id2label has the labels of transformers."""
+    tokenizer = make_tokenizer()
+    config = ModelConfig.parse({**SIZES, "vocab_size": tokenizer.vocab_size}, "test")
+    head = HeadConfig("single", ("a", "b", "c"))
+    save_fine_tuned(tmp_path / "model", head.build_model(config), tokenizer, head, {})
+    path = tmp_path / "model" / "config.json"
+    values = json.loads(path.read_text())
+    del values["id2label"], values["label2id"]
+    path.write_text(json.dumps(values | {"num_labels": 3}))
+    labels = load_fine_tuned(tmp_path / "model").head.labels
+    hf_labels = BertForSequenceClassification.from_pretrained(tmp_path / "model").config.id2label
+    assert labels == tuple(hf_labels.values()) == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])

@@ -178,7 +178,7 @@ def test_bare_encoder_returns_hidden_states(tmp_path: Path) -> None:
 
 
 def test_missing_heads_are_not_exported(tmp_path: Path) -> None:
-    """Without MLM head, the graph returns only NSP logits; without both heads, export fails."""
+    """Without MLM head, the graph returns only NSP logits; without both heads, hidden states."""
     save_pretrained(tmp_path / "m", make_prime_size_config())
     weights = tmp_path / "m" / "model.safetensors"
     state = load_file(weights)
@@ -193,8 +193,30 @@ def test_missing_heads_are_not_exported(tmp_path: Path) -> None:
     assert list(outputs) == ["seq_relationship_logits"]
     encoder_state = {name: tensor for name, tensor in state.items() if not name.startswith("cls.")}
     save_file(encoder_state, weights)
-    with pytest.raises(ModelError, match="has no masked-LM head"):
-        write_onnx(tmp_path / "m", tmp_path / "p")
+    write_onnx(tmp_path / "m", tmp_path / "p")
+    assert _list_outputs(tmp_path / "p") == ["last_hidden_state"]
+
+
+def test_untrained_heads_of_an_imported_encoder_are_not_exported(tmp_path: Path) -> None:
+    """An imported TensorFlow encoder has new heads, which are not trained."""
+    save_pretrained(tmp_path / "m", make_prime_size_config())
+    info = json.loads((tmp_path / "m" / "bertsmith.json").read_text())
+    outputs = {}
+    for heads in ("mlm.", "nsp."), ("nsp.",), ("mlm.",):
+        info["imported"] = {"newly_initialized": [f"{head}x" for head in heads]}
+        (tmp_path / "m" / "bertsmith.json").write_text(json.dumps(info))
+        write_onnx(tmp_path / "m", tmp_path / "".join(heads))
+        outputs[heads] = _list_outputs(tmp_path / "".join(heads))
+    assert outputs == {
+        ("mlm.", "nsp."): ["last_hidden_state"],
+        ("nsp.",): ["logits"],
+        ("mlm.",): ["seq_relationship_logits"],
+    }
+
+
+def _list_outputs(directory: Path) -> list[str]:
+    """Return the names of the outputs of an exported model."""
+    return [output.name for output in onnx.load(directory / "model.onnx").graph.output]
 
 
 def test_graph_has_the_documented_inputs_outputs_and_opset(tmp_path: Path) -> None:

@@ -339,8 +339,19 @@ def test_unsupported_models_are_not_exported(
     assert not (tmp_path / "o").exists()
     with pytest.raises(ModelError, match="already exists"):
         write_sentence_transformers(pretrained_dir, tmp_path / "0")
-    with pytest.raises(ModelError, match=r"pooling 'sum' is not supported; use one of cls, max"):
+    with pytest.raises(ModelError, match=r"pooling 'sum' is not supported; use one of mean, cls"):
         write_sentence_transformers(pretrained_dir, tmp_path / "o", pooling="sum")  # type: ignore[arg-type]
+
+
+def test_similarity_function_is_kept(tmp_path: Path, dense_dir: Path) -> None:
+    """The function with which other libraries compare vectors is that of the source."""
+    source = shutil.copytree(dense_dir, tmp_path / "source")
+    path = source / "config_sentence_transformers.json"
+    config = json.loads(path.read_text())
+    assert config["similarity_fn_name"] == "cosine"
+    path.write_text(json.dumps(config | {"similarity_fn_name": "dot"}))
+    write_sentence_transformers(source, tmp_path / "out")
+    assert SentenceTransformer(str(tmp_path / "out"), device="cpu").similarity_fn_name == "dot"
 
 
 def test_dense_weights_in_pytorch_format_are_read(tmp_path: Path, dense_dir: Path) -> None:

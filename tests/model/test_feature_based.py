@@ -134,3 +134,12 @@ def test_unfrozen_encoder_is_trained() -> None:
         # The BiLSTM reads the second to last layer of five.
         assert has_gradient == (number <= 4), number
     assert trained.bert.embeddings.words.weight.grad is not None
+
+
+def test_fixed_positions_stay_fixed() -> None:
+    """Sinusoidal positions are not trained with an unfrozen encoder."""
+    config = make_prime_size_config(positions="sinusoidal")
+    features = BiLSTMSettings(layers="last", width=11, frozen=False)
+    model = BertWithBiLSTM(config, 3, features, is_sequence_level=False)
+    assert not model.bert.embeddings.positions.weight.requires_grad
+    assert model.bert.embeddings.words.weight.requires_grad

@@ -154,6 +154,28 @@ def test_images_heading_marks_and_comments_are_removed() -> None:
     assert text == "a  b  c <!-- open"
 
 
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        # A code span of three backticks on one line does not open a code block.
+        ("A:\n```pip install x```\nB.\n\n```sh\nx\n```\nC.", "A: pip install x B.\nC."),
+        ("1. One.\n\n    More.\n\n2. Two.\n\n       code", "One.\nMore.\nTwo."),
+        ("- One.\n\n      code\n\n  More.", "One.\nMore."),
+        ("`List<str>`, `<b>` and `__init__`", "List<str>, <b> and __init__"),
+        ("[![Build](x.svg)](x) Text", "Text"),
+        ("Here |x| is a norm, and |y| too.", "Here |x| is a norm, and |y| too."),
+        ("<p>\n  <b>Some</b> text &amp; more\n</p>\n", "Some text & more"),
+        ("<script>\nlet x = 1\n</script>\nText", "Text"),
+        ("[ref][1] and [2]\n\n[1]: http://x.y\n", "ref and [2]"),
+        ("Title\n=====\ntext\n\n| a | b |\n|---|---|\n| 1 | 2 |", "Title\ntext"),
+        ("<https://x.y/z>", "https://x.y/z"),
+    ],
+)
+def test_prose_of_markdown_is_kept_and_code_is_left_out(markdown: str, expected: str) -> None:
+    """Blocks and spans have the bounds of CommonMark."""
+    assert markdown_to_text(markdown) == expected
+
+
 def test_text_after_many_blank_lines_is_read(tmp_path: Path) -> None:
     """Text is found after more blank lines than are examined to detect the format."""
     path = write_file(tmp_path / "late.txt", "\n" * 200_000 + "The text begins late.\n")
@@ -214,6 +236,42 @@ def test_text_files_in_a_folder_are_found(tmp_path: Path) -> None:
     assert ignored == [str(tmp_path / "picture.png")]
     matches = find_sources([str(tmp_path / "**" / "wiki_*")])
     assert [source.name for source in matches] == names[2:]
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    """A link to a folder is followed, but not in a cycle, and not to a folder read before."""
+    write_file(tmp_path / "corpus/a.txt", "x")
+    write_file(tmp_path / "elsewhere/b.txt", "x")
+    (tmp_path / "corpus/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/cycle").symlink_to(tmp_path / "corpus")
+    sources = find_sources([str(tmp_path / "corpus")])
+    assert [Path(source.name).name for source in sources] == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.json", '[\n {"text": "a"}]', "a JSON array, not plain text"),
+        ("a.txt", '[{"text": "a"}, {"text": "b"}]', "a JSON array, not plain text"),
+        ("a.json", '{\n  "text": "a"\n}', "JSON, not plain text"),
+        ("a.csv", "text,label\na,b\n", "a table, not plain text"),
+        ("a.tsv.gz", "a\tb\n", "a table, not plain text"),
+        ("a.HTML", "<p>a</p>", "HTML, not plain text"),
+    ],
+)
+def test_files_in_other_formats_are_rejected(
+    tmp_path: Path, name: str, content: str, reason: str
+) -> None:
+    """Their markup would become text. ``format="prose"`` reads them as they are."""
+    data = gzip.compress(content.encode()) if name.endswith(".gz") else content
+    path = write_file(tmp_path / name, data)
+    with pytest.raises(CorpusError, match=rf"{reason}; convert it .*--format prose"):
+        read_texts(path)
+    assert "".join(read_texts(path, format="prose")).split() == content.split()
+    json_lines = write_file(tmp_path / "lines.json", JSON_LINES)
+    report = CorpusReport()
+    assert read_texts(path, json_lines, report=report, on_error="skip") == TEXTS
+    assert report.skipped == {reason: 1}
 
 
 @pytest.mark.parametrize("missing", ["nowhere.txt", "*.nothing", "empty"])

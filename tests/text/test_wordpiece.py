@@ -176,6 +176,31 @@ def test_auto_tokenizer_gives_the_same_ids(tmp_path: Path, options: dict[str, bo
     assert (auto_tokenizer.mask_token_id, auto_tokenizer.pad_token_id) == (4, 0)
 
 
+@pytest.mark.parametrize("options", [LOWER, CASED, ORIGINAL])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_lower_case": True, "strip_accents": None},
+        {"do_lower_case": False, "strip_accents": None},
+        {"do_lower_case": False, "strip_accents": True},
+        {"tokenize_chinese_chars": False},
+    ],
+)
+def test_contradicting_files_are_read_like_transformers(
+    tmp_path: Path, options: dict[str, bool], changes: dict[str, Any]
+) -> None:
+    """The options in tokenizer_config.json take precedence over the normalizer."""
+    transformers = pytest.importorskip("transformers")
+    make_tokenizer(**options).save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    auto_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in ("Hello UN café", "한국어 cafe\u0301", "a博推b"):
+        expected = auto_tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.encode(text) == expected, text
+
+
 def test_repeated_words_do_not_shift_ids(tmp_path: Path) -> None:
     """An id is a line number of vocab.txt; a repeated word has the id of its last line."""
     words = [*SPECIAL_TOKENS, "a", "b", "a", "", "c"]

@@ -51,16 +51,14 @@ def _add_output(graph: Graph, name: str, value: str, *shape: str | int) -> None:
 
 
 def _add_pretraining_heads(graph: Graph, bundle: PretrainedBundle, *, is_tied: bool) -> None:
-    """Add the heads of a pre-trained model, except an MLM head that is newly initialized."""
+    """Add the heads of a pre-trained model that are trained."""
     config = bundle.config
-    if not config.nsp:
-        bundle.require_head("mlm.")
     bert = BertGraph(graph, config)
     hidden = bert.add_encoder()
-    if not any(name.startswith("mlm.") for name in bundle.new_weights):
+    if bundle.has_head("mlm."):
         logits = bert.add_mlm_head(hidden, is_tied=is_tied)
         _add_output(graph, "logits", logits, BATCH_AXIS, LENGTH_AXIS, config.vocab_size)
-    if config.nsp:
+    if bundle.has_head("nsp."):
         nsp_logits = bert.add_linear(
             "nsp.classifier", bert.add_pooler(bert.select_first_token(hidden))
         )

@@ -57,7 +57,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     directory = locate_model(model)
     out = Path(out)
     check_new_directory(out)
-    bundle = load_encoder(directory) if is_bare_encoder(directory) else load_model(directory)
+    bundle = _load_bundle(directory)
     graph = build_graph(bundle, is_tied=not int8)
     if int8:
         apply_smoothquant(graph)
@@ -70,6 +70,15 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
         shutil.copyfile(directory / CONFIG_FILE, folder / CONFIG_FILE)
         bundle.tokenizer.save(folder, bundle.config.max_positions)
     return _build_notes(bundle)
+
+
+def _load_bundle(directory: Path) -> AnyBundle:
+    """Load a model with its heads, or only its encoder if no head is trained."""
+    if is_bare_encoder(directory):
+        return load_encoder(directory)
+    bundle = load_model(directory)
+    has_heads = isinstance(bundle, FineTunedBundle) or any(map(bundle.has_head, ("mlm.", "nsp.")))
+    return bundle if has_heads else load_encoder(directory)
 
 
 def save_encoder_graph(bundle: EncoderBundle, path: Path) -> None:

@@ -9,6 +9,7 @@ from bertsmith.interop.sentence_transformers.pooling import (
     read_pooling,
 )
 from bertsmith.interop.sentence_transformers.writing import (
+    check_is_dense,
     check_is_expressible,
     resolve_pooling,
     save_sentence_transformers,
@@ -21,6 +22,7 @@ __all__ = [
     "Dense",
     "PoolingConfig",
     "build_embedding_model",
+    "check_is_dense",
     "check_is_expressible",
     "read_pooling",
     "resolve_pooling",

@@ -80,6 +80,7 @@ class PoolingConfig:
         matryoshka_dims: Numbers of first dimensions that were trained to be used alone.
         truncate_dim: Number of first dimensions that vectors keep after all modules, also after
             normalization; None for all.
+        similarity: How other libraries compare the vectors, such as "cosine" or "dot".
     """
 
     modes: tuple[PoolingMode, ...] = ("mean",)
@@ -90,6 +91,7 @@ class PoolingConfig:
     default_prompt_name: str | None = None
     matryoshka_dims: tuple[int, ...] = ()
     truncate_dim: int | None = None
+    similarity: str = "cosine"
 
     @property
     def prompt(self) -> str:
@@ -222,17 +224,23 @@ def _read_post_modules(
 
 
 def find_root(directory: Path) -> Path | None:
-    """Return the folder with modules.json; None if there is none.
+    """Return the folder with the modules.json of an embedding model; None if there is none.
 
     This is ``directory``, or its parent if ``directory`` is the folder of the Transformer module.
     """
     if (directory / MODULES_FILE).is_file():
-        return directory
+        return None if _is_cross_encoder(directory) else directory
     directory = directory.resolve()
-    if not (directory.parent / MODULES_FILE).is_file():
+    if not (directory.parent / MODULES_FILE).is_file() or _is_cross_encoder(directory.parent):
         return None
     _, transformer_folder = read_modules(directory.parent)[0]
     return directory.parent if transformer_folder == directory else None
+
+
+def _is_cross_encoder(root: Path) -> bool:
+    """Return whether this is a CrossEncoder, for which recent releases write modules.json too."""
+    path = root / MODEL_CONFIG
+    return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"
 
 
 def read_modules(root: Path) -> list[tuple[str, Path]]:
@@ -322,6 +330,7 @@ def read_model_config(root: Path) -> PoolingConfig:
         default_prompt_name=name,
         matryoshka_dims=tuple(dims),
         truncate_dim=truncate_dim,
+        similarity=str(raw.get("similarity_fn_name") or "cosine"),
     )
 
 

@@ -33,6 +33,7 @@ from bertsmith.interop.sentence_transformers.pooling import (
     PoolingConfig,
     read_pooling,
 )
+from bertsmith.interop.sentence_transformers.splade import read_splade
 from bertsmith.model.config import PoolingMode
 
 #: Prefix of the module types in modules.json; all releases of sentence-transformers accept it.
@@ -84,6 +85,7 @@ def load_for_export(
     bundle = load_encoder(model)
     check_new_directory(out)
     check_is_expressible(bundle)
+    check_is_dense(bundle.path)
     return bundle, resolve_pooling(bundle.path, pooling, normalize)
 
 
@@ -98,6 +100,15 @@ def check_is_expressible(bundle: EncoderBundle) -> None:
         raise ModelError(
             f"{bundle.path}: this model's tokenizer segments text before WordPiece, which "
             "sentence-transformers cannot do; use a model without a segmenter"
+        )
+
+
+def check_is_dense(directory: Path) -> None:
+    """Raise ModelError for a sparse model, whose vectors have one weight per vocabulary entry."""
+    if read_splade(directory) is not None:
+        raise ModelError(
+            f"{directory}: a sparse model (SPLADE), which cannot be exported as an embedding model "
+            "with dense vectors; serve it with `bertsmith serve`, or export another model"
         )
 
 
@@ -214,7 +225,7 @@ def _write_modules(
     write_json(folder / TRANSFORMER_CONFIG, transformer)
     model_config: dict[str, Any] = {
         "prompts": dict(config.prompts),
-        "similarity_fn_name": "cosine",
+        "similarity_fn_name": config.similarity,
     }
     if config.default_prompt_name is not None:
         model_config["default_prompt_name"] = config.default_prompt_name

@@ -85,7 +85,7 @@ def distill(
     *,
     data: Path | str | Sequence[Path | str] = (),
     start_from: Path | str | None = None,
-    config: Path | None = None,
+    config: Path | str | None = None,
     assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,

@@ -173,7 +173,7 @@ class DistillRunSettings(Settings):
 
 
 def read_overrides(
-    config: Path | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
+    config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Return the user's settings as nested tables; see ``read_table_overrides``."""
     return read_table_overrides("distill", config, values, assignments)
@@ -352,7 +352,7 @@ def check_arguments(
     data: Sequence[Path],
     start_from: Path | None,
     out: Path,
-    config: Path | None,
+    config: Path | str | None,
     assignments: Sequence[str],
     values: Mapping[str, Any],
 ) -> DistillRunSettings:

@@ -55,7 +55,7 @@ def finetune_embedder(
     out: Path | str,
     *,
     data: Path | str | Sequence[Path | str] = (),
-    config: Path | None = None,
+    config: Path | str | None = None,
     assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,

@@ -36,7 +36,7 @@ class EmbeddingRunSettings(Settings):
 
 
 def read_overrides(
-    config: Path | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
+    config: Path | str | None, values: Mapping[str, Any] | None, assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Return the user's settings as nested tables; see ``read_table_overrides``."""
     return read_table_overrides("embedding", config, values, assignments)
@@ -76,7 +76,7 @@ def check_arguments(
     model: Path,
     data: Sequence[Path],
     out: Path,
-    config: Path | None,
+    config: Path | str | None,
     assignments: Sequence[str],
     values: Mapping[str, Any],
 ) -> None:

@@ -75,6 +75,8 @@ def load_start_model(
     max_seqlen = max_seqlen or min(_DEFAULT_MAX_SEQLEN, max_positions)
     pooling = replace(
         pooling,
+        # All losses compare vectors by their cosine.
+        similarity="cosine",
         max_seq_length=min(max_seqlen, max_positions),
         matryoshka_dims=tuple(settings.matryoshka_dims) or pooling.matryoshka_dims,
     )

@@ -29,7 +29,7 @@ _COMMANDS: Final = {
 
 def read_table_overrides(
     table: str,
-    config: Path | None,
+    config: Path | str | None,
     values: Mapping[str, Any] | None,
     assignments: Sequence[str],
 ) -> dict[str, Any]:

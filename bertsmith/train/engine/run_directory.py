@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -270,7 +270,9 @@ def lock_run(run: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if [path.name for path in run.iterdir()] == [LOCK_FILE]:
-                (run / LOCK_FILE).unlink()
-                run.rmdir()
+            # Some directories, such as a mount point, cannot be removed.
+            with suppress(OSError):
+                if [path.name for path in run.iterdir()] == [LOCK_FILE]:
+                    (run / LOCK_FILE).unlink()
+                    run.rmdir()
             raise

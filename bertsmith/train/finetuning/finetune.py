@@ -62,7 +62,7 @@ def finetune(
     out: Path | str,
     *,
     data: Path | str | None = None,
-    config: Path | None = None,
+    config: Path | str | None = None,
     assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,

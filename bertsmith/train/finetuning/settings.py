@@ -64,7 +64,7 @@ class FinetuneSettings(Settings):
 def read_overrides(
     task: str,
     data: Path | None,
-    config: Path | None,
+    config: Path | str | None,
     values: Mapping[str, Any] | None,
     assignments: Sequence[str],
 ) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def check_finetune_arguments(
     model: Path,
     data: Path | None,
     out: Path | None,
-    config: Path | None,
+    config: Path | str | None,
     assignments: Sequence[str],
     values: Mapping[str, Any],
 ) -> None:

@@ -76,7 +76,7 @@ def run_sweep(
     seeds: int = 1,
     grid: bool = False,
     data: Path | str | None = None,
-    config: Path | None = None,
+    config: Path | str | None = None,
     assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,

@@ -48,7 +48,8 @@ def compute_mean_losses(
         is_causal=micro_batch.is_causal,
         neighbor_bias=micro_batch.neighbor_bias,
     )
-    num_predictions = sum(batch.num_predictions for batch in micro_batches)
+    # A batch of [UNK] tokens only has no predictions; its loss is 0.
+    num_predictions = max(1, sum(batch.num_predictions for batch in micro_batches))
     name = "causal_lm_loss" if micro_batch.is_causal else "mlm_loss"
     mean_losses = {name: losses.mlm_loss / num_predictions}
     if losses.nsp_loss is not None:

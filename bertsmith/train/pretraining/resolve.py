@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
@@ -35,6 +35,8 @@ _SHAPE_FIELDS = (
 
 #: Fields of the model config that continued pre-training takes from the settings of a run.
 _DROPOUT_FIELDS = ("dropout", "attention_dropout")
+#: The settings of the table schedule with the length of a run; at most one of them is set.
+_LENGTHS = ("steps", "epochs", "minutes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Overrides:
     data: Path
     size: str | None = None
     recipe: RecipeName | None = None
-    config: Path | None = None
+    config: Path | str | None = None
     assignments: Sequence[str] = ()
     values: Mapping[str, Any] | None = None
     start_from: str | None = None
@@ -96,8 +98,10 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     if get_table(file_values, "run").get("store_id"):
         overrides = _adopt_recipe_and_start_model(overrides, _load_new_values(overrides))
         overrides, file_values = _adopt_run_settings(overrides, file_values, store)
+        file_values = _drop_replaced_length(file_values, _load_new_values(overrides))
         user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
     else:
+        file_values = _drop_replaced_length(file_values, _load_new_values(overrides))
         user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
         overrides = _adopt_recipe_and_start_model(overrides, user_values)
     user_values = _drop_start_model(user_values)
@@ -112,6 +116,10 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
             _get_size_preset(overrides.size or "mini"), user_values.get("model")
         )
     recipe = overrides.recipe or recipes.DEFAULT_RECIPE
+    if recipe not in get_args(RecipeName):
+        raise SettingsError(
+            f"run.recipe is {recipe!r}; expected one of {', '.join(get_args(RecipeName))}"
+        )
     data = get_table(user_values, "data")
     start_model = model if overrides.start_from else {}
     nsp = recipes.trains_nsp(recipe, data, start_model)
@@ -159,7 +167,7 @@ def resolve_run_settings(
     settings = resolve_settings(overrides, store)
     schedule = settings.schedule
     if user_budget:
-        unset = dict.fromkeys(("steps", "epochs", "minutes"), None)
+        unset = dict.fromkeys(_LENGTHS, None)
         schedule = schedule.model_copy(update={**unset, **user_budget})
     elif schedule.steps is None and schedule.epochs is None and schedule.minutes is None:
         is_paper = settings.run.recipe == "paper"
@@ -187,6 +195,17 @@ def check_pretrain_arguments(
     if out is not None:
         check_run_directory(out)
     resolve_run_settings(Overrides(data=data, out=out, **overrides), Store.open(data), budget)
+
+
+def _drop_replaced_length(
+    file_values: Mapping[str, Any], new_values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of a file without the length of its run, if the user sets another one."""
+    schedule = get_table(file_values, "schedule")
+    if schedule and not get_table(new_values, "schedule").keys().isdisjoint(_LENGTHS):
+        schedule = {name: value for name, value in schedule.items() if name not in _LENGTHS}
+        return {**file_values, "schedule": schedule}
+    return dict(file_values)
 
 
 def _adopt_recipe_and_start_model(overrides: Overrides, settings: Mapping[str, Any]) -> Overrides:
@@ -261,6 +280,7 @@ def _adopt_run_settings(
     # TOML has no None, so a setting that is missing in the file was None, or did not exist yet.
     data, optim = get_table(settings, "data"), get_table(settings, "optim")
     run.setdefault("dropout", None)
+    schedule.setdefault("phase2_max_seqlen", None)
     # data.nsp determines model.nsp, and new values of the user determine other settings of pairs.
     nsp = model.pop("nsp", None)
     if nsp is not None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bertsmith import bundle
 from bertsmith.data.store import Store
-from bertsmith.errors import RunError
+from bertsmith.errors import RunError, StoreError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.settings import read_stored_settings
 from bertsmith.text.wordpiece import Tokenizer
@@ -13,6 +13,7 @@ from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.pretraining.pretrain import MODEL_DIR
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
+from bertsmith.train.pretraining.resolve import compute_store_id
 
 
 def write_snapshot(run: Path, step: int, out: Path) -> None:
@@ -41,5 +42,11 @@ def write_snapshot(run: Path, step: int, out: Path) -> None:
     if model_directory.exists():
         tokenizer = Tokenizer.load(model_directory)
     else:
-        tokenizer = Store.open(settings.run.store_path).load_tokenizer()
+        store = Store.open(settings.run.store_path)
+        if settings.run.store_id and compute_store_id(store) != settings.run.store_id:
+            raise StoreError(
+                f"{store.path}: this is not the store with which {run} was started, so its "
+                "vocabulary may differ; restore that store"
+            )
+        tokenizer = store.load_tokenizer()
     bundle.save(out, model, tokenizer, build_checkpoint_provenance(settings, step))

@@ -278,6 +278,41 @@ def test_recipe_and_start_model_can_be_settings(resolve: Any, store: Path, tmp_p
             resolve(assignments=[assignment])
 
 
+@pytest.mark.parametrize("length", ["minutes=10.0", "epochs=3.0", "steps=7"])
+@pytest.mark.parametrize("file_length", ["steps", "epochs"])
+@pytest.mark.parametrize("is_run", [True, False])
+def test_new_length_replaces_that_of_the_file(
+    resolve: Any, tmp_path: Path, length: str, file_length: str, is_run: bool
+) -> None:
+    """Without this, the number of steps in a settings file would override other lengths."""
+    config = tmp_path / SETTINGS_FILE
+    config.write_text(f"[schedule]\n{file_length} = 5\n")
+    if is_run:
+        settings = resolve(assignments=[f"schedule.{file_length}=5", "schedule.min_steps=2"])
+        config.write_text(settings.to_toml())
+    schedule = resolve(config=config, assignments=[f"schedule.{length}"]).schedule
+    name, value = length.split("=")
+    lengths = {key: getattr(schedule, key) for key in ("steps", "epochs", "minutes")}
+    assert lengths == dict.fromkeys(lengths) | {name: float(value)}
+
+
+def test_missing_second_phase_of_a_run_is_repeated(resolve: Any, tmp_path: Path) -> None:
+    """The recipe `paper` has a second phase; a run without it stays without it."""
+    values = {"schedule": {"phase2_max_seqlen": None}}
+    settings = resolve(recipe="paper", values=values)
+    assert settings.schedule.phase2_max_seqlen is None
+    config = tmp_path / SETTINGS_FILE
+    config.write_text(settings.to_toml())
+    assert resolve(config=config).schedule.phase2_max_seqlen is None
+    assert resolve(config=str(config)) == resolve(config=config)
+
+
+def test_unknown_recipe_is_an_error(resolve: Any) -> None:
+    """A misspelled recipe is not the default recipe."""
+    with pytest.raises(SettingsError, match=r"run\.recipe is 'Paper'; expected one of fast, paper"):
+        resolve(recipe="Paper")
+
+
 def test_pairs_can_be_changed_in_the_settings_of_a_run(resolve: Any, tmp_path: Path) -> None:
     """data.nsp and data.pair_objective replace those of the run, and determine model.nsp."""
     config = tmp_path / SETTINGS_FILE

@@ -1,6 +1,7 @@
 """Snapshots of checkpoints, logged gradient norms, left-to-right training and normalization."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from bertsmith import bundle
-from bertsmith.errors import DivergedError, ModelError, RunError, SettingsError
+from bertsmith.errors import DivergedError, ModelError, RunError, SettingsError, StoreError
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain, write_initial_model
 from bertsmith.train.pretraining.snapshot import write_snapshot
@@ -39,6 +40,19 @@ def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> No
     assert bundle.load(tmp_path / "step-3").info["provenance"]["step"] == 3
     with pytest.raises(RunError, match="no checkpoint of step 4; available: 3, 6, 9"):
         write_snapshot(run, 4, tmp_path / "step-4")
+
+
+def test_snapshot_of_an_unfinished_run_needs_its_store(store: Path, tmp_path: Path) -> None:
+    """The vocabulary of another store at the same path does not belong to the weights."""
+    run, moved = tmp_path / "run", tmp_path / "store"
+    shutil.copytree(store, moved)
+    pretrain(moved, run, steps=2, assignments=make_assignments(checkpoint__every=2))
+    shutil.rmtree(run / "model")
+    write_snapshot(run, 2, tmp_path / "snapshot")
+    manifest = moved / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("{", "{ ", 1))
+    with pytest.raises(StoreError, match=r"not the store with which .* was started"):
+        write_snapshot(run, 2, tmp_path / "other")
 
 
 def test_initial_model_is_the_start_of_a_run(store: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.runtime import device
 from bertsmith.text.corpus import find_sources
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.evaluation import HeldoutResult, build_heldout_stream, evaluate
 from tests.train.conftest import WORDS, RecordingProgress, TrainFunction, make_tokenizer
 
@@ -41,6 +42,25 @@ def make_korean_store(folder: Path, num_known_words: int) -> Path:
     sources = find_sources([str(folder / "corpus.jsonl")])
     prepare(sources, make_tokenizer(), folder / "store", workers=1)
     return folder / "store"
+
+
+def test_batch_of_unknown_tokens_has_a_loss_of_0(train: TrainFunction, tmp_path: Path) -> None:
+    """A batch whose tokens are all [UNK] has no predictions; 0 / 0 would end the run."""
+    rng = np.random.default_rng(5)
+    texts = [f"겨울 {chr(0xAC00 + number)}" for number in range(60)]
+    texts += [" ".join(rng.choice(WORDS, 9)) + "." for _ in range(60)]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sources = find_sources([str(corpus)])
+    prepare(sources, make_tokenizer(), tmp_path / "mixed", workers=1)
+    result = train(
+        "run", tmp_path / "mixed", steps=20, data__batch_size=1, data__nsp="false", run__log_every=1
+    )
+    lines = read_metrics(tmp_path / "run")
+    losses = [line["mlm_loss"] for line in lines if line["kind"] == "train"]
+    assert 0 in losses
+    assert max(losses) > 1
+    assert math.isfinite(result.heldout["mlm_loss"])
 
 
 def test_run_reports_the_fraction_of_unknown_tokens(train: TrainFunction, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Training of rerankers: learning, resuming, output and errors."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from bertsmith import bundle
 from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import BertsmithError
+from bertsmith.interop.huggingface import write_huggingface
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.latest_snapshot import write_latest_snapshot
 from bertsmith.train.reranking.finetune import finetune_reranker
+from bertsmith.use.embed import embed
 from bertsmith.use.evaluate_reranker import evaluate_reranker
 from bertsmith.use.rerank import rerank, sigmoid
 from tests.train.conftest import RecordingProgress
@@ -174,6 +177,35 @@ def test_other_libraries_compute_the_same_scores(
     assert "CrossEncoder" in card
     assert "- loss: bce" in card
     assert read_info(result.model)["heldout_metrics"] == result.metrics
+
+
+@pytest.mark.parametrize("format_version", ["recent", "old"])
+def test_a_converted_cross_encoder_predicts_the_same_scores(
+    start_reranker: Path, tmp_path: Path, format_version: str
+) -> None:
+    """The conversion keeps the activation function and the maximum length of a CrossEncoder."""
+    original = CrossEncoder(
+        str(start_reranker), device="cpu", max_length=12, activation_fn=torch.nn.Identity()
+    )
+    directory = tmp_path / "original"
+    original.save(str(directory))
+    assert (directory / "modules.json").is_file()
+    if format_version == "old":
+        (directory / "modules.json").unlink()
+        (directory / "config_sentence_transformers.json").unlink()
+        config = json.loads((directory / "config.json").read_text())
+        config.pop("sentence_transformers", None)
+        config["sbert_ce_default_activation_function"] = "torch.nn.modules.linear.Identity"
+        (directory / "config.json").write_text(json.dumps(config))
+    assert write_huggingface(directory, tmp_path / "converted") == []
+    pairs = [("ba", "bo ku"), ("ba", " ".join(["bo ku"] * 20))]
+    expected = original.predict(pairs)
+    with_sigmoid = CrossEncoder(str(start_reranker), device="cpu", max_length=12).predict(pairs)
+    np.testing.assert_allclose(with_sigmoid, 1 / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
+    converted = CrossEncoder(str(tmp_path / "converted"), device="cpu")
+    np.testing.assert_allclose(converted.predict(pairs), expected, rtol=0, atol=1e-5)
+    # A CrossEncoder has no pooling, so the vectors are those of any other encoder.
+    np.testing.assert_array_equal(embed(directory, ["ba"]), embed(tmp_path / "converted", ["ba"]))
 
 
 def test_output_layer_of_a_reranker_is_kept(
