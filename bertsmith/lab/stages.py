@@ -6,7 +6,7 @@ their results.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bertsmith.lab.recipe import get_experiment_settings
 from bertsmith.lab.scale import Scale
@@ -15,6 +15,11 @@ from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.settings import merge_settings
 from bertsmith.train.engine.settings import OptimSettings
 
+#: Labels of models without pre-training. With structured initialization, the default of the recipe
+#: "fast", some attention heads initially attend to neighboring tokens, and some to equal words in
+#: the other segment.
+RANDOM: Final = "not pre-trained, random initialization"
+STRUCTURED: Final = "not pre-trained, structured initialization"
 #: Kinds of stages that train. A training run that diverges has a result and is not a failure.
 TRAINING_KINDS = ("pretrain", "finetune")
 #: Maximum number of checkpoints that a run keeps, including those of evaluations with a new best
@@ -151,6 +156,21 @@ class StageFactory:
         """Return the stage that initializes the model of a run, without pre-training it."""
         settings = {name: run.settings[name] for name in ("recipe", "model", "data", "run")}
         return Stage("initialized-model", settings, {"store": run.dependencies["store"]})
+
+    def create_untrained_models(self, run: Stage) -> dict[str, Stage]:
+        """Return models like that of a run without pre-training, by the kind of initialization.
+
+        These are a randomly initialized model and, if some attention heads of the run are
+        initialized by hand, a model with such heads.
+        """
+        initialization = run.settings["run"].get("initialization", "random")
+        # Where random is the default, it is not part of the settings.
+        changes = {} if initialization == "random" else {"run": {"initialization": "random"}}
+        random_run = Stage("pretrain", merge_settings(run.settings, changes), run.dependencies)
+        models = {RANDOM: self.create_initialized_model(random_run)}
+        if initialization.endswith("-heads"):
+            models[STRUCTURED] = self.create_initialized_model(run)
+        return models
 
     def create_snapshots(self, run: Stage) -> dict[int, Stage]:
         """Return the models of a run's evenly spaced checkpoints, by step.

@@ -134,6 +134,18 @@ def is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
+def find_minima(differences: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Return the minimum for each seed, None if a value is missing or NaN.
+
+    Pre-training has a benefit if each model without pre-training is worse.
+    """
+    minima: list[float | None] = []
+    for values in zip(*differences, strict=True):
+        numbers = [value for value in values if is_finite(value)]
+        minima.append(min(numbers) if len(numbers) == len(values) else None)
+    return minima
+
+
 def subtract(higher: Sequence[float | None], lower: Sequence[float | None]) -> list[float | None]:
     """Return the difference for each seed, None where a value is missing."""
     return [

@@ -15,11 +15,10 @@ from bertsmith.lab.experiments import (
     model_size,
     pretraining_tasks,
 )
-from bertsmith.lab.experiments.pretraining_tasks import _find_minima
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
-from bertsmith.lab.stages import TASK_METRICS, StageFactory
-from bertsmith.lab.verdict import Claim, Outcome, Verdict, decide_verdict, subtract
+from bertsmith.lab.stages import RANDOM, TASK_METRICS, StageFactory
+from bertsmith.lab.verdict import Claim, Outcome, Verdict, decide_verdict, find_minima, subtract
 from tests.lab.helpers import TWO_DOCUMENTS
 
 
@@ -61,7 +60,7 @@ def test_too_few_seeds_are_no_lack_of_benefit() -> None:
 
 def test_diverged_run_is_a_missing_result() -> None:
     """NaN counts as missing, wherever it stands."""
-    assert _find_minima([[0.1, math.nan, 0.3], [math.nan, 0.2, 0.2]]) == [None, None, 0.2]
+    assert find_minima([[0.1, math.nan, 0.3], [math.nan, 0.2, 0.2]]) == [None, None, 0.2]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +138,7 @@ def test_table_6_compares_models_that_differ_in_one_size(tmp_path: Path) -> None
             results[size, "model", seed] = {"heldout_metrics": metrics}
             for task in factory.scale.tasks:
                 results[size, task, seed] = {"metrics": {TASK_METRICS[task].name: 0.1 * rank}}
+                results[RANDOM, task, seed] = {"metrics": {TASK_METRICS[task].name: 0.1}}
     report = EXPERIMENTS["model-size"].build_report(factory, results)
     assert [claim.text for claim in report.claims] == [
         "4 x 128 x 4 has a lower log perplexity than 2 x 128 x 4",
@@ -150,6 +150,12 @@ def test_table_6_compares_models_that_differ_in_one_size(tmp_path: Path) -> None
     ]
     assert list(report.claims[0].differences) == pytest.approx([math.log(100 / 90)] * 3)
     assert report.to_markdown().startswith("**Reproduced.**")
+    for task in factory.scale.tasks:
+        for seed in range(3):
+            results[RANDOM, task, seed] = {"metrics": {TASK_METRICS[task].name: 0.3}}
+    markdown = EXPERIMENTS["model-size"].build_report(factory, results).to_markdown()
+    assert markdown.startswith("**Inconclusive at this size.**")
+    assert markdown.count("(pre-training does not improve this task)") == 2
 
 
 def test_figure_5_compares_final_scores(tmp_path: Path) -> None:
@@ -162,9 +168,14 @@ def test_figure_5_compares_final_scores(tmp_path: Path) -> None:
                 metrics = {TASK_METRICS[task].name: factor * rank / 5}
                 for seed in range(3):
                     results[name, task, step, seed] = {"metrics": metrics}
-    report = EXPERIMENTS["training-steps"].build_report(factory, results)
-    assert [claim.differences[0] for claim in report.claims] == [0.4, pytest.approx(0.6)] * 2
-    assert report.to_markdown().startswith("**Reproduced.**")
+    for random_score, verdict in ((0.7, "Reproduced"), (0.9, "Inconclusive at this size")):
+        for task in factory.scale.tasks:
+            for seed in range(3):
+                metrics = {TASK_METRICS[task].name: random_score}
+                results[RANDOM, task, seed] = {"metrics": metrics}
+        report = EXPERIMENTS["training-steps"].build_report(factory, results)
+        assert [claim.differences[0] for claim in report.claims] == [0.4, pytest.approx(0.6)] * 2
+        assert report.to_markdown().startswith(f"**{verdict}.**")
 
 
 def test_results_of_the_paper_are_reproduced(tmp_path: Path) -> None:
@@ -190,6 +201,7 @@ def test_results_of_the_paper_are_reproduced(tmp_path: Path) -> None:
         add_model("model-size", size, perplexity=perplexity)
         for task, score in (("mrpc", mrpc), ("sst-2", sst_2), ("sts-b", 50.0)):
             add_score("model-size", (size, task), task, score)
+            add_score("model-size", (RANDOM, task), task, 50.0)
     for row, f1 in features.PAPER.items():
         add_score("features", (row,), "conll2003", f1)
     for mixture, (_, ner, ner_features) in masking.PAPER.items():

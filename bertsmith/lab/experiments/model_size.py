@@ -1,14 +1,14 @@
 """Table 6: effect of the model size on held-out perplexity and on tasks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
-from bertsmith.lab.verdict import MIN_LOSS_DIFFERENCE, Claim, subtract
+from bertsmith.lab.verdict import MIN_LOSS_DIFFERENCE, Claim, find_minima, subtract
 
 #: Tasks: paraphrases, sentence similarity and sentiment. A scale may have others.
 TASKS = ("mrpc", "sts-b", "sst-2")
@@ -39,6 +39,10 @@ def _build_stages(factory: StageFactory) -> Stages:
             stages[size, "model", seed] = model
             for task in factory.scale.tasks or TASKS:
                 stages[size, task, seed] = factory.create_finetuning_run(model, task, seed)
+        baseline = factory.create_baseline_run(seed)
+        for name, model in factory.create_untrained_models(baseline).items():
+            for task in factory.scale.tasks or TASKS:
+                stages[name, task, seed] = factory.create_finetuning_run(model, task, seed)
     return stages
 
 
@@ -79,17 +83,37 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         Table("Table 6: model size (same learning rate for all)", columns, rows),
         Table("Results of the paper", paper_columns, paper_rows),
     ]
-    claims = _build_claims(_SIZES[factory.scale.name], tasks, data)
-    return Report(tables, _build_panels(tasks, data), data, claims)
+    untrained = {
+        name: {task: [get_task_score(results[name, task, seed], task) for seed in seeds]
+               for task in tasks}
+        for name in factory.create_untrained_models(factory.create_baseline_run())
+    }  # fmt: skip
+    scale = factory.scale
+    baseline = data[_format_size((scale.layers, scale.width, scale.heads))]
+    benefits = {
+        task: find_minima([subtract(baseline[task], scores[task]) for scores in untrained.values()])
+        for task in tasks
+    }
+    claims = _build_claims(_SIZES[scale.name], tasks, data, benefits)
+    return Report(tables, _build_panels(tasks, data), data | untrained, claims)
 
 
 def _build_claims(
-    sizes: list[tuple[int, int, int]], tasks: Sequence[str], data: dict[str, Any]
+    sizes: list[tuple[int, int, int]],
+    tasks: Sequence[str],
+    data: Mapping[str, Mapping[str, Any]],
+    benefits: Mapping[str, Sequence[float | None]],
 ) -> list[Claim]:
     """Return the claims that larger models have a lower perplexity and higher task scores.
 
     Perplexities are compared between models that differ in one size only, and scores between the
     smallest and the largest model.
+
+    Args:
+        sizes: The sizes of the models.
+        tasks: The tasks.
+        data: Perplexities and scores of each model by seed.
+        benefits: How much pre-training improves the scores of the baseline model by task.
     """
     values = [data[_format_size(size)] for size in sizes]
     claims = []
@@ -111,7 +135,8 @@ def _build_claims(
             f"{TASK_METRICS[task].label}: {_format_size(sizes[largest])} is better than "
             f"{_format_size(sizes[smallest])}"
         )
-        claims.append(Claim(text, subtract(values[largest][task], values[smallest][task])))
+        differences = subtract(values[largest][task], values[smallest][task])
+        claims.append(Claim(text, differences, benefits=benefits[task]))
     return claims
 
 

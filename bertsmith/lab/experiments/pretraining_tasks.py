@@ -4,24 +4,27 @@ from collections.abc import Sequence
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
-from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
-from bertsmith.lab.verdict import Claim, is_finite, subtract
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stages import (
+    RANDOM,
+    STRUCTURED,
+    TASK_METRICS,
+    StageFactory,
+    get_heldout_metric,
+    get_task_score,
+)
+from bertsmith.lab.verdict import Claim, find_minima, subtract
 
 #: Tasks: paraphrases, sentence similarity, sentiment and question answering. A scale may have
 #: others.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
 #: The tasks of the paper's table among these, and named entities, which the scale "medium" adds.
 _CLAIMED_TASKS = ("mrpc", "sst-2", "squad", "conll2003")
-#: Row labels of the models without pre-training. With structured initialization, the default of
-#: the recipe "fast", some attention heads initially attend to neighboring tokens, and some to equal
-#: words in the other segment.
-_RANDOM = "not pre-trained, random initialization"
-_STRUCTURED = "not pre-trained, structured initialization"
 _WITH_NSP, _MASKED, _CAUSAL = "MLM + NSP", "MLM, no NSP", "left to right, no NSP"
 #: The rows of the table, with the results of the paper in percent by task.
 PAPER: dict[str, dict[str, float]] = {
-    _RANDOM: {},
-    _STRUCTURED: {},
+    RANDOM: {},
+    STRUCTURED: {},
     _WITH_NSP: {"mrpc": 86.7, "sst-2": 92.7, "squad": 88.5},
     _MASKED: {"mrpc": 86.5, "sst-2": 92.6, "squad": 87.9},
     _CAUSAL: {"mrpc": 77.5, "sst-2": 92.1, "squad": 77.8},
@@ -29,40 +32,24 @@ PAPER: dict[str, dict[str, float]] = {
 }
 
 
-def _list_rows(factory: StageFactory) -> list[str]:
-    """Return the rows of the table; a scale may have no structured initialization."""
-    is_structured = _get_initialization(factory).endswith("-heads")
-    return [name for name in PAPER if name != _STRUCTURED or is_structured]
-
-
-def _get_initialization(factory: StageFactory) -> str:
-    """Return the initialization of the scale's runs."""
-    settings = factory.create_mlm_only_run().settings["run"]
-    initialization: str = settings.get("initialization", "random")
-    return initialization
+def _build_models(factory: StageFactory, seed: int) -> dict[str, Stage]:
+    """Return the stage of the model of each row."""
+    masked = factory.create_mlm_only_run(seed)
+    causal = factory.create_left_to_right_run(seed)
+    return {
+        **factory.create_untrained_models(masked),
+        _WITH_NSP: factory.create_pretraining_run(seed),
+        _MASKED: masked,
+        _CAUSAL: causal,
+        "left to right + BiLSTM": causal,
+    }
 
 
 def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
-        masked = factory.create_mlm_only_run(seed)
-        causal = factory.create_left_to_right_run(seed)
-        # Where random is the default, it is not part of the settings.
-        is_default = _get_initialization(factory) == "random"
-        random_init = {} if is_default else {"run": {"initialization": "random"}}
-        models = {
-            _RANDOM: factory.create_initialized_model(
-                factory.create_mlm_only_run(seed, **random_init)
-            ),
-            _STRUCTURED: factory.create_initialized_model(masked),
-            _WITH_NSP: factory.create_pretraining_run(seed),
-            _MASKED: masked,
-            _CAUSAL: causal,
-            "left to right + BiLSTM": causal,
-        }
         bilstm = {"features": {"layers": "last", "width": factory.scale.width, "frozen": False}}
-        for name in _list_rows(factory):
-            model = models[name]
+        for name, model in _build_models(factory, seed).items():
             stages[name, "model", seed] = model
             for task in factory.scale.tasks or TASKS:
                 overrides = bilstm if name.endswith("BiLSTM") else {}
@@ -77,14 +64,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     tasks = factory.scale.tasks or TASKS
     rows = []
     data = {}
-    for name in _list_rows(factory):
+    for name in _build_models(factory, 0):
         paper = PAPER[name]
         scores = {
             task: [get_task_score(results[name, task, seed], task) for seed in seeds]
             for task in tasks
         }
         models = [results[name, "model", seed] for seed in seeds]
-        is_untrained = name in (_RANDOM, _STRUCTURED)
+        is_untrained = name in (RANDOM, STRUCTURED)
         losses = [None if is_untrained else get_heldout_metric(model) for model in models]
         data[name] = {**scores, "held-out loss": losses}
         cells = [
@@ -111,13 +98,12 @@ def _build_claims(
     tasks: Sequence[str], data: dict[str, dict[str, list[float | None]]]
 ) -> list[Claim]:
     """Return the claims that bidirectional attention and next-sentence prediction help."""
-    untrained = [data[name] for name in (_RANDOM, _STRUCTURED) if name in data]
+    untrained = [data[name] for name in (RANDOM, STRUCTURED) if name in data]
     masked, claims = data[_MASKED], []
     for task in _CLAIMED_TASKS:
         if task not in tasks:
             continue
-        # Pre-training has a benefit if each untrained model is worse.
-        benefits = _find_minima([subtract(masked[task], values[task]) for values in untrained])
+        benefits = find_minima([subtract(masked[task], values[task]) for values in untrained])
         differences = subtract(masked[task], data[_CAUSAL][task])
         text = f"{TASK_METRICS[task].label}: masked LM is better than left to right"
         claims.append(Claim(text, differences, benefits=benefits))
@@ -127,15 +113,6 @@ def _build_claims(
             differences = subtract(data[_WITH_NSP][task], masked[task])
             claims.append(Claim(text, differences, benefits=benefits))
     return claims
-
-
-def _find_minima(differences: list[list[float | None]]) -> list[float | None]:
-    """Return the minimum for each seed, None if a value is missing or NaN."""
-    minima: list[float | None] = []
-    for values in zip(*differences, strict=True):
-        numbers = [value for value in values if is_finite(value)]
-        minima.append(min(numbers) if len(numbers) == len(values) else None)
-    return minima
 
 
 def _format_percentage(value: float | None) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_mean_plot
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_task_score
-from bertsmith.lab.verdict import Claim, subtract
+from bertsmith.lab.stages import RANDOM, TASK_METRICS, StageFactory, get_task_score
+from bertsmith.lab.verdict import Claim, find_minima, subtract
 
 #: Tasks: sentiment and sentence similarity. A scale may have others.
 TASKS = ("sst-2", "sts-b")
@@ -35,6 +35,11 @@ def _build_stages(factory: StageFactory) -> Stages:
                     stages[name, task, step, seed] = factory.create_finetuning_run(
                         model, task, seed
                     )
+        untrained = factory.create_untrained_models(factory.create_baseline_run(seed))
+        for task in factory.scale.tasks or TASKS:
+            stages[RANDOM, task, seed] = factory.create_finetuning_run(
+                untrained[RANDOM], task, seed
+            )
     return stages
 
 
@@ -73,13 +78,19 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         plot = make_mean_plot(curves, "pre-training steps", metric.metric_label)
         panels.append(Panel(f"{metric.label}, held out", plot))
     data = {f"{name}, {task}, {step}": values for (name, task, step), values in scores.items()}
-    claims = _build_claims(tasks, scores, steps)
+    random_scores = {
+        task: [get_task_score(results[RANDOM, task, seed], task) for seed in seeds]
+        for task in tasks
+    }
+    data |= {f"{RANDOM}, {task}": values for task, values in random_scores.items()}
+    claims = _build_claims(tasks, scores, random_scores, steps)
     return Report([Table(title, columns, rows)], panels, data, claims)
 
 
 def _build_claims(
     tasks: Sequence[str],
     scores: Mapping[tuple[str, str, int], Sequence[float | None]],
+    random_scores: Mapping[str, Sequence[float | None]],
     steps: Sequence[int],
 ) -> list[Claim]:
     """Return the claims that masked LM ends higher, and improves until the end.
@@ -87,13 +98,16 @@ def _build_claims(
     Args:
         tasks: The tasks.
         scores: The score of each seed by model, task and step.
+        random_scores: The scores of a randomly initialized model by task.
         steps: The evaluated steps; the first one is 0.
     """
     claims = []
     for task in tasks:
         label = TASK_METRICS[task].label
         start, early, final = (scores["masked LM", task, step] for step in (0, steps[1], steps[-1]))
-        benefits = subtract(final, start)
+        benefits = find_minima(
+            [subtract(final, untrained) for untrained in (start, random_scores[task])]
+        )
         causal = scores["left to right", task, steps[-1]]
         text = f"{label}: masked LM is better than left to right after {steps[-1]:,} steps"
         claims.append(Claim(text, subtract(final, causal), benefits=benefits))
