@@ -264,7 +264,7 @@ def _detect_format(
     from bertsmith.tasks.conll import ROW_FORMATS, has_token_lists, looks_like_conll
     from bertsmith.tasks.families import get_task_settings
     from bertsmith.tasks.settings import is_column_number
-    from bertsmith.tasks.text_files import detect_table_format, is_txt_table
+    from bertsmith.tasks.text_files import detect_table_format, get_format_suffix, is_txt_table
 
     is_tagger = bundle.head.kind in ("entities", "tags")
     if input_format == "lines":
@@ -273,7 +273,7 @@ def _detect_format(
         if not is_tagger:
             raise InputError(f"--format {input_format}: this model is not a tagger")
         return input_format, True
-    suffix = source.path.suffix.lower()
+    suffix = get_format_suffix(source.path)
     is_stdin = source.name == STDIN
     table_format = input_format or (None if is_stdin else detect_table_format(source.path))
     if is_tagger:

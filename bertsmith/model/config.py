@@ -93,6 +93,14 @@ class ModelConfig(Settings):
                 f"tokens; reduce {setting}"
             )
 
+    def require_two_segments(self) -> None:
+        """Raise SettingsError if the model cannot read pairs of texts."""
+        if self.segments < 2:
+            raise SettingsError(
+                "the task has pairs of texts, but the model has a single segment "
+                "(model.segments=1); use a model with two"
+            )
+
     def macs_per_token(self, length: float) -> int:
         """Return the encoder's multiply-adds for one token of a sequence of ``length`` tokens.
 

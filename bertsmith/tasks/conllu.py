@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bertsmith.errors import SettingsError
 from bertsmith.tasks.settings import is_column_number
+from bertsmith.tasks.text_files import get_format_suffix
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 #: ``TaskSettings`` field -> the default column of CoNLL-U.
@@ -18,8 +19,8 @@ _NON_WORD_ID = re.compile(r"[0-9]+[-.][0-9]+\t")
 
 
 def has_conllu_suffix(path: Path) -> bool:
-    """Return whether a file has the suffix .conllu."""
-    return path.suffix.lower() == ".conllu"
+    """Return whether a file has the suffix .conllu, ignoring suffixes of compressed files."""
+    return get_format_suffix(path) == ".conllu"
 
 
 def is_document_start(line: str) -> bool:

@@ -217,6 +217,7 @@ class _ExampleCollector:
     """The examples read so far, as growing arrays of the fields of ``EmbeddingExamples``."""
 
     texts: TextCollector
+    keep_duplicate_scores: bool = False
     anchors: "array[int]" = field(default_factory=lambda: array("q"))
     positives: "array[int]" = field(default_factory=lambda: array("q"))
     negatives: "array[int]" = field(default_factory=lambda: array("q"))
@@ -251,7 +252,8 @@ class _ExampleCollector:
         if label_name:
             label = self._number_label(numbers[0], label_name)
         key = hash((*numbers, score))
-        if key in self.seen:
+        is_kept = self.keep_duplicate_scores and columns.kind == "scored_pairs"
+        if key in self.seen and not is_kept:
             counts.skipped["a duplicate of an earlier example"] += 1
             counts.first_skipped.setdefault("a duplicate of an earlier example", row.location)
             counts.num_used -= 1
@@ -294,10 +296,12 @@ def read_examples(
     columns: TextColumns,
     other_columns: TextColumns | None = None,
     prompts: TextPrompts | None = None,
+    *,
+    keep_duplicate_scores: bool = False,
 ) -> tuple[EmbeddingExamples, list[ExampleCounts]]:
     """Read the examples of one or several tables, which must be of the same kind.
 
-    Exact duplicates are dropped and counted.
+    Exact duplicates are dropped and counted, except for scored pairs if they are to be kept.
 
     Args:
         paths: The tables.
@@ -306,6 +310,8 @@ def read_examples(
         columns: The columns that the user has named; see ``resolve_columns``.
         other_columns: Columns to look for if the user has named none.
         prompts: The prompt of each role; None for no prompts.
+        keep_duplicate_scores: Whether to keep duplicates of scored pairs, which published
+            correlations include.
 
     Returns:
         The examples, and the counts of each table.
@@ -314,7 +320,7 @@ def read_examples(
         TaskError: A table cannot be read, has no valid example, or is of another kind than the
             first.
     """
-    collector = _ExampleCollector(TextCollector(tokenize, prompts))
+    collector = _ExampleCollector(TextCollector(tokenize, prompts), keep_duplicate_scores)
     all_counts: list[ExampleCounts] = []
     kind: ExampleKind | None = None
     for file_index, path in enumerate(paths):

@@ -137,12 +137,18 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
     ),
     "sts-b": PublicTask(fixed_settings=_SIMILARITY_SETTINGS),
     "qqp": PublicTask(
-        fixed_settings=_make_classification_settings(
-            "question1",
-            "question2",
-            label="is_duplicate",
-            metrics=("f1", "accuracy"),
-        ),
+        # Some texts of the official training file have line breaks, so that their rows are split.
+        fixed_settings={
+            **_make_classification_settings(
+                "question1",
+                "question2",
+                label="is_duplicate",
+                metrics=("f1", "accuracy"),
+            ),
+            "skip_invalid": True,
+        },
+        # A submission needs all rows.
+        test_settings={"skip_invalid": False},
     ),
     "mnli": PublicTask(
         fixed_settings=_make_classification_settings(

@@ -2,7 +2,8 @@
 
 The metrics follow the official scripts evaluate-v1.1 and evaluate-v2.0. Version 2.0 ignores answers
 that are empty after normalization, and counts an empty prediction as correct only for unanswerable
-questions. Character F1 is the metric of KorQuAD 1.0 (Lim et al. 2019, arXiv:1909.07005).
+questions. Character F1 and the exact match without English articles are the metrics of KorQuAD 1.0
+(Lim et al. 2019, arXiv:1909.07005).
 """
 
 import math
@@ -31,6 +32,14 @@ def normalize_characters(text: str) -> str:
     return "".join(text.translate(_KOREAN_MARKS).lower().translate(_PUNCTUATION).split())
 
 
+def normalize_korean(text: str) -> str:
+    """Lowercase a text and remove quotation marks, punctuation and redundant whitespace.
+
+    This is the normalization of KorQuAD's evaluation script for exact matches.
+    """
+    return " ".join(text.translate(_KOREAN_MARKS).lower().translate(_PUNCTUATION).split())
+
+
 def compute_exact_match(predicted: str, answer: str) -> float:
     """Return 1 if two normalized texts are equal, else 0."""
     return float(predicted == answer)
@@ -57,6 +66,7 @@ def _compute_overlap_f1(predicted: Sequence[str], answer: Sequence[str]) -> floa
 METRICS: dict[str, tuple[Callable[[str, str], float], Callable[[str], str]]] = {
     "f1": (compute_word_f1, normalize_answer), "exact": (compute_exact_match, normalize_answer),
     "char_f1": (compute_char_f1, normalize_characters),
+    "korean_exact": (compute_exact_match, normalize_korean),
 }  # fmt: skip
 
 

@@ -15,7 +15,13 @@ from bertsmith.tasks import delimited, json_rows
 from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text, split_lines
+from bertsmith.tasks.text_files import (
+    UTF8,
+    detect_table_format,
+    get_format_suffix,
+    open_text,
+    split_lines,
+)
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import COMPRESSION_SUFFIXES, DECOMPRESSION_ERRORS, decompress
 
@@ -282,10 +288,7 @@ def open_table(source: TableSource) -> Iterator[Table]:
 
 def has_txt_suffix(path: Path) -> bool:
     """Return whether the suffix is .txt, ignoring suffixes of compressed files."""
-    suffixes = [
-        suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSION_SUFFIXES
-    ]
-    return suffixes[-1:] == [".txt"]
+    return get_format_suffix(path) == ".txt"
 
 
 def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str) -> Table:

@@ -25,12 +25,17 @@ TABLE_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "js
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 
 
-def detect_table_format(path: Path) -> str | None:
-    """Return the table format that a file's suffix indicates, None if unknown."""
+def get_format_suffix(path: Path) -> str:
+    """Return the last suffix in lowercase, without suffixes of compressed files; "" if none."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
-    return TABLE_FORMATS.get(suffixes[-1]) if suffixes else None
+    return suffixes[-1] if suffixes else ""
+
+
+def detect_table_format(path: Path) -> str | None:
+    """Return the table format that a file's suffix indicates, None if unknown."""
+    return TABLE_FORMATS.get(get_format_suffix(path))
 
 
 def is_txt_table(path: Path, text_column: str | None) -> bool:
@@ -38,7 +43,7 @@ def is_txt_table(path: Path, text_column: str | None) -> bool:
 
     It is read as TSV if the user gave a text column; otherwise each line is a text.
     """
-    return path.suffix.lower() == ".txt" and text_column is not None
+    return get_format_suffix(path) == ".txt" and text_column is not None
 
 
 def check_encoding(encoding: str) -> None:

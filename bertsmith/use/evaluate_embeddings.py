@@ -73,7 +73,12 @@ def evaluate_embeddings(
     else:
         settings = settings or EmbeddingSettings()
         examples, file_counts = read_examples(
-            [path], settings, tokenize, settings.columns, prompts=prompts
+            [path],
+            settings,
+            tokenize,
+            settings.columns,
+            prompts=prompts,
+            keep_duplicate_scores=True,
         )
         counts = file_counts[0]
         if examples.kind == "texts":

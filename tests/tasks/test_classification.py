@@ -80,6 +80,19 @@ def test_reviews_of_nsmc_without_text_are_skipped(tmp_path: Path) -> None:
     assert sum(counts.skipped.values()) == 1
 
 
+def test_split_rows_of_qqp_are_skipped_except_in_the_test_file(tmp_path: Path) -> None:
+    """The official training file of QQP has rows that are split over two lines."""
+    file = tmp_path / "train.tsv"
+    columns = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    file.write_text(f"{columns}1\t2\t3\ta\tb\t1\n4\t5\tc\n6\t7\t8\td\te\t0\n")
+    task = TaskSettings.parse(PUBLIC_TASKS["qqp"].fixed_settings, "the test")
+    examples, counts = read_examples(file, task)
+    assert [example.texts for example in examples] == [("a", "b"), ("d", "e")]
+    assert sum(counts.skipped.values()) == 1
+    with pytest.raises(TaskError, match="3 columns"):
+        read_examples(file, PUBLIC_TASKS["qqp"].parse_test_settings(), labeled=False)
+
+
 def test_nan_is_a_class_only_if_listed(tmp_path: Path) -> None:
     """The label "NaN", in upper or lower case, is missing unless task.labels contains it."""
     file = tmp_path / "a.csv"

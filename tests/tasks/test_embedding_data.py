@@ -91,6 +91,23 @@ def test_several_files_have_one_table_of_texts(tmp_path: Path) -> None:
     assert (counts[1].num_read, counts[1].num_used) == (2, 1)
 
 
+def test_duplicates_of_scored_pairs_can_be_kept(tmp_path: Path) -> None:
+    """Published correlations include them; duplicates of other pairs are dropped in any case."""
+    scored = [{"sentence1": "a", "sentence2": "b", "score": 2.5}] * 2
+    path = write_json_lines(tmp_path / "scored.jsonl", scored)
+    pairs = write_json_lines(tmp_path / "pairs.jsonl", [*PAIRS, *PAIRS])
+    for keep, expected in ((False, [2.5]), (True, [2.5, 2.5])):
+        examples, _ = read_examples(
+            [path], EmbeddingSettings(), tokenize, TextColumns(), keep_duplicate_scores=keep
+        )
+        assert examples.scores.tolist() == expected
+        assert get_texts(examples) == ["a", "b"]
+        others, _ = read_examples(
+            [pairs], EmbeddingSettings(), tokenize, TextColumns(), keep_duplicate_scores=keep
+        )
+        assert len(others) == len(PAIRS)
+
+
 def test_texts_are_tokenized_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each distinct text is tokenized once, at most a batch of texts at a time."""
     sizes: list[int] = []

@@ -213,6 +213,16 @@ def test_character_f1_ignores_punctuation_and_spaces(
     assert metrics["char_f1"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("predicted", "expected"), [("《죄와 벌》", 1.0), ("죄와벌", 0.0), ("the 죄와 벌", 0.0)]
+)
+def test_korean_exact_match_keeps_articles_and_word_spaces(predicted: str, expected: float) -> None:
+    """Only quotation marks and punctuation are ignored, as in KorQuAD's evaluation script."""
+    names = ("f1", "exact", "korean_exact")
+    metrics = squad.compute_squad_metrics([predicted], np.zeros(1), [["죄와 벌"]], names=names)
+    assert metrics["korean_exact"] == expected
+
+
 def test_character_f1_follows_the_rules_of_version_2() -> None:
     """By the rules of v2.0 only an empty prediction is correct for an unanswerable question."""
     names = ("f1", "exact", "char_f1")

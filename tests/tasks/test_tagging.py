@@ -1,5 +1,6 @@
 """Reading, encoding and scoring tagged sentences."""
 
+import gzip
 import json
 import time
 from pathlib import Path
@@ -112,7 +113,13 @@ def test_conllu_file_is_read(tmp_path: Path) -> None:
     """Words and UPOS are the default columns; comments and non-word lines are ignored."""
     path = tmp_path / "en-ud-train.conllu"
     path.write_text(CONLLU)
+    compressed_path = tmp_path / "en-ud-train.conllu.gz"
+    compressed_path.write_bytes(gzip.compress(CONLLU.encode()))
     sentences, counts = read_examples(path, TAGS)
+    compressed_sentences, _ = read_examples(compressed_path, TAGS)
+    assert [sentence.tags for sentence in compressed_sentences] == [
+        sentence.tags for sentence in sentences
+    ]
     assert [sentence.text for sentence in sentences] == ["Do n't go", "#1", "서울에서"]
     tags = [sentence.tags for sentence in sentences]
     assert tags == [("AUX", "PART", "VERB"), ("SYM",), ("ADV",)]

@@ -122,7 +122,13 @@ def read_heldout_file(
         retrieval, counts = read_retrieval_set(path, qrels, tokenize, prompts)
         return HeldoutTexts(retrieval, settings), counts
     examples, file_counts = read_examples(
-        [path], settings, tokenize, settings.validation_columns, train_columns, prompts
+        [path],
+        settings,
+        tokenize,
+        settings.validation_columns,
+        train_columns,
+        prompts,
+        keep_duplicate_scores=True,
     )
     return HeldoutTexts(examples, settings), file_counts[0]
 

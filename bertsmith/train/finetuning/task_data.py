@@ -70,8 +70,11 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
     """Return the settings with the config of the start model and a value for task.max_seqlen.
 
     Raises:
-        SettingsError: If task.max_seqlen exceeds the model's maximum.
+        SettingsError: If task.max_seqlen exceeds the model's maximum, or the task has pairs of texts
+            and the model has a single segment.
     """
+    if settings.task.kind in ("choice", "span") or settings.task.pair_column is not None:
+        bundle.config.require_two_segments()
     max_positions = bundle.config.max_positions
     default_max_seqlen = min(get_family(settings.task.kind).DEFAULT_MAX_SEQLEN, max_positions)
     max_seqlen = settings.task.max_seqlen or default_max_seqlen
@@ -110,7 +113,8 @@ def read_task_data(
         train, held_out = _hold_out_examples(train, task)
         return TaskData(train, {"heldout": held_out}, counts)
     # A held-out example may have a label that is in the training file, but not in the subset.
-    labels = labels or list(family.collect_labels(all_train, task.train_file)) or None
+    if labels is None and labeled:
+        labels = list(family.collect_labels(all_train, task.train_file)) or None
     heldout = {}
     for name, file in task.validation_files.items():
         heldout[name], counts[name] = family.read_examples(Path(file), task, labels=labels)

@@ -99,6 +99,7 @@ def _load(
     settings = resolve_settings(model, files, overrides)
     torch.manual_seed(settings.run.seed)
     bundle = load_for_fine_tuning(model, HEAD, get_model_overrides(overrides), keep_head=True)
+    bundle.config.require_two_segments()
     max_seqlen = _resolve_max_seqlen(settings.reranking, bundle.config)
     examples = read_data(
         settings.reranking.model_copy(update={"max_seqlen": max_seqlen}), bundle.tokenizer

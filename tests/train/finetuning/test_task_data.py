@@ -14,7 +14,8 @@ from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.sweep import run_sweep
 from bertsmith.train.finetuning.task_data import read_task_data
-from tests.train.conftest import WORDS, RecordingProgress
+from bertsmith.train.pretraining.pretrain import write_initial_model
+from tests.train.conftest import WORDS, RecordingProgress, make_assignments
 from tests.train.finetuning.test_finetune import (
     FAST_SETTINGS,
     finetune_table,
@@ -40,6 +41,38 @@ def test_unknown_label_in_a_held_out_file_is_rejected(start_model: Path, tmp_pat
             "single",
             task={"validation_files": {"dev": str(dev)}},
         )
+    assert not (tmp_path / "run").exists()
+
+
+def test_scores_of_the_training_file_are_not_needed_to_read_it(tmp_path: Path) -> None:
+    """A teacher with scores replaces those of the training file, which may have none."""
+    train = write_rows(tmp_path / "train.jsonl", [{"text": "ba"}, {"text": "de"}])
+    dev = write_rows(tmp_path / "dev.jsonl", [{"text": "ba", "label": 0.5}])
+    task = TaskSettings(
+        kind="regression", train_file=str(train), validation_files={"dev": str(dev)},
+        text_column="text", label_column="label",
+    )  # fmt: skip
+    data = read_task_data(task, labeled=False)
+    assert len(data.train) == 2
+    assert [example.label for example in data.heldout["dev"]] == [0.5]
+
+
+@pytest.mark.parametrize("task", ["classify", "choose"])
+def test_pairs_of_texts_need_a_model_with_two_segments(
+    store: Path, tmp_path: Path, task: str
+) -> None:
+    """A model with a single segment is rejected before the run is created."""
+    write_initial_model(
+        store, tmp_path / "m", assignments=make_assignments(model__segments=1, data__nsp="false")
+    )
+    rows = [{"text": "ba", "other": "de", "label": number % 2} for number in range(8)]
+    data = write_rows(tmp_path / "train.jsonl", rows)
+    columns = {"text_column": "text", "label_column": "label"}
+    columns |= (
+        {"pair_column": "other"} if task == "classify" else {"ending_columns": ["other", "text"]}
+    )
+    with pytest.raises(SettingsError, match="the model has a single segment"):
+        finetune(task, tmp_path / "m", tmp_path / "run", data=data, values={"task": columns})
     assert not (tmp_path / "run").exists()
 
 
