@@ -169,10 +169,11 @@ class Batcher:
         with self._condition:
             if not self._is_open:
                 raise ShuttingDownError(SHUTDOWN_MESSAGE)
+            call.future.add_done_callback(partial(_refund_if_rejected, deadline, num_tokens))
             try:
                 self._scheduler.add(call)
-            except BusyError:
-                deadline.refund_tokens(num_tokens)
+            except BusyError as error:
+                call.future.set_exception(error)
                 raise
             # If the client has already disconnected, this calls ``_remove_call`` at once.
             call.future.add_done_callback(partial(self._remove_call, weakref.ref(call)))
@@ -298,6 +299,12 @@ class Batcher:
                     continue
                 if call.future.set_running_or_notify_cancel():
                     call.future.set_result(call.results)
+
+
+def _refund_if_rejected(deadline: Deadline, num_tokens: int, future: "Future[Any]") -> None:
+    """Refund the tokens of a call that was rejected or evicted before any of it was computed."""
+    if not future.cancelled() and isinstance(future.exception(), BusyError):
+        deadline.refund_tokens(num_tokens)
 
 
 def _describe_batch(

@@ -167,6 +167,8 @@ async def _await_future(deadline: Deadline, future: Future[Result]) -> Result:
     try:
         await ended
     except asyncio.CancelledError:
+        # A running thread cannot be cancelled, but the calls that it waits for can.
+        deadline.cancel()
         future.cancel()
         raise
     finally:

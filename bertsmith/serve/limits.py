@@ -10,6 +10,8 @@ from bertsmith.text.alphabet import has_surrogates
 
 #: Maximum number of predicted tokens per mask.
 MAX_TOP: Final = 1000
+#: Maximum number of masks times predictions per mask in a request; they become Python objects.
+MAX_PREDICTIONS: Final = 100_000
 
 
 def check_limit(name: str, count: int, limit: int) -> None:

@@ -138,7 +138,9 @@ class BodyParser:
             request.scope[ANSWER_KEY].shrink,
         )
         content_type = request.headers.get("content-type", "")
-        if "json" not in content_type:
+        media_type = content_type.partition(";")[0].strip().lower()
+        # Browsers send other types across sites without asking the server first.
+        if media_type != "application/json" and not media_type.endswith("+json"):
             raise InputError(
                 f"the header Content-Type is {content_type!r}; expected application/json"
             )

@@ -180,7 +180,8 @@ class WordDistancesBody(BaseBody):
     """Body of POST /word_distances."""
 
     inputs: Texts
-    word: Annotated[str, Field(description="A word that every text contains.")]
+    # Finding the word takes a time proportional to its length times that of the texts.
+    word: Annotated[str, Field(max_length=100, description="A word that every text contains.")]
     layer: Annotated[
         int | None, Field(description="0: the embeddings; -1: the last layer; null: all layers.")
     ] = None

@@ -14,6 +14,7 @@ from bertsmith.runtime.thread_pool import choose_num_workers
 from bertsmith.serve.batching import BatchCallback, Batcher
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.limits import (
+    MAX_PREDICTIONS,
     check_limit,
     check_no_surrogates,
     check_top,
@@ -135,7 +136,10 @@ class Service:
         model = self.check_request(model_name, "fill", texts, deadline)
         assert isinstance(model.bundle, PretrainedBundle)
         check_top(top)
-        check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.max_masks)
+        num_masks = sum(text.count(MASK_TOKEN) for text in texts)
+        check_limit("masks", num_masks, self.settings.max_masks)
+        num_predictions = num_masks * min(top, model.bundle.tokenizer.vocab_size)
+        check_limit("predictions (masks times top)", num_predictions, MAX_PREDICTIONS)
         predictor = self.create_calls(model, deadline).predict_masks
         return list(iter_fillings(model.bundle, texts, top, predictor, self.settings.max_texts))
 
@@ -197,6 +201,7 @@ class Service:
         deadline: Deadline | None = None,
     ) -> list[Choice]:
         """Return the best ending for each (prompt, endings)."""
+        check_limit("texts", sum(len(texts) for _, texts in prompts), self.settings.max_texts)
         bundle, compute_outputs = self.prepare_task(model_name, "choose", prompts, deadline)
         return list(iter_choices(bundle, prompts, compute_outputs, self.settings.max_texts))
 

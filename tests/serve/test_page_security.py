@@ -234,7 +234,7 @@ ORIGIN = "http://other.example"
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_requests_of_other_sites_are_refused(page_models: list[ServedModel], site: str) -> None:
     """They get 403 unless --cors names their origin, also if the browser sends no preflight."""
-    headers = {"Origin": ORIGIN, "Sec-Fetch-Site": site, "Content-Type": "text/plain;json"}
+    headers = {"Origin": ORIGIN, "Sec-Fetch-Site": site, "Content-Type": "application/json"}
     preflight = {
         "Origin": ORIGIN,
         "Access-Control-Request-Method": "POST",

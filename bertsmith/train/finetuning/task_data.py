@@ -70,8 +70,8 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
     """Return the settings with the config of the start model and a value for task.max_seqlen.
 
     Raises:
-        SettingsError: If task.max_seqlen exceeds the model's maximum, or the task has pairs of texts
-            and the model has a single segment.
+        SettingsError: If task.max_seqlen exceeds the model's maximum, or the model has a single
+            segment and the task has pairs of texts.
     """
     if settings.task.kind in ("choice", "span") or settings.task.pair_column is not None:
         bundle.config.require_two_segments()
