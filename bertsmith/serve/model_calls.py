@@ -21,7 +21,7 @@ from bertsmith.serve.models import (
     require_finite,
 )
 from bertsmith.tasks.inputs import ModelInputs
-from bertsmith.use.explain import AttentionMaps
+from bertsmith.use.explain import AttentionMaps, encode_text_or_pair
 from bertsmith.use.masked_lm import MaskedPredictions, MaskedSequence
 from bertsmith.use.pair import EncodedPair, compute_batch_probabilities
 from bertsmith.use.token_vectors import Floats
@@ -141,8 +141,8 @@ class ModelCalls:
             pair: the second text, None for a single text.
             max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
         """
-        num_tokens = max_seqlen or self._model.embedder.max_seqlen
-        payloads = [(num_tokens, (text, pair, max_seqlen))]
+        encoded = encode_text_or_pair(self._model.bundle, text, pair, max_seqlen)
+        payloads = [(len(encoded.ids), encoded)]
         compute_batch = partial(compute_attentions, self._model)
         results: list[AttentionMaps] = self.compute("attention", compute_batch, payloads)
         return results[0]

@@ -26,7 +26,7 @@ from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.tasks.outputs import compute_batch_outputs
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.embed import Embedder
-from bertsmith.use.explain import AttentionMaps, attention
+from bertsmith.use.explain import AttentionMaps, EncodedTexts, compute_attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_batch
 from bertsmith.use.model_setup import set_up_model
 from bertsmith.use.pair import check_predicts_next_sentence
@@ -179,11 +179,6 @@ def compute_mask_predictions(
     return results
 
 
-def compute_attentions(
-    model: ServedModel, inputs: list[tuple[str, str | None, int | None]]
-) -> list[AttentionMaps]:
-    """Return the attention probabilities for each (text, second text, maximum tokens)."""
-    return [
-        attention(model.bundle, text, pair, max_seqlen=max_seqlen)
-        for text, pair, max_seqlen in inputs
-    ]
+def compute_attentions(model: ServedModel, inputs: list[EncodedTexts]) -> list[AttentionMaps]:
+    """Return the attention probabilities of each text or pair."""
+    return [compute_attention(model.bundle, encoded) for encoded in inputs]

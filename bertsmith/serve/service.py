@@ -223,7 +223,8 @@ class Service:
             max_seqlen: maximum tokens of the text or pair; None for the model's maximum.
             deadline: the request's deadline.
         """
-        model = self.check_request(model_name, "embed", [text])
+        texts = [text] if pair is None else [text, pair]
+        model = self.check_request(model_name, "embed", texts, deadline)
         return self.create_calls(model, deadline).compute_attention(text, pair, max_seqlen)
 
     def close(self) -> None:

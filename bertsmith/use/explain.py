@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from bertsmith.model.packed import pack_sequences
 from bertsmith.tasks.text_pairs import add_special_tokens
 from bertsmith.use.pair import truncate_pair
 from bertsmith.use.token_vectors import Floats
+
+AnyBundle = PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,16 @@ class AttentionMaps:
     num_removed_tokens: int
 
 
-@torch.inference_mode()
+class EncodedTexts(NamedTuple):
+    """Token ids and segment ids of a text or pair, and the number of removed tokens."""
+
+    ids: list[int]
+    segments: list[int]
+    num_removed: int
+
+
 def attention(
-    model: PretrainedBundle | FineTunedBundle | EncoderBundle | OpenVINOBundle | Path | str,
+    model: AnyBundle | Path | str,
     text: str,
     pair: str | None = None,
     *,
@@ -59,14 +69,16 @@ def attention(
         ModelError: The model is an OpenVINO graph.
     """
     bundle = load_encoder(model) if isinstance(model, Path | str) else model
-    if isinstance(bundle, OpenVINOBundle):
-        raise ModelError(
-            f"attention: the OpenVINO graph in {bundle.path} has no attention probabilities; use "
-            f"{describe_original_model(bundle.path)}"
-        )
+    return compute_attention(bundle, encode_text_or_pair(bundle, text, pair, max_seqlen))
+
+
+@torch.inference_mode()
+def compute_attention(bundle: AnyBundle, encoded: EncodedTexts) -> AttentionMaps:
+    """Return the attention probabilities of an input of ``encode_text_or_pair``."""
+    assert not isinstance(bundle, OpenVINOBundle)
     encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
-    ids, segments, num_removed = _encode_text_or_pair(bundle, text, pair, max_seqlen)
-    batch = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)
+    batch = pack_sequences([(encoded.ids, encoded.segments)])
+    batch = batch.to(next(encoder.parameters()).device)
     is_causal = encoder.config.attention == "causal"
     probabilities = []
     # ``hidden_states`` yields the input of each layer and the output of the last layer. zip() stops
@@ -76,17 +88,19 @@ def attention(
         assert isinstance(layer, EncoderLayer)
         layout = build_attention_layout(batch, "reference", is_causal=is_causal, dtype=x.dtype)
         probabilities.append(layer.compute_probabilities(x, layout)[0].float().cpu().numpy())
-    tokens = bundle.tokenizer.ids_to_tokens(ids)
-    return AttentionMaps(tokens, segments, np.stack(probabilities), num_removed)
+    tokens = bundle.tokenizer.ids_to_tokens(encoded.ids)
+    return AttentionMaps(tokens, encoded.segments, np.stack(probabilities), encoded.num_removed)
 
 
-def _encode_text_or_pair(
-    bundle: PretrainedBundle | FineTunedBundle | EncoderBundle,
-    text: str,
-    pair: str | None,
-    max_seqlen: int | None,
-) -> tuple[list[int], list[int], int]:
-    """Return the token ids and segment ids of the input, and the number of removed tokens."""
+def encode_text_or_pair(
+    bundle: AnyBundle, text: str, pair: str | None, max_seqlen: int | None
+) -> EncodedTexts:
+    """Return the tokens of an input; arguments and errors are those of ``attention``."""
+    if isinstance(bundle, OpenVINOBundle):
+        raise ModelError(
+            f"attention: the OpenVINO graph in {bundle.path} has no attention probabilities; use "
+            f"{describe_original_model(bundle.path)}"
+        )
     tokenizer = bundle.tokenizer
     encoded = [tokenizer.encode(part) for part in (text, pair) if part is not None]
     for name, part_ids in zip(("text", "second text"), encoded, strict=False):
@@ -105,4 +119,4 @@ def _encode_text_or_pair(
         truncated = list(truncate_pair(encoded[0], encoded[1], max_tokens))
     ids, segments = add_special_tokens(truncated, tokenizer)
     num_removed = sum(map(len, encoded)) - sum(map(len, truncated))
-    return ids, segments, num_removed
+    return EncodedTexts(ids, segments, num_removed)

@@ -7,7 +7,8 @@ import pytest
 
 from bertsmith.errors import ModelError
 from bertsmith.interop.openvino.writing import write_openvino
-from bertsmith.serve.models import compute_attentions, load_served_model
+from bertsmith.serve.models import load_served_model
+from bertsmith.use.explain import encode_text_or_pair
 from tests.serve.model_server import run_server
 
 pytest.importorskip("openvino", reason="pip install 'bertsmith[openvino]'")
@@ -20,7 +21,7 @@ def test_server_embeds_with_the_graph(model_dirs: dict[str, Path], tmp_path: Pat
     served = load_served_model("graph", tmp_path / "out")
     assert served.tasks == {"embed"}
     with pytest.raises(ModelError, match=r"attention probabilities; use the original model"):
-        compute_attentions(served, [("a text", None, None)])
+        encode_text_or_pair(served.bundle, "a text", None, None)
     with run_server([served, load_served_model("original", source)]) as server:
         vectors = [
             server.post("/v1/embeddings", {"model": name, "input": ["a text"]}).json()["data"][0]

@@ -104,7 +104,7 @@ def read_overrides(
 
 
 def _drop_computed_values(
-    settings: Mapping[str, Any], task: str, data: Path | None, config: Path
+    settings: Mapping[str, Any], task: str, data: Path | None, config: Path | str
 ) -> dict[str, Any]:
     """Return the settings of another run without the values that the new run computes itself.
 

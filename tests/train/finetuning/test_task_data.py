@@ -67,7 +67,7 @@ def test_pairs_of_texts_need_a_model_with_two_segments(
     )
     rows = [{"text": "ba", "other": "de", "label": number % 2} for number in range(8)]
     data = write_rows(tmp_path / "train.jsonl", rows)
-    columns = {"text_column": "text", "label_column": "label"}
+    columns: dict[str, Any] = {"text_column": "text", "label_column": "label"}
     columns |= (
         {"pair_column": "other"} if task == "classify" else {"ending_columns": ["other", "text"]}
     )
