@@ -72,17 +72,13 @@ def test_left_to_right_training_with_bias_is_rejected(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_resumed_run_has_the_same_bytes(
-    train: TrainFunction, tmp_path: Path, compiled: bool
-) -> None:
+def test_resumed_run_has_the_same_bytes(train: TrainFunction, tmp_path: Path) -> None:
     """A run resumed with and without the bias ends with the bytes of an uninterrupted one."""
-    options = {"run__compile": "true"} if compiled else {}
-    train("uninterrupted", **ARGUMENTS, **options)
-    for last_step in (2,) if compiled else (2, 5):
+    train("uninterrupted", **ARGUMENTS)
+    for last_step in (2, 5):
         run = tmp_path / f"run-{last_step}"
         copy_interrupted_run(tmp_path / "uninterrupted", run, last_step)
-        train(run.name, **ARGUMENTS, **options)
+        train(run.name, **ARGUMENTS)
         for folder in ("model", f"{CHECKPOINTS_DIR}/step-8"):
             assert_same_weights(run / folder, tmp_path / "uninterrupted" / folder)
 

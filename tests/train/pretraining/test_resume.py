@@ -173,11 +173,15 @@ def test_run_killed_in_an_asynchronous_write_has_identical_content(
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on the CPU")
 def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
-    """With torch.compile, a killed and resumed run also ends with the bytes of an unkilled run."""
+    """With torch.compile, a killed and resumed run also ends with the bytes of an unkilled run.
+
+    The first steps have an attention bias, so that there are two graphs.
+    """
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     cache = tmp_path / "cache"
-    _run_to_end(_build_pretrain_command(store, uninterrupted, run__compile="true"), cache)
-    command = _build_pretrain_command(store, killed, run__compile="true")
+    options: dict[str, Any] = {"run__compile": "true", "schedule__neighbor_bias_steps": 5}
+    _run_to_end(_build_pretrain_command(store, uninterrupted, **options), cache)
+    command = _build_pretrain_command(store, killed, **options)
     _run_until_killed(command, killed, 8, cache)
     _run_to_end(command, cache)
     _assert_same_content(uninterrupted, killed)
