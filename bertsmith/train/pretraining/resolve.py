@@ -95,14 +95,14 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
             f"{overrides.config}: these are the settings of a fine-tuning run; give the settings "
             "of a pre-training run, or use --set"
         )
-    if get_table(file_values, "run").get("store_id"):
-        overrides = _adopt_recipe_and_start_model(overrides, _load_new_values(overrides))
+    new_values = _load_new_values(overrides)
+    is_run = bool(get_table(file_values, "run").get("store_id"))
+    if is_run:
+        overrides = _adopt_recipe_and_start_model(overrides, new_values)
         overrides, file_values = _adopt_run_settings(overrides, file_values, store)
-        file_values = _drop_replaced_length(file_values, _load_new_values(overrides))
-        user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
-    else:
-        file_values = _drop_replaced_length(file_values, _load_new_values(overrides))
-        user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
+    file_values = _drop_replaced_length(file_values, new_values)
+    user_values = load_user_settings(file_values, overrides.values, overrides.assignments)
+    if not is_run:
         overrides = _adopt_recipe_and_start_model(overrides, user_values)
     user_values = _drop_start_model(user_values)
     if overrides.start_from and overrides.size:
