@@ -34,8 +34,14 @@ _MODEL_SHARE: Final = 0.5
 _EXIT_SHARE: Final = 3.0
 #: Number of steps whose completed fraction is stored, more than the steps computed ahead.
 _MAX_STORED_FRACTIONS: Final = 16
-#: Weight of the newest step in the moving averages.
+#: Weight of the newest step in the moving averages, and the limit of its duration as a multiple of
+#: the average. A single slow step hardly changes the averages.
 _STEP_WEIGHT: Final = 0.1
+_MAX_STEP_RATIO: Final = 3.0
+#: A step that takes more than this many seconds, and this multiple of the average step, was
+#: interrupted: the process or the machine was stopped.
+_MIN_PAUSE_SECONDS: Final = 30.0
+_MIN_PAUSE_RATIO: Final = 20.0
 
 
 class _StepAverages:
@@ -51,6 +57,7 @@ class _StepAverages:
         if not self._is_warm:
             self._is_warm = True
             return
+        seconds = min(seconds, _MAX_STEP_RATIO * self.step_seconds)
         if self.mac_seconds is None:
             self.step_seconds = seconds
             self.mac_seconds = seconds / num_macs
@@ -348,7 +355,17 @@ class TimeDuration:
         self._checkpoint_time = self._times.now
 
     def record_step(self, seconds: float, num_macs: float) -> None:
-        """Update the moving averages of the steps."""
+        """Update the moving averages of the steps.
+
+        If the process was stopped during the step, the learning rate still has time to fall to 0,
+        as after the start of a process.
+        """
+        times = self._measure_times()
+        is_pause = seconds > max(_MIN_PAUSE_SECONDS, _MIN_PAUSE_RATIO * times.step_seconds)
+        if is_pause and self._averages.mac_seconds is not None:
+            remaining_seconds = max(times.end - (times.now - seconds), 0.0)
+            self._process_start_seconds = times.now
+            self._min_training_seconds = min(self._min_training_seconds, remaining_seconds)
         self._averages.add_step(seconds, num_macs)
         self._share_times()
 

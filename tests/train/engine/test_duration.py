@@ -45,7 +45,7 @@ class SimulatedRun:
         self.duration = TimeDuration(
             seconds,
             self.clock,
-            step_seconds=step_seconds(0),
+            step_seconds=step_seconds(0) * load,
             evaluation_seconds=evaluation_seconds * load,
             checkpoint_seconds=0.3 * load,
             curve_seconds=0.3 * load,
@@ -68,6 +68,7 @@ class SimulatedRun:
         load: Callable[[float], float] = lambda _: 1.0,
         stop: float = float("inf"),
         eval_every: int | None = None,
+        pause: tuple[int, float] = (-1, 0.0),
     ) -> None:
         """Take steps until the run is finished or the time is ``stop``.
 
@@ -75,13 +76,18 @@ class SimulatedRun:
             load: Returns the load at a time.
             stop: Time at which the process is killed.
             eval_every: Steps between two evaluations; None: the default.
+            pause: A step, and the seconds for which the process is stopped during this step.
         """
         while not self.duration.is_finished(self.step) and self.now < stop:
             self.load = load(self.now)
             self.fractions.append(self.duration.compute_completed_fraction(self.step))
             self.factors.append(compute_lr_factor(self.step, self.settings, self.duration))
             macs = self.step_seconds(self.step) * 1e9
-            self.duration.record_step(self._spend(self.step_seconds(self.step)), macs)
+            seconds = self._spend(self.step_seconds(self.step))
+            if self.step == pause[0]:
+                self.now += pause[1]
+                seconds += pause[1]
+            self.duration.record_step(seconds, macs)
             self.step += 1
             if self.duration.is_finished(self.step):
                 break
@@ -128,6 +134,24 @@ def test_run_ends_within_two_percent_of_its_budget(
     )
     _start(run).train(load)
     assert run.finish(load) == pytest.approx(seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("slow_step", [1, 2, 300])
+def test_slow_step_does_not_change_the_time_of_the_end(tmp_path: Path, slow_step: int) -> None:
+    """A pause of 25 s in a step of 0.1 s is not mistaken for a load that lasts."""
+    run = SimulatedRun(tmp_path, 100.0, lambda _: 0.1)
+    _start(run).train(pause=(slow_step, 25.0))
+    assert run.finish() == pytest.approx(100.0, rel=0.02)
+    assert run.factors[-1] < 0.01
+
+
+def test_run_that_was_stopped_beyond_its_end_trains_until_the_rate_is_zero(tmp_path: Path) -> None:
+    """After a pause of 200 s, a run of 100 s trains for another tenth of its budget."""
+    run = SimulatedRun(tmp_path, 100.0, lambda _: 0.1)
+    _start(run).train(pause=(300, 200.0))
+    assert run.now == pytest.approx(8.0 + 30.0 + 200.0 + 10.0, rel=0.02)
+    assert run.factors[299] > 0.6
+    assert run.factors[-1] < 0.01
 
 
 def test_longer_sequences_do_not_change_the_time_of_the_end(tmp_path: Path) -> None:
