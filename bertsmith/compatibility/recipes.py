@@ -16,6 +16,7 @@ _FAST: dict[str, Any] = {
 UNCHANGED_SETTINGS: dict[str, Any] = {
     "data": {"nsp": True, "masking_rate": 0.15, "final_masking_rate": None},
     "optim": {"optimizer": "adamw"},
+    "schedule": {"neighbor_bias_steps": 0},
     "run": {"dropout": None},
 }
 #: Peak learning rates as (maximum width, rate), and the rate of wider models.

@@ -42,6 +42,8 @@ class BertModel(nn.Module):
         #: Dtype of the residual stream; None for the dtype of the embeddings, which is float32 in
         #: mixed precision. In 16 bits, norms still compute in float32.
         self.residual_dtype: torch.dtype | None = None
+        #: Number of layers, from the first one, to which ``neighbor_bias`` does not apply.
+        self.num_unbiased_layers = 0
         self.embeddings = Embeddings(config, dropout_index=0)
         self.encoder = Encoder(config, first_dropout_index=1)
 
@@ -77,11 +79,14 @@ class BertModel(nn.Module):
             # Flash attention adds no bias to the scores.
             kernel = "padded"
         layout = build_attention_layout(batch, kernel, is_causal=is_causal, dtype=x.dtype)
+        layouts = [layout] * self.config.layers
         if neighbor_bias is not None:
             layout = add_neighbor_bias(layout, neighbor_bias, self.config.heads, x.dtype)
+            num_biased_layers = self.config.layers - self.num_unbiased_layers
+            layouts[self.num_unbiased_layers :] = [layout] * num_biased_layers
         yield x
         yield from self.encoder.iter_layer_outputs(
-            x, layout, dropout_seed, token_indices, num_layers
+            x, layouts, dropout_seed, token_indices, num_layers
         )
 
     def forward(

@@ -1,6 +1,6 @@
 """The Transformer encoder: a layer, and the stack of all layers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -129,7 +129,7 @@ class Encoder(nn.Module):
     def iter_layer_outputs(
         self,
         x: Tensor,
-        layout: AttentionLayout,
+        layouts: Sequence[AttentionLayout],
         dropout_seed: DropoutSeed | None,
         token_indices: Tensor | None = None,
         num_layers: int | None = None,
@@ -140,7 +140,7 @@ class Encoder(nn.Module):
 
         Args:
             x: Embeddings, [T, D].
-            layout: Sequence boundaries, padding indices and masks of the batch.
+            layouts: Sequence boundaries, padding indices and masks of the batch, for each layer.
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens to compute the last yielded output for; its shape is
                 then [M, D]. None for all T.
@@ -150,7 +150,7 @@ class Encoder(nn.Module):
         if not self._needs_all_tokens:
             x = append_filler_rows(x)
         layers = list(self.layers)[:num_layers]
-        for layer in layers:
+        for layer, layout in zip(layers, layouts, strict=False):
             output_indices = token_indices if layer is layers[-1] else None
             if self._needs_all_tokens and output_indices is not None:
                 x = layer(x, layout, dropout_seed).index_select(0, output_indices)

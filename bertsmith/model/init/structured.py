@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.attention import SelfAttention
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.embeddings import Embeddings
 from bertsmith.model.ops.neighbor_bias import find_widest_head
 
@@ -92,8 +93,8 @@ def init_cross_segment_heads(
     because random logits would disturb the encoder before the classifier is useful.
 
     In a model with two heads per layer, the neighbor head for the next token is in the second
-    layer. Without neighbor heads, the match head and the count head are those that the bias of
-    ``build_neighbor_bias`` changes least, so that the bias does not destroy them. In a causal model
+    layer. Where the bias of ``build_neighbor_bias`` applies, the match head and the count head are
+    those that it changes least, so that it does not destroy them. In a causal model
     the last token receives the count instead of [CLS], because fine-tuning reads the last token. A
     model with only one layer, head or segment gets only neighbor heads. A model that is too narrow
     for separate position dimensions, or whose position embeddings are fixed, is not changed.
@@ -116,8 +117,8 @@ def init_cross_segment_heads(
         return
     first_layer, second_layer = layers[:2]
     shift_heads: tuple[_HeadWeights, ...] = ()
+    widest_head = find_widest_head(config.heads)
     if not neighbor_heads:
-        widest_head = find_widest_head(config.heads)
         match_head = _HeadWeights(first_layer, widest_head)
         count_head = _HeadWeights(second_layer, widest_head)
     elif config.heads == 2:
@@ -125,7 +126,10 @@ def init_cross_segment_heads(
         match_head, count_head = _HeadWeights(first_layer, 1), _HeadWeights(second_layer, 1)
     else:
         shift_heads = _HeadWeights(first_layer, 0), _HeadWeights(first_layer, 1)
-        match_head, count_head = _HeadWeights(first_layer, 2), _HeadWeights(second_layer, 0)
+        match_head, count_head = (
+            _HeadWeights(first_layer, 2),
+            _HeadWeights(second_layer, widest_head),
+        )
     for head, shift in zip(shift_heads, _neighbor_shifts(model), strict=False):
         _init_shift_head(subspaces, head, shift)
     _init_match_head(subspaces, match_head, cls_id)
@@ -137,6 +141,18 @@ def init_cross_segment_heads(
     _init_count_head(subspaces, count_head, match_head.output[:, 0] / second_input_rms)
     if model.nsp is not None:
         model.nsp.classifier.weight.zero_()
+
+
+def count_layers_with_neighbor_heads(initialization: str, config: ModelConfig) -> int:
+    """Return in how many layers, from the first one, an initialization sets neighbor heads.
+
+    Args:
+        initialization: Value of the setting `run.initialization`.
+        config: Config of the model.
+    """
+    if initialization not in ("neighbor-heads", "cross-segment-heads"):
+        return 0
+    return 2 if initialization == "cross-segment-heads" and config.heads == 2 else 1
 
 
 def _neighbor_shifts(model: BertForPreTraining) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pydantic import Field
 from bertsmith.compatibility.recipes import UNCHANGED_SETTINGS, get_old_fast_defaults
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
-from bertsmith.settings import Settings, SettingsTable, merge_settings
+from bertsmith.settings import Settings, SettingsTable, get_table, merge_settings
 from bertsmith.train.engine.duration import (
     DEFAULT_NUM_EVALUATIONS,
     EVALUATION_SHARE,
@@ -133,6 +133,8 @@ _FAST: dict[str, Any] = {
 }
 #: The masking rate of `fast` falls linearly.
 _FAST_MASKING = {"masking_rate": 0.3, "final_masking_rate": 0.15}
+#: Steps with a bias of attention towards neighboring tokens, at most half of the run.
+_FAST_NEIGHBOR_BIAS_STEPS = 1000
 
 #: Maximum learning rate of `fast` with next-sentence prediction. At higher rates, the gradients of
 #: masked LM prevent the model from learning next-sentence prediction.
@@ -169,7 +171,7 @@ def get_accepted_defaults(settings: PretrainSettings) -> dict[str, tuple[Any, ..
         {"data": {"batch_size": FAST_CPU_BATCH_SIZE}},
         {"data": {"batch_size": FAST_CUDA_BATCH_SIZE}},
     ):
-        for table in ("data", "optim", "run"):
+        for table in ("data", "optim", "schedule", "run"):
             for name, value in defaults.get(table, {}).items():
                 key = f"{table}.{name}"
                 accepted[key] = (*accepted.get(key, ()), value)
@@ -204,7 +206,7 @@ def trains_nsp(recipe: RecipeName, data: Mapping[str, Any], start_model: Mapping
 def get_recipe_defaults(
     recipe: RecipeName,
     model: Mapping[str, Any],
-    data: Mapping[str, Any] | None = None,
+    user_values: Mapping[str, Any] | None = None,
     *,
     nsp: bool = False,
 ) -> dict[str, Any]:
@@ -213,12 +215,13 @@ def get_recipe_defaults(
     Args:
         recipe: Name of the recipe.
         model: Fields of the model config, such as layers and width.
-        data: The user's data settings, on which defaults of `fast` depend.
+        user_values: The user's settings by table, on which defaults of `fast` depend.
         nsp: Whether the run trains next-sentence prediction.
     """
     if recipe == "paper":
         return merge_settings(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
-    data = data or {}
+    user_values = user_values or {}
+    data, schedule = get_table(user_values, "data"), get_table(user_values, "schedule")
     width = model.get("width", _BASE_WIDTH)
     lr = next((lr for max_width, lr in _FAST_LRS if width <= max_width), _FAST_LR_WIDE)
     # The "cross-segment-heads" initialization needs two layers and two heads.
@@ -232,9 +235,14 @@ def get_recipe_defaults(
         "run": {"initialization": initialization},
     }
     defaults = merge_settings(_FAST, size_defaults)
-    # A masking rate of the user is constant, and the left-to-right objective has no masks.
-    if "masking_rate" not in data and data.get("objective", "masked") == "masked":
+    # The left-to-right objective has neither masks nor the bias.
+    is_masked = data.get("objective", "masked") == "masked"
+    # A masking rate of the user is constant.
+    if is_masked and "masking_rate" not in data:
         defaults = merge_settings(defaults, {"data": _FAST_MASKING})
+    if is_masked and not schedule.get("causal_fraction"):
+        steps = {"neighbor_bias_steps": _FAST_NEIGHBOR_BIAS_STEPS}
+        defaults = merge_settings(defaults, {"schedule": steps})
     return merge_settings(defaults, {"model": dict(model)})
 
 

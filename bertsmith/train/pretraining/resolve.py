@@ -20,7 +20,7 @@ from bertsmith.settings import (
 from bertsmith.train.engine.duration import get_default_interval
 from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory
 from bertsmith.train.pretraining import recipes
-from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
+from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName, RunSettings
 
 #: Fields of the model config that determine the shapes of the weights.
 _SHAPE_FIELDS = (
@@ -123,7 +123,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     data = get_table(user_values, "data")
     start_model = model if overrides.start_from else {}
     nsp = recipes.trains_nsp(recipe, data, start_model)
-    base = recipes.get_recipe_defaults(recipe, model, data, nsp=nsp)
+    base = recipes.get_recipe_defaults(recipe, model, user_values, nsp=nsp)
     device = str(get_table(user_values, "run").get("device", "auto"))
     is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
     if is_cuda and recipe == "fast":
@@ -131,8 +131,9 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     run_values = {"store_path": str(overrides.data.resolve()), "store_id": compute_store_id(store)}
     if start is not None:
         run_values |= start.run_values
-        # The config of the start model replaces the model settings of the recipe.
-        base = merge_settings(base, {"model": model})
+        # The config of the start model replaces the model settings of the recipe, and its attention
+        # is already trained.
+        base = merge_settings(base, {"model": model, "schedule": {"neighbor_bias_steps": 0}})
     else:
         base = merge_settings(base, {"model": {"vocab_size": store.manifest.vocab_size}})
     base = merge_settings(base, {"run": run_values})
@@ -281,6 +282,7 @@ def _adopt_run_settings(
     data, optim = get_table(settings, "data"), get_table(settings, "optim")
     run.setdefault("dropout", None)
     schedule.setdefault("phase2_max_seqlen", None)
+    schedule.setdefault("neighbor_bias_steps", 0)
     # data.nsp determines model.nsp, and new values of the user determine other settings of pairs.
     nsp = model.pop("nsp", None)
     if nsp is not None:
@@ -290,17 +292,22 @@ def _adopt_run_settings(
         data.pop("nsp", None)
     elif new_data.get("nsp") is False:
         data.pop("pair_objective", None)
+    if "masking_rate" in new_data:
+        # A masking rate of the user is constant.
+        data.pop("final_masking_rate", None)
     data.setdefault("final_masking_rate", None)
     optim.setdefault("optimizer", "adamw")
     if overrides.start_from:
-        # The start model has its own config.
+        # The start model has its own config. Its attention is trained, and needs no bias.
+        if not start_from:
+            schedule.pop("neighbor_bias_steps", None)
         model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}
     steps = schedule.get("steps")
-    if type(steps) is int:
-        interval = get_default_interval(steps)
-        for table, name in ((run, "eval_every"), (checkpoint, "every")):
-            if table.get(name) == interval:
-                del table[name]
+    _drop_default_intervals(run, checkpoint, steps)
+    default_sequences = RunSettings().max_eval_sequences
+    if schedule.get("minutes") is not None and run.get("max_eval_sequences", 0) < default_sequences:
+        # Probably reduced for the time budget of that run.
+        run.pop("max_eval_sequences", None)
     if schedule.get("epochs") is not None:
         schedule.pop("steps", None)
     elif steps is not None:
@@ -310,6 +317,16 @@ def _adopt_run_settings(
         "checkpoint": checkpoint,
     }  # fmt: skip
     return overrides, {**settings, **changes}
+
+
+def _drop_default_intervals(run: dict[str, Any], checkpoint: dict[str, Any], steps: object) -> None:
+    """Remove the intervals between evaluations and checkpoints that are those for this length."""
+    if type(steps) is not int:
+        return
+    interval = get_default_interval(steps)
+    for table, name in ((run, "eval_every"), (checkpoint, "every")):
+        if table.get(name) == interval:
+            del table[name]
 
 
 def _load_new_values(overrides: Overrides) -> dict[str, Any]:
@@ -428,6 +445,12 @@ def _check_consistency(settings: PretrainSettings, store: Store, source: str) ->
             f"{source}: model.vocab_size is {model.vocab_size}, but the store's vocabulary has "
             f"{vocab_size} tokens; leave model.vocab_size out to use the store's"
         )
+    phase2_max_seqlen = settings.schedule.phase2_max_seqlen
+    if phase2_max_seqlen is not None and phase2_max_seqlen < settings.data.max_seqlen:
+        raise SettingsError(
+            f"{source}: schedule.phase2_max_seqlen is {phase2_max_seqlen}, but data.max_seqlen is "
+            f"{settings.data.max_seqlen}; the second phase cannot have shorter sequences"
+        )
     if settings.data.objective == "left-to-right" and model.attention != "causal":
         raise SettingsError(
             f"{source}: data.objective is 'left-to-right', but model.attention is "
@@ -444,13 +467,14 @@ def _check_consistency(settings: PretrainSettings, store: Store, source: str) ->
     if schedule.neighbor_bias_steps and settings.data.objective == "left-to-right":
         raise SettingsError(
             f"{source}: schedule.neighbor_bias_steps is {schedule.neighbor_bias_steps}, but "
-            "data.objective is 'left-to-right', which has no such bias; leave out one of them"
+            "data.objective is 'left-to-right', which has no such bias; set "
+            "schedule.neighbor_bias_steps=0"
         )
     if schedule.neighbor_bias_steps and schedule.causal_fraction:
         raise SettingsError(
             f"{source}: schedule.neighbor_bias_steps is {schedule.neighbor_bias_steps}, but the "
             f"run starts left to right (schedule.causal_fraction is {schedule.causal_fraction:g}), "
-            "without such a bias; leave out one of them"
+            "without such a bias; set one of them to 0"
         )
     _check_pairs(settings, source)
 

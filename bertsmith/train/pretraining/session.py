@@ -17,12 +17,8 @@ from bertsmith.data.stream import ExampleStream
 from bertsmith.data.unigram import count_token_ids
 from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, count_parameters
-from bertsmith.model.init.structured import (
-    init_cross_segment_heads,
-    init_neighbor_heads,
-    init_separate_positions,
-)
-from bertsmith.model.init.unigram import init_from_unigrams
+from bertsmith.model.init.named import apply_initialization
+from bertsmith.model.init.structured import count_layers_with_neighbor_heads
 from bertsmith.model.ops.dropout import DropoutSeed, set_dropout_rate
 from bertsmith.plurals import count_noun
 from bertsmith.runtime import device
@@ -124,6 +120,11 @@ class Session:
         self.train_split = store.load_split("train")
         self.heldout_split = store.load_split("heldout")
         self.model = BertForPreTraining(settings.model, self.machine.kernel).to(self.machine.device)
+        if not run.start_from:
+            # Heads that attend to neighbors from the start need no bias.
+            self.model.bert.num_unbiased_layers = count_layers_with_neighbor_heads(
+                run.initialization, settings.model
+            )
         if settings.run.residual_dtype == "bf16":
             self.model.bert.residual_dtype = torch.bfloat16
         if run.dropout is not None:
@@ -168,18 +169,11 @@ class Session:
         """Set weights and optimizer to their state at the start of the run."""
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
-        if self.settings.run.initialization != "random":
+        initialization = self.settings.run.initialization
+        if initialization != "random":
             token_counts = count_token_ids(self.train_split, self.settings.model.vocab_size)
-            init_from_unigrams(self.model, torch.from_numpy(token_counts))
-        if self.settings.run.initialization == "separate-positions":
-            init_separate_positions(self.model)
-        if self.settings.run.initialization == "neighbor-heads":
-            init_neighbor_heads(self.model)
-        if self.settings.run.initialization in ("match-heads", "cross-segment-heads"):
-            init_cross_segment_heads(
-                self.model,
-                self.vocabulary.cls_id,
-                neighbor_heads=self.settings.run.initialization == "cross-segment-heads",
+            apply_initialization(
+                self.model, initialization, torch.from_numpy(token_counts), self.vocabulary.cls_id
             )
         if self.settings.run.start_from and self._loads_start_model:
             start_bundle = bundle.load(self.settings.run.start_from)

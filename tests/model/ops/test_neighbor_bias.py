@@ -95,3 +95,26 @@ def test_bias_moves_attention_to_neighbors() -> None:
     preferred_keys = probabilities[:, 2:-1, 1:].argmax(-1).tolist()
     previous, same, following = [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]
     assert preferred_keys == [previous, following, same]
+
+
+def test_first_layers_can_be_without_the_bias() -> None:
+    """With all layers unbiased nothing changes; with one, only the outputs after it change."""
+    torch.manual_seed(3)
+    config = make_prime_size_config(nsp=False, attention_dropout=0.0, dropout=0.0)
+    model = BertForPreTraining(config).eval()
+    for layer in range(config.layers):
+        name = f"bert.encoder.layers.{layer}.attention.query_key_value.weight"
+        model.get_parameter(name).data.mul_(20)
+    batch = draw_batch(config, RAGGED_LENGTHS).packed
+
+    def compute(num_unbiased_layers: int, strength: torch.Tensor | None) -> list[torch.Tensor]:
+        model.bert.num_unbiased_layers = num_unbiased_layers
+        return list(model.bert.iter_hidden_states(batch, neighbor_bias=strength))
+
+    without_bias = compute(0, None)
+    for num_unbiased_layers in range(config.layers + 1):
+        states = compute(num_unbiased_layers, STRENGTH)
+        # The first state is the output of the embeddings.
+        for index, (state, expected) in enumerate(zip(states, without_bias, strict=True)):
+            is_equal = torch.equal(state, expected)
+            assert is_equal == (index <= num_unbiased_layers), (num_unbiased_layers, index)

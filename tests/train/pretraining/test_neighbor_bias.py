@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from bertsmith.data.store import Store
 from bertsmith.errors import SettingsError
 from bertsmith.model.ops import neighbor_bias
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.metrics_log import read_metrics
+from bertsmith.train.pretraining.recipes import resolve_steps
+from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import TrainFunction, assert_same_weights, copy_interrupted_run
 
 #: Eight steps, the first four of which have a bias.
@@ -18,6 +21,7 @@ ARGUMENTS: dict[str, Any] = {
     "steps": 8,
     "model__layers": 2,
     "schedule__neighbor_bias_steps": 4,
+    "run__initialization": "match-heads",
     "checkpoint__every": 1,
     "checkpoint__keep": 9,
     "checkpoint__keep_optimizer": "true",
@@ -56,6 +60,26 @@ def test_bias_takes_at_most_half_of_the_run(train: TrainFunction, strengths: lis
 
 
 @pytest.mark.parametrize(
+    ("initialization", "num_heads", "expected"),
+    [
+        ("match-heads", 4, 0),
+        ("neighbor-heads", 4, 1),
+        ("cross-segment-heads", 4, 1),
+        ("neighbor-heads", 2, 1),
+        ("cross-segment-heads", 2, 2),
+    ],
+)
+def test_layers_with_neighbor_heads_have_no_bias(
+    resolve: Any, store: Path, initialization: str, num_heads: int, expected: int
+) -> None:
+    """Their heads attend to neighbors from the start; other layers have the bias."""
+    assignments = [f"run.initialization={initialization}", f"model.heads={num_heads}"]
+    settings = resolve_steps(resolve(assignments=assignments), 4)
+    session = Session(settings, Store.open(store))
+    assert session.model.bert.num_unbiased_layers == expected
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"schedule__causal_fraction": 0.3},
@@ -67,7 +91,7 @@ def test_left_to_right_training_with_bias_is_rejected(
     train: TrainFunction, tmp_path: Path, options: dict[str, str]
 ) -> None:
     """The bias would have no effect in left-to-right steps."""
-    with pytest.raises(SettingsError, match=r"schedule\.neighbor_bias_steps is 4, but .*leave out"):
+    with pytest.raises(SettingsError, match=r"schedule\.neighbor_bias_steps is 4, but .*; set "):
         train(**ARGUMENTS, **options)
     assert not (tmp_path / "run").exists()
 

@@ -230,6 +230,7 @@ def test_continued_pretraining_starts_with_all_weights(
     )
     settings = resolve_settings(overrides, opened_store)
     assert settings.model == bundle.load(finished_run).config
+    assert settings.schedule.neighbor_bias_steps == 0
     session = Session(settings, opened_store)
     start_weights = bundle.load(finished_run).model.state_dict()
     for name, weight in session.model.state_dict().items():

@@ -49,6 +49,20 @@ def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
     assert (with_all.model.dropout, with_all.optim.beta2) == (0, 0.98)
 
 
+def test_default_bias_is_for_masked_language_models(resolve: Any) -> None:
+    """`paper`, left-to-right training and runs of earlier versions have no bias of attention."""
+
+    def count_steps(**options: Any) -> int:
+        steps: int = resolve(**options).schedule.neighbor_bias_steps
+        return steps
+
+    assert count_steps() == 1000
+    assert count_steps(assignments=["schedule.neighbor_bias_steps=20"]) == 20
+    assert count_steps(recipe="paper") == 0
+    assert count_steps(assignments=["schedule.causal_fraction=0.2"]) == 0
+    assert count_steps(assignments=["data.objective=left-to-right", "model.attention=causal"]) == 0
+
+
 def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
     """Learning rate, initialization and feed-forward width depend on the sizes the user sets."""
     tiny = resolve(size="tiny")
@@ -161,6 +175,7 @@ def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path
             "data.max_seqlen=600",
             r"data\.max_seqlen is 600, .*; reduce data\.max_seqlen or raise model\.max_positions",
         ),
+        ("schedule.phase2_max_seqlen=64", r"phase2_max_seqlen is 64, but data\.max_seqlen is 128"),
         ("schedule.phase2_max_seqlen=513", r"schedule\.phase2_max_seqlen is 513, but model\."),
         (
             "model.segments=1,data.nsp=true",
@@ -305,6 +320,33 @@ def test_missing_second_phase_of_a_run_is_repeated(resolve: Any, tmp_path: Path)
     config.write_text(settings.to_toml())
     assert resolve(config=config).schedule.phase2_max_seqlen is None
     assert resolve(config=str(config)) == resolve(config=config)
+
+
+def test_repeated_run_has_the_bias_of_that_run(resolve: Any, store: Path, tmp_path: Path) -> None:
+    """A run of a version without the bias has none; a new start model needs none."""
+    config = tmp_path / SETTINGS_FILE
+    text = resolve(assignments=make_assignments()).to_toml()
+    assert text.count("neighbor_bias_steps = 1000\n") == 1
+    config.write_text(text)
+    assert resolve(config=config).schedule.neighbor_bias_steps == 1000
+    write_initial_model(store, tmp_path / "start", assignments=make_assignments())
+    continued = resolve(config=config, start_from=str(tmp_path / "start"))
+    assert continued.schedule.neighbor_bias_steps == 0
+    config.write_text(text.replace("neighbor_bias_steps = 1000\n", ""))
+    assert resolve(config=config).schedule.neighbor_bias_steps == 0
+
+
+def test_repeated_run_has_no_limit_of_another_time_budget(resolve: Any, tmp_path: Path) -> None:
+    """A time budget reduces the evaluations; a new masking rate is constant, as in a new run."""
+    config = tmp_path / SETTINGS_FILE
+    assignments = ["schedule.minutes=1.0", "run.max_eval_sequences=60"]
+    config.write_text(resolve(assignments=assignments).to_toml())
+    assert resolve(config=config).run.max_eval_sequences == 512
+    config.write_text(resolve(assignments=assignments[1:]).to_toml())
+    assert resolve(config=config).run.max_eval_sequences == 60
+    assert resolve(config=config).data.final_masking_rate == 0.15
+    constant = resolve(config=config, assignments=["data.masking_rate=0.4"])
+    assert (constant.data.masking_rate, constant.data.final_masking_rate) == (0.4, None)
 
 
 def test_unknown_recipe_is_an_error(resolve: Any) -> None:
