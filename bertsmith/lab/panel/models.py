@@ -1,8 +1,8 @@
 """The models of a panel: those of the user, and an untrained model for each architecture."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from bertsmith.files import write_directory_once
 from bertsmith.lab.panel.stage_functions import UNTRAINED_KIND
 from bertsmith.lab.stage import Stage
 from bertsmith.model.config import ModelConfig
+from bertsmith.settings import get_table
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Length of the hash in the names of tokenizer folders, and of the commit in labels.
@@ -32,7 +33,8 @@ class PanelModel:
             user's model with this architecture.
         config: The model settings.
         tokenizer: The tokenizer.
-        is_untrained: Whether the models are randomly initialized, one for each seed.
+        is_untrained: Whether the models are untrained, one for each seed.
+        initialization: The value of run.initialization before the model was pre-trained.
         has_mlm_head: Whether the model predicts masked tokens.
     """
 
@@ -41,6 +43,7 @@ class PanelModel:
     config: ModelConfig
     tokenizer: Tokenizer
     is_untrained: bool = False
+    initialization: str = "random"
     has_mlm_head: bool = True
 
     @cached_property
@@ -59,13 +62,17 @@ class PanelModel:
         # tokenizer's files, so that they share the untrained model too.
         folder = work_dir / "tokenizers" / self.tokenizer.hash[:_HASH_LENGTH]
         write_directory_once(folder, self.tokenizer.save)
-        settings = {"model": self.config.model_dump(), "seed": seed}
+        settings: dict[str, Any] = {"model": self.config.model_dump(), "seed": seed}
+        if self.initialization != "random":
+            settings["initialization"] = self.initialization
         return Stage(UNTRAINED_KIND, settings, {}, {"tokenizer": folder})
 
 
 def load_models(paths: Sequence[Path | str], *, with_untrained: bool) -> list[PanelModel]:
     """Return the models, followed by one untrained model for each distinct architecture.
 
+    Models that Bertsmith trained started with the initialization of their run, and are compared
+    with it. Other models, and models continued from another one, are compared with random weights.
     The next-sentence head is not part of an architecture.
 
     Args:
@@ -83,11 +90,13 @@ def load_models(paths: Sequence[Path | str], *, with_untrained: bool) -> list[Pa
     untrained: dict[Any, PanelModel] = {}
     for model in models:
         config = model.config.model_copy(update={"nsp": False})
-        key = (model.tokenizer.hash, tuple(config.model_dump().items()))
+        key = (model.tokenizer.hash, tuple(config.model_dump().items()), model.initialization)
         if key not in untrained:
             size = f"{config.layers} x {config.width}"
             label = f"untrained, {size}, {model.tokenizer.vocab_size:,} tokens"
-            untrained[key] = PanelModel(label, model.path, config, model.tokenizer, True)
+            if model.initialization != "random":
+                label += f", {model.initialization}"
+            untrained[key] = replace(model, label=label, config=config, is_untrained=True)
     counts = Counter(model.label for model in untrained.values())
     return models + [
         model if counts[model.label] == 1 else _add_model_name(model, models)
@@ -98,18 +107,32 @@ def load_models(paths: Sequence[Path | str], *, with_untrained: bool) -> list[Pa
 def _add_model_name(untrained: PanelModel, models: Sequence[PanelModel]) -> PanelModel:
     """Return an untrained model whose label names a user's model with the same architecture."""
     name = next(model.label for model in models if model.path == untrained.path)
-    return PanelModel(f"{untrained.label} (as {name})", untrained.path, untrained.config,
-                      untrained.tokenizer, True)  # fmt: skip
+    return replace(untrained, label=f"{untrained.label} (as {name})")
 
 
 def _read_model(directory: Path, label: str) -> PanelModel:
     """Read the config and the tokenizer of a model, and check whether it has a masked-LM head."""
-    _, config, tokenizer = read_metadata(directory)
+    info, config, tokenizer = read_metadata(directory)
+    has_mlm_head = True
     try:
         check_mlm_head(directory)
     except ModelError:
-        return PanelModel(label, directory, config, tokenizer, has_mlm_head=False)
-    return PanelModel(label, directory, config, tokenizer)
+        has_mlm_head = False
+    return PanelModel(
+        label,
+        directory,
+        config,
+        tokenizer,
+        initialization=_find_initialization(info),
+        has_mlm_head=has_mlm_head,
+    )
+
+
+def _find_initialization(info: Mapping[str, Any]) -> str:
+    """Return the initialization in the content of bertsmith.json; "random" if it has none."""
+    settings = get_table(get_table(info, "provenance"), "settings")
+    run = get_table(settings, "run")
+    return "random" if run.get("start_from") else str(run.get("initialization", "random"))
 
 
 def _make_labels(directories: Sequence[Path]) -> list[str]:

@@ -14,6 +14,7 @@ from bertsmith.lab.panel.held_out import measure_held_out
 from bertsmith.lab.stage_runners import Job, StageFunction, explain_skip_invalid
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.init.named import apply_initialization
 from bertsmith.runtime.device import resolve_device
 from bertsmith.tasks import classification
 from bertsmith.tasks.public import PUBLIC_TASKS
@@ -33,12 +34,20 @@ _PROBE_FOLDS, _PROBE_MAX_ITERATIONS = 5, 500
 
 
 def initialize_untrained_model(job: Job) -> dict[str, Any]:
-    """Write a randomly initialized model with the config and the tokenizer of the stage."""
-    config = ModelConfig.parse(job.stage.settings["model"], "the settings of a stage")
+    """Write an untrained model with the config, initialization and tokenizer of the stage.
+
+    The output bias does not depend on token frequencies, because the text is not known.
+    """
+    settings = job.stage.settings
+    config = ModelConfig.parse(settings["model"], "the settings of a stage")
+    tokenizer = Tokenizer.load(job.stage.files["tokenizer"])
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.stage.settings["seed"])
+        torch.manual_seed(settings["seed"])
         model = BertForPreTraining(config)
-    save(job.output, model, Tokenizer.load(job.stage.files["tokenizer"]), {})
+    equal_counts = torch.ones(config.vocab_size, dtype=torch.int64)
+    initialization = settings.get("initialization", "random")
+    apply_initialization(model, initialization, equal_counts, tokenizer.cls_id)
+    save(job.output, model, tokenizer, {})
     return {}
 
 

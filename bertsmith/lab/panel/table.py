@@ -155,8 +155,8 @@ def _note_held_out(
             continue
         if unknown_share := result["metrics"]["unknown_share"]:
             notes.append(
-                f"{model.label}: {unknown_share:.2%} of the held-out tokens are [UNK], which "
-                "lowers bits per character."
+                f"{model.label}: {unknown_share:.2%} of the held-out tokens are [UNK], so "
+                "bits per character are not exact."
             )
         if num_skipped := result["num_skipped"]:
             sentences = count_noun(num_skipped, "held-out sentence is", "held-out sentences are")

@@ -1,8 +1,10 @@
 """A tiny model, and data of a few dozen examples for each kind of task."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +22,22 @@ SENTENCES = (
 )
 
 
-def write_model(folder: Path, seed: int, width: int = 8) -> Path:
-    """Write a random model with one layer and return its directory."""
+def write_model(
+    folder: Path,
+    seed: int,
+    width: int = 8,
+    layers: int = 1,
+    info: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write a random model with the content ``info`` of bertsmith.json; return its directory."""
     tokenizer = train_wordpiece(SENTENCES, 124)
     # With a small init_range, predictions would hardly depend on which tokens are masked.
     config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, layers=1, width=width, heads=2, feed_forward=12,
+        vocab_size=tokenizer.vocab_size, layers=layers, width=width, heads=2, feed_forward=12,
         max_positions=48, init_range=0.5,
     )  # fmt: skip
     torch.manual_seed(seed)
-    save(folder, BertForPreTraining(config), tokenizer, {})
+    save(folder, BertForPreTraining(config), tokenizer, info)
     return folder
 
 

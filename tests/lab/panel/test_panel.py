@@ -150,6 +150,30 @@ def test_each_architecture_has_an_untrained_model(
     assert [model.label for model in panel.models] == ["first", "second", "wide"]
 
 
+def test_untrained_model_has_the_initialization_of_the_trained_one(
+    model_dirs: list[Path], data: Path, tmp_path: Path
+) -> None:
+    """Scores of heads that were set by hand are not attributed to pre-training."""
+    paths = []
+    for name, start in (("new", {}), ("continued", {"start_from": "google-bert"})):
+        info = {"provenance": {"settings": {"run": {"initialization": "match-heads"} | start}}}
+        paths.append(write_model(tmp_path / name, 1, width=32, layers=2, info=info))
+    panel = make_panel(paths, data, tmp_path, ("rte",))
+    structured, random = panel.models[2:]
+    assert structured.label == "untrained, 2 x 32, 124 tokens, match-heads"
+    assert random.label == "untrained, 2 x 32, 124 tokens"
+    heads = []
+    for model in (structured, random):
+        stage = panel.cells[CellKey(model.label, "rte", 0)].dependencies["model"]
+        panel.runner.run_stages({"untrained": stage})
+        bert = load(tmp_path / "work" / stage.name / "output").model.bert
+        heads.append(bert.encoder.layers[0].attention.query_key_value.weight)
+    # The second head of the first layer is set by hand, the first one is random.
+    queries = [head.view(3, 2, 16, 32)[0] for head in heads]
+    assert queries[0][0].equal(queries[1][0])
+    assert not queries[0][1].equal(queries[1][1])
+
+
 def test_interrupted_panel_writes_its_table_and_continues(
     model_dirs: list[Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
