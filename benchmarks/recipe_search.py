@@ -33,7 +33,7 @@ import statistics
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -209,27 +209,34 @@ def read_curve(lines: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
     return curve
 
 
-def plot_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the held-out loss of all runs against the minutes, in the color of their variant."""
+def plot_curves(groups: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
+    """Plot the held-out loss of all runs against the minutes, in the color of their variant.
+
+    Each group of comparable results has its own panel.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8, 4.5 * len(groups)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    names = dict.fromkeys(result["variant"] for result in results)
-    for number, name in enumerate(names):
-        runs = [result for result in results if result["variant"] == name]
-        # A single entry of the legend for all seeds of a variant.
-        labels = [name, *[None] * (len(runs) - 1)]
-        for run, label in zip(runs, labels, strict=True):
-            minutes, losses = zip(*run["curve"], strict=True)
-            axes.plot(minutes, losses, color=f"C{number}", marker="o", markersize=3, label=label)
-    axes.set_xlabel("minutes")
-    axes.set_ylabel("held-out masked-LM loss (nats per token)")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    all_axes = figure.subplots(len(groups), squeeze=False)[:, 0]
+    for axes, (title, results) in zip(all_axes, groups.items(), strict=True):
+        names = dict.fromkeys(result["variant"] for result in results)
+        for number, name in enumerate(names):
+            runs = [result for result in results if result["variant"] == name]
+            # A single entry of the legend for all seeds of a variant.
+            labels = [name, *[None] * (len(runs) - 1)]
+            for run, label in zip(runs, labels, strict=True):
+                minutes, losses = zip(*run["curve"], strict=True)
+                axes.plot(
+                    minutes, losses, color=f"C{number}", marker="o", markersize=3, label=label
+                )
+        axes.set_title(title, fontsize="medium")
+        axes.set_xlabel("minutes")
+        axes.set_ylabel("held-out masked-LM loss (nats per token)")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
     figure.savefig(path)
 
 
@@ -279,8 +286,10 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
     return result
 
 
-def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> list[str]:
-    """Return a Markdown table of the variants for each size, budget and store in the results.
+def group_results(
+    results: Sequence[dict[str, Any]], variants: Sequence[Variant]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return comparable results: those of one size, budget and store, by a title.
 
     Results of a variant whose settings have changed since are left out.
     """
@@ -293,8 +302,16 @@ def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) ->
             if "store_id" in result:
                 title += f", store {result['store_id']}, {result['eval_sequences']:,} sequences"
             groups.setdefault(title, []).append(result)
+    return groups
+
+
+def summarize(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> list[str]:
+    """Return a Markdown table of the variants for each size, budget and store in the results.
+
+    Results of a variant whose settings have changed since are left out.
+    """
     lines = []
-    for title, group in groups.items():
+    for title, group in group_results(results, variants).items():
         lines += [f"{title}:", "", *build_table(group, variants), ""]
     return lines
 
@@ -388,10 +405,15 @@ def main() -> None:
         results = read_results(options.results)
         print("\n".join(summarize(results, variants)))
         if options.plot:
-            plot_curves([result for result in results if "curve" in result], options.plot)
+            plot_curves(
+                group_results([run for run in results if "curve" in run], variants), options.plot
+            )
         return
     options.results.mkdir(parents=True, exist_ok=True)
-    selected = options.only.split(",") if options.only else [variant.name for variant in variants]
+    names = [variant.name for variant in variants]
+    selected = options.only.split(",") if options.only else names
+    if unknown := set(selected) - set(names):
+        sys.exit(f"--only: no variant {', '.join(sorted(unknown))}; expected {', '.join(names)}")
     variants = [variant for variant in variants if variant.name in selected]
     if options.calibrate:
         calibrate(variants, options)
