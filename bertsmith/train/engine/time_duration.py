@@ -302,7 +302,10 @@ class TimeDuration:
         """
         if step >= max_steps:
             return None
-        time_factor = self.compute_completed_fraction(step) * WARMUP_DIVISOR
+        # Including this step, so that the first step of a run changes the weights.
+        times = self._times
+        step_fraction = times.step_seconds / (times.end - self._start_seconds)
+        time_factor = (self.compute_completed_fraction(step) + step_fraction) * WARMUP_DIVISOR
         factor = max((step + 1) / max_steps, time_factor)
         return factor if time_factor < 1.0 else None
 

@@ -136,6 +136,14 @@ def test_run_ends_within_two_percent_of_its_budget(
     assert run.finish(load) == pytest.approx(seconds, rel=0.02)
 
 
+def test_first_step_changes_the_weights(tmp_path: Path) -> None:
+    """In a run of three steps, the rate of the first one is not 0."""
+    run = _start(SimulatedRun(tmp_path, 30.0, lambda _: 8.0, start=4.0))
+    run.train()
+    assert run.step == 3
+    assert run.factors[0] > 0.5
+
+
 @pytest.mark.parametrize("slow_step", [1, 2, 300])
 def test_slow_step_does_not_change_the_time_of_the_end(tmp_path: Path, slow_step: int) -> None:
     """A pause of 25 s in a step of 0.1 s is not mistaken for a load that lasts."""
