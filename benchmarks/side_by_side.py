@@ -292,7 +292,13 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     store = Store.open(options.store)
-    assignments = [f"run.max_eval_sequences={NUM_EVAL_SEQUENCES}", "run.device=cpu", *options.set]
+    # transformers' trainer here has only AdamW.
+    assignments = [
+        f"run.max_eval_sequences={NUM_EVAL_SEQUENCES}",
+        "run.device=cpu",
+        *options.set,
+        "optim.optimizer=adamw",
+    ]
     settings = resolve_settings(
         Overrides(data=options.store, size=options.size, assignments=assignments), store
     )
