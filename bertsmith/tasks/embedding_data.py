@@ -5,7 +5,7 @@ In shapes, n is the number of examples.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -77,15 +77,23 @@ class EncodedTexts:
         """Return the number of texts."""
         return len(self.offsets) - 1
 
-    @property
-    def lengths(self) -> Ints:
-        """Number of tokens of each text, int64 [number of texts]."""
-        return np.diff(self.offsets)
+    def get_lengths(self, numbers: Ints) -> Ints:
+        """Return the number of tokens of the texts with these numbers, int64 [n]."""
+        lengths: Ints = self.offsets[numbers + 1] - self.offsets[numbers]
+        return lengths
 
     def get(self, index: int) -> list[int]:
         """Return the token ids of a text."""
         ids: list[int] = self.ids[self.offsets[index] : self.offsets[index + 1]].tolist()
         return ids
+
+    def select(self, numbers: Ints) -> "EncodedTexts":
+        """Return the texts with these numbers, of which there is at least one."""
+        ranges = zip(self.offsets[numbers], self.offsets[numbers + 1], strict=True)
+        ids = np.concatenate([self.ids[start:end] for start, end in ranges])
+        offsets = np.concatenate([[0], np.cumsum(self.get_lengths(numbers))])
+        _, identities = np.unique(self.identities[numbers], return_inverse=True)
+        return EncodedTexts(ids, offsets, identities)
 
 
 class TextCollector:
@@ -188,7 +196,7 @@ class EmbeddingExamples:
 
     def select(self, indices: Ints) -> "EmbeddingExamples":
         """Return the examples with these indices; all texts are kept."""
-        counts = np.diff(self.negative_offsets)[indices]
+        counts = self.count_negatives(indices)
         return EmbeddingExamples(
             kind=self.kind,
             texts=self.texts,
@@ -201,6 +209,11 @@ class EmbeddingExamples:
             file_indices=self.file_indices[indices],
         )
 
+    def count_negatives(self, indices: Ints) -> Ints:
+        """Return the number of negatives of the examples with these indices, int64 [n]."""
+        counts: Ints = self.negative_offsets[indices + 1] - self.negative_offsets[indices]
+        return counts
+
     def get_negatives(self, indices: Ints) -> Ints:
         """Return the negatives of the examples with these indices, one example after another."""
         starts, ends = self.negative_offsets[indices], self.negative_offsets[indices + 1]
@@ -210,6 +223,17 @@ class EmbeddingExamples:
     def list_used_texts(self) -> Ints:
         """Return the numbers of the texts that occur in an example, in ascending order."""
         return np.unique(np.concatenate([self.anchors, self.positives, self.negatives]))
+
+    def drop_unused_texts(self) -> "EmbeddingExamples":
+        """Return the examples, with only the texts that occur in them."""
+        numbers = self.list_used_texts()
+        return replace(
+            self,
+            texts=self.texts.select(numbers),
+            anchors=np.searchsorted(numbers, self.anchors),
+            positives=np.searchsorted(numbers, self.positives),
+            negatives=np.searchsorted(numbers, self.negatives),
+        )
 
 
 @dataclass

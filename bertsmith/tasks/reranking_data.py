@@ -116,8 +116,7 @@ class PairEncoder:
 
     def count_tokens(self, queries: Ints, documents: Ints) -> Ints:
         """Return the number of tokens of each pair, int64 [n]."""
-        lengths = self._texts.lengths
-        num_text_tokens = lengths[queries] + lengths[documents]
+        num_text_tokens = self._texts.get_lengths(queries) + self._texts.get_lengths(documents)
         counts: Ints = np.minimum(num_text_tokens, self._max_text_tokens) + NUM_SPECIAL_TOKENS
         return counts
 
@@ -297,9 +296,9 @@ def _count_truncated_pairs(
         num_pairs: Number of pairs before the first file and after each file.
         all_counts: The counts of each file.
     """
-    lengths = examples.texts.lengths
-    query_lengths = lengths[examples.queries[np.array(collector.query_rows, np.int64)]]
-    num_tokens = query_lengths + lengths[np.array(collector.documents, np.int64)]
+    queries = examples.queries[np.array(collector.query_rows, np.int64)]
+    documents = np.array(collector.documents, np.int64)
+    num_tokens = examples.texts.get_lengths(queries) + examples.texts.get_lengths(documents)
     is_truncated = num_tokens > max_seqlen - NUM_SPECIAL_TOKENS
     for counts, (start, end) in zip(all_counts, pairwise(num_pairs), strict=True):
         counts.num_truncated = int(is_truncated[start:end].sum())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -218,3 +219,14 @@ def test_queries_and_documents_have_different_prompts(tmp_path: Path) -> None:
     )
     assert get_texts(examples) == ["every a", "every b"]
     assert examples.texts.identities.tolist() == [0, 1]
+
+
+def test_lengths_and_negatives_of_some_examples(tmp_path: Path) -> None:
+    """The lengths of texts and the numbers of negatives are those of the selected examples."""
+    rows = [
+        {"anchor": "a", "positive": "bc", "negatives": ["def", "g"]},
+        {"anchor": "hijk", "positive": "l", "negatives": ["mn"]},
+    ]
+    examples = read(write_json_lines(tmp_path / "triplets.jsonl", rows))
+    assert examples.texts.get_lengths(np.array([4, 1])).tolist() == [4, 2]
+    assert examples.count_negatives(np.array([1, 0])).tolist() == [1, 2]

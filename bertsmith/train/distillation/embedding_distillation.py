@@ -136,11 +136,14 @@ class EmbeddingDistillation:
         tokenize = build_tokenize_function(teacher.encoder.tokenizer, pooling)
         files = [Path(file) for file in distill.train_files]
         prompts = get_text_prompts(pooling)
+        if pooling.default_prompt_name is None:
+            # Indexes are embedded with the prompt of documents.
+            prompts = replace(prompts, text=prompts.document)
         texts, counts = read_texts(files, reading, tokenize, prompts)
         heldout: dict[str, HeldoutSet] = {}
         for name, file in distill.validation_files.items():
             heldout[name], counts[name] = read_heldout_file(
-                Path(file), reading, tokenize, TextColumns(), prompts
+                Path(file), reading, tokenize, TextColumns(), student.pooling
             )
         order = np.random.default_rng(0).permutation(len(texts))
         num_heldout = 0
@@ -197,7 +200,9 @@ class EmbeddingDistillation:
         targets = self.compute_targets(run, machine, progress)
         heldout = dict(self.heldout)
         if not heldout:
-            heldout["heldout"] = TeacherAgreement(self.texts, self.heldout_texts, targets)
+            heldout["heldout"] = TeacherAgreement(
+                self.texts, self.heldout_texts, targets, self.student.pooling.truncate_dim
+            )
         distill = self.settings.distill
         assert distill.batch_size is not None
         return EmbeddingDistillationObjective(
@@ -393,6 +398,7 @@ def build_student(teacher: EmbeddingBundle, settings: DistillRunSettings) -> Emb
         max_seq_length=teacher.pooling.max_seq_length,
         prompts=teacher.pooling.prompts,
         default_prompt_name=teacher.pooling.default_prompt_name,
+        matryoshka_dims=(),
     )
     return EmbeddingBundle(encoder, pooling, build_embedding_model(encoder.model, pooling))
 
@@ -420,10 +426,10 @@ def _match_width(
     if has_teacher_width and pooling is teacher.pooling:
         return pooling
     if pooling is teacher.pooling:
-        pooling = replace(pooling, post_modules=normalize, matryoshka_dims=())
+        pooling = replace(pooling, post_modules=normalize)
     if pooling.output_width(student.config.width) == width or distill.projection == "pca":
         return pooling
     weight = torch.empty(width, hidden_width)
     torch.nn.init.normal_(weight, std=hidden_width**-0.5)
     dense = Dense(weight, None, "Identity")
-    return replace(pooling, post_modules=(dense, *normalize), matryoshka_dims=())
+    return replace(pooling, post_modules=(dense, *normalize))

@@ -50,6 +50,7 @@ class TeacherAgreement:
         texts: All texts.
         numbers: int64 [m], the numbers of the held-out texts.
         targets: The teacher's vector of each text, [number of texts, W].
+        truncate_dim: Number of first dimensions that the vectors of the student keep; None for all.
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("teacher_cosine",)
@@ -58,11 +59,12 @@ class TeacherAgreement:
     texts: EncodedTexts
     numbers: NDArray[np.int64]
     targets: Targets
+    truncate_dim: int | None = None
 
     def evaluate(self, model: BertForSentenceEmbedding, machine: Machine) -> dict[str, float]:
         """Return the mean cosine similarity of the vectors of student and teacher."""
-        vectors = encode_texts(model, machine, self.texts, self.numbers)
-        targets = self.targets[self.numbers].astype(np.float32)
+        vectors = encode_texts(model, machine, self.texts, self.numbers)[:, : self.truncate_dim]
+        targets = self.targets[self.numbers, : self.truncate_dim].astype(np.float32)
         cosines = (normalize_rows(vectors) * normalize_rows(targets)).sum(1)
         return {"teacher_cosine": float(cosines.mean()), "examples": float(len(self.numbers))}
 
@@ -149,7 +151,7 @@ class EmbeddingDistillationObjective:
         """Return the texts of a step in micro-batches of similar length."""
         numbers = self._draw_batch(step)
         device = self._machine.device
-        lengths = self._texts.lengths[numbers].tolist()
+        lengths = self._texts.get_lengths(numbers).tolist()
         micro_batches = []
         for rows in batch_by_length(lengths, self._micro_batch_tokens):
             targets = torch.from_numpy(self._targets[numbers[rows]].astype(np.float32))

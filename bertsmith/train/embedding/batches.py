@@ -181,7 +181,7 @@ def build_batch(
         scores = torch.from_numpy(examples.scores[indices])
         return EmbeddingBatch(texts, ScoredTargets(first, second, scores))
     if settings.loss == "triplet":
-        counts = np.diff(examples.negative_offsets)[indices]
+        counts = examples.count_negatives(indices)
         return _build_triplets(anchors.repeat(counts), positives.repeat(counts), negatives)
     candidates = np.concatenate([positives, negatives])
     identities = examples.texts.identities

@@ -40,12 +40,15 @@ class HeldoutTexts:
     """Held-out examples, and how their metrics are computed.
 
     Attributes:
-        examples: The examples, or queries and documents.
+        examples: The examples, or queries and documents, with their texts and no others.
         settings: Temperature of the loss and Matryoshka dimensions.
+        truncate_dim: Number of first dimensions that the vectors of the saved model keep; None for
+            all.
     """
 
     examples: EmbeddingExamples | RetrievalSet
     settings: EmbeddingSettings
+    truncate_dim: int | None = None
 
     @property
     def metric_names(self) -> list[str]:
@@ -69,13 +72,10 @@ class HeldoutTexts:
         examples = self.examples
         num_examples = float(len(examples))
         if isinstance(examples, EmbeddingExamples) and examples.kind == "texts":
-            loss = compute_simcse_loss(model, machine, examples, self.settings)
+            loss = compute_simcse_loss(model, machine, examples, self.settings, self.truncate_dim)
             return {"loss": loss, "examples": num_examples}
-        numbers = examples.list_used_texts()
-        text_vectors = encode_texts(model, machine, examples.texts, numbers)
-        vectors = np.zeros((len(examples.texts), text_vectors.shape[1]), np.float32)
-        vectors[numbers] = text_vectors
-        results = compute_metrics(vectors, examples)
+        vectors = encode_texts(model, machine, examples.texts, np.arange(len(examples.texts)))
+        results = compute_metrics(vectors[:, : self.truncate_dim], examples)
         for dim in self.settings.matryoshka_dims:
             name = self.metric_names[0]
             results[f"{name}_dim{dim}"] = compute_metrics(vectors[:, :dim], examples)[name]
@@ -104,7 +104,7 @@ def encode_texts(
         numbers: int64 [n].
         dropout_seed: Seed of the dropout masks; None for no dropout.
     """
-    lengths = texts.lengths[numbers].tolist()
+    lengths = texts.get_lengths(numbers).tolist()
     max_tokens = choose_batch_tokens(machine.device, model.config.feed_forward)
 
     @torch.no_grad()
@@ -137,17 +137,20 @@ def compute_simcse_loss(
     machine: Machine,
     examples: EmbeddingExamples,
     settings: EmbeddingSettings,
+    truncate_dim: int | None = None,
 ) -> float:
     """Return the SimCSE loss of unlabeled texts.
 
     Each text is to find its vector with another dropout mask. The other texts of a group of
-    ``batch_size`` texts are the negatives.
+    ``batch_size`` texts are the negatives. Only the first ``truncate_dim`` dimensions are compared.
     """
     numbers = examples.anchors
     was_training = model.training
     model.train()
     first, second = (
-        normalize_rows(encode_texts(model, machine, examples.texts, numbers, dropout_seed=seed))
+        normalize_rows(
+            encode_texts(model, machine, examples.texts, numbers, seed)[:, :truncate_dim]
+        )
         for seed in (0, 2**40)
     )
     model.train(was_training)

@@ -27,7 +27,6 @@ from bertsmith.train.embedding.start_model import (
 from bertsmith.train.embedding.training_data import (
     EmbeddingData,
     build_tokenize_function,
-    get_text_prompts,
     list_hashed_files,
     read_data,
     resolve_loss,
@@ -97,7 +96,7 @@ def _load(
     bundle = load_start_model(model, settings.embedding, get_model_overrides(overrides))
     embedding = resolve_triplet_margin(settings.embedding, bundle.pooling)
     tokenize = build_tokenize_function(bundle.encoder.tokenizer, bundle.pooling)
-    examples = read_data(embedding, tokenize, get_text_prompts(bundle.pooling))
+    examples = read_data(embedding, tokenize, bundle.pooling)
     embedding = resolve_loss(embedding, examples.train).model_copy(
         update={
             "fingerprint": hash_files(list_hashed_files(settings.embedding)),

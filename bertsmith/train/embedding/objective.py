@@ -107,7 +107,7 @@ class EmbeddingObjective:
         """Return the batch of a step, in micro-batches of texts of similar length."""
         batch = self._sampler.draw_batch(*divmod(step, self.steps_per_epoch))
         targets = move_tensors(batch.targets, self._machine.device)
-        lengths = self._texts.lengths[batch.texts].tolist()
+        lengths = self._texts.get_lengths(batch.texts).tolist()
         return [
             EmbeddingMicroBatch(
                 pack_texts(self._texts, batch.texts[rows].tolist()).to(self._machine.device),

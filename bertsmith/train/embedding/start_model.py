@@ -78,7 +78,8 @@ def load_start_model(
         # All losses compare vectors by their cosine.
         similarity="cosine",
         max_seq_length=min(max_seqlen, max_positions),
-        matryoshka_dims=tuple(settings.matryoshka_dims) or pooling.matryoshka_dims,
+        # Dimensions of earlier training are lost if this training has none.
+        matryoshka_dims=tuple(settings.matryoshka_dims),
     )
     pooling = _replace_prompts(pooling, settings)
     width = pooling.output_width(encoder.config.width)

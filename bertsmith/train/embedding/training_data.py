@@ -74,14 +74,14 @@ def get_text_prompts(pooling: PoolingConfig) -> TextPrompts:
 
 
 def read_data(
-    settings: EmbeddingSettings, tokenize: TokenizeTexts, prompts: TextPrompts
+    settings: EmbeddingSettings, tokenize: TokenizeTexts, pooling: PoolingConfig
 ) -> EmbeddingData:
     """Read the training and held-out examples, and check that they suit the loss.
 
     Args:
         settings: Files, columns and loss.
         tokenize: Tokenizes texts that include their prompts.
-        prompts: The prompts of texts, queries and documents.
+        pooling: Has the prompts, and the number of dimensions that vectors keep.
 
     Raises:
         TaskError: If a file has invalid or too few examples.
@@ -89,7 +89,7 @@ def read_data(
     """
     paths = [Path(file) for file in settings.train_files]
     train, train_counts = read_examples(
-        paths, settings, tokenize, settings.columns, prompts=prompts
+        paths, settings, tokenize, settings.columns, prompts=get_text_prompts(pooling)
     )
     settings = resolve_loss(settings, train)
     _check_prompts(settings, train)
@@ -100,11 +100,13 @@ def read_data(
         train_columns = resolve_columns(paths[0], settings, settings.columns)
         for name, file in settings.validation_files.items():
             heldout[name], counts[name] = read_heldout_file(
-                Path(file), settings, tokenize, train_columns, prompts
+                Path(file), settings, tokenize, train_columns, pooling
             )
     else:
         train, heldout_examples = hold_out_examples(train, settings)
-        heldout["heldout"] = HeldoutTexts(heldout_examples, settings)
+        heldout["heldout"] = HeldoutTexts(
+            heldout_examples.drop_unused_texts(), settings, pooling.truncate_dim
+        )
     check_examples(train, settings)
     return EmbeddingData(train, heldout, counts)
 
@@ -114,13 +116,14 @@ def read_heldout_file(
     settings: EmbeddingSettings,
     tokenize: TokenizeTexts,
     train_columns: TextColumns,
-    prompts: TextPrompts,
+    pooling: PoolingConfig,
 ) -> tuple[HeldoutTexts, ExampleCounts]:
     """Read a validation table or a folder in BEIR's format, and return its counts."""
+    prompts = get_text_prompts(pooling)
     if is_beir_folder(path):
         qrels = find_qrels(path, HELDOUT_SPLITS)
         retrieval, counts = read_retrieval_set(path, qrels, tokenize, prompts)
-        return HeldoutTexts(retrieval, settings), counts
+        return HeldoutTexts(retrieval, settings, pooling.truncate_dim), counts
     examples, file_counts = read_examples(
         [path],
         settings,
@@ -130,7 +133,7 @@ def read_heldout_file(
         prompts,
         keep_duplicate_scores=True,
     )
-    return HeldoutTexts(examples, settings), file_counts[0]
+    return HeldoutTexts(examples, settings, pooling.truncate_dim), file_counts[0]
 
 
 def resolve_loss(settings: EmbeddingSettings, examples: EmbeddingExamples) -> EmbeddingSettings:

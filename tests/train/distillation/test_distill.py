@@ -1,6 +1,7 @@
 """Distillation of embedding models and fine-tuned models: learning, output, resuming, errors."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from bertsmith import bundle
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_json
+from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.tasks.embedding_data import TextPrompts
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
@@ -32,7 +34,7 @@ from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.latest_snapshot import write_latest_snapshot
-from bertsmith.use.embed import embed
+from bertsmith.use.embed import Embedder, embed
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.train.conftest import RecordingProgress, make_tokenizer
@@ -386,6 +388,43 @@ def test_other_tokenizers_are_rejected(
                 teacher, tmp_path / "run", labels, start_from=tmp_path / "other",
                 distill={"layers": None},
             )  # fmt: skip
+
+
+def test_student_learns_the_vectors_of_documents(
+    embedder: Path, lines: Path, tmp_path: Path
+) -> None:
+    """Lines have the document prompt if there is no default prompt.
+
+    The agreement is that of the vectors that the teacher and the student have in an index.
+    """
+    teacher = shutil.copytree(embedder, tmp_path / "teacher")
+    write_json(
+        teacher / "config_sentence_transformers.json",
+        {
+            "prompts": {"query": "ba be ", "document": "bo bi "},
+            "truncate_dim": 5,
+            "matryoshka_dims": [WIDTH, 5],
+        },
+    )
+    result = train(
+        teacher, tmp_path / "run", lines, distill={"validation_fraction": 0.2},
+        schedule={"steps": 1, "epochs": None},
+    )  # fmt: skip
+    assert result.model is not None
+    texts = lines.read_text().splitlines()
+    expected = Embedder.load(teacher).with_document_prompt().encode(texts)
+    outputs = np.load(tmp_path / "run" / "teacher" / "outputs.npy")
+    np.testing.assert_allclose(outputs[:, :5], expected, rtol=0, atol=1e-3)
+    vectors = Embedder.load(result.model).with_document_prompt().encode(texts)
+    assert vectors.shape == expected.shape == (len(texts), 5)
+    heldout = np.random.default_rng(0).permutation(len(texts))[: round(0.2 * len(texts))]
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines = (vectors * expected).sum(1) / norms
+    assert result.metrics["teacher_cosine"] == pytest.approx(cosines[heldout].mean(), abs=1e-3)
+    assert cosines.mean() < 0.99
+    pooling = read_pooling(result.model)
+    assert pooling is not None
+    assert pooling.matryoshka_dims == ()
 
 
 def test_lists_of_negatives_are_training_texts(tmp_path: Path) -> None:

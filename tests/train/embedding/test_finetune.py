@@ -15,6 +15,7 @@ from bertsmith import bundle
 from bertsmith.bundle.config import read_config
 from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import BertsmithError, SettingsError
+from bertsmith.files import write_json
 from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.tasks.embedding_data import TextPrompts, read_examples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
@@ -22,7 +23,7 @@ from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.train.embedding.batches import BatchSampler, ClassIndex, build_batch
 from bertsmith.train.embedding.finetune import finetune_embedder
 from bertsmith.train.embedding.losses import RankingTargets, iter_loss_terms
-from bertsmith.train.embedding.start_model import load_start_model
+from bertsmith.train.embedding.start_model import load_start_model, save_embedder
 from bertsmith.train.embedding.training_data import build_tokenize_function, get_text_prompts
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.finetuning_run import FinetuneResult
@@ -220,6 +221,36 @@ def test_queries_and_documents_have_separate_prompts(
     ):
         prompts = get_text_prompts(load_start_model(result.model, settings, {}).pooling)
         assert (prompts.query, prompts.document) == expected_prompts
+
+
+@pytest.mark.parametrize("kind", ["scored_pairs", "texts"])
+def test_truncated_vectors_are_evaluated(
+    start_model: Path, write_table: WriteTable, tmp_path: Path, kind: str
+) -> None:
+    """Metrics are those of vectors with ``truncate_dim``; old Matryoshka dimensions are dropped."""
+    start = tmp_path / "start"
+    save_embedder(start, load_start_model(start_model, EmbeddingSettings(), {}), {})
+    config = start / "config_sentence_transformers.json"
+    table = write_table("train.jsonl", make_rows(kind, 40))
+    metrics = []
+    for truncate_dim in (3, None):
+        write_json(config, {"truncate_dim": truncate_dim, "matryoshka_dims": [WIDTH, 3]})
+        result = train(
+            start, tmp_path / f"run-{truncate_dim}", table, schedule={"steps": 1, "epochs": None}
+        )
+        assert result.model is not None
+        pooling = read_pooling(result.model)
+        assert pooling is not None
+        assert (pooling.truncate_dim, pooling.matryoshka_dims) == (truncate_dim, ())
+        metrics.append(result.metrics[result.metric_names[0]])
+    assert metrics[0] != metrics[1]
+    if kind == "scored_pairs":
+        dev = write_table("dev.jsonl", make_rows(kind, 30, seed=1))
+        embedding = {"validation_files": {"dev": str(dev)}}
+        result = train(start, tmp_path / "dev", table, embedding=embedding)
+        assert result.model is not None
+        expected = evaluate_embeddings(result.model, dev)["spearman"]
+        assert result.metrics["spearman"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_query_is_not_its_own_negative_with_another_prompt(

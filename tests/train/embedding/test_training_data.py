@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import RunError
+from bertsmith.interop.sentence_transformers import PoolingConfig
 from bertsmith.tasks.embedding_data import EmbeddingExamples
 from bertsmith.tasks.embedding_settings import EmbeddingSettings
-from bertsmith.train.embedding.training_data import hold_out_examples
-from tests.tasks.test_embedding_data import read, write_json_lines
+from bertsmith.train.embedding.training_data import hold_out_examples, read_data
+from tests.tasks.test_embedding_data import get_texts, read, tokenize, write_json_lines
 
 NUM_POSITIVES = 4
 
@@ -46,3 +47,26 @@ def test_only_a_single_anchor_is_an_error(tmp_path: Path) -> None:
     assert len(train) == len(heldout) == NUM_POSITIVES
     with pytest.raises(RunError, match="all examples have the same first text"):
         hold_out_examples(make_examples(tmp_path, 1), settings)
+
+
+def test_held_out_examples_have_no_training_texts(tmp_path: Path) -> None:
+    """Held-out examples have the same texts as in the split, without those of other examples."""
+    rows = [
+        {"anchor": f"query {i}", "positive": f"answer {i}", "negatives": [f"wrong {i}", "query 1"]}
+        for i in range(20)
+        if i != 1
+    ]
+    file = write_json_lines(tmp_path / "triplets.jsonl", rows)
+    settings = EmbeddingSettings(train_files=[str(file)], validation_fraction=0.1)
+    pooling = PoolingConfig(prompts={"query": "q: "})
+    heldout = read_data(settings, tokenize, pooling).heldout["heldout"].examples
+    assert isinstance(heldout, EmbeddingExamples)
+    _, expected = hold_out_examples(read(file), settings)
+    texts, expected_texts = get_texts(heldout), get_texts(expected)
+    assert len(texts) == len(heldout.list_used_texts()) == 7
+    assert heldout.texts.identities.tolist() == list(range(7))
+    for name in ("anchors", "positives", "negatives"):
+        prefix = "q: " if name == "anchors" else ""
+        assert [texts[i] for i in getattr(heldout, name)] == [
+            prefix + expected_texts[i] for i in getattr(expected, name)
+        ]
