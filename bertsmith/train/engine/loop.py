@@ -351,6 +351,10 @@ class _Loop:
         should_log = (
             step == 0 or (step + 1) % options.log_every == 0 or step + 1 == duration.total_steps
         )
+        describe_batch = objective.describe_batch
+        if objective.data_state is not None:
+            # The objective describes the last batch, but a GPU's result is read after the next one.
+            describe_batch = {step: describe_batch(step)}.__getitem__
         previous = self._started_step
         pending = take_step(
             self._loss_fn,
@@ -362,7 +366,7 @@ class _Loop:
             seed=options.seed,
             lr=lr,
             max_grad_norm=options.max_grad_norm,
-            describe_batch=objective.describe_batch,
+            describe_batch=describe_batch,
             grad_norm_groups=options.grad_norm_groups if should_log else None,
             previous=previous.pending if previous else None,
         )

@@ -139,7 +139,8 @@ def take_step(
         seed: Seed of the run, for dropout.
         lr: Learning rate of this step.
         max_grad_norm: Gradients are clipped to this global norm.
-        describe_batch: Describes the examples in the batch of a step, for the error message.
+        describe_batch: Describes the examples in the batch of a step, for the error message. It is
+            only called if the result is not finite, which may be noticed after later batches.
         grad_norm_groups: Named parameter groups whose gradient norms are returned.
         previous: The previous step, if it has not been read. If it has diverged, this step does not
             change the weights either.
@@ -164,13 +165,12 @@ def take_step(
     norms = [_compute_grad_norm(parameters) for parameters in groups.values()]
     norms.insert(0, torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
     loss_sums = machine.processes.sum_tensor(torch.stack(list(totals.values())).double())
-    batch_description = describe_batch(step)
 
     def describe_divergence(result: StepResult) -> str:
         return (
             f"training diverged in step {step + 1}: the loss is {result.loss:g} and the gradient "
             f"norm {result.grad_norm:g}; the weights and the last checkpoint are unchanged. "
-            f"The batch is {batch_description} (seed {seed}). "
+            f"The batch is {describe_batch(step)} (seed {seed}). "
             "Start a new run (another --out) with a lower optim.lr, or with run.precision=fp32"
         )
 

@@ -1,6 +1,7 @@
 """One optimizer step: the seeds of dropout, and results that are read late."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from bertsmith.runtime.device import Machine
 from bertsmith.train.engine import step as engine_step
 from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.settings import OptimSettings
-from bertsmith.train.engine.step import PendingStep, derive_dropout_seed, take_step
+from bertsmith.train.engine.step import PendingStep, StepResult, derive_dropout_seed, take_step
 
 
 @pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
@@ -48,7 +49,11 @@ def test_each_micro_batch_seeds_the_device_of_the_run(monkeypatch: pytest.Monkey
 
 
 def _take_steps(
-    factors: list[float], monkeypatch: pytest.MonkeyPatch, *, is_pending: bool
+    factors: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    describe_batch: Callable[[int], str] = "page {}".format,
+    *,
+    is_pending: bool,
 ) -> tuple[nn.Linear, Any, list[PendingStep]]:
     """Take steps whose losses have these factors; return the model, optimizer and steps."""
     monkeypatch.setattr(engine_step, "can_skip_step", lambda *_: is_pending)
@@ -68,7 +73,7 @@ def _take_steps(
                 seed=3,
                 lr=0.1,
                 max_grad_norm=1.0,
-                describe_batch="page {}".format,
+                describe_batch=describe_batch,
                 grad_norm_groups={"bias": [model.bias]},
                 previous=steps[-1] if steps else None,
             )
@@ -102,3 +107,25 @@ def test_steps_that_are_read_late_have_the_same_results(monkeypatch: pytest.Monk
     assert torch.equal(model.weight, expected.weight)
     assert [step.read() for step in steps] == [step.read() for step in expected_steps]
     assert set(steps[0].read().grad_norms) == {"bias"}
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_only_the_batch_of_a_diverged_step_is_described(
+    monkeypatch: pytest.MonkeyPatch, is_pending: bool
+) -> None:
+    """Batches are described for the error message only, because that may take long."""
+    described: list[int] = []
+
+    def describe_batch(step: int) -> str:
+        described.append(step)
+        return f"page {step}"
+
+    def read_last_step(factors: list[float]) -> StepResult:
+        _, _, steps = _take_steps(factors, monkeypatch, describe_batch, is_pending=is_pending)
+        return steps[-1].read()
+
+    assert read_last_step([1.0, 0.5]).loss > 0.0
+    assert described == []
+    with pytest.raises(DivergedError, match="page 1"):
+        read_last_step([1.0, math.nan])
+    assert described == [1]
