@@ -24,7 +24,7 @@ from bertsmith.tasks.retrieval import (
     compute_retrieval_metrics,
     rank_documents,
 )
-from bertsmith.tasks.tables import Row, read_rows
+from bertsmith.tasks.tables import Row, TableSource, open_table, read_rows
 
 #: Values of k of recall@k.
 RECALL_CUTOFFS: Final = (1, 10, 100)
@@ -170,8 +170,23 @@ def _get_text(row: Row) -> str:
     return text.strip()
 
 
+def _require_header(qrels: Path) -> None:
+    """Raise TaskError if the first line is a judgment instead of the names of the columns."""
+    with open_table(TableSource(qrels)) as table:
+        columns = table.columns or []
+    try:
+        float(columns[2])
+    except (ValueError, IndexError):
+        return
+    raise TaskError(
+        f"{qrels}: the header is missing: the first line is the judgment {' '.join(columns)!r}; "
+        "insert a line with the column names query-id, corpus-id and score"
+    )
+
+
 def _read_grades(qrels: Path, document_rows: dict[str, int]) -> dict[str, dict[int, float]]:
     """Return the grades above 0 of the documents of each query, by row of the document."""
+    _require_header(qrels)
     grades: dict[str, dict[int, float]] = {}
     for row in read_rows(qrels):
         if row.error or len(row.cells) < 3:

@@ -103,6 +103,17 @@ def test_invalid_files_are_errors(tmp_path: Path, changes: dict[str, Any], messa
     assert message in str(error.value)
 
 
+def test_judgments_without_header_are_an_error(tmp_path: Path) -> None:
+    """The first line is not skipped if it is a judgment."""
+    folder = write_beir_folder(tmp_path / "data")
+    qrels = folder / "qrels" / "test.tsv"
+    _, *lines = qrels.read_text().splitlines()
+    for text in ("\n".join(lines), lines[0]):
+        qrels.write_text(text)
+        with pytest.raises(TaskError, match=r"test.tsv: the header is missing: .* 'q1 d1 2'"):
+            read(folder)
+
+
 def test_missing_parts_are_errors(tmp_path: Path) -> None:
     """The error lists the existing splits, or names the missing file."""
     folder = write_beir_folder(tmp_path / "data", split="dev")
