@@ -79,15 +79,16 @@ def similar(
             the word, or there are too many occurrences.
     """
     embedder = model if isinstance(model, Embedder) else Embedder.load(model)
+    num_occurrences = embedder.count_word(texts, word)
+    if num_occurrences > _MAX_OCCURRENCES:
+        raise InputError(
+            f"the word {word!r} occurs {num_occurrences:,} times; at most {_MAX_OCCURRENCES:,} "
+            "occurrences can be compared; give fewer texts"
+        )
     occurrences = embedder.encode_word(texts, word, **settings)
     if not occurrences:
         problem = "not in the text" if len(texts) == 1 else f"in none of the {len(texts):,} texts"
         raise InputError(f"the word {word!r} is {problem}; give a text that contains it")
-    if len(occurrences) > _MAX_OCCURRENCES:
-        raise InputError(
-            f"the word {word!r} occurs {len(occurrences):,} times; at most {_MAX_OCCURRENCES:,} "
-            "occurrences can be compared; give fewer texts"
-        )
     distances = cosine_distances(np.stack([occurrence.vector for occurrence in occurrences]))
     contexts = [
         _format_context(texts[occurrence.text_index], occurrence.start, occurrence.end)

@@ -57,15 +57,22 @@ def test_context_shows_the_word_in_brackets(model_dir: Path) -> None:
 
 
 def test_texts_without_the_word_can_be_skipped(model_dir: Path) -> None:
-    """A text without the word is an error or skipped; no or too many occurrences are errors."""
+    """A text without the word is an error or skipped; no occurrence is an error."""
     with pytest.raises(InputError, match="text 1: the word 'hammer' is not in 'a smith'"):
         similar(model_dir, ["a smith", *TEXTS], "hammer")
     result = similar(model_dir, ["a smith", *TEXTS], "hammer", skip=True)
     assert [word.text_index for word in result.occurrences] == [1, 1, 2, 3, 4]
     with pytest.raises(InputError, match="the word 'anvil' is in none of the 4 texts"):
         similar(model_dir, TEXTS, "anvil", skip=True)
+
+
+def test_too_many_occurrences_are_not_embedded(
+    embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of occurrences is checked before the model runs."""
+    monkeypatch.delattr(Embedder, "encode_tokens")
     with pytest.raises(InputError, match=r"occurs 1,002 times; at most 1,000 occurrences can"):
-        similar(model_dir, ["hammer hammer"] * 501, "hammer")
+        similar(embedder, ["hammer hammer"] * 501, "hammer")
 
 
 @pytest.mark.parametrize("num_texts", [1, 4, 36])
