@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,13 +116,14 @@ def search(
     remaining_queries = _check_queries(open_texts(queries, lines_format))
     if model is not None:
         model = find_embedding_model(model)
+    from bertsmith.use.inputs import chunked
     from bertsmith.use.search import DEFAULT_CANDIDATES, Searcher
 
     searcher = Searcher(index, model=model, device=resolve_device(device), prompt_name=prompt_name)
     reranker = None if rerank is None else _load_reranker(rerank, device)
     unknown = UnknownTokenWarning(searcher.token_counts)
     unbuffered = queries == [STDIN] and sys.stdin.isatty()
-    while batch := list(islice(remaining_queries, 1 if unbuffered else _QUERIES_PER_BATCH)):
+    for batch in chunked(remaining_queries, 1 if unbuffered else _QUERIES_PER_BATCH):
         results = searcher.search(
             batch,
             top,
