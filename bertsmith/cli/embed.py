@@ -355,7 +355,7 @@ def _open_texts(
         names, notes = choose_column_names(new_columns, columns, source.path)
         for note in table.notes + notes:
             log(note)
-        table_columns = TableColumns(columns, names, table.schema)
+        table_columns = TableColumns(columns, names, table.schema, text_column)
         yield _Texts(iter_text_rows(rows, text_column), columns=table_columns, unit="row")
 
 
@@ -444,7 +444,9 @@ def _write_vectors(
         )
     except (KeyboardInterrupt, Terminated) as error:
         num_saved = count_saved_lines(out)
-        if num_saved:
+        if out.exists():
+            log(f"stopped; {out} is complete")
+        elif num_saved:
             saved = count_noun(num_saved, f"{texts.unit} is saved", f"{texts.unit}s are saved")
             log(f"stopped; {saved}; run the same command again to continue")
         else:

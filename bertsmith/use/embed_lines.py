@@ -60,7 +60,7 @@ class _RunState:
     """The state of an unfinished run. The field names are the keys of ``state.json``.
 
     Attributes:
-        settings: The model and the settings of the vectors.
+        settings: The model, the settings of the vectors, and the column of a table.
         num_lines: Number of lines written so far.
         lines_sha256: SHA-256 of these lines, in hexadecimal.
         position: Position of the writer after these lines; see ``VectorWriter.commit``.
@@ -112,8 +112,9 @@ def embed_lines(
     out = Path(out)
     progress = progress or NullProgress()
     spec = embedder.resolve_settings(settings)
-    run_settings = _get_run_settings(embedder, settings)
-    open_writer = _create_writer_factory(out, spec, run_settings, columns)
+    vector_settings = _describe_vectors(embedder, settings)
+    open_writer = _create_writer_factory(out, spec, vector_settings, columns)
+    run_settings = {**vector_settings, "text_column": columns.text_column if columns else None}
     counts = TokenCounts()
     embedder = embedder.with_token_counter(counts)
     with _lock_partial_dir(out) as partial:
@@ -211,7 +212,7 @@ def _write_chunks(
 
 
 def _create_writer_factory(
-    out: Path, spec: VectorSpec, run_settings: dict[str, Any], columns: TableColumns | None
+    out: Path, spec: VectorSpec, vector_settings: dict[str, Any], columns: TableColumns | None
 ) -> Callable[[Path, int], VectorWriter]:
     """Return the function that opens a writer at a path and position, for the suffix of ``out``.
 
@@ -223,7 +224,7 @@ def _create_writer_factory(
         ".npy": lambda path, position: NpyWriter(path, spec.width, position),
         ".jsonl": lambda path, position: JsonlWriter(path, position, columns),
         ".parquet": lambda path, position: ParquetWriter(path, position, columns),
-        ".index": lambda path, position: IndexWriter(path, spec.width, position, run_settings),
+        ".index": lambda path, position: IndexWriter(path, spec.width, position, vector_settings),
     }
     if out.suffix not in factories:
         raise InputError(f"{out}: expected a name that ends in {', '.join(factories)}")
@@ -237,8 +238,8 @@ def _create_writer_factory(
     return factories[out.suffix]
 
 
-def _get_run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
-    """Return the model and the settings of the vectors, as stored in the state of a run.
+def _describe_vectors(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
+    """Return the model and the settings of the vectors, as stored in an index and a run's state.
 
     A resumed run must have the same settings, except that the model may have been moved.
     """
@@ -260,7 +261,8 @@ def _get_partial_dir(out: Path) -> Path:
 def _lock_partial_dir(out: Path) -> Iterator[Path]:
     """Create and lock the directory for unfinished output.
 
-    If the block fails before any line is written, the directory is removed.
+    If the block fails before any line is written, or when the output is complete, the directory is
+    removed.
     """
     if out.exists() or out.is_symlink():
         raise InputError(f"{out}: already exists; choose another name or remove it")
@@ -272,7 +274,10 @@ def _lock_partial_dir(out: Path) -> Iterator[Path]:
         try:
             yield partial
         except BaseException:
-            _remove_if_empty(partial)
+            if out.exists():
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                _remove_if_empty(partial)
             raise
 
 
@@ -290,12 +295,18 @@ def _remove_if_empty(partial: Path) -> None:
 def _read_state(partial: Path) -> _RunState | None:
     """Read the state of an unfinished run; return None if there is no state file.
 
+    If the written lines are missing, the state has no lines.
+
     Raises:
         InputError: The file is damaged.
     """
     try:
         fields = dict(parse_json((partial / STATE_FILE).read_text(encoding="utf-8")))
-        return _RunState(**upgrade_embedding_state(fields))
+        state = _RunState(**upgrade_embedding_state(fields))
+        # A run that is killed when its output is complete leaves its state. Parts of Parquet are in
+        # a directory whose name starts with that of the file.
+        has_data = any(partial.glob(f"{DATA_FILE}*"))
+        return state if has_data else _RunState(state.settings)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
@@ -311,25 +322,27 @@ def _load_or_create_state(partial: Path, settings: dict[str, Any]) -> _RunState:
         InputError: The directory contains unrelated files, or the run has other settings.
     """
     state = _read_state(partial)
-    if state is None:
-        if any(not file.name.startswith(f".{STATE_FILE}") for file in partial.iterdir()):
-            raise InputError(f"{partial}: this directory contains unrelated files; remove it")
+    if state is None and any(
+        not file.name.startswith(f".{STATE_FILE}") for file in partial.iterdir()
+    ):
+        raise InputError(f"{partial}: this directory contains unrelated files; remove {partial}")
+    if state is None or not state.num_lines:
+        # Nothing is written yet, so the settings may differ.
         with _convert_write_errors(partial):
             write_json(partial / STATE_FILE, asdict(_RunState(settings)))
         return _RunState(settings)
-    if not state.num_lines:
-        # Nothing is written yet, so the settings may differ.
-        return _RunState(settings)
+    # Version 0.2 did not store the column.
+    old_settings = {"text_column": settings["text_column"], **state.settings}
     changed = [
         name
         for name, value in settings.items()
-        if name != "model_path" and state.settings.get(name) != value
+        if name != "model_path" and old_settings.get(name) != value
     ]
     if changed:
         names = ", ".join(name.removesuffix("_sha256").replace("_", " ") for name in changed)
         raise InputError(
             f"{partial}: this unfinished run was started with a different {names}; use the same "
-            "values, or remove the directory"
+            f"values, or remove {partial}"
         )
     return replace(state, settings=settings)
 
@@ -368,5 +381,5 @@ def _skip_finished_lines(
     if num_skipped < state.num_lines or lines_hash.hexdigest() != state.lines_sha256:
         raise InputError(
             f"{partial}: the first {state.num_lines:,} lines differ from those already embedded; "
-            "give the same file, or remove the directory"
+            f"give the same file, or remove {partial}"
         )

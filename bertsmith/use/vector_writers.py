@@ -43,11 +43,13 @@ class TableColumns:
         columns: Columns of the input table.
         added_names: Default name of each added column -> its name in the output.
         schema: Arrow schema of the input table; None if the input is not Parquet.
+        text_column: The column of the input table that contains the texts.
     """
 
     columns: Sequence[str]
     added_names: Mapping[str, str]
     schema: Any = None
+    text_column: str = "text"
 
 
 class VectorWriter(Protocol):
@@ -77,12 +79,18 @@ class VectorWriter(Protocol):
         """Close the file, whether or not it is complete."""
 
 
-def _open_at_position(path: Path, position: int) -> IO[bytes]:
-    """Open a file for writing at a byte position; discard everything after it."""
+def _open_at_position(path: Path, position: int, run_dir: Path | None = None) -> IO[bytes]:
+    """Open a file for writing at a byte position; discard everything after it.
+
+    Args:
+        path: The file.
+        position: Number of bytes already written.
+        run_dir: The directory of the unfinished run, for error messages; None for that of the file.
+    """
     if position and (not path.is_file() or path.stat().st_size < position):
         raise InputError(
-            f"{path}: shorter than when its run was interrupted; remove {path.parent} and start "
-            "again"
+            f"{path}: shorter than when its run was interrupted; remove {run_dir or path.parent} "
+            "and start again"
         )
     file = path.open("r+b" if position else "w+b")
     file.truncate(position)
@@ -99,15 +107,22 @@ def _flush(file: IO[bytes]) -> None:
 class NpyWriter:
     """Writes one array, float32 [n, W], as a .npy file."""
 
-    def __init__(self, path: Path, width: int, position: int) -> None:
-        """Open the file; ``position`` is the number of rows already written."""
+    def __init__(self, path: Path, width: int, position: int, run_dir: Path | None = None) -> None:
+        """Open the file.
+
+        Args:
+            path: The file.
+            width: Width of the vectors.
+            position: Number of rows already written.
+            run_dir: The directory of the unfinished run; None for that of the file.
+        """
         self._width = width
         self.num_rows = position
         header = self._build_header()
         num_bytes = 0
         if position:
             num_bytes = len(header) + position * width * _FLOAT32_BYTES
-        self._file = _open_at_position(path, num_bytes)
+        self._file = _open_at_position(path, num_bytes, run_dir)
         if not position:
             self._file.write(header)
 
@@ -324,7 +339,7 @@ class IndexWriter:
         path.mkdir(exist_ok=True)
         self._path = path
         self._manifest = manifest
-        self._vectors = NpyWriter(path / VECTORS_FILE, width, position)
+        self._vectors = NpyWriter(path / VECTORS_FILE, width, position, path.parent)
         self._lines = (path / LINES_FILE).open("r+b" if position else "w+b")
         for _ in range(position):
             self._lines.readline()

@@ -20,6 +20,7 @@ from bertsmith.cli.model_options import count_lines
 from bertsmith.errors import InputError
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.use import embed_chunks
+from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
 from bertsmith.use.search import search
@@ -140,6 +141,11 @@ def test_prompt_is_added_to_each_line(
         embed_lines(embedder.with_prompt("document"), ["ferry"] * 3000, out, VectorSettings())
 
 
+def _interrupt_call(*_: Any) -> None:
+    """Raise KeyboardInterrupt."""
+    raise KeyboardInterrupt
+
+
 def _interrupt(lines: Iterator[str]) -> Iterator[str]:
     """Yield all lines, then fail."""
     yield from lines
@@ -226,6 +232,36 @@ def test_interrupted_embed_continues(
     assert np.load(out).shape == (30_000, MODEL_WIDTH)
 
 
+def _interrupt_second_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embed one chunk, and raise KeyboardInterrupt for all later ones."""
+    encode_batches = Embedder.encode_batches
+    num_chunks = 0
+
+    def encode_first_chunk(*arguments: Any) -> Any:
+        nonlocal num_chunks
+        num_chunks += 1
+        if num_chunks != 1:
+            raise KeyboardInterrupt
+        return encode_batches(*arguments)
+
+    monkeypatch.setattr(Embedder, "encode_batches", encode_first_chunk)
+
+
+def test_interrupted_embed_continues_with_the_same_column(
+    run_cli: RunCli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another --text than that of the interrupted run is an error."""
+    monkeypatch.setattr(embed_chunks, "_MAX_LINES", 1)
+    table = tmp_path / "table.csv"
+    table.write_text("title,body\nferry,the ferry\nriver,the river\n")
+    command = ("embed", model, table, "--out", tmp_path / "v.npy", "--text")
+    _interrupt_second_chunk(monkeypatch)
+    assert run_cli(*command, "title").status == 130
+    completed = run_cli(*command, "body")
+    assert completed.status == 2
+    assert "started with a different text column" in completed.err
+
+
 def test_interrupted_embed_says_how_much_is_saved(
     run_cli: RunCli,
     model: Path,
@@ -238,16 +274,7 @@ def test_interrupted_embed_says_how_much_is_saved(
     out = tmp_path / "new" / "v.npy"
     command = ("embed", model, lines_file, "--out", out)
     encode_batches = Embedder.encode_batches
-    num_chunks = 0
-
-    def stop_in_second_chunk(*arguments: Any) -> Any:
-        nonlocal num_chunks
-        num_chunks += 1
-        if num_chunks != 1:
-            raise KeyboardInterrupt
-        return encode_batches(*arguments)
-
-    monkeypatch.setattr(Embedder, "encode_batches", stop_in_second_chunk)
+    _interrupt_second_chunk(monkeypatch)
     completed = run_cli(*command)
     assert completed.status == 130
     assert "stopped; 1 line is saved; run the same command again to continue" in completed.err
@@ -258,6 +285,13 @@ def test_interrupted_embed_says_how_much_is_saved(
     assert [path.name for path in out.parent.iterdir()] == ["v.npy.partial"]
     monkeypatch.setattr(Embedder, "encode_batches", encode_batches)
     assert run_cli(*command).status == 0
+    sync = embed_lines_module.sync
+    monkeypatch.setattr(embed_lines_module, "sync", _interrupt_call)
+    completed = run_cli("embed", model, lines_file, "--out", out)
+    monkeypatch.setattr(embed_lines_module, "sync", sync)
+    assert completed.status == 130
+    assert f"stopped; {out} is complete\n" in completed.err
+    assert sorted(path.name for path in out.parent.iterdir()) == ["v.npy", "w.npy"]
     np.testing.assert_allclose(
         np.load(tmp_path / "new" / "v.npy"),
         Embedder.load(model).encode(lines_file.read_text().split("\n")),
@@ -345,6 +379,10 @@ def test_search_prints_the_most_similar_lines(
         SENTENCES[1],
         f"1.0000\t2\t{SENTENCES[1]}",
     ]
+    interrupted = run_cli("search", index, "-", "--top", 1, "--exact", stdin=queries + b"\n\n")
+    assert interrupted.status == 2
+    assert interrupted.out == completed.out
+    assert "query 3 is empty" in interrupted.err
     json_lines = run_cli("search", index, *SENTENCES[:2], "--json").out.splitlines()
     for line, hits in zip(json_lines, search(index, SENTENCES[:2]), strict=True):
         json_hits = json.loads(line)["hits"]

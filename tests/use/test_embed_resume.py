@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,6 @@ def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, na
 KILL_SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from typing import Any
 from bertsmith.use import embed_chunks
 from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
@@ -162,8 +162,8 @@ def test_run_of_version_0_1_is_resumed(embedder: Embedder, tmp_path: Path) -> No
         "place": state["position"],
         "cut_off": state["num_truncated"],
     }
-    # Version 0.1 had no prompts.
-    assert len(old_settings) == len(settings.keys() - {"prompt_name"})
+    # Version 0.1 had no prompts, and stored no column.
+    assert len(old_settings) == len(settings.keys() - {"prompt_name", "text_column"})
     assert len(old_state) == len(state)
     state_file.write_text(json.dumps(old_state))
     embed_lines(embedder, LINES, out, TEXT_SETTINGS)
@@ -186,14 +186,73 @@ def test_resume_requires_the_same_input(
     other_embedder = Embedder.load(model_dir_without_nsp)
     with pytest.raises(InputError, match="started with a different model"):
         embed_lines(other_embedder, LINES, out, TEXT_SETTINGS)
-    (out.with_name("v.npy.partial") / "data").rename(tmp_path / "data")
-    with pytest.raises(InputError, match="shorter than when its run was interrupted"):
+    data = out.with_name("v.npy.partial") / "data"
+    content = data.read_bytes()
+    data.write_bytes(content[:-1])
+    with pytest.raises(InputError, match=r"shorter than when .*; remove \S*/v.npy.partial and"):
         embed_lines(embedder, LINES, out, TEXT_SETTINGS)
-    (tmp_path / "data").rename(out.with_name("v.npy.partial") / "data")
+    data.write_bytes(content)
     summary = embed_lines(embedder, LINES, out, TEXT_SETTINGS)
     assert summary.num_lines == len(LINES)
     uninterrupted = embed_lines(embedder, LINES, tmp_path / "uninterrupted.npy", TEXT_SETTINGS).path
     assert uninterrupted.read_bytes() == out.read_bytes()
+
+
+def test_resume_requires_the_same_text_column(embedder: Embedder, tmp_path: Path) -> None:
+    """Another column of the same table is an error; a state of version 0.2 has no column."""
+    rows = [{"title": line, "body": f"{line} body"} for line in LINES]
+    tables = {name: [TextRow(row[name], row) for row in rows] for name in ("title", "body")}
+    columns = {name: TableColumns(["title", "body"], {}, text_column=name) for name in tables}
+
+    def interrupted_rows() -> Iterator[TextRow]:
+        yield from tables["title"][: 3 * LINES_PER_CHUNK + 2]
+        raise KeyboardInterrupt
+
+    out, state_file = tmp_path / "v.npy", tmp_path / "v.npy.partial" / "state.json"
+    with pytest.raises(KeyboardInterrupt):
+        embed_lines(embedder, interrupted_rows(), out, TEXT_SETTINGS, columns=columns["title"])
+    with pytest.raises(InputError, match=r"a different text column; .* remove \S*/v.npy.partial"):
+        embed_lines(embedder, tables["body"], out, TEXT_SETTINGS, columns=columns["body"])
+    state = json.loads(state_file.read_text())
+    assert state["settings"].pop("text_column") == "title"
+    state_file.write_text(json.dumps(state))
+    summary = embed_lines(embedder, tables["title"], out, TEXT_SETTINGS, columns=columns["title"])
+    assert summary.num_lines == len(LINES)
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.parquet", "v.index"])
+def test_state_of_a_complete_run_is_discarded(
+    embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The state of a run that was killed or interrupted at its end does not block a new run."""
+    out, partial = tmp_path / name, tmp_path / f"{name}.partial"
+    remove_directory = shutil.rmtree
+
+    def interrupt(path: Path) -> None:
+        monkeypatch.setattr(shutil, "rmtree", remove_directory)
+        shutil.copytree(path, tmp_path / "killed")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        embed_lines(embedder, LINES, out, TEXT_SETTINGS)
+    assert not partial.exists()
+    expected = tmp_path / f"expected-{name}"
+    out.rename(expected)
+    (tmp_path / "killed").rename(partial)
+    embed_lines(embedder, LINES, out, TEXT_SETTINGS)
+    assert has_same_contents(out, expected)
+
+
+def test_error_of_a_damaged_index_names_the_directory_to_remove(
+    embedder: Embedder, tmp_path: Path
+) -> None:
+    """An unfinished index with missing vectors cannot be resumed."""
+    out = tmp_path / "v.index"
+    start_and_interrupt_run(embedder, out)
+    (tmp_path / "v.index.partial" / "data" / "vectors.npy").write_bytes(b"")
+    with pytest.raises(InputError, match=r"remove \S*/v.index.partial and start again"):
+        embed_lines(embedder, LINES, out, TEXT_SETTINGS)
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.index"])
