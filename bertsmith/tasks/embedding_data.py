@@ -93,7 +93,7 @@ class EncodedTexts:
         ids = np.concatenate([self.ids[start:end] for start, end in ranges])
         offsets = np.concatenate([[0], np.cumsum(self.get_lengths(numbers))])
         _, identities = np.unique(self.identities[numbers], return_inverse=True)
-        return EncodedTexts(ids, offsets, identities)
+        return EncodedTexts(ids, offsets, identities.astype(np.int64))
 
 
 class TextCollector:
@@ -227,12 +227,16 @@ class EmbeddingExamples:
     def drop_unused_texts(self) -> "EmbeddingExamples":
         """Return the examples, with only the texts that occur in them."""
         numbers = self.list_used_texts()
+
+        def renumber(texts: Ints) -> Ints:
+            return np.searchsorted(numbers, texts).astype(np.int64)
+
         return replace(
             self,
             texts=self.texts.select(numbers),
-            anchors=np.searchsorted(numbers, self.anchors),
-            positives=np.searchsorted(numbers, self.positives),
-            negatives=np.searchsorted(numbers, self.negatives),
+            anchors=renumber(self.anchors),
+            positives=renumber(self.positives),
+            negatives=renumber(self.negatives),
         )
 
 

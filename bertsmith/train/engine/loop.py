@@ -351,7 +351,7 @@ class _Loop:
         should_log = (
             step == 0 or (step + 1) % options.log_every == 0 or step + 1 == duration.total_steps
         )
-        describe_batch = objective.describe_batch
+        describe_batch: Callable[[int], str] = objective.describe_batch
         if objective.data_state is not None:
             # The objective describes the last batch, but a GPU's result is read after the next one.
             describe_batch = {step: describe_batch(step)}.__getitem__
