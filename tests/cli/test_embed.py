@@ -285,10 +285,9 @@ def test_interrupted_embed_says_how_much_is_saved(
     assert [path.name for path in out.parent.iterdir()] == ["v.npy.partial"]
     monkeypatch.setattr(Embedder, "encode_batches", encode_batches)
     assert run_cli(*command).status == 0
-    sync = embed_lines_module.sync
-    monkeypatch.setattr(embed_lines_module, "sync", _interrupt_call)
-    completed = run_cli("embed", model, lines_file, "--out", out)
-    monkeypatch.setattr(embed_lines_module, "sync", sync)
+    with monkeypatch.context() as patch:
+        patch.setattr(embed_lines_module, "sync", _interrupt_call)
+        completed = run_cli("embed", model, lines_file, "--out", out)
     assert completed.status == 130
     assert f"stopped; {out} is complete\n" in completed.err
     assert sorted(path.name for path in out.parent.iterdir()) == ["v.npy", "w.npy"]

@@ -5,22 +5,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from bertsmith import bundle
-from bertsmith.bundle.metadata import read_metadata
 from bertsmith.data.store import MANIFEST_FILE, Store
-from bertsmith.errors import ModelError, RunError, SettingsError
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import compute_file_sha256
 from bertsmith.model.config import SIZES, get_size_preset
 from bertsmith.settings import (
     get_table,
     load_user_settings,
     merge_settings,
-    read_stored_settings,
 )
 from bertsmith.train.engine.duration import get_default_interval
-from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory
+from bertsmith.train.engine.run_directory import check_run_directory
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName, RunSettings
+from bertsmith.train.pretraining.start_model import resolve_start_model
 
 #: Fields of the model config that determine the shapes of the weights.
 _SHAPE_FIELDS = (
@@ -68,19 +66,6 @@ class Overrides:
     cuda: bool = False
 
 
-@dataclass(frozen=True)
-class _StartModel:
-    """The model that continued pre-training starts from.
-
-    Attributes:
-        config: Its config.
-        run_values: The settings ``run.start_from`` and ``run.start_id``.
-    """
-
-    config: dict[str, Any]
-    run_values: dict[str, Any]
-
-
 def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     """Return the settings of a run, without default values for steps, epochs and minutes.
 
@@ -108,7 +93,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     if overrides.start_from and overrides.size:
         raise SettingsError("--size and --from are mutually exclusive: the model has its own size")
     if overrides.start_from:
-        start = _resolve_start_model(overrides.start_from, overrides.out, store)
+        start = resolve_start_model(overrides.start_from, overrides.out, store)
         model = start.config
     else:
         start = None
@@ -385,47 +370,6 @@ def _override_sizes(model: dict[str, Any], user_model: Any) -> dict[str, Any]:
     if "width" in sizes:
         model = model | {"feed_forward": 4 * sizes["width"]}
     return model | sizes
-
-
-def _resolve_start_model(path: str, run: Path | None, store: Store) -> _StartModel:
-    """Return the start model; if it does not exist, the one in the settings of the run.
-
-    A run with a checkpoint does not need its start model, so it can be resumed without it.
-
-    Args:
-        path: Path or name of the start model.
-        run: Run directory, which may have no settings yet; None if no run is written.
-        store: Token store.
-
-    Raises:
-        ModelError: If the start model and the settings do not exist, or the model is damaged.
-        StoreError: If its tokenizer differs from the tokenizer of the store.
-    """
-    try:
-        pinned_path = bundle.pin_model_path(path)
-        directory = bundle.locate_model(pinned_path)
-    except ModelError:
-        stored = None if run is None else _read_stored_start_model(run / SETTINGS_FILE)
-        if stored is None:
-            raise
-        return stored
-    _, config, tokenizer = read_metadata(directory)
-    store.check_tokenizer(tokenizer)
-    start_id = bundle.hash_model_files(directory)[:16]
-    run_values = {"start_from": str(pinned_path), "start_id": start_id}
-    return _StartModel(config.model_dump(), run_values)
-
-
-def _read_stored_start_model(path: Path) -> _StartModel | None:
-    """Return the start model in the settings of a pre-training run; None if there is none."""
-    if not path.exists():
-        return None
-    tables = read_stored_settings(path)
-    if not get_table(tables, "run").get("start_from") or "data" not in tables:
-        return None
-    settings = PretrainSettings.parse(tables, str(path))
-    run_values = settings.run.model_dump(include={"start_from", "start_id"})
-    return _StartModel(settings.model.model_dump(), run_values)
 
 
 def _check_consistency(settings: PretrainSettings, store: Store, source: str) -> None:
