@@ -125,7 +125,8 @@ def load_run_settings(
                 f"{run}: {change}; using the value in the run, which the time budget determined"
             )
         elif not is_set_by_user and old in (accepted_defaults or {}).get(key, ()):
-            continue
+            if progress is not None and old is not None:
+                progress.log(f"{run}: {change}; using the value in the run")
         elif key not in (*_MUTABLE_KEYS, *budget_keys):
             differences.append(f"  {change}")
     if differences:

@@ -124,18 +124,20 @@ def test_run_of_a_gpu_continues_on_a_machine_without_one(resolve: Any, tmp_path:
     machine = {"device": "auto", "precision": "auto", "attention_kernel": "auto", "threads": None}
     assert moved.run == stored.run.model_copy(update=machine)
     assert moved.model_copy(update={"run": stored.run}) == stored
-    assert len(progress.messages) == 1
+    assert len(progress.messages) == 2
     assert "the device cuda:0 of this run is not available here" in progress.messages[0]
+    assert "data.batch_size: 256 in the run, 32 now; using the" in progress.messages[1]
 
 
 def test_run_stays_on_its_device_while_it_is_available(resolve: Any, tmp_path: Path) -> None:
-    """The default device does not move a run, and its default batch size is kept."""
+    """The default device does not move a run; its default batch size is kept, with a message."""
     stored = _store_cuda_run(resolve, tmp_path)
     progress = RecordingProgress()
     defaults = get_accepted_defaults(stored)
     settings = load_run_settings(tmp_path, resolve(), {}, progress, accepted_defaults=defaults)
     assert settings == stored
-    assert progress.messages == []
+    change = "data.batch_size: 256 in the run, 32 now"
+    assert progress.messages == [f"{tmp_path}: {change}; using the value in the run"]
 
 
 @pytest.mark.parametrize(("old", "new"), [(None, 3), (2, 3), (2, None)])
