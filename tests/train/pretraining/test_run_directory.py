@@ -227,10 +227,15 @@ def test_omitted_data_settings_are_differences(resolve: Any, tmp_path: Path) -> 
         load_run_settings(tmp_path, constant, values, accepted_defaults=defaults)
     for key in ("data.initial_batch_size", "data.max_predictions_per_seq",
                 "schedule.phase2_max_seqlen"):  # fmt: skip
-        stored = resolve(assignments=[f"{key}=16"])
+        stored = resolve(assignments=["data.max_seqlen=16", f"{key}=16"])
         (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
         with pytest.raises(RunError, match=rf"{key}: 16 in the run, None now"):
-            load_run_settings(tmp_path, resolve(), {}, accepted_defaults=defaults)
+            load_run_settings(
+                tmp_path,
+                resolve(assignments=["data.max_seqlen=16"]),
+                {},
+                accepted_defaults=defaults,
+            )
 
 
 def test_moved_run_records_its_new_device(train: TrainFunction, tmp_path: Path) -> None:
