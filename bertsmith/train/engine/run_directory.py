@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from bertsmith.errors import RunError
 from bertsmith.files import hold_lock, write_atomic
-from bertsmith.progress import Progress
+from bertsmith.progress import NullProgress, Progress
 from bertsmith.settings import Settings, get_table, read_stored_settings
 
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
@@ -95,6 +95,7 @@ def load_run_settings(
     Raises:
         RunError: If settings that affect the weights differ; the message lists all differences.
     """
+    progress = NullProgress() if progress is None else progress
     path = run / SETTINGS_FILE
     if not path.exists():
         return None
@@ -106,8 +107,7 @@ def load_run_settings(
         _change_world_size(stored_values["run"], new_values["run"]),
     ]
     for message in filter(None, messages):
-        if progress is not None:
-            progress.log(f"{run}: {message}")
+        progress.log(f"{run}: {message}")
     budget_keys = _BUDGET_KEYS if stored_values["schedule"]["minutes"] is not None else ()
     differences, changes = [], {}
     for key, old, new in find_differences(stored_values, new_values):
@@ -118,14 +118,13 @@ def load_run_settings(
         if is_moved or (key in (*_MUTABLE_KEYS, _THREADS_KEY) and is_set_by_user):
             changes[key] = new
             effect = "; the result will differ by rounding" if key == _THREADS_KEY else ""
-            if progress is not None:
-                progress.log(f"{run}: {change}; using the new value{effect}")
-        elif key in budget_keys and is_set_by_user and progress is not None:
+            progress.log(f"{run}: {change}; using the new value{effect}")
+        elif key in budget_keys and is_set_by_user:
             progress.log(
                 f"{run}: {change}; using the value in the run, which the time budget determined"
             )
         elif not is_set_by_user and old in (accepted_defaults or {}).get(key, ()):
-            if progress is not None and old is not None:
+            if old is not None:
                 progress.log(f"{run}: {change}; using the value in the run")
         elif key not in (*_MUTABLE_KEYS, *budget_keys):
             differences.append(f"  {change}")
