@@ -80,6 +80,12 @@ class PendingStep:
             previous: The previous step, if it has not been read.
         """
         self._values = values
+        self._copied: torch.cuda.Event | None = None
+        if values.device.type == "cuda":
+            # A copy to page-locked memory, so that ``read`` does not wait for later steps.
+            self._values = values.to("cpu", non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(values.device))
         self._loss_names = tuple(loss_names)
         self._group_names = tuple(group_names)
         self._describe = describe
@@ -88,11 +94,13 @@ class PendingStep:
             self.has_diverged |= previous.has_diverged
 
     def read(self) -> StepResult:
-        """Wait for the device and return the losses and gradient norms.
+        """Wait for the result and return the losses and gradient norms.
 
         Raises:
             DivergedError: If the loss or the gradient is not finite.
         """
+        if self._copied is not None:
+            self._copied.synchronize()
         values = self._values.tolist()
         num_losses = len(self._loss_names)
         result = StepResult(

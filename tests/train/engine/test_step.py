@@ -109,6 +109,34 @@ def test_steps_that_are_read_late_have_the_same_results(monkeypatch: pytest.Monk
     assert set(steps[0].read().grad_norms) == {"bias"}
 
 
+def test_result_on_a_gpu_is_copied_before_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is started with the step, on its stream, and only reading waits for it."""
+    log: list[str] = []
+
+    class CudaTensor(Tensor):
+        device: Any = torch.device("cuda:1")
+
+        def to(self, device: str, *, non_blocking: bool) -> Tensor:  # type: ignore[override]
+            log.append(f"copy to {device}, {non_blocking=}")
+            return self.as_subclass(Tensor)
+
+    class Event:
+        def record(self, stream: str) -> None:
+            log.append(f"record on {stream}")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    values = torch.tensor([2.5, 0.5]).as_subclass(CudaTensor)
+    pending = PendingStep(values, ["loss"], [], str, None)
+    started = ["copy to cpu, non_blocking=True", "record on stream of cuda:1"]
+    assert log == started
+    assert pending.read() == StepResult({"loss": 2.5}, 0.5)
+    assert log == [*started, "wait"]
+
+
 @pytest.mark.parametrize("is_pending", [False, True])
 def test_only_the_batch_of_a_diverged_step_is_described(
     monkeypatch: pytest.MonkeyPatch, is_pending: bool
