@@ -67,7 +67,12 @@ def build_neighbor_bias(
     device = strength.device
     positions = torch.arange(max_seqlen, device=device)
     head_types = torch.arange(num_heads, device=device) % len(_SLOPES)
-    slopes = torch.tensor(_SLOPES, device=device)[head_types, None, None]
-    offsets = torch.tensor(_CENTER_OFFSETS, device=device)[head_types, None, None]
+    slopes = _select(_SLOPES, head_types)[:, None, None]
+    offsets = _select(_CENTER_OFFSETS, head_types)[:, None, None]
     distances = (positions - positions[:, None] - offsets).abs()
     return (-strength * slopes * distances * (positions > 0)).to(dtype)
+
+
+def _select(values: tuple[float, ...], indices: Tensor) -> Tensor:
+    """Return ``torch.tensor(values)[indices]``, which would wait for a GPU to copy the values."""
+    return torch.stack([(indices == index) * value for index, value in enumerate(values)]).sum(0)
