@@ -21,6 +21,13 @@ class CopyStream:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    def select_device(self) -> None:
+        """Make the device of the stream the current one of this thread.
+
+        In a new thread, the current device is GPU 0, where calls could create a CUDA context.
+        """
+        torch.cuda.set_device(self._stream.device)
+
     def start(self, copy: Callable[[], T]) -> tuple[T, torch.cuda.Event]:
         """Call ``copy`` on the stream.
 

@@ -27,11 +27,13 @@ class FakeStream:
 
     Attributes:
         log: Thread, name of the stream, and what is done.
+        device: Device of the stream.
     """
 
-    def __init__(self, name: str, log: list[tuple[str, str, Any]]) -> None:
+    def __init__(self, name: str, log: list[tuple[str, str, Any]], device: Any = None) -> None:
         self.name = name
         self.log = log
+        self.device = device
 
     def add(self, action: Any) -> None:
         """Add a line to the log."""
@@ -58,8 +60,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Any]]:
         stream.add("enter")
         yield
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: FakeStream("copy", log))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream("copy", log, device))
     monkeypatch.setattr(torch.cuda, "stream", enter)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: FakeStream("none", log).add(("select", device))
+    )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: compute_stream)
     monkeypatch.setattr(
         Tensor, "record_stream", lambda tensor, stream: stream.add(("reserve", id(tensor)))
@@ -86,7 +91,8 @@ def test_prefetch_thread_copies_and_the_step_waits(
 ) -> None:
     """The prefetch thread starts the copies, and the main thread waits before it yields a batch.
 
-    The batches are those without a copy stream.
+    The prefetch thread first selects the device of the copies. The batches are those without a copy
+    stream.
     """
     store = Store.open(make_store(tmp_path))
     options = make_assignments(run__device="cpu", run__micro_batch_tokens=64)
@@ -95,8 +101,12 @@ def test_prefetch_thread_copies_and_the_step_waits(
     plain, copied = (session.build_objective(StepDuration(9)) for _ in range(2))
     monkeypatch.setattr(copied, "_copy_stream", CopyStream(torch.device("cpu")))
     batches = copied.iter_batches(0)
-    for expected in islice(plain.iter_batches(0), 4):
+    for number, expected in enumerate(islice(plain.iter_batches(0), 4)):
         batch: list[PretrainingMicroBatch] = next(batches)
+        if number == 0:
+            selection = (PREFETCH, "none", ("select", torch.device("cpu")))
+            assert log[0] == selection
+            log[0] = (PREFETCH, "copy", "read")
         tensors = [tensor for part in batch for tensor in part.list_tensors()]
         assert len(batch) > 1
         lines = [line for line in log if line[0] == MAIN]

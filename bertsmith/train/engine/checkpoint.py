@@ -135,6 +135,8 @@ def write(run: Path, snapshot: Snapshot, keep: int) -> Path:
         The directory of the new checkpoint.
     """
     if snapshot.copied is not None:
+        # In a new thread, the current device is GPU 0, where the wait could create a CUDA context.
+        torch.cuda.set_device(snapshot.copied.device)
         snapshot.copied.synchronize()
     state = snapshot.state
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"

@@ -152,6 +152,8 @@ class PretrainingObjective:
 
     def _prepare_batches(self, first_step: int, position: DataPosition) -> Iterator[_PreparedBatch]:
         """Yield the batch of each step, split into micro-batches."""
+        if self._copy_stream is not None:
+            self._copy_stream.select_device()
         is_cuda = self._machine.device.type == "cuda"
         num_processes = self._machine.processes.world_size
         max_tokens = self._settings.run.micro_batch_tokens
