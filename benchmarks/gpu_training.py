@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bertsmith.data.store import Store
@@ -164,8 +165,11 @@ def profile_steps(runner: StepRunner) -> dict[str, Any]:
     for event in profiler.key_averages():
         if event.key in SYNCHRONIZATIONS:
             synchronizations[event.key] += event.count
-        microseconds = event.self_device_time_total if is_cuda else event.self_cpu_time_total
-        kernels[event.key[:100]] += microseconds
+        if not is_cuda:
+            kernels[event.key[:100]] += event.self_cpu_time_total
+        # The rows of operators and annotations have the time of their kernels again.
+        elif event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            kernels[event.key[:100]] += event.self_device_time_total
     total = sum(kernels.values())
     result: dict[str, Any] = {
         "synchronizations_per_step": {
