@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +14,18 @@ import torch
 from safetensors.torch import load_file
 
 from bertsmith import bundle
+from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.runtime.process_group import ProcessGroup
+from bertsmith.train.engine import start_run
 from bertsmith.train.engine.checkpoint import list_checkpoints
 from bertsmith.train.engine.metrics_log import TIMING_KEYS, read_metrics
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining.pretrain import pretrain
+from bertsmith.train.reranking.finetune import finetune_reranker
 from tests.model.examples import make_prime_size_config
 from tests.train.conftest import WORDS, RecordingProgress, make_assignments, make_tokenizer
+from tests.train.embedding.conftest import make_rows, write_rows
 
 STEPS = 12
 #: A process that torchrun starts twice. It first plans and fine-tunes. In the pre-training run of
@@ -105,11 +113,11 @@ def _make_options() -> list[str]:
     )
 
 
-def _make_finetuning_data(folder: Path) -> tuple[Path, Path]:
+def _make_finetuning_data(folder: Path, **model_settings: Any) -> tuple[Path, Path]:
     """Write a model and a table of labeled texts, and return their paths."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
-    config = make_prime_size_config(vocab_size=tokenizer.vocab_size, dropout=0.0)
+    config = make_prime_size_config(vocab_size=tokenizer.vocab_size, dropout=0.0, **model_settings)
     bundle.save(folder / "start", BertForPreTraining(config), tokenizer, {})
     rng = np.random.default_rng(0)
     lines = []
@@ -118,6 +126,28 @@ def _make_finetuning_data(folder: Path) -> tuple[Path, Path]:
         lines.append(json.dumps({"text": text, "label": "ab"[number % 2]}))
     (folder / "table.jsonl").write_text("\n".join(lines) + "\n")
     return folder / "start", folder / "table.jsonl"
+
+
+def test_batch_norm_needs_a_single_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuning on a task and of a reranker reject batch norm before they write anything.
+
+    Embedding models cannot have batch norm at all.
+    """
+
+    @contextmanager
+    def join() -> Iterator[ProcessGroup]:
+        yield ProcessGroup(0, 2)
+
+    monkeypatch.setattr(start_run, "join_process_group", join)
+    model, table = _make_finetuning_data(tmp_path, norm="batch")
+    pairs = write_rows(tmp_path / "pairs.jsonl", make_rows("pairs", 8))
+    out = tmp_path / "out"
+    error = "model.norm is 'batch', whose statistics would differ between the 2 processes"
+    with pytest.raises(SettingsError, match=error):
+        finetune("classify", model, out, data=table)
+    with pytest.raises(SettingsError, match=error):
+        finetune_reranker(model, out, data=pairs)
+    assert not out.exists()
 
 
 def _build_finetune_arguments(start_model: Path, table: Path, out: Path) -> list[str]:

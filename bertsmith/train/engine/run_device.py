@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from bertsmith.errors import SettingsError
+from bertsmith.model.config import ModelConfig
 from bertsmith.runtime.device import Machine
 from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.settings import Settings
@@ -46,6 +47,15 @@ def set_world_size(settings: SettingsType, processes: ProcessGroup) -> SettingsT
     values: Any = settings
     run = values.run.model_copy(update={"world_size": world_size})
     return settings.model_copy(update={"run": run})
+
+
+def check_norm(config: ModelConfig, processes: ProcessGroup) -> None:
+    """Raise SettingsError if several processes cannot train a model, because of its batch norm."""
+    if processes.world_size > 1 and config.norm == "batch":
+        raise SettingsError(
+            "model.norm is 'batch', whose statistics would differ between the "
+            f"{processes.world_size} processes; train in one process, or use another norm"
+        )
 
 
 def check_same_settings(settings: Settings, processes: ProcessGroup) -> None:

@@ -34,6 +34,7 @@ from bertsmith.train.engine.finetuning_training import (
 )
 from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import (
+    check_norm,
     check_same_settings,
     set_world_size,
 )
@@ -116,6 +117,7 @@ def _load(
     torch.manual_seed(settings.run.seed)
     bundle = load_for_fine_tuning(model, head, get_model_overrides(overrides), settings.features)
     settings = set_world_size(resolve_model_settings(settings, bundle), processes)
+    check_norm(settings.model, processes)
     check_same_settings(settings, processes)
     return settings, (bundle, head, examples)
 

@@ -15,7 +15,6 @@ from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Store
 from bertsmith.data.stream import ExampleStream
 from bertsmith.data.unigram import count_token_ids
-from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, count_parameters
 from bertsmith.model.init.named import apply_initialization
 from bertsmith.model.init.structured import count_layers_with_neighbor_heads
@@ -27,6 +26,7 @@ from bertsmith.runtime.process_group import SINGLE_PROCESS, ProcessGroup
 from bertsmith.train.engine import optimizer, probe
 from bertsmith.train.engine.duration import Duration, StepDuration
 from bertsmith.train.engine.probe import Cost
+from bertsmith.train.engine.run_device import check_norm
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.engine.threads import (
     MAX_CHOICE_SECONDS,
@@ -85,11 +85,7 @@ class Session:
                 in bf16 and the precision is fp32.
         """
         run = settings.run
-        if processes.world_size > 1 and settings.model.norm == "batch":
-            raise SettingsError(
-                "model.norm is 'batch', whose statistics would differ between the "
-                f"{processes.world_size} processes; train in one process, or use another norm"
-            )
+        check_norm(settings.model, processes)
         self.machine = device.resolve_machine(
             run.device,
             run.precision,

@@ -36,7 +36,7 @@ from bertsmith.train.engine.finetuning_training import (
     train_and_save,
 )
 from bertsmith.train.engine.provenance import dump_settings
-from bertsmith.train.engine.run_device import check_same_settings, set_world_size
+from bertsmith.train.engine.run_device import check_norm, check_same_settings, set_world_size
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.reranking.objective import RerankingObjective
 from bertsmith.train.reranking.settings import (
@@ -112,6 +112,7 @@ def _load(
     )
     settings = settings.model_copy(update={"model": bundle.config, "reranking": reranking})
     settings = set_world_size(settings, processes)
+    check_norm(settings.model, processes)
     check_same_settings(settings, processes)
     return settings, (bundle, examples)
 
