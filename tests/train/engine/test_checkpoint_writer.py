@@ -251,6 +251,24 @@ def test_snapshot_of_a_gpu_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) ->
     assert recorded_streams == ["stream of cuda:1"]
 
 
+def test_write_waits_on_the_device_of_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread selects the device before it waits for the copies."""
+    log: list[object] = []
+
+    class Event:
+        device = torch.device("cuda:1")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "set_device", log.append)
+    event: Any = Event()
+    checkpoint.write(tmp_path, checkpoint.Snapshot(TrainingState(step=4), {}, event), 1)
+    assert log == [torch.device("cuda:1"), "wait"]
+
+
 def test_checkpoints_are_asynchronous_on_a_gpu_by_default() -> None:
     """A thread writes checkpoints on a GPU, and on a CPU only if the user wants it."""
     settings = CheckpointSettings()
