@@ -32,6 +32,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from bertsmith.files import write_json
 STAGE_SECONDS = 530.0
 #: A check is skipped if fewer seconds of the stage are left.
 MIN_SECONDS = 10.0
-#: Seconds that a process has to end after SIGTERM, before it is killed.
+#: Seconds that the processes of a check have to end after SIGTERM, before they are killed.
 GRACE_SECONDS = 10.0
 #: Vocabulary size of the store that is made without --store.
 VOCAB_SIZE = 2000
@@ -84,14 +85,16 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a check and all processes that it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
+    """Stop a check and all processes of its group, some of which can outlive the check."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            # An ended check belongs to the group until its status is read.
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

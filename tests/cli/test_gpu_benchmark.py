@@ -1,9 +1,12 @@
 """benchmarks/gpu.py: checks that succeed, fail and hang, on the CPU."""
 
+import argparse
 import json
+import subprocess
 from pathlib import Path
 
 import gpu
+import gpu_checks
 import pytest
 import torch
 
@@ -39,6 +42,30 @@ def test_a_failed_check_is_reported_and_the_next_one_starts(
     assert gpu.main(["--stage", "C", "--dry", "--out", str(tmp_path), "--only", "fp8"]) == 1
     checks = json.loads((tmp_path / "stage-C.json").read_text())["checks"]
     assert checks["fp8"]["status"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("trap", "output"), [("", b""), ("echo saved; exit", b"saved\n")], ids=["ignored", "handled"]
+)
+def test_processes_that_outlive_a_check_are_stopped(
+    monkeypatch: pytest.MonkeyPatch, trap: str, output: bytes
+) -> None:
+    """After SIGTERM they have time to end, and are then killed."""
+    monkeypatch.setattr(gpu, "GRACE_SECONDS", 1.0)
+    child = f"trap '{trap}' TERM; echo ready; for _ in 1 2 3 4 5 6; do sleep 1; done; echo alive"
+    command = ["sh", "-c", f"({child}) & wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        gpu.stop(process)
+        assert process.stdout.read() == output
+
+
+def test_speed_is_measured_without_the_attention_bias(tmp_path: Path) -> None:
+    """The settings of all checks switch off the bias, which the recipe has in its first steps."""
+    options = argparse.Namespace(store=None, out=tmp_path, data=None, dry=True)
+    settings = gpu_checks.Check("stream", options).list_settings()
+    assert "schedule.neighbor_bias_steps=0" in settings
 
 
 def test_unknown_checks_are_an_error(tmp_path: Path) -> None:
