@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -57,7 +58,7 @@ STARTS_FILE = "starts.json"
 ROOT = Path(__file__).parent.parent
 
 
-def run_command(arguments: Sequence[str], log_file: Path) -> None:
+def run_command(arguments: Sequence[str], log_file: Path, **environment: str) -> None:
     """Run a command of Bertsmith in a process and append its output to a file; exit if it fails."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     log(f"$ {format_command(arguments)}")
@@ -65,7 +66,9 @@ def run_command(arguments: Sequence[str], log_file: Path) -> None:
         file.write(f"$ {format_command(arguments)}\n".encode())
         file.flush()
         command = [sys.executable, "-m", "bertsmith", *arguments]
-        code = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+        variables = {**os.environ, **environment}
+        completed = subprocess.run(command, stdout=file, stderr=file, check=False, env=variables)
+    code = completed.returncode
     if code:
         last_line = log_file.read_text(encoding="utf-8").strip().rpartition("\n")[2]
         sys.exit(f"{arguments[0]}: exit status {code}; see the end of {log_file}:\n{last_line}")
@@ -102,6 +105,19 @@ def build_pretrain_arguments(store: Path, seed: int, options: argparse.Namespace
     for setting in (*options.set, f"run.seed={seed}", "run.log_every=1"):
         arguments += ["--set", setting]
     return arguments
+
+
+def build_compiler_environment(run: Path) -> dict[str, str]:
+    """Return environment variables for a compiler cache that only one run uses.
+
+    With a shared cache, later runs would need less time for compilation than the first one. The
+    cache is next to the run directory, because a new run needs an empty one.
+    """
+    cache = run.absolute().with_name(f"{run.name}-compiler-cache")
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+    }
 
 
 def find_tasks(options: argparse.Namespace) -> tuple[list[PanelTask], list[str]]:
@@ -158,16 +174,26 @@ def compute_score(results: Mapping[str, Any]) -> float | None:
     )
 
 
+def count_finite(values: Sequence[float | None]) -> int:
+    """Return the number of values that are not missing and finite."""
+    return sum(value is not None and math.isfinite(value) for value in values)
+
+
+def get_mean(summary: Mapping[str, Any]) -> float | None:
+    """Return the mean of a measure; None without a value for each fine-tuning seed."""
+    values = summary["values"]
+    mean: float | None = summary["mean"]
+    return mean if count_finite(values) == len(values) else None
+
+
 def list_incomplete_measures(results: Mapping[str, Any]) -> list[str]:
     """Return the measures without a value for each fine-tuning seed, with the number of values."""
-    incomplete = []
-    for task, measures in results.items():
-        for measure, summary in measures.items():
-            values = summary["values"]
-            num_finite = sum(value is not None and math.isfinite(value) for value in values)
-            if not values or num_finite < len(values):
-                incomplete.append(f"{task}, {measure} ({num_finite} of {len(values)})")
-    return incomplete
+    return [
+        f"{task}, {measure} ({count_finite(summary['values'])} of {len(summary['values'])})"
+        for task, measures in results.items()
+        for measure, summary in measures.items()
+        if get_mean(summary) is None
+    ]
 
 
 def summarize(values: Sequence[float | None]) -> dict[str, float | None]:
@@ -177,6 +203,22 @@ def summarize(values: Sequence[float | None]) -> dict[str, float | None]:
     return {
         "mean": fmean(numbers) if is_complete else None,
         "std": stdev(numbers) if is_complete and len(numbers) > 1 else None,
+    }
+
+
+def average_panels(
+    panels: Sequence[Mapping[str, Any]],
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return mean and standard deviation of the results of all models, by task and measure.
+
+    None for a measure without a value for each fine-tuning seed of each model.
+    """
+    return {
+        task: {
+            measure: summarize([get_mean(panel[task][measure]) for panel in panels])
+            for measure in measures
+        }
+        for task, measures in panels[0].items()
     }
 
 
@@ -257,7 +299,6 @@ def build_record(
     budget = format_minutes(options.minutes)
     if options.steps is not None:
         budget = count_noun(options.steps, "step")
-    panels = [run["panel"] for run in runs.values()]
     return {
         "name": "speedrun",
         "size": options.size,
@@ -275,13 +316,7 @@ def build_record(
         "score": summarize([run["score"] for run in runs.values()]),
         "heldout_loss": summarize([run["heldout_loss"] for run in runs.values()]),
         "tokens": summarize([run["tokens"] for run in runs.values()]),
-        "panel": {
-            task: {
-                measure: summarize([panel[task][measure]["mean"] for panel in panels])
-                for measure in panels[0][task]
-            }
-            for task in panels[0]
-        },
+        "panel": average_panels([run["panel"] for run in runs.values()]),
         "finetune_seeds": options.finetune_seeds,
         "tasks_without_data": list(missing),
         "failures": dict(failures),
@@ -414,8 +449,9 @@ def main(argv: Sequence[str]) -> None:
         commands = {}
         for seed in map(int, options.seeds.split(",")):
             arguments = build_pretrain_arguments(store_path, seed, options)
+            run = options.out / "runs" / f"seed-{seed}"
             # A finished run only checks that its settings are the same.
-            run_command(arguments, options.out / "runs" / f"seed-{seed}.log")
+            run_command(arguments, run.with_suffix(".log"), **build_compiler_environment(run))
             commands[seed] = format_command(arguments)
         folders = {seed: options.out / "runs" / f"seed-{seed}" for seed in commands}
         results, failures = run_panel([run / "model" for run in folders.values()], tasks, options)

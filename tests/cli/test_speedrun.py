@@ -53,24 +53,36 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def use_this_process(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run commands of Bertsmith in this process, and use a constant speed of the machine."""
+def environments(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, dict[str, str]]]:
+    """Run commands of Bertsmith in this process, and use a constant speed of the machine.
+
+    Returns:
+        The name and the environment variables of each command.
+    """
+    environments: list[tuple[str, dict[str, str]]] = []
     run_process = subprocess.run
 
     def run(command: list[str], **options: Any) -> Any:
         if command[1:3] != ["-m", "bertsmith"]:
             return run_process(command, **options)
+        environments.append((command[3], options["env"]))
         completed = run_cli(*command[3:])
         options["stdout"].write((completed.out + completed.err).encode())
         return subprocess.CompletedProcess(command, completed.status)
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
+    return environments
 
 
-@pytest.mark.usefixtures("use_this_process")
 def test_speedrun_writes_a_record_and_continues(
-    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path,
+    data: Path,
+    tmp_path: Path,
+    environments: list[tuple[str, dict[str, str]]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A speedrun goes from text to a record; with another seed, only new results are computed."""
     out = tmp_path / "out"
@@ -107,6 +119,15 @@ def test_speedrun_writes_a_record_and_continues(
     assert "# Speedrun: tiny, 3 steps" in markdown
     assert "not part of the score: cola, mrpc, sts-b, qnli, qqp, mnli" in markdown
     assert markdown in capsys.readouterr().out
+    # Only processes of the same run share a compiler cache.
+    caches = [
+        [Path(variables[f"{name}_CACHE_DIR"]) for name in ("TORCHINDUCTOR", "TRITON")]
+        for command, variables in environments
+        if command == "pretrain"
+    ]
+    assert caches[0] == caches[1]
+    assert len({*caches[0], *caches[2]}) == 4
+    assert all(out in cache.parents for cache in caches[2])
     # Another budget is an error, and leaves the record unchanged.
     arguments[arguments.index("--steps") + 1] = "4"
     with pytest.raises(SystemExit, match="pretrain: exit status 2; see the end of"):
@@ -134,6 +155,23 @@ def test_score_is_the_mean_of_the_tasks() -> None:
     assert speedrun.compute_score(results) is None
     assert speedrun.summarize([1.0, None]) == {"mean": None, "std": None}
     assert speedrun.summarize([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5)}
+
+
+def test_task_without_a_value_of_each_seed_has_no_mean() -> None:
+    """If a fine-tuning run of any model diverged, its task has "-" in the record."""
+    panels = [
+        {
+            "rte": {"accuracy": {"mean": 0.5, "values": [0.5, 0.5]}},
+            "cola": {"matthews": {"mean": 0.3, "values": values}},
+        }
+        for values in ([0.3, 0.3], [0.3, None])
+    ]
+    panel = speedrun.average_panels(panels)
+    assert panel == {
+        "rte": {"accuracy": {"mean": 0.5, "std": 0.0}},
+        "cola": {"matthews": {"mean": None, "std": None}},
+    }
+    assert speedrun.format_summary(panel["cola"]["matthews"], 1, 100.0) == "-"
 
 
 def test_default_tasks_are_those_of_glue(data: Path, tmp_path: Path) -> None:
