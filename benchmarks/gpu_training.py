@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from bertsmith.data.store import Store
