@@ -179,7 +179,11 @@ def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_
     """
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     cache = tmp_path / "cache"
-    options: dict[str, Any] = {"run__compile": "true", "schedule__neighbor_bias_steps": 5}
+    options: dict[str, Any] = {
+        "run__compile": "true",
+        "run__initialization": "match-heads",
+        "schedule__neighbor_bias_steps": 5,
+    }
     _run_to_end(_build_pretrain_command(store, uninterrupted, **options), cache)
     command = _build_pretrain_command(store, killed, **options)
     _run_until_killed(command, killed, 8, cache)
