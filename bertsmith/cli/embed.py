@@ -444,11 +444,11 @@ def _write_vectors(
         )
     except (KeyboardInterrupt, Terminated) as error:
         num_saved = count_saved_lines(out)
-        if out.exists():
-            log(f"stopped; {out} is complete")
-        elif num_saved:
+        if num_saved:
             saved = count_noun(num_saved, f"{texts.unit} is saved", f"{texts.unit}s are saved")
             log(f"stopped; {saved}; run the same command again to continue")
+        elif out.exists():
+            log(f"stopped; {out} is complete")
         else:
             log("stopped; nothing was saved")
         if isinstance(error, Terminated):

@@ -142,8 +142,13 @@ def embed_lines(
                     raise InputError("there is no line to embed; expected at least one line")
                 writer.finish(progress)
             (partial / DATA_FILE).replace(out)
-            sync(out.parent)
-        shutil.rmtree(partial)
+            try:
+                sync(out.parent)
+                shutil.rmtree(partial)
+            except BaseException:
+                # Also after Ctrl-C, because the output is complete.
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
     return EmbeddingSummary(
         out, state.num_lines, spec.width, state.num_truncated, counts.unknown_share
     )
@@ -261,8 +266,7 @@ def _get_partial_dir(out: Path) -> Path:
 def _lock_partial_dir(out: Path) -> Iterator[Path]:
     """Create and lock the directory for unfinished output.
 
-    If the block fails before any line is written, or when the output is complete, the directory is
-    removed.
+    If the block fails before any line is written, the directory is removed.
     """
     if out.exists() or out.is_symlink():
         raise InputError(f"{out}: already exists; choose another name or remove it")
@@ -274,10 +278,7 @@ def _lock_partial_dir(out: Path) -> Iterator[Path]:
         try:
             yield partial
         except BaseException:
-            if out.exists():
-                shutil.rmtree(partial, ignore_errors=True)
-            else:
-                _remove_if_empty(partial)
+            _remove_if_empty(partial)
             raise
 
 

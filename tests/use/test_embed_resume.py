@@ -244,6 +244,26 @@ def test_state_of_a_complete_run_is_discarded(
     assert has_same_contents(out, expected)
 
 
+def test_file_of_another_program_does_not_delete_finished_lines(
+    embedder: Embedder, tmp_path: Path
+) -> None:
+    """If the output appears during an interrupted run, the lines of the run are kept."""
+    out = tmp_path / "v.npy"
+
+    def interrupted_lines() -> Iterator[str]:
+        yield from LINES[: 3 * LINES_PER_CHUNK + 2]
+        out.touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embed_lines(embedder, interrupted_lines(), out, TEXT_SETTINGS)
+    state = json.loads((tmp_path / "v.npy.partial" / "state.json").read_text())
+    assert state["num_lines"] == 2 * LINES_PER_CHUNK
+    out.unlink()
+    embed_lines(embedder, LINES, out, TEXT_SETTINGS)
+    assert not (tmp_path / "v.npy.partial").exists()
+
+
 def test_error_of_a_damaged_index_names_the_directory_to_remove(
     embedder: Embedder, tmp_path: Path
 ) -> None:
