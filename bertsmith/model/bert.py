@@ -74,6 +74,8 @@ class BertModel(nn.Module):
         if self.residual_dtype is not None:
             x = x.to(self.residual_dtype)
         is_causal = is_causal or self.config.attention == "causal"
+        if self.num_unbiased_layers >= self.config.layers:
+            neighbor_bias = None
         kernel = self.kernel
         if kernel == "varlen" and neighbor_bias is not None:
             # Flash attention adds no bias to the scores.
