@@ -289,10 +289,11 @@ def _adopt_run_settings(
         model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}
     steps = schedule.get("steps")
     _drop_default_intervals(run, checkpoint, steps)
-    default_sequences = RunSettings().max_eval_sequences
-    if schedule.get("minutes") is not None and run.get("max_eval_sequences", 0) < default_sequences:
-        # Probably reduced for the time budget of that run.
-        run.pop("max_eval_sequences", None)
+    num_sequences = run.get("max_eval_sequences")
+    is_reduced = type(num_sequences) is int and num_sequences < RunSettings().max_eval_sequences
+    if schedule.get("minutes") is not None and is_reduced:
+        # Probably for the time budget of that run.
+        del run["max_eval_sequences"]
     if schedule.get("epochs") is not None:
         schedule.pop("steps", None)
     elif steps is not None:
