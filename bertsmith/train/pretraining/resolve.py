@@ -268,19 +268,8 @@ def _adopt_run_settings(
     run.setdefault("dropout", None)
     schedule.setdefault("phase2_max_seqlen", None)
     schedule.setdefault("neighbor_bias_steps", 0)
-    # data.nsp determines model.nsp, and new values of the user determine other settings of pairs.
-    nsp = model.pop("nsp", None)
-    if nsp is not None:
-        data.setdefault("nsp", nsp)
     new_data = get_table(_load_new_values(overrides), "data")
-    if "pair_objective" in new_data:
-        data.pop("nsp", None)
-    elif new_data.get("nsp") is False:
-        data.pop("pair_objective", None)
-    if "masking_rate" in new_data:
-        # A masking rate of the user is constant.
-        data.pop("final_masking_rate", None)
-    data.setdefault("final_masking_rate", None)
+    _drop_replaced_data_settings(data, model, new_data)
     optim.setdefault("optimizer", "adamw")
     if overrides.start_from:
         # The start model has its own config. Its attention is trained, and needs no bias.
@@ -303,6 +292,30 @@ def _adopt_run_settings(
         "checkpoint": checkpoint,
     }  # fmt: skip
     return overrides, {**settings, **changes}
+
+
+def _drop_replaced_data_settings(
+    data: dict[str, Any], model: dict[str, Any], new_data: Mapping[str, Any]
+) -> None:
+    """Remove the data settings of a run that depend on settings with a new value of the user.
+
+    Args:
+        data: Data settings of the run, changed in place.
+        model: Model settings of the run, changed in place: `nsp` is removed, because `data.nsp`
+            determines it.
+        new_data: Data settings of the user for the new run.
+    """
+    nsp = model.pop("nsp", None)
+    if nsp is not None:
+        data.setdefault("nsp", nsp)
+    if "pair_objective" in new_data:
+        data.pop("nsp", None)
+    elif new_data.get("nsp") is False:
+        data.pop("pair_objective", None)
+    if "masking_rate" in new_data:
+        # A masking rate of the user is constant.
+        data.pop("final_masking_rate", None)
+    data.setdefault("final_masking_rate", None)
 
 
 def _drop_default_intervals(run: dict[str, Any], checkpoint: dict[str, Any], steps: object) -> None:

@@ -82,8 +82,10 @@ def test_later_batches_compile_no_graph(
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
+    # The small model has a single layer. With random weights, its attention has a bias at the start.
     options = make_assignments(
         run__compile="true",
+        run__initialization="random",
         data__batch_size=8,
         run__micro_batch_tokens=128,
         schedule__causal_fraction=causal_fraction,
