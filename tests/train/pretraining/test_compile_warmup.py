@@ -82,7 +82,7 @@ def test_later_batches_compile_no_graph(
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
-    # The small model has a single layer. With random weights, its attention has a bias at the start.
+    # With random weights, the attention of the first layer has a bias too.
     options = make_assignments(
         run__compile="true",
         run__initialization="random",
