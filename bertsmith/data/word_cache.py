@@ -39,10 +39,15 @@ class _WordNumbers(dict[str, int]):
 
 
 class CachedTokenizer:
-    """Returns the same ids as ``tokenizer.encode_batch``, two to three times as fast."""
+    """Returns the same ids as ``tokenizer.encode_batch``, two to three times as fast.
+
+    Attributes:
+        is_continuation: Whether each id is a piece that continues a word ("##"), bool [V].
+    """
 
     def __init__(self, tokenizer: Tokenizer, max_cached_words: int = MAX_CACHED_WORDS) -> None:
         """Wrap ``tokenizer``, with a cache for at most about ``max_cached_words`` words."""
+        self.is_continuation = np.asarray(tokenizer.is_continuation, np.bool_)
         self._segmenter = tokenizer.segmenter
         # Sentences are segmented before they are split into words, so words are not segmented.
         self._tokenizer = Tokenizer(replace(tokenizer.spec, segmenter=None))

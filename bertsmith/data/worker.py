@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bertsmith.data.counter_rng import IntArray
 from bertsmith.data.held_out_split import DocumentSizes
+from bertsmith.data.long_sentences import cut_long_sentences
 from bertsmith.data.word_cache import CachedTokenizer
 from bertsmith.errors import BertsmithError, StoreError
 from bertsmith.files import write_atomic
@@ -70,6 +71,7 @@ class Shard:
         document_sizes: Sentences in each document, int64 [documents].
         hashes: Hash of each document's text, uint64 [documents].
         empty: Number of documents without tokens.
+        long_sentence_tokens: Number of tokens in sentences that were cut because of their length.
     """
 
     ids: NDArray[Any]
@@ -77,6 +79,7 @@ class Shard:
     document_sizes: IntArray
     hashes: UInt64Array
     empty: int
+    long_sentence_tokens: int
 
     @property
     def sizes(self) -> DocumentSizes:
@@ -116,7 +119,10 @@ class Shard:
             raise ValueError(f"the CRC-32 of {damaged_entry} does not match")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays.files}
-        shard = cls(**values | {"empty": int(values["empty"])})
+        # Before version 0.3, long sentences were not cut.
+        num_long = int(values.get("long_sentence_tokens", 0))
+        counts = {"empty": int(values["empty"]), "long_sentence_tokens": num_long}
+        shard = cls(**values | counts)
         if (
             len(shard.ids) != shard.sentence_sizes.sum()
             or len(shard.sentence_sizes) != shard.document_sizes.sum()
@@ -142,7 +148,7 @@ def hash_texts(texts: list[str]) -> str:
 
 
 def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, id_bits: int) -> Shard:
-    """Split the documents of a task into sentences and tokenize them.
+    """Split the documents of a task into sentences, tokenize them, and cut long sentences.
 
     Args:
         task: The documents.
@@ -158,6 +164,9 @@ def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, id_b
     document_numbers = np.repeat(
         np.arange(len(documents)), [len(document) for document in documents]
     )
+    cut = cut_long_sentences(ids, sizes, tokenizer.is_continuation)
+    long_sentence_tokens = int(sizes[cut.num_pieces > 1].sum())
+    sizes, document_numbers = cut.sizes, np.repeat(document_numbers, cut.num_pieces)
     # A sentence without tokens, such as one of control characters, is not counted.
     document_sizes = np.bincount(document_numbers[sizes > 0], minlength=len(documents))
     hashes = np.array([hash_document(text) for text in task.texts], np.uint64)
@@ -168,6 +177,7 @@ def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, id_b
         document_sizes=document_sizes[has_tokens],
         hashes=hashes[has_tokens],
         empty=int((~has_tokens).sum()),
+        long_sentence_tokens=long_sentence_tokens,
     )
 
 

@@ -150,17 +150,22 @@ def test_summary_explains_an_empty_held_out_split(tmp_path: Path) -> None:
 
 
 def test_summary_explains_a_text_without_sentence_ends(tmp_path: Path) -> None:
-    """A text without sentence ends is not called too small."""
+    """A text without sentence ends is cut into pieces, can be held out, and causes a warning."""
     (tmp_path / "plain.txt").write_text("the end " * 2000)
-    lines = summarize_store(prepare_store(tmp_path / "plain.txt", tmp_path / "store"))
-    assert lines[-1].startswith("nothing is held out: the text has too few sentence ends (1 sent")
-    assert "end sentences with punctuation or a line break" in lines[-1]
-    assert any(line.startswith("training: 1 document, 1 sentence,") for line in lines)
-    # With held-out documents, only the middle of each sentence would be trained on.
-    (tmp_path / "lines.txt").write_text(("the end " * 80 + "\n\n") * 100)
-    manifest = prepare_store(tmp_path / "lines.txt", tmp_path / "lines", held_out=0.1)
+    manifest = prepare_store(tmp_path / "plain.txt", tmp_path / "store")
+    # the e ##n ##d, 2,000 times: a piece has 8 times 4 tokens.
+    assert sum(counts.sentences for counts in manifest.splits.values()) == 250
     assert manifest.splits["heldout"].documents
-    assert "warning: sentences have 320 tokens on average" in summarize_store(manifest)[-1]
+    lines = summarize_store(manifest)
+    assert lines[-1] == (
+        "warning: 100% of the tokens are in sentences of more than 128 tokens, which were cut into "
+        "pieces of up to 32; end sentences with punctuation or a line break, or check --language"
+    )
+    # A single long sentence is no reason for a warning.
+    (tmp_path / "mixed.txt").write_text(("the end " * 10 + ".\n\n") * 90 + "the end " * 40)
+    manifest = prepare_store(tmp_path / "mixed.txt", tmp_path / "mixed", held_out=0.1)
+    assert manifest.report["long_sentence_tokens"] == 160
+    assert not any("warning" in line for line in summarize_store(manifest))
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
