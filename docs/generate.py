@@ -64,6 +64,7 @@ SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
 #: The primary metric of each task.
 PRIMARY_METRICS = ("matthews", "spearman", "f1", "accuracy")
 #: Experiments that docs/lab.md also shows for models that were not trained with Bertsmith.
+EXPERIMENTS_AT_MEDIUM = ("pretraining-tasks", "model-size", "training-steps")
 EXPERIMENTS_ON_EXTERNAL_MODELS = ("pooling", "context", "positions")
 
 
@@ -298,7 +299,9 @@ def render_seed_comparison() -> str:
 def render_lab_tables() -> dict[str, str]:
     """Return the section of each experiment in docs/lab.md, keyed by name."""
     external = (f"external-{name}" for name in EXPERIMENTS_ON_EXTERNAL_MODELS)
-    return {name: render_lab_table("small", name) for name in (*lab.EXPERIMENTS, *external)}
+    small = {name: render_lab_table("small", name) for name in (*lab.EXPERIMENTS, *external)}
+    medium = {f"medium, {name}": render_lab_table("medium", name) for name in EXPERIMENTS_AT_MEDIUM}
+    return small | medium
 
 
 def render_lab_table(scale: str, name: str) -> str:

@@ -131,7 +131,7 @@ def _publication_lines(publication: Publication) -> list[str]:
     """Return the duration of the training, and the image of the loss curve."""
     lines = []
     if publication.minutes is not None:
-        line = f"- wall-clock time: {publication.minutes:,.0f} minutes"
+        line = f"- training time: {publication.minutes:,.0f} minutes"
         if publication.earlier_minutes:
             line += f", after {publication.earlier_minutes:,.0f} minutes of the model it continues"
         lines.append(line)

@@ -78,6 +78,11 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
     """
     check_new_directory(out)
     settings = _read_settings(run)
+    if not (run / METRICS_FILE).is_file():
+        raise RunError(
+            f"{run}: has no {METRICS_FILE}, so it is not the folder of a run, but perhaps an "
+            "exported or released model; give the folder that pretrain wrote"
+        )
     metrics = _read_metrics(run, model)
     panel = None if options.panel is None else _read_panel(options.panel)
     text = "" if options.notes is None else _read_text(options.notes)

@@ -41,6 +41,8 @@ _RECORD_FILE = "result.json"
 #: Result fields that are compared if a stage runs again. The last digits may differ on another
 #: machine or with another number of threads.
 _COMPARED_FIELDS = ("heldout_metrics", "metrics")
+#: Result fields of texts, vocabularies and stores, which are equal on all machines.
+_EXACT_FIELDS = ("characters", "vocab_size", "splits")
 #: Required fields of a result by the kind of its stage, unless the run diverged.
 _REQUIRED_FIELDS = {
     "pretrain": ("heldout_metrics", "heldout_curve", "training_curve", "gradient_norms"),
@@ -268,6 +270,8 @@ class Runner:
             raise RunError(
                 f"the stage ran again and diverged, unlike the first time: {result['diverged']}"
             )
+        if stored_result is not None:
+            _check_equal_data(stored_result, result)
         # For a resumed stage, only the time since it was resumed is known.
         seconds = None if is_resumed else time.perf_counter() - start
         record = _build_record(stage, result, seconds)
@@ -335,6 +339,17 @@ class Runner:
             reruns = [*first_record.get("reruns", ()), rerun]
             record = {**first_record, "reruns": reruns}
         self.results.append(stage.name, record)
+
+
+def _check_equal_data(stored_result: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Raise RunError if a text, vocabulary or store differs from the one of the stored result."""
+    for name in _EXACT_FIELDS:
+        if name in stored_result and result.get(name) != stored_result[name]:
+            raise RunError(
+                f"the stage ran again, and {name} is {result.get(name)} instead of "
+                f"{stored_result[name]}: another version of Bertsmith made the stored results; use "
+                "that version, or give other folders for --results and --work"
+            )
 
 
 def _is_complete(record: Mapping[str, Any]) -> bool:

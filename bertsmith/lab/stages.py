@@ -20,6 +20,7 @@ from bertsmith.train.engine.settings import OptimSettings
 #: the other segment.
 RANDOM: Final = "not pre-trained, random initialization"
 STRUCTURED: Final = "not pre-trained, structured initialization"
+INITIALIZED: Final = "not pre-trained, initialization of the runs"
 #: Kinds of stages that train. A training run that diverges has a result and is not a failure.
 TRAINING_KINDS = ("pretrain", "finetune")
 #: Maximum number of checkpoints that a run keeps, including those of evaluations with a new best
@@ -160,16 +161,17 @@ class StageFactory:
     def create_untrained_models(self, run: Stage) -> dict[str, Stage]:
         """Return models like that of a run without pre-training, by the kind of initialization.
 
-        These are a randomly initialized model and, if some attention heads of the run are
-        initialized by hand, a model with such heads.
+        These are a randomly initialized model and, if the run has another initialization, a model
+        with that one: STRUCTURED if it sets attention heads by hand, else INITIALIZED.
         """
         initialization = run.settings["run"].get("initialization", "random")
         # Where random is the default, it is not part of the settings.
         changes = {} if initialization == "random" else {"run": {"initialization": "random"}}
         random_run = Stage("pretrain", merge_settings(run.settings, changes), run.dependencies)
         models = {RANDOM: self.create_initialized_model(random_run)}
-        if initialization.endswith("-heads"):
-            models[STRUCTURED] = self.create_initialized_model(run)
+        if initialization != "random":
+            name = STRUCTURED if initialization.endswith("-heads") else INITIALIZED
+            models[name] = self.create_initialized_model(run)
         return models
 
     def create_snapshots(self, run: Stage) -> dict[int, Stage]:

@@ -68,7 +68,7 @@ class Claim:
         values = [value for value in self.differences if value is not None]
         results = [*self.differences, *(self.benefits or ())]
         if not all(map(is_finite, results)):
-            reason = "some results are missing"
+            reason = "some results are missing, or a run diverged"
         elif not self.has_benefit and len(values) >= self.min_seeds:
             reason = self.no_benefit
         else:

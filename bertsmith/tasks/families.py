@@ -31,7 +31,7 @@ _FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("header", "delimiter"), ("classify", "choose")),
     "id_column": ("classify", "choose", "tag"),
     **dict.fromkeys(("ending_columns", "label_file_suffix"), ("choose",)),
-    **dict.fromkeys(("tag_level", "context"), ("tag",)),
+    **dict.fromkeys(("tag_level", "tagged_token", "context"), ("tag",)),
     **dict.fromkeys(("window_stride", "window_overlap", "max_question_length", "max_answer_length",
                      "null_threshold"), ("answer",)),
 }  # fmt: skip

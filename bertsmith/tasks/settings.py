@@ -95,6 +95,9 @@ class TaskSettings(SettingsTable):
     label_file_suffix: str = ""
     #: tag: whether a tag belongs to a word or to a character.
     tag_level: Literal["word", "character"] = "word"
+    #: tag: whether the first or the last token of a word predicts its tag. None: the first one
+    #: (section 5.3 of the paper), or the last one if attention is causal.
+    tagged_token: Literal["first", "last"] | None = None
     #: tag: whether an input is a single sentence, or is filled with the neighboring sentences of
     #: its document. In tables, consecutive rows with the same "document" form a document.
     context: Literal["sentence", "document"] = "sentence"

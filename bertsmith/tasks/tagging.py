@@ -37,7 +37,7 @@ class TokenAlignment:
     Attributes:
         ids: Token ids of the sentence.
         predicted_token_indices: Ascending indices of the tokens for which a tag is predicted: the
-            first token of each word (section 5.3 of the paper).
+            first token of each word (section 5.3 of the paper), or the last one.
         unit_prediction_indices: For each unit, the index of its token in
             ``predicted_token_indices``, -1 if it has no token.
         is_first_unit: For each unit, whether it is the first unit of its token.
@@ -113,7 +113,8 @@ def encode_examples(
     assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
     max_tokens = task.max_seqlen - 2  # [CLS] and [SEP]
-    alignments = [_align_tokens(example, tokenizer) for example in examples]
+    is_last = task.tagged_token == "last"
+    alignments = [_align_tokens(example, tokenizer, is_last=is_last) for example in examples]
     is_truncated = None
     if task.context == "sentence":
         is_truncated = [len(alignment.ids) > max_tokens for alignment in alignments]
@@ -156,8 +157,10 @@ def _index_labels(head: HeadConfig) -> dict[str, int]:
     return label_index
 
 
-def _align_tokens(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignment:
-    """Tokenize a sentence and assign to each unit the token that contains its first character."""
+def _align_tokens(
+    example: TaggedSentence, tokenizer: Tokenizer, *, is_last: bool
+) -> TokenAlignment:
+    """Tokenize a sentence, and assign its first or last token (``is_last``) to each unit."""
     ids, offsets = tokenizer.encode_with_offsets(example.text)
     predicted_token_indices: list[int] = []
     unit_prediction_indices, is_first_unit = [], []
@@ -169,6 +172,8 @@ def _align_tokens(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignme
             unit_prediction_indices.append(-1)
             is_first_unit.append(True)
             continue
+        while is_last and token + 1 < len(ids) and offsets[token + 1][0] < end:
+            token += 1
         is_first = not predicted_token_indices or predicted_token_indices[-1] != token
         if is_first:
             predicted_token_indices.append(token)

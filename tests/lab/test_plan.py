@@ -271,11 +271,9 @@ def test_medium_scale_costs_at_most_20_core_hours(
                 bias_steps = stage.settings["schedule"]["neighbor_bias_steps"]
                 assert bias_steps == (1000 if is_masked else 0)
             elif stage.kind == "initialized-model":
-                # Claims on tasks need models with random weights; figure 5 also has the
-                # initialization of its runs.
-                expected = {"random", "unigram"} if name == "training-steps" else {"random"}
-                assert stage.settings["run"]["initialization"] in expected
-    assert 15 < sum(seconds.values()) / 3600 <= 20
+                # Claims on tasks need a benefit over random weights and over the initialization.
+                assert stage.settings["run"]["initialization"] in {"random", "unigram"}
+    assert 12 < sum(seconds.values()) / 3600 <= 20
 
 
 def test_small_scale_keeps_its_settings(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_release_of_a_continued_model_contains_its_earlier_training(
     assert third["started_from"]["started_from"] == second["started_from"]
     for name in ("second", "third"):
         card = (tmp_path / name / "README.md").read_text()
-        assert "- wall-clock time: 0 minutes, after 42 minutes of the model it continues\n" in card
+        assert "- training time: 0 minutes, after 42 minutes of the model it continues\n" in card
         assert str(tmp_path) not in (tmp_path / name / "training.json").read_text()
     assert "- started from `second`\n" in (tmp_path / "third" / "README.md").read_text()
     third_run, new_second = tmp_path / "third-run", tmp_path / "new" / "second"

@@ -42,6 +42,30 @@ def test_incomplete_output_is_not_used(tmp_path: Path) -> None:
     assert runner.get_result(stages["a"]) == {"value": 1 + 1 + 10}
 
 
+def test_changed_data_is_not_mixed_with_stored_results(tmp_path: Path) -> None:
+    """If a store differs from that of the stored results, its stage and its dependents fail."""
+    num_tokens = 100
+
+    def build_store(job: Job) -> dict[str, Any]:
+        job.output.write_text(str(num_tokens))
+        return {"splits": {"train": {"tokens": num_tokens}}, "characters": 500}
+
+    store = Stage("my-store", {})
+    for add in range(2):
+        runner = make_runner_with(tmp_path, **{"my-store": build_store})
+        dependent = Stage("number", {"add": add}, {"store": store})
+        runner.run_stages({"a": dependent})
+        if add == 0:
+            assert runner.get_result(dependent) == {"value": 101}
+            shutil.rmtree(tmp_path / "work")
+            num_tokens = 99
+    assert "99}} instead of {'train': {'tokens': 100}}" in runner.failures[store.name]
+    assert "give other folders for --results and --work" in runner.failures[store.name]
+    assert runner.get_result(dependent) is None
+    # The changed store is not used by the next call either.
+    assert not runner._has_result_and_output(store)
+
+
 def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
     """The first result is kept, and the metrics of later runs are added and compared."""
     loss = 5.0

@@ -336,16 +336,30 @@ def test_first_token_of_each_word_is_predicted(tokenizer: Tokenizer) -> None:
     assert inputs.targets[0].tolist() == [1, 2, 0, 3]
 
 
+def test_last_token_of_each_word_is_predicted(tokenizer: Tokenizer) -> None:
+    """With ``tagged_token="last"``, the last token of a word has its tag."""
+    task = ENTITIES.model_copy(update={"tagged_token": "last"})
+    examples = [make_sentence("Blackburn \u200b rejects EUs", "B-PER O O B-ORG")]
+    inputs = encode_examples(examples, tokenizer, HEAD, task, ExampleCounts())
+    [[(ids, _)]] = inputs.sequences
+    tokens = tokenizer.ids_to_tokens(ids)
+    assert tokens == ["[CLS]", "black", "##burn", "rejects", "eu", "##s", "[SEP]"]
+    assert inputs.token_indices == [[2, 3, 5]]
+    assert inputs.targets is not None
+    assert inputs.targets[0].tolist() == [1, 0, 3]
+
+
 def make_correct_outputs(inputs: ModelInputs, head: HeadConfig) -> list[NDArray[np.float32]]:
     """Return outputs whose argmax is the target of every predicted token."""
     assert inputs.targets is not None
     return [np.eye(head.num_outputs, dtype=np.float32)[targets] for targets in inputs.targets]
 
 
+@pytest.mark.parametrize("tagged_token", ["first", "last"])
 @pytest.mark.parametrize("context", ["sentence", "document"])
 @pytest.mark.parametrize("length", [8, 11, 64])
 def test_correct_outputs_score_one_unless_truncated(
-    tokenizer: Tokenizer, context: str, length: int
+    tokenizer: Tokenizer, context: str, length: int, tagged_token: str
 ) -> None:
     """With document context nothing is truncated; with sentence context truncation lowers F1."""
     rng = np.random.default_rng(3)
@@ -356,7 +370,8 @@ def test_correct_outputs_score_one_unless_truncated(
         text = " ".join(words for words, _ in sentence_pairs)
         tags = " ".join(pair_tags for _, pair_tags in sentence_pairs)
         examples.append(make_sentence(text, tags, document=index // 7))
-    task = ENTITIES.model_copy(update={"context": context, "max_seqlen": length})
+    changes = {"context": context, "max_seqlen": length, "tagged_token": tagged_token}
+    task = ENTITIES.model_copy(update=changes)
     counts = ExampleCounts()
     inputs = encode_examples(examples, tokenizer, HEAD, task, counts)
     assert max(len(ids) for [(ids, _)] in inputs.sequences) <= length

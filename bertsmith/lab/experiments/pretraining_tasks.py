@@ -6,6 +6,7 @@ from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stages import (
+    INITIALIZED,
     RANDOM,
     STRUCTURED,
     TASK_METRICS,
@@ -20,11 +21,14 @@ from bertsmith.lab.verdict import Claim, find_minima, subtract
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
 #: The tasks of the paper's table among these, and named entities, which the scale "medium" adds.
 _CLAIMED_TASKS = ("mrpc", "sst-2", "squad", "conll2003")
+#: The models without pre-training.
+_UNTRAINED = (RANDOM, STRUCTURED, INITIALIZED)
 _WITH_NSP, _MASKED, _CAUSAL = "MLM + NSP", "MLM, no NSP", "left to right, no NSP"
 #: The rows of the table, with the results of the paper in percent by task.
 PAPER: dict[str, dict[str, float]] = {
     RANDOM: {},
     STRUCTURED: {},
+    INITIALIZED: {},
     _WITH_NSP: {"mrpc": 86.7, "sst-2": 92.7, "squad": 88.5},
     _MASKED: {"mrpc": 86.5, "sst-2": 92.6, "squad": 87.9},
     _CAUSAL: {"mrpc": 77.5, "sst-2": 92.1, "squad": 77.8},
@@ -71,7 +75,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             for task in tasks
         }
         models = [results[name, "model", seed] for seed in seeds]
-        is_untrained = name in (RANDOM, STRUCTURED)
+        is_untrained = name in _UNTRAINED
         losses = [None if is_untrained else get_heldout_metric(model) for model in models]
         data[name] = {**scores, "held-out loss": losses}
         cells = [
@@ -98,7 +102,7 @@ def _build_claims(
     tasks: Sequence[str], data: dict[str, dict[str, list[float | None]]]
 ) -> list[Claim]:
     """Return the claims that bidirectional attention and next-sentence prediction help."""
-    untrained = [data[name] for name in (RANDOM, STRUCTURED) if name in data]
+    untrained = [data[name] for name in _UNTRAINED if name in data]
     masked, claims = data[_MASKED], []
     for task in _CLAIMED_TASKS:
         if task not in tasks:

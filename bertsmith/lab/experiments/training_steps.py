@@ -67,9 +67,10 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         *(f"{TASK_METRICS[task].task_label}, {name}" for task in tasks for name in _MODELS),
     ]
     title = (
-        "Figure 5: held-out score by pre-training steps; step 0 is the initialization (the paper, "
-        "MNLI: left to right rises faster at first, but masked LM is ahead almost immediately and "
-        "stays ahead)"
+        "Figure 5: held-out score by pre-training steps; step 0 is the initialization. As in the "
+        "paper, the models are checkpoints of a single run, so only the last one has a fully "
+        "decayed learning rate (the paper, MNLI: left to right rises faster at first, but masked "
+        "LM is ahead almost immediately and stays ahead)"
     )
     panels = []
     for task in tasks:

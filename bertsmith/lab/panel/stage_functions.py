@@ -44,9 +44,9 @@ def initialize_untrained_model(job: Job) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings["seed"])
         model = BertForPreTraining(config)
-    equal_counts = torch.ones(config.vocab_size, dtype=torch.int64)
-    initialization = settings.get("initialization", "random")
-    apply_initialization(model, initialization, equal_counts, tokenizer.cls_id)
+        equal_counts = torch.ones(config.vocab_size, dtype=torch.int64)
+        initialization = settings.get("initialization", "random")
+        apply_initialization(model, initialization, equal_counts, tokenizer.cls_id)
     save(job.output, model, tokenizer, {})
     return {}
 

@@ -19,7 +19,7 @@ from bertsmith.tasks.families import (
 )
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.label_counts import reject_numeric_labels
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import FAMILY_KINDS, TaskSettings
 from bertsmith.train.finetuning.settings import FinetuneSettings, resolve_settings
 
 
@@ -67,7 +67,9 @@ def update_task_settings(settings: FinetuneSettings, changes: dict[str, Any]) ->
 
 
 def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) -> FinetuneSettings:
-    """Return the settings with the config of the start model and a value for task.max_seqlen.
+    """Return the settings with the config of the start model, and defaults that depend on it.
+
+    These are task.max_seqlen and, for tagging, task.tagged_token.
 
     Raises:
         SettingsError: If task.max_seqlen exceeds the model's maximum, or the model has a single
@@ -80,7 +82,12 @@ def resolve_model_settings(settings: FinetuneSettings, bundle: FineTunedBundle) 
     max_seqlen = settings.task.max_seqlen or default_max_seqlen
     bundle.config.check_max_seqlen("task.max_seqlen", max_seqlen)
     settings = settings.model_copy(update={"model": bundle.config})
-    return update_task_settings(settings, {"max_seqlen": max_seqlen})
+    changes: dict[str, Any] = {"max_seqlen": max_seqlen}
+    if settings.task.kind in FAMILY_KINDS["tag"] and settings.task.tagged_token is None:
+        # With causal attention, only the last token of a word sees the whole word.
+        is_causal = bundle.config.attention == "causal"
+        changes["tagged_token"] = "last" if is_causal else "first"
+    return update_task_settings(settings, changes)
 
 
 def read_task_data(

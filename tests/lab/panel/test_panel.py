@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bertsmith.bundle import load
 from bertsmith.cli.panel import DEFAULT_LEARNING_RATE
@@ -169,6 +170,16 @@ def test_untrained_model_has_the_initialization_of_the_trained_one(
         untrained = load(tmp_path / "work" / stage.name / "output").model
         name = "bert.encoder.layers.0.attention.query_key_value.weight"
         queries.append(untrained.get_parameter(name).view(3, 2, 16, 32)[0])
+    # The weights do not depend on the state of the global random generator.
+    stage = panel.cells[CellKey(structured.label, "rte", 0)].dependencies["model"]
+    folder = tmp_path / "work" / stage.name
+    name = "bert.embeddings.positions.weight"
+    weights = [load(folder / "output").model.get_parameter(name)]
+    shutil.rmtree(folder)
+    torch.manual_seed(7)
+    panel.runner._run_with_dependencies(stage)
+    weights.append(load(folder / "output").model.get_parameter(name))
+    assert weights[0].equal(weights[1])
     # The second head of the first layer is set by hand, the first one is random.
     assert queries[0][0].equal(queries[1][0])
     assert not queries[0][1].equal(queries[1][1])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from bertsmith import bundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
 from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.train.finetuning.settings import FinetuneSettings
 from bertsmith.train.finetuning.sweep import run_sweep
-from bertsmith.train.finetuning.task_data import read_task_data
+from bertsmith.train.finetuning.task_data import read_task_data, resolve_model_settings
 from bertsmith.train.pretraining.pretrain import write_initial_model
 from tests.train.conftest import WORDS, RecordingProgress, make_assignments
 from tests.train.finetuning.test_finetune import (
@@ -55,6 +57,22 @@ def test_scores_of_the_training_file_are_not_needed_to_read_it(tmp_path: Path) -
     data = read_task_data(task, labeled=False)
     assert len(data.train) == 2
     assert [example.label for example in data.heldout["dev"]] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("attention", "value", "expected"),
+    [("bidirectional", None, "first"), ("causal", None, "last"), ("causal", "first", "first")],
+)
+def test_last_token_is_tagged_if_attention_is_causal(
+    start_model: Path, attention: str, value: str | None, expected: str
+) -> None:
+    """By default, a left-to-right model tags a word at its last token, which sees all of it."""
+    start: Any = bundle.load(start_model)
+    config = start.config.model_copy(update={"attention": attention})
+    values = {"model": config.model_dump(), "task": {"kind": "entities", "tagged_token": value}}
+    settings = FinetuneSettings.parse(values, "the test")
+    resolved = resolve_model_settings(settings, replace(start, config=config))
+    assert resolved.task.tagged_token == expected
 
 
 @pytest.mark.parametrize("task", ["classify", "choose"])
