@@ -1,4 +1,4 @@
-"""Store plan: everything that determines the content of a token store.
+"""Store plan: the inputs that determine the content of a token store.
 
 ``prepare`` compares its plan with that of an unfinished or existing store, so that a store is only
 resumed with the inputs it was started with.
@@ -54,7 +54,7 @@ class SourceInfo(Settings):
 
 
 class StorePlan(Settings):
-    """Everything that determines the content of a store.
+    """The inputs that determine the content of a store, together with the version of Bertsmith.
 
     Attributes:
         vocabulary_hash: Hash of the tokenizer.

@@ -232,8 +232,7 @@ def _build_shards(
     """Build all shards that do not exist yet; return the file names of all shards, in order."""
     existing = {path.name for path in parts.glob("*.npz")}
     names: list[str] = []
-    total = _estimate_bytes(sources)
-    progress.start("Tokenizing", total, "characters" if total is None else "bytes")
+    progress.start("Tokenizing", _estimate_bytes(sources), "bytes")
     for name, group in _read_shards(sources, plan, report):
         texts = [document.text for document in group]
         names.append(name)
@@ -253,7 +252,8 @@ def _build_shards(
             # The answer is that to an earlier task.
             answer = pool.submit(ShardTask(parts / name, texts, presplit))
             _raise_failure(answer)
-        progress.advance(sum(map(len, texts)), documents=f"{report.documents:,}")
+        num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        progress.advance(num_bytes, documents=f"{report.documents:,}")
     for answer in pool.drain():
         _raise_failure(answer)
     progress.finish()
@@ -300,9 +300,13 @@ def _merge_shards(
 ) -> Manifest:
     """Merge the shards into the files of both splits, write the manifest, delete the shards."""
     shards = [out / PARTS_DIR / name for name in names]
+    is_continuation = tokenizer.is_continuation
+
+    def load_shard(path: Path) -> Shard:
+        return Shard.load(path).cut_long_sentences(is_continuation)
 
     def iterate_sizes() -> Iterator[DocumentSizes]:
-        return (Shard.load(path).sizes for path in shards)
+        return (load_shard(path).sizes for path in shards)
 
     rule = choose_held_out(iterate_sizes, plan.options.held_out)
     bits = choose_id_bits(tokenizer.vocab_size)
@@ -310,7 +314,7 @@ def _merge_shards(
     num_empty = num_cut = num_long = 0
     progress.start("Joining the shards", len(shards), "shards")
     for path in shards:
-        shard = Shard.load(path)
+        shard = load_shard(path)
         num_empty += shard.empty
         num_cut += rule.count_cut_documents(shard.sizes)
         num_long += shard.long_sentence_tokens

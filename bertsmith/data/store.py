@@ -68,7 +68,7 @@ class Manifest(Settings):
         lowercase: Whether the tokenizer lowercases text.
         plan: Hash of the tokenizer, options and sources.
         held_out_below: Documents and parts of documents whose hash is below this fraction of all
-            hashes are held out.
+            hashes are held out, except ``HeldOutRule.excluded_hashes``.
         splits: Size of each split.
         report: Number of documents read, and number left out by reason.
         made_by: Name and version of the program that wrote the store.

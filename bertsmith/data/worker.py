@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -86,10 +86,30 @@ class Shard:
         """The sizes of the documents."""
         return DocumentSizes(self.hashes, self.document_sizes, self.sentence_sizes)
 
+    def cut_long_sentences(self, is_continuation: NDArray[np.bool_]) -> "Shard":
+        """Return the shard with long sentences cut into pieces; see ``long_sentences``.
+
+        A shard that is cut already does not change. Shards of version 0.2 are not cut.
+
+        Args:
+            is_continuation: Whether each token id continues a word, bool [V].
+        """
+        cut = cut_long_sentences(self.ids, self.sentence_sizes, is_continuation)
+        num_documents = len(self.document_sizes)
+        document_numbers = np.repeat(np.arange(num_documents), self.document_sizes)
+        num_pieces = np.bincount(document_numbers, cut.num_pieces, minlength=num_documents)
+        num_cut_tokens = int(self.sentence_sizes[cut.num_pieces > 1].sum())
+        return replace(
+            self,
+            sentence_sizes=cut.sizes,
+            document_sizes=num_pieces.astype(np.int64),
+            long_sentence_tokens=self.long_sentence_tokens + num_cut_tokens,
+        )
+
     def save(self, path: Path) -> None:
         """Write the shard atomically."""
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **vars(self))
+        np.savez(buffer, **vars(self))
         write_atomic(path, buffer.getvalue())
 
     @classmethod
@@ -118,8 +138,9 @@ class Shard:
         if damaged_entry is not None:
             raise ValueError(f"the CRC-32 of {damaged_entry} does not match")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            values = {name: arrays[name] for name in arrays.files}
-        # Before version 0.3, long sentences were not cut.
+            names = {field.name for field in fields(cls)} & set(arrays.files)
+            values = {name: arrays[name] for name in names}
+        # Version 0.2 did not cut long sentences; see ``cut_long_sentences``.
         num_long = int(values.get("long_sentence_tokens", 0))
         counts = {"empty": int(values["empty"]), "long_sentence_tokens": num_long}
         shard = cls(**values | counts)
@@ -164,21 +185,19 @@ def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, id_b
     document_numbers = np.repeat(
         np.arange(len(documents)), [len(document) for document in documents]
     )
-    cut = cut_long_sentences(ids, sizes, tokenizer.is_continuation)
-    long_sentence_tokens = int(sizes[cut.num_pieces > 1].sum())
-    sizes, document_numbers = cut.sizes, np.repeat(document_numbers, cut.num_pieces)
     # A sentence without tokens, such as one of control characters, is not counted.
     document_sizes = np.bincount(document_numbers[sizes > 0], minlength=len(documents))
     hashes = np.array([hash_document(text) for text in task.texts], np.uint64)
     has_tokens = document_sizes > 0
-    return Shard(
+    shard = Shard(
         ids=ids.astype(np.uint16 if id_bits == 16 else np.uint32),
         sentence_sizes=sizes[sizes > 0],
         document_sizes=document_sizes[has_tokens],
         hashes=hashes[has_tokens],
         empty=int((~has_tokens).sum()),
-        long_sentence_tokens=long_sentence_tokens,
+        long_sentence_tokens=0,
     )
+    return shard.cut_long_sentences(tokenizer.is_continuation)
 
 
 def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, id_bits: int) -> None:

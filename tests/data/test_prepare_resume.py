@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
+import numpy as np
 import pytest
 
 from bertsmith.data import prepare as prepare_module
 from bertsmith.data.plan import StorePlan
 from bertsmith.data.prepare import prepare
 from bertsmith.data.store import Store
-from bertsmith.data.worker import ShardTask
+from bertsmith.data.word_cache import CachedTokenizer
+from bertsmith.data.worker import ShardTask, build_shard
 from bertsmith.data.worker_pool import WorkerPool
 from bertsmith.errors import CorpusError, StoreError
 from bertsmith.progress import NullProgress
@@ -58,6 +61,25 @@ tokenizer = Tokenizer(TokenizerSpec(vocab={VOCAB!r}))
 prepare(find_sources([sys.argv[1]]), tokenizer, Path(sys.argv[2]), progress=SignalingProgress(),
         workers=2, shard_characters={SHARD_CHARACTERS})
 """
+
+
+class _LocalPool:
+    """Builds shards in this process instead of in workers."""
+
+    def __init__(self, *_: object) -> None:
+        self._tokenizer = CachedTokenizer(TOKENIZER)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, task: ShardTask) -> None:
+        build_shard(task, self._tokenizer, "en", 16).save(task.path)
+
+    def drain(self) -> list[object]:
+        return []
 
 
 def run_interrupted_prepare(
@@ -241,6 +263,35 @@ def test_concurrent_runs_are_rejected(corpus: Path, tmp_path: Path) -> None:
         pytest.raises(StoreError, match="another process"),
     ):
         prepare_store(corpus, out)
+
+
+def test_long_sentences_of_shards_of_version_0_2_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unfinished store of version 0.2 has uncut sentences; the result has the expected bytes."""
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "store"
+    write_corpus(corpus, 60)
+    with corpus.open("a") as file:
+        for letter in "abcdefgh":
+            # The text of half a shard, so that a shard contains several long sentences.
+            text = f"The end. {f'{letter} the ' * 250}. The end."
+            file.write(json.dumps({"text": text}) + "\n")
+    expected = prepare_store(corpus, tmp_path / "expected")
+    assert expected.report["long_sentence_tokens"] == 8 * 501
+    # A copy of the shards, without the field that version 0.2 did not have.
+    with monkeypatch.context() as context:
+        context.setattr("bertsmith.data.long_sentences.MAX_SENTENCE_TOKENS", 1 << 30)
+        context.setattr(prepare_module, "_merge_shards", lambda *_: None)
+        context.setattr(prepare_module, "WorkerPool", _LocalPool)
+        prepare_store(corpus, out)
+    shards = list((out / "parts").glob("*.npz"))
+    for path in shards:
+        values = dict(np.load(path))
+        assert values.pop("long_sentence_tokens") == 0
+        np.savez(path, **values)
+    assert len(shards) > 4
+    assert prepare_store(corpus, out).report == expected.report
+    assert read_files(out) == read_files(tmp_path / "expected")
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "changed"])

@@ -1,6 +1,7 @@
 """The worker processes of ``prepare``: their pool, their errors, and their shard files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,3 +95,22 @@ def test_shard_damage_is_detected(tmp_path: Path) -> None:
     assert len(messages) > len(content) / 11
     start = f"{file}: this part of an unfinished store is damaged: "
     assert all(message.startswith(start) for message in messages)
+
+
+def test_shard_file_has_only_the_fields_of_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy before 2.2 stores every keyword of ``savez``; other arrays are ignored."""
+    task = ShardTask(tmp_path, ["the end. an end."], [False])
+    shard = build_shard(task, CachedTokenizer(TOKENIZER), "en", 16)
+    savez = np.savez
+    keywords: list[str] = []
+
+    def record_keywords(file: Any, **arrays: Any) -> None:
+        keywords.extend(arrays)
+        savez(file, **arrays, other=np.array(True))
+
+    monkeypatch.setattr(np, "savez", record_keywords)
+    shard.save(tmp_path / "shard.npz")
+    assert set(keywords) == set(vars(shard))
+    assert Shard.load(tmp_path / "shard.npz").ids.tolist() == shard.ids.tolist()
