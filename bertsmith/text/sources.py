@@ -31,6 +31,20 @@ _UNSUPPORTED_FORMATS: Final = {
     ".htm": "HTML",
     ".xml": "XML",
 }
+#: Files by which an output of bertsmith is recognized: a folder that has all files of a group.
+_OUTPUT_FILES: Final = (
+    # A tokenizer or a model.
+    ("tokenizer.json",),
+    ("bertsmith.json",),
+    # A token store, and an unfinished one.
+    ("manifest.json", "train.ids"),
+    ("parts/plan.json",),
+    # A run.
+    ("settings.toml", "metrics.jsonl"),
+    # An index of embedded lines, and an unfinished one.
+    ("index.json", "lines.txt"),
+    ("state.json", "data/lines.txt"),
+)
 #: Name of standard input.
 STDIN: Final = "-"
 
@@ -85,11 +99,13 @@ def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> 
     """Return the sources that the arguments name, in the order of the arguments.
 
     A folder stands for the files below it whose names indicate a text format (see
-    ``detect_kind_from_name``), in sorted order. Hidden files and folders are skipped.
+    ``detect_kind_from_name``), in sorted order. Hidden files and folders are skipped, and so are
+    outputs of bertsmith, such as token stores, in subfolders.
 
     Args:
         arguments: Files, folders, globs, or "-" for standard input.
-        ignored: List to which the other files in folders are appended, except hidden ones.
+        ignored: List to which the other files in folders are appended, except hidden ones, and
+            the outputs of bertsmith.
 
     Raises:
         CorpusError: A path does not exist, cannot be read, or holds no text file.
@@ -141,8 +157,20 @@ def _make_source(path: Path) -> Source:
 
 
 def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
-    """Yield the text files below a folder, and append the other files to ``ignored``."""
+    """Yield the text files below a folder; raise CorpusError if there are none."""
     count = 0
+    for count, source in enumerate(_walk_folder(path, ignored), 1):  # noqa: B007
+        yield source
+    if not count:
+        suffixes = " ".join(KIND_BY_SUFFIX)
+        raise CorpusError(
+            f"{path}: no text file in this folder; expected names ending in {suffixes} (each also "
+            f"with {' '.join(COMPRESSION_SUFFIXES)}) or wiki_00; give other files one by one"
+        )
+
+
+def _walk_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
+    """Yield the text files below a folder; append other files and outputs to ``ignored``."""
     visited: set[str] = set()
     for folder, subfolders, names in os.walk(path, onerror=_raise_unreadable, followlinks=True):
         # Links can form cycles, or lead to a folder that is also reached without them.
@@ -151,7 +179,10 @@ def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
             subfolders.clear()
             continue
         visited.add(real_path)
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        visible = sorted(name for name in subfolders if not name.startswith("."))
+        outputs = [name for name in visible if _is_output(Path(folder, name))]
+        ignored += [str(Path(folder, name)) for name in outputs]
+        subfolders[:] = [name for name in visible if name not in outputs]
         for name in sorted(names):
             file = Path(folder, name)
             if name.startswith("."):
@@ -159,14 +190,12 @@ def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
             if detect_kind_from_name(file) == "unknown" or not file.is_file():
                 ignored.append(str(file))
                 continue
-            count += 1
             yield _make_source(file)
-    if not count:
-        suffixes = " ".join(KIND_BY_SUFFIX)
-        raise CorpusError(
-            f"{path}: no text file in this folder; expected names ending in {suffixes} (each also "
-            f"with {' '.join(COMPRESSION_SUFFIXES)}) or wiki_00; give other files one by one"
-        )
+
+
+def _is_output(folder: Path) -> bool:
+    """Return whether a folder is an output of bertsmith, such as a token store or a model."""
+    return any(all((folder / name).exists() for name in names) for names in _OUTPUT_FILES)
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -177,15 +206,32 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def _expand_glob(pattern: str, ignored: list[str]) -> Iterator[Source]:
-    """Yield the files that a glob matches; if it matches only folders, the files in them."""
+    """Yield the files that a glob matches, and the text files below the folders that it matches.
+
+    A folder that is an output of bertsmith or has no text file is left out.
+    """
     # Unlike Path.glob, glob.glob accepts absolute patterns.
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not matches:
         raise CorpusError(
             f"{pattern}: no file matches this pattern (the current folder is {Path.cwd()})"
         )
-    # A pattern such as "data/**" matches folders and the files in them. The folders are then left
-    # out, so that no file is read twice.
-    files = [match for match in matches if not Path(match).is_dir()]
-    for match in files or matches:
-        yield from _expand(match, ignored)
+    if "**" in pattern:
+        # The pattern matches folders and the files in them. The folders are then left out, so
+        # that no file is read twice.
+        matches = [match for match in matches if not Path(match).is_dir()] or matches
+    count = 0
+    for match in matches:
+        path = Path(match)
+        if not path.is_dir():
+            sources = _expand(match, ignored)
+        elif _is_output(path):
+            ignored.append(match)
+            continue
+        else:
+            sources = _walk_folder(path, ignored)
+        for source in sources:
+            count += 1
+            yield source
+    if not count:
+        raise CorpusError(f"{pattern}: no text file in the folders that match this pattern")

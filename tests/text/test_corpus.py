@@ -238,6 +238,54 @@ def test_text_files_in_a_folder_are_found(tmp_path: Path) -> None:
     assert [source.name for source in matches] == names[2:]
 
 
+def test_globs_match_folders_and_files(tmp_path: Path) -> None:
+    """Files in matched folders are read, once, except below folders that ``**`` matches."""
+    for name in ("wiki/AA/wiki_00", "wiki/BB/b.txt", "wiki/c.txt", "wiki/images/d.png"):
+        write_file(tmp_path / name, b"x")
+    ignored: list[str] = []
+    sources = find_sources([str(tmp_path / "wiki" / "*")], ignored)
+    names = ["wiki/AA/wiki_00", "wiki/BB/b.txt", "wiki/c.txt"]
+    assert [str(Path(source.name).relative_to(tmp_path)) for source in sources] == names
+    assert ignored == [str(tmp_path / "wiki/images/d.png")]
+    sources = find_sources([str(tmp_path / "**" / "*.txt")])
+    assert [str(Path(source.name).relative_to(tmp_path)) for source in sources] == names[1:]
+    with pytest.raises(CorpusError, match="no text file in the folders"):
+        find_sources([str(tmp_path / "wiki" / "im*")])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["tokenizer.json", "vocab.txt"],
+        ["bertsmith.json", "README.md"],
+        ["manifest.json", "train.ids", "tokenizer/vocab.txt"],
+        ["parts/plan.json", "tokenizer/vocab.txt"],
+        ["settings.toml", "metrics.jsonl", "model/README.md"],
+        ["index.json", "lines.txt"],
+        ["state.json", "data/lines.txt"],
+    ],
+)
+def test_outputs_in_a_folder_are_ignored(tmp_path: Path, files: list[str]) -> None:
+    """Outputs in subfolders are no text, but an output that is given by its name is read."""
+    write_file(tmp_path / "text/a.txt", b"x")
+    for name in files:
+        write_file(tmp_path / "text/output" / name, b"x")
+    for argument in (tmp_path / "text", tmp_path / "text" / "*"):
+        ignored: list[str] = []
+        sources = find_sources([str(argument)], ignored)
+        assert [Path(source.name).name for source in sources] == ["a.txt"]
+        assert ignored == [str(tmp_path / "text/output")]
+    output_sources = find_sources([str(tmp_path / "text/output")])
+    assert output_sources[0].name.startswith(str(tmp_path / "text/output"))
+
+
+def test_corpus_folder_with_a_manifest_is_read(tmp_path: Path) -> None:
+    """Single files with the names of a store's or a run's files do not make a folder an output."""
+    for name in ("data/manifest.json", "data/settings.toml", "data/index.json", "data/a.txt"):
+        write_file(tmp_path / name, b"x")
+    assert [Path(source.name).name for source in find_sources([str(tmp_path)])] == ["a.txt"]
+
+
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     """A link to a folder is followed, but not in a cycle, and not to a folder read before."""
     write_file(tmp_path / "corpus/a.txt", "x")
