@@ -14,6 +14,7 @@ from bertsmith.serve.keys import KeyRing, KeySettings, read_key_file
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.options import ServerOptions
+from bertsmith.serve.proxies import add_mapped_addresses
 from bertsmith.serve.server import create_config, freeze_objects, serve_until_signal
 from bertsmith.serve.shared_table import CounterTable, SharedTable
 
@@ -165,7 +166,7 @@ def _get_uvicorn_options(options: ServerOptions) -> dict[str, Any]:
     arguments: dict[str, Any] = {"root_path": options.root_path}
     if options.trusted_proxies:
         arguments["proxy_headers"] = True
-        arguments["forwarded_allow_ips"] = list(options.trusted_proxies)
+        arguments["forwarded_allow_ips"] = add_mapped_addresses(options.trusted_proxies)
     if options.certificate is not None:
         arguments["ssl_certfile"], arguments["ssl_keyfile"] = map(str, options.certificate)
     return arguments

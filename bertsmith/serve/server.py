@@ -16,11 +16,13 @@ from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.serve.errors import create_error_response
 from bertsmith.serve.middleware import RequestMiddleware
+from bertsmith.serve.proxies import ANY_PROXY, keep_last_forwarded_address
 from bertsmith.serve.sending import CONNECTION_KEY
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.serve.sockets import start_listening
@@ -99,6 +101,7 @@ def create_config(settings: ServeSettings, **options: Any) -> uvicorn.Config:
     class ConfiguredProtocol(_LimitedProtocol):
         header_seconds = settings.body_timeout_seconds
         max_header_bytes = settings.max_header_bytes
+        trusts_any_proxy = ANY_PROXY in (options.get("forwarded_allow_ips") or ())
 
     # ``create_server`` replaces the empty app.
     defaults: dict[str, Any] = {
@@ -226,10 +229,12 @@ class _LimitedProtocol(HttpToolsProtocol):
         header_seconds: time limit to receive a request's headers, after which the connection is
             closed.
         max_header_bytes: maximum size of the headers; larger headers get the status 431.
+        trusts_any_proxy: whether X-Forwarded-For is used without a check of the proxy's address.
     """
 
     header_seconds = 10.0
     max_header_bytes = 65_536
+    trusts_any_proxy = False
     _header_timer: asyncio.TimerHandle | None = None
     _is_disconnected = False
     #: Called when the client disconnects.
@@ -240,6 +245,8 @@ class _LimitedProtocol(HttpToolsProtocol):
     _buffered_bytes = 0
     #: Whether the parser made progress within ``data_received``.
     _has_parsed = False
+    #: Header of a request for another protocol, without the field Upgrade; None for other requests.
+    _header_without_upgrade: bytes | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start the header timer."""
@@ -249,10 +256,33 @@ class _LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; send 431 if an unfinished header or trailer exceeds the limit."""
         self._has_parsed = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         self._buffered_bytes = 0 if self._has_parsed else self._buffered_bytes + len(data)
         if self._is_header_too_large() and not self.transport.is_closing():
             self.send_400_response("the header is too large")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse received bytes; ignore the field Upgrade, which Java's HttpClient sends by default.
+
+        The parser skips the body of a request for another protocol, such as h2c. Therefore it gets
+        the header of such a request again, without the field Upgrade.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._header_without_upgrade is None:
+                    # The method CONNECT.
+                    return
+                data = self._header_without_upgrade + data[upgrade.args[0] :]
+                self._header_without_upgrade = None
+                continue
+            except httptools.HttpParserError:
+                message = "the request is not valid HTTP"
+                self.logger.warning(message)
+                self.send_400_response(message)
+            return
 
     def on_message_begin(self) -> None:
         """Restart the header timer and size for the next request of the connection."""
@@ -309,6 +339,11 @@ class _LimitedProtocol(HttpToolsProtocol):
         """Stop the header timer."""
         self._has_parsed = True
         self._stop_header_timer()
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._header_without_upgrade = self._format_header_without_upgrade()
+            return
+        if self.trusts_any_proxy:
+            keep_last_forwarded_address(self.headers)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -319,7 +354,8 @@ class _LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Record that the parser made progress."""
         self._has_parsed = True
-        super().on_message_complete()
+        if self._header_without_upgrade is None:
+            super().on_message_complete()
 
     def count_unsent_bytes(self) -> int:
         """Return the number of bytes in the transport's write buffer."""
@@ -368,6 +404,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._is_header_too_large():
             # The error stops the parser. uvicorn then calls ``send_400_response``.
             raise ValueError("the header is too large")
+
+    def _format_header_without_upgrade(self) -> bytes:
+        """Return the header of the current request without the field Upgrade."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _is_header_too_large(self) -> bool:
         return max(self._parsed_bytes, self._buffered_bytes) > self.max_header_bytes
