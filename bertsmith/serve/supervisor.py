@@ -106,6 +106,8 @@ class Supervisor:
 
     def _stop(self, number: signal.Signals) -> None:
         self._is_stopping = True
+        # New connections are refused when the processes have closed the socket, too.
+        self._sock.close()
         self._send(number)
 
     def _send(self, number: signal.Signals) -> None:

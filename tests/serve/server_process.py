@@ -19,6 +19,15 @@ def find_free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def is_refused(port: int) -> bool:
+    """Return whether connections to a port are refused."""
+    try:
+        socket.create_connection(("127.0.0.1", port), TIMEOUT).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 class ServerProcess:
     """A server process.
 

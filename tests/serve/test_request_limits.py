@@ -30,6 +30,7 @@ from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
 from tests.serve.model_server import SENTENCES, RunningServer, find_fastapi_app, run_server
+from tests.serve.server_process import is_refused
 
 #: Header of a POST request, to be formatted with the path and the length of the body.
 HEADER = (
@@ -362,15 +363,6 @@ def start_process(
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-
-
-def is_refused(port: int) -> bool:
-    """Return whether connections to a port are refused."""
-    try:
-        socket.create_connection(("127.0.0.1", port), TIMEOUT).close()
-    except ConnectionRefusedError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])

@@ -14,8 +14,8 @@ import pytest
 from bertsmith.errors import RunError
 from bertsmith.serve import supervisor as supervisor_module
 from bertsmith.serve.supervisor import STARTUP_FAILURE, Supervisor
-from tests.serve.model_pause import TIMEOUT
-from tests.serve.server_process import find_free_port, run_process
+from tests.serve.model_pause import TIMEOUT, wait_until
+from tests.serve.server_process import find_free_port, is_refused, run_process
 
 
 def is_running(process_id: int) -> bool:
@@ -56,6 +56,14 @@ def test_workers_answer_restart_reload_and_stop(model_dirs: dict[str, Path]) -> 
             server.wait_for_line("reloaded the models")
         assert embed() == 200
         assert all(is_running(process_id) for process_id in ids)
+        # A process waits for this body; meanwhile, new connections are refused.
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT) as connection:
+            connection.sendall(
+                b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+            )
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: is_refused(port))
+            assert any(is_running(process_id) for process_id in ids)
         assert server.stop() == 0
     assert not any(is_running(process_id) for process_id in ids)
 
@@ -103,10 +111,10 @@ class FakeSystem:
         monkeypatch.setattr(supervisor_module, "wait", lambda *_, **__: step(self))
         monkeypatch.setattr(supervisor_module, "_RESTART_SECONDS", 0.0)
         monkeypatch.setattr(os, "kill", lambda *arguments: self.signals.append(arguments))
-        with socket.socket() as sock:
-            self.supervisor: Any = Supervisor(
-                lambda _: None, sock, num_processes, log=lambda _: None, on_exit=self.ended.append
-            )
+        self.sock = socket.socket()
+        self.supervisor: Any = Supervisor(
+            lambda _: None, self.sock, num_processes, log=lambda _: None, on_exit=self.ended.append
+        )
         vars(self.supervisor)["_context"] = self
 
     def Process(self, **_: Any) -> FakeProcess:  # noqa: N802 - the name in multiprocessing
@@ -152,8 +160,11 @@ def test_supervisor_replaces_ended_processes(monkeypatch: pytest.MonkeyPatch) ->
             system.end(1, -9)
         elif number == 1:
             assert len(system.processes) == 3
+            assert system.sock.fileno() >= 0
             system.supervisor._signals.append(signal.SIGTERM)
         else:
+            # While the processes answer their requests, new connections are refused.
+            assert system.sock.fileno() == -1
             system.end(0, 0)
             system.end(2, -15)
 
