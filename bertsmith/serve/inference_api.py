@@ -23,6 +23,7 @@ from bertsmith.serve.schemas import (
 )
 from bertsmith.serve.tei import format_labels
 from bertsmith.text.mask import MASK_TOKEN
+from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX
 
 #: Parameters of each task that have an effect. Others must be null.
 _PARAMETERS: Final[dict[str, frozenset[str]]] = {
@@ -114,7 +115,7 @@ class InferenceRoutes:
                         "score": probability,
                         "token": tokenizer.token_to_id(token),
                         "token_str": token,
-                        "sequence": before + token + after,
+                        "sequence": _insert_token(before, token, after),
                     }
                     for token, probability in mask.predictions
                 ]
@@ -141,6 +142,13 @@ class InferenceRoutes:
             }
             for span in tagged.spans
         ]
+
+
+def _insert_token(before: str, token: str, after: str) -> str:
+    """Return a text with a token in the place of a mask; ``##ing`` continues the previous word."""
+    if token.startswith(CONTINUATION_PREFIX):
+        return before.rstrip() + token.removeprefix(CONTINUATION_PREFIX) + after
+    return before + token + after
 
 
 def choose_task(model: ServedModel, inputs: Any) -> str:
