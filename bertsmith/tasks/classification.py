@@ -37,6 +37,8 @@ ROC_AUC = "roc_auc"
 LABEL_SEPARATOR = "|"
 _MAX_LISTED_LABELS = 20
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
+#: The largest score: targets are 32-bit numbers.
+_MAX_SCORE = float(np.finfo(np.float32).max)
 
 #: A class name, a score, or a set of class names.
 Label = str | float | frozenset[str]
@@ -164,7 +166,11 @@ def _parse_label_set(value: Any, labels: Sequence[str] | None) -> frozenset[str]
 
 
 def parse_score(value: Any) -> float:
-    """Convert the value of a cell to a finite number; raise BadExampleError for other values."""
+    """Convert the value of a cell to a number that is finite as a 32-bit number.
+
+    Raises:
+        BadExampleError: The value is not such a number.
+    """
     if isinstance(value, str) and not value.strip():
         raise BadExampleError("an empty label")
     if isinstance(value, bool):
@@ -175,6 +181,8 @@ def parse_score(value: Any) -> float:
         raise BadExampleError("a score that is not a number", f": {value!r}") from None
     if not math.isfinite(score):
         raise BadExampleError("a score that is not finite", f": {value!r}")
+    if abs(score) > _MAX_SCORE:
+        raise BadExampleError("a score that exceeds the 32-bit range", f": {value!r}")
     return score
 
 

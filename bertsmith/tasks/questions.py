@@ -22,8 +22,9 @@ from bertsmith.text.alphabet import has_surrogates
 QUESTION_ROW_FORMATS = ("csv", "tsv", "jsonl", "parquet")
 #: The first character that is not blank is searched for among this many characters.
 _SAMPLE_CHARACTERS = 4096
-#: Whitespace, and the bytes of the UTF-8 byte order mark decoded as Latin-1.
-_BLANKS = " \t\r\n\u00ef\u00bb\u00bf"
+#: Whitespace, and the bytes of byte order marks (UTF-8, UTF-16, UTF-32) and the zero bytes of
+#: UTF-16 and UTF-32, all decoded as Latin-1.
+_BLANKS = " \t\r\n\u00ef\u00bb\u00bf\u00ff\u00fe\0"
 #: Maximum number of context characters in a message.
 _EXCERPT_LENGTH = 40
 
@@ -88,7 +89,7 @@ def has_question_rows(path: Path) -> bool:
         return file_format in QUESTION_ROW_FORMATS
     if not path.is_file():
         return False
-    # Latin-1 decodes any bytes, and a bracket is the same byte in all common encodings.
+    # Latin-1 decodes any bytes, and a bracket has the same byte in all common encodings.
     with open_text(path, encoding="latin-1") as chunks:
         return next(chunks, "")[:_SAMPLE_CHARACTERS].lstrip(_BLANKS).startswith("[")
 

@@ -47,6 +47,7 @@ def tokenizer() -> Tokenizer:
         ("regression", "red,much", r"line 3: a score that is not a number: 'much'"),
         ("regression", "red,nan", r"line 3: a missing label: 'nan'"),
         ("regression", "red, ", r"line 3: an empty label"),
+        ("regression", "red,-1e39", r"line 3: a score that exceeds the 32-bit range: '-1e39'"),
         ("multi", "red,1|7", r"line 3: an unknown label: '7'"),
         ("single", "red,NaN", r"line 3: a missing label: 'NaN'"),
         ("multi", "red,nan", r"line 3: a missing label: 'nan'"),

@@ -84,6 +84,15 @@ def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     assert [example.id for example in examples] == ["1", "2"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_array_of_questions_may_have_any_encoding(tmp_path: Path, encoding: str) -> None:
+    """An array is not mistaken for SQuAD's format, with or without a byte order mark."""
+    row = {"question": "who?", "context": CONTEXT, "answers": make_question()["answers"]}
+    (tmp_path / "a.json").write_text(json.dumps([row]), encoding=encoding)
+    [example], _ = read_examples(tmp_path / "a.json", make_task(encoding=encoding))
+    assert example.answers == (("BLUE", 15),)
+
+
 def test_columns_of_question_rows_can_be_set(tmp_path: Path) -> None:
     """Question, context and answers are read from the columns in the settings."""
     row = {"id": 1, "q": "who?", "passage": CONTEXT, "gold": make_question()["answers"]}
