@@ -71,7 +71,7 @@ def read_examples(
             """--set 'task.ending_columns=["A","B"]'""",
         )
     label_file = task.get_label_file(path) if labeled else None
-    answers = None if label_file is None else _read_label_file(label_file)
+    answers = None if label_file is None else _read_label_file(label_file, task)
     examples, counts, seen_ids = [], ExampleCounts(), set[str]()
     for row in read_task_rows(path, task, counts):
         with counts.count_example(row.location, task, labeled=labeled):
@@ -121,14 +121,15 @@ def _get_endings(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(require_text(ending, columns[0]) for ending in endings)
 
 
-def _read_label_file(path: Path) -> dict[str, Any]:
+def _read_label_file(path: Path, task: TaskSettings) -> dict[str, Any]:
     """Read the label of each id from a file of "id,label" rows without a header.
 
     Raises:
         TaskError: A row has no label, or an id occurs twice.
     """
     answers: dict[str, Any] = {}
-    for row in read_rows(path, has_header=False):
+    delimiter = task.delimiter or None
+    for row in read_rows(path, has_header=False, encoding=task.encoding, delimiter=delimiter):
         try:
             row_id = str(get_cell(row, "0")).strip()
             label = get_cell(row, "1")

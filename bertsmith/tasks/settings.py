@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from bertsmith.bundle import TaskKind
 from bertsmith.settings import SettingsTable
+from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
 #: ``TaskSettings`` field -> its name in SQuAD's format, also the default in files with one question
 #: per row.
@@ -156,10 +157,18 @@ class TaskSettings(SettingsTable):
         return self
 
     def get_label_file(self, path: Path) -> Path | None:
-        """Return the file with the labels of the table ``path``, None if they are a column."""
+        """Return the file with the labels of the table ``path``, None if they are a column.
+
+        The suffix is added to the name without its endings: the labels of train.csv.gz are in
+        train-answers.csv.gz.
+        """
         if not self.label_file_suffix:
             return None
-        return path.with_stem(path.stem + self.label_file_suffix)
+        name, end = path.name, ""
+        while Path(name).suffix.lower() in COMPRESSION_SUFFIXES:
+            name, end = Path(name).stem, Path(name).suffix + end
+        table = Path(name)
+        return path.with_name(f"{table.stem}{self.label_file_suffix}{table.suffix}{end}")
 
     def list_files(self) -> list[Path]:
         """Return all data files, including the separate files with labels."""

@@ -1,5 +1,6 @@
 """Reading, encoding and scoring prompts with endings."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,18 @@ def test_answers_are_joined_by_id(tmp_path: Path) -> None:
         read_examples(file, make_task(label_file_suffix="-answers"))
     examples, _ = read_examples(file, make_task(label_file_suffix="-answers"), labeled=False)
     assert [example.correct_index for example in examples] == [None] * 3
+
+
+def test_answer_file_has_the_format_of_the_table(tmp_path: Path) -> None:
+    """Encoding and delimiter apply to both files; suffixes of compressed files stay at the end."""
+    row = "7~red~green~blue~white\n"
+    for name, text in (("t.csv.gz", f"id~text~a~b~c\n{row}"), ("t-answers.csv.gz", "7~B\n")):
+        with gzip.open(tmp_path / name, "wt", encoding="utf-16") as file:
+            file.write(text)
+    task = make_task(label_file_suffix="-answers", delimiter="~", encoding="utf-16")
+    ((example,), _) = read_examples(tmp_path / "t.csv.gz", task)
+    assert example.correct_index == 1
+    assert task.get_label_file(Path("a.b/t.v1.tsv")) == Path("a.b/t.v1-answers.tsv")
 
 
 @pytest.mark.parametrize(
