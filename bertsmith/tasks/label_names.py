@@ -63,10 +63,14 @@ def get_training_file(info: Mapping[str, Any]) -> str | None:
 
 
 def _find_binary_names(path: str) -> tuple[str, str] | None:
-    """Return the names of the labels of the data set in a path: its last part with such a name."""
-    for part in reversed(re.split(r"[/\\]", path.lower())):
-        words = re.split(r"[^a-z0-9]+", part.replace("sst-2", "sst2"))
-        for name in words:
-            if name in _BINARY_NAMES:
-                return _BINARY_NAMES[name]
+    """Return the names of the labels of the data set that a path names; None if it names none.
+
+    The last folder, or the file without its suffixes, that equals the name of a data set decides. A
+    name inside of a longer one, such as coca-cola-reviews.csv, does not count.
+    """
+    *folders, file = re.split(r"[/\\]", path.lower())
+    for part in (file.partition(".")[0], *reversed(folders)):
+        name = "sst2" if part in ("sst-2", "sst_2") else part
+        if name in _BINARY_NAMES:
+            return _BINARY_NAMES[name]
     return None

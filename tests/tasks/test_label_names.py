@@ -10,10 +10,11 @@ from bertsmith.tasks.label_names import get_label_names, get_training_file
     [
         ("/data/glue/SST-2/train.tsv", ("negative", "positive")),
         ("C:\\glue\\CoLA\\train.tsv", ("unacceptable", "acceptable")),
-        ("korean/nsmc_train.txt", ("negative", "positive")),
+        ("nsmc/train.txt.gz", ("negative", "positive")),
         ("/home/sst2/mrpc/train.tsv", ("different meaning", "same meaning")),
         ("QQP/train.tsv", ("different questions", "same question")),
         ("wnli.tsv", ("does not follow", "follows")),
+        ("data/sst-2.csv.gz", ("negative", "positive")),
     ],
 )
 def test_data_set_in_the_path_names_the_labels(path: str, names: tuple[str, str]) -> None:
@@ -25,6 +26,8 @@ def test_unknown_labels_have_no_names() -> None:
     """Labels of other data, and labels that are words, keep their text."""
     assert get_label_names("single", ("0", "1"), "/data/reviews.csv") == {}
     assert get_label_names("single", ("0", "1"), "/data/colander/train.csv") == {}
+    assert get_label_names("single", ("0", "1"), "classify/coca-cola-reviews.csv") == {}
+    assert get_label_names("single", ("0", "1"), "/coca cola/train.csv") == {}
     assert get_label_names("single", ("0", "1"), None) == {}
     assert get_label_names("single", ("0", "1", "2"), "SST-2/train.tsv") == {}
     assert get_label_names("single", ("bad", "X"), None) == {}
