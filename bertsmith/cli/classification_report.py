@@ -39,6 +39,9 @@ def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[
     """
     if not confusion:
         return []
+    # A column has at least one character, and two spaces before it.
+    if 3 * len(confusion) > MAX_WIDTH:
+        return _format_confused_pairs(confusion)
     cells = [
         [f"{confusion[true].get(predicted, 0):,}" for predicted in confusion] for true in confusion
     ]

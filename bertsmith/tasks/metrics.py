@@ -28,12 +28,23 @@ def f1_score(predicted: Ints, true: Ints) -> float:
 
 def macro_f1_score(predicted: Ints, true: Ints) -> float:
     """Return the mean F1 of the classes that occur in either array; both are int64 [n]."""
-    classes = np.union1d(predicted, true)
-    class_f1 = []
-    for label in classes:
-        is_predicted, is_true = predicted == label, true == label
-        class_f1.append(f1_score(is_predicted.astype(np.int64), is_true.astype(np.int64)))
-    return float(np.mean(class_f1))
+    predicted_counts, true_counts, correct_counts = _count_classes(predicted, true)
+    return float(np.mean(2 * correct_counts / (predicted_counts + true_counts)))
+
+
+def _count_classes(predicted: Ints, true: Ints) -> tuple[Ints, Ints, Ints]:
+    """Count the predicted, true and correctly predicted examples of each class that occurs.
+
+    Both arrays are int64 [n]; each result is int64 [C].
+    """
+    classes, indices = np.unique(np.concatenate([predicted, true]), return_inverse=True)
+    predicted_indices, true_indices = indices[: len(true)], indices[len(true) :]
+    correct_indices = true_indices[predicted_indices == true_indices]
+    predicted_counts, true_counts, correct_counts = (
+        np.bincount(class_indices, minlength=len(classes)).astype(np.int64)
+        for class_indices in (predicted_indices, true_indices, correct_indices)
+    )
+    return predicted_counts, true_counts, correct_counts
 
 
 def matthews_corrcoef(predicted: Ints, true: Ints) -> float:
@@ -42,30 +53,18 @@ def matthews_corrcoef(predicted: Ints, true: Ints) -> float:
     Both arrays are int64 [n]. The correlation is 0 if either has a single class, as in
     scikit-learn.
     """
-    classes, class_indices = np.unique(np.concatenate([predicted, true]), return_inverse=True)
-    num_classes, n = len(classes), len(true)
-    confusion = np.zeros((num_classes, num_classes))
-    np.add.at(confusion, (class_indices[n:], class_indices[:n]), 1.0)
-    predicted_counts, true_counts = confusion.sum(0), confusion.sum(1)
-    numerator = np.trace(confusion) * n - predicted_counts @ true_counts
+    n = len(true)
+    # Products of integers could overflow.
+    predicted_counts, true_counts, correct_counts = (
+        counts.astype(np.float64) for counts in _count_classes(predicted, true)
+    )
+    numerator = correct_counts.sum() * n - predicted_counts @ true_counts
     squared_denominator = (n * n - predicted_counts @ predicted_counts) * (
         n * n - true_counts @ true_counts
     )
     if squared_denominator <= 0:
         return 0.0
     return float(numerator / np.sqrt(squared_denominator))
-
-
-def confusion_matrix(predicted: Ints, true: Ints, num_classes: int) -> Ints:
-    """Count the examples of class i that are predicted as class j, for all i and j: int64 [C, C].
-
-    Args:
-        predicted: Class indices, int64 [n].
-        true: Class indices, int64 [n].
-        num_classes: Number of classes, C.
-    """
-    counts = np.bincount(true * num_classes + predicted, minlength=num_classes**2)
-    return counts.reshape(num_classes, num_classes).astype(np.int64)
 
 
 def compute_class_scores(num_correct: int, num_predicted: int, support: int) -> dict[str, float]:
@@ -88,6 +87,8 @@ def compute_class_scores(num_correct: int, num_predicted: int, support: int) -> 
 def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) -> dict[str, Any]:
     """Return the scores of each class and the confusion matrix.
 
+    Memory and time do not grow with the square of the number of classes.
+
     Args:
         predicted: Class indices, int64 [n].
         true: Class indices, int64 [n].
@@ -97,15 +98,20 @@ def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) ->
         ``classes`` has the scores of each label. ``confusion`` maps each true label to the nonzero
         counts of the labels that are predicted for it.
     """
-    matrix = confusion_matrix(predicted, true, len(labels))
-    predicted_counts, true_counts = matrix.sum(0).tolist(), matrix.sum(1).tolist()
-    classes, confusion = {}, {}
-    for index, label in enumerate(labels):
-        counts = dict(zip(labels, matrix[index].tolist(), strict=True))
-        confusion[label] = {name: count for name, count in counts.items() if count}
-        classes[label] = compute_class_scores(
-            int(matrix[index, index]), predicted_counts[index], true_counts[index]
+    num_classes = len(labels)
+    pairs, counts = np.unique(true * num_classes + predicted, return_counts=True)
+    confusion: dict[str, dict[str, int]] = {label: {} for label in labels}
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        true_index, predicted_index = divmod(pair, num_classes)
+        confusion[labels[true_index]][labels[predicted_index]] = count
+    predicted_counts = np.bincount(predicted, minlength=num_classes).tolist()
+    true_counts = np.bincount(true, minlength=num_classes).tolist()
+    classes = {
+        label: compute_class_scores(
+            confusion[label].get(label, 0), predicted_counts[index], true_counts[index]
         )
+        for index, label in enumerate(labels)
+    }
     return {"classes": classes, "confusion": confusion}
 
 

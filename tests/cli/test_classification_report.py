@@ -1,6 +1,7 @@
 """Per-class metrics and confusion matrices fit a terminal of 80 columns for all labels."""
 
 import random
+import tracemalloc
 
 from rich.cells import cell_len
 
@@ -55,6 +56,18 @@ def test_of_many_classes_only_the_worst_are_shown() -> None:
     assert format_confusion_matrix({label: {label: 1} for label in labels})[0] == (
         "no label was confused with another"
     )
+
+
+def test_no_matrix_is_made_for_many_labels() -> None:
+    """A matrix of 1,000 labels would need more than 50 MB."""
+    labels = [f"label {number}" for number in range(1000)]
+    confusion = {label: {"label 0": 1} for label in labels}
+    tracemalloc.start()
+    lines = format_confusion_matrix(confusion)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lines[0] == "the 10 most confused of 999 pairs (all: --json):"
+    assert peak_bytes < 5_000_000
 
 
 def test_lines_are_at_most_80_cells_wide() -> None:

@@ -80,6 +80,18 @@ def test_classification_report_equals_scikit_learn(pair: tuple[list[int], list[i
     assert all(count for row in report["confusion"].values() for count in row.values())
 
 
+def test_many_classes_need_no_dense_matrix() -> None:
+    """With 200,000 classes, a matrix of all pairs of classes would need 320 GB."""
+    num_classes = 200_000
+    true = np.arange(num_classes)
+    predicted = np.where(true % 4 == 0, 0, true)
+    report = metrics.classification_report(predicted, true, list(map(str, range(num_classes))))
+    assert report["confusion"]["8"] == {"0": 1}
+    assert report["classes"]["9"]["f1"] == 1.0
+    assert metrics.macro_f1_score(predicted, true) == pytest.approx(0.75, abs=1e-4)
+    assert metrics.matthews_corrcoef(predicted, true) == pytest.approx(0.775, abs=0.01)
+
+
 def test_multilabel_f1_equals_scikit_learn() -> None:
     """F1 of 0/1 matrices is micro-averaged."""
     rng = np.random.default_rng(0)
