@@ -253,7 +253,11 @@ def _advance_per_document(
 def _log_next_command(out: Path | None) -> None:
     """Log the path of the output file and a command that reads it, unless ``out`` is None."""
     from bertsmith.cli.console import log
+    from bertsmith.text.export import choose_output_format
 
-    if out is not None:
-        log(f"wrote {out}")
-        log(f"next: bertsmith vocab {quote_path(out)} --out TOKENIZER")
+    if out is None:
+        return
+    log(f"wrote {out}")
+    # Documents of a single sentence would be detected as the paragraphs of a document of prose.
+    options = " --format sentences" if choose_output_format(out) == "sentences" else ""
+    log(f"next: bertsmith vocab {quote_path(out)}{options} --out TOKENIZER")

@@ -57,7 +57,7 @@ class CorpusOptions(Settings):
         on_error: "stop" raises the first error. "skip" skips and counts the documents, lines or
             files with an error.
         deduplicate: Whether exact repetitions of documents, of paragraphs, or of both are left
-            out.
+            out. Documents with one sentence per line have no paragraphs.
     """
 
     format: Format = "auto"
@@ -186,7 +186,7 @@ def _process_documents(
         if not text:
             report.empty_documents += 1
             continue
-        text = deduplicator.remove_repetitions(text)
+        text = deduplicator.remove_repetitions(text, presplit=raw_document.presplit)
         if not text:
             continue
         report.documents += 1
@@ -203,12 +203,18 @@ class _Deduplicator:
         self._paragraphs = SeenTexts() if scope in {"paragraphs", "both"} else None
         self._report = report
 
-    def remove_repetitions(self, text: str) -> str:
-        """Return the text of a document without repetitions; "" if all of the text is repeated."""
+    def remove_repetitions(self, text: str, *, presplit: bool) -> str:
+        """Return the text of a document without repetitions; "" if all of the text is repeated.
+
+        Args:
+            text: Text of the document.
+            presplit: Whether each line is a sentence instead of a paragraph.
+        """
         if self._documents is not None and not self._documents.add(text):
             self._report.repeated_documents += 1
             return ""
-        if self._paragraphs is None:
+        # A sentence such as "Yes." may occur in many documents.
+        if self._paragraphs is None or presplit:
             return text
         new_lines = []
         for line in text.split("\n"):

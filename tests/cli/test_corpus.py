@@ -58,13 +58,19 @@ def test_converted_text_can_be_converted_back(
     completed = run_cli("corpus", "convert", corpus, "--out", out)
     assert completed.status == 0, completed.err
     assert f"wrote {out}" in completed.err
-    assert "next: bertsmith vocab" in completed.err
+    assert f"next: bertsmith vocab {out} --format sentences --out TOKENIZER" in completed.err
     assert completed.out == ""
     lines = run_cli("corpus", "convert", out, "--format", "sentences").out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == [
         "Anna has a cat.\nIt sleeps.",
         "Bert reads.\nIt is good.",
     ]
+
+
+def test_json_lines_need_no_format(run_cli: RunCli, corpus: Path, tmp_path: Path) -> None:
+    """The next command for JSON lines has no --format."""
+    completed = run_cli("corpus", "convert", corpus, "--out", tmp_path / "b.jsonl")
+    assert f"next: bertsmith vocab {tmp_path / 'b.jsonl'} --out TOKENIZER" in completed.err
 
 
 def test_convert_reads_compressed_standard_input(run_cli: RunCli) -> None:

@@ -420,6 +420,16 @@ def test_repeated_paragraphs_are_left_out(tmp_path: Path) -> None:
     assert report.documents == 2
 
 
+def test_repeated_sentences_of_presplit_text_are_kept(tmp_path: Path) -> None:
+    """A line of presplit text is a sentence and no paragraph; repeated documents are removed."""
+    documents = ["Do you see it?\nYes.\nSo do I.", "Do you hear it?\nYes.\nSo do I."]
+    path = write_file(tmp_path / "a.txt", "\n\n".join([*documents, documents[0]]) + "\n")
+    report = CorpusReport()
+    assert read_texts(path, report=report, deduplicate="both") == documents
+    assert (report.repeated_documents, report.repeated_paragraphs) == (1, 0)
+    assert read_texts(path, deduplicate="paragraphs") == [*documents, documents[0]]
+
+
 def test_counts_of_reports_are_added() -> None:
     """Counts and reasons are added; examples are concatenated up to the limit."""
     report = CorpusReport(documents=1, characters=5)
