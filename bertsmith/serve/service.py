@@ -163,7 +163,7 @@ class Service:
     ) -> list[Prediction]:
         """Return the labels, or the regression score, of each text or pair."""
         bundle, compute_outputs = self.prepare_task(model_name, "classify", texts, deadline)
-        return list(iter_predictions(bundle, texts, compute_outputs))
+        return list(iter_predictions(bundle, texts, compute_outputs, self.settings.max_texts))
 
     def rerank(
         self,
@@ -175,7 +175,7 @@ class Service:
         """Return the score of each pair (query, text) by a model with one output."""
         pairs = [(query, text) for text in texts]
         bundle, compute_outputs = self.prepare_task(model_name, "rerank", pairs, deadline)
-        return list(iter_predictions(bundle, pairs, compute_outputs))
+        return list(iter_predictions(bundle, pairs, compute_outputs, self.settings.max_texts))
 
     def tag(
         self, model_name: str | None, texts: Sequence[str], deadline: Deadline | None = None
@@ -192,7 +192,7 @@ class Service:
     ) -> list[Answer]:
         """Return the answer to each (question, context)."""
         bundle, compute_outputs = self.prepare_task(model_name, "answer", questions, deadline)
-        return list(iter_answers(bundle, questions, compute_outputs))
+        return list(iter_answers(bundle, questions, compute_outputs, self.settings.max_texts))
 
     def choose(
         self,

@@ -145,6 +145,7 @@ def iter_answers(
     model: FineTunedBundle | Path | str,
     questions: Iterable[tuple[str, str]],
     compute: ComputeOutputs = compute_outputs,
+    chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[Answer]:
     """Yield the answers of ``answer`` for any number of questions, reading them in chunks.
 
@@ -152,13 +153,14 @@ def iter_answers(
         model: As for ``answer``.
         questions: Pairs (question, context). Error messages contain the number of the pair, from 1.
         compute: Computes the outputs of the model.
+        chunk_size: Number of questions per chunk.
     """
     bundle = resolve_task_model(model, "span")
     examples = (
         to_question_example(question, f"question {number:,}")
         for number, question in enumerate(questions, 1)
     )
-    for chunk in chunked(examples, _CHUNK_SIZE):
+    for chunk in chunked(examples, chunk_size):
         yield from _answer_examples(bundle, chunk, compute)
 
 

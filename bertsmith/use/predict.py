@@ -69,6 +69,7 @@ def iter_predictions(
     model: FineTunedBundle | Path | str,
     texts: Iterable[str | tuple[str, str]],
     compute: ComputeOutputs = compute_outputs,
+    chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[Prediction]:
     """Yield the predictions of ``predict`` for any number of texts, reading them in chunks.
 
@@ -76,10 +77,11 @@ def iter_predictions(
         model: As for ``predict``.
         texts: Texts or pairs of texts. Error messages contain the number of the text, from 1.
         compute: Computes the outputs of the model.
+        chunk_size: Number of texts per chunk.
     """
     bundle = resolve_task_model(model, *KINDS)
     examples = (to_text_example(text, f"text {number:,}") for number, text in enumerate(texts, 1))
-    for chunk in chunked(examples, _CHUNK_SIZE):
+    for chunk in chunked(examples, chunk_size):
         yield from _predict_examples(bundle, chunk, compute)
 
 

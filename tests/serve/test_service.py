@@ -13,7 +13,7 @@ from bertsmith import bundle
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.packed import PackedBatch
 from bertsmith.runtime import inference_batches
-from bertsmith.serve.deadline import Deadline
+from bertsmith.serve.deadline import Deadline, RequestTooLargeError
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
@@ -93,6 +93,51 @@ def test_each_batch_is_one_forward_pass(
         service.close()
     assert forward_sizes == batch_sizes
     assert max(batch_sizes) > 1
+
+
+@pytest.mark.parametrize(
+    ("model_name", "max_tokens", "predict"),
+    [
+        ("mood", 4000, lambda service, texts: service.classify(None, texts)),
+        ("grade", 6000, lambda service, texts: service.rerank(None, "a", texts)),
+        (
+            "answers",
+            6000,
+            lambda service, texts: service.answer(None, [("a", text) for text in texts]),
+        ),
+    ],
+)
+def test_limit_of_tokens_applies_to_all_texts_of_a_request(
+    models: list[ServedModel],
+    model_name: str,
+    max_tokens: int,
+    predict: Callable[[Service, list[str]], Any],
+) -> None:
+    """1,500 texts exceed the limit together, although 1,024 of them do not."""
+    served = [model for model in models if model.name == model_name]
+    service = Service(served, ServeSettings(max_texts=2000, max_tokens=max_tokens))
+    try:
+        with pytest.raises(RequestTooLargeError, match=f"the limit is {max_tokens:,} tokens"):
+            predict(service, ["a"] * 1500)
+    finally:
+        service.close()
+
+
+def test_segmenter_is_loaded_with_the_model(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request does not wait for the segmenter, which blocks the event loop."""
+    encoded: list[list[str]] = []
+    encode_batch = Tokenizer.encode_batch
+
+    def record(self: Tokenizer, texts: Sequence[str], *args: Any, **options: Any) -> Any:
+        encoded.append(list(texts))
+        return encode_batch(self, texts, *args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", record)
+    bundle.save(tmp_path / "m", BertForPreTraining(model_config(tokenizer)), tokenizer, {})
+    load_served_model("m", tmp_path / "m")
+    assert len(encoded) == 1
 
 
 @pytest.mark.parametrize(

@@ -160,13 +160,10 @@ def test_answers_equal_those_of_transformers(
         assert result.is_truncated == (question == LONG_QUESTION)
 
 
-def test_answers_are_streamed_in_chunks(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_streamed_in_chunks(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """The first answer is yielded after 3 of 8 questions are read; chunks do not change answers."""
     bundle = load_fine_tuned(save_span_model(tmp_path / "m", tokenizer))
     expected = answer(bundle, QUESTIONS * 2)
-    monkeypatch.setattr(answer_module, "_CHUNK_SIZE", 3)
     questions_read: list[tuple[str, str]] = []
 
     def read_questions() -> Iterator[tuple[str, str]]:
@@ -174,7 +171,7 @@ def test_answers_are_streamed_in_chunks(
             questions_read.append(question)
             yield question
 
-    stream = iter_answers(bundle, read_questions())
+    stream = iter_answers(bundle, read_questions(), chunk_size=3)
     first = next(stream)
     assert len(questions_read) == 3
     answers = [first, *stream]
