@@ -112,6 +112,8 @@ def load_served_model(
     embedder = Embedder(bundle, fast=fast)
     # The files may be deleted before the first request that needs the pooler.
     embedder.preload_pooler()
+    # Loads the segmenter, which would otherwise block the event loop during the first request.
+    bundle.tokenizer.encode_batch(["a"])
     return ServedModel(name, bundle, embedder, frozenset(tasks))
 
 

@@ -4,6 +4,7 @@ A segmenter only inserts spaces, so every offset in the segmented text correspon
 the original text.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from itertools import pairwise
@@ -46,16 +47,19 @@ class KiwiSegmenter:
             ) from None
         self._threads = threads
         self._kiwi: Any = None
+        # Several threads of a server may be the first to use Kiwi.
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type["KiwiSegmenter"], tuple[int]]:
         return KiwiSegmenter, (self._threads,)
 
     def find_boundaries(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the offsets of morpheme boundaries that have no space yet."""
-        if self._kiwi is None:
-            from kiwipiepy import Kiwi
+        with self._lock:
+            if self._kiwi is None:
+                from kiwipiepy import Kiwi
 
-            self._kiwi = Kiwi(num_workers=self._threads)
+                self._kiwi = Kiwi(num_workers=self._threads)
         analyses = self._kiwi.tokenize(list(texts))
         return [
             _find_morpheme_boundaries(text, morphemes)

@@ -3,12 +3,18 @@
 Real text comes from the shared corpora.
 """
 
+import contextlib
 import json
 import lzma
 import pickle
+import sys
+import threading
 import unicodedata
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -105,3 +111,29 @@ def test_other_segmenter_or_version_is_rejected(kiwi: KiwiSegmenter) -> None:
         load_segmenter("kiwi", "0.1.0")
     with pytest.raises(TokenizerError, match="no segmenter is named 'mecab'"):
         load_segmenter("mecab")
+
+
+def test_threads_load_kiwi_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that segment their first texts at the same time share one Kiwi."""
+    pytest.importorskip("kiwipiepy", reason="the extra bertsmith[korean] is not installed")
+    barrier = threading.Barrier(2, timeout=60)
+    loaded: list[Any] = []
+
+    class SlowKiwi:
+        """Kiwi that finds nothing; its constructor waits for another one."""
+
+        def __init__(self, **_: Any) -> None:
+            loaded.append(self)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                barrier.wait(0.3)
+
+        def tokenize(self, texts: list[str]) -> list[list[Any]]:
+            """Return no morphemes."""
+            return [[] for _ in texts]
+
+    monkeypatch.setitem(sys.modules, "kiwipiepy", SimpleNamespace(Kiwi=SlowKiwi))
+    segmenter = KiwiSegmenter()
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(segmenter.find_boundaries, [["가"], ["나"]]))
+    assert results == [[[]], [[]]]
+    assert len(loaded) == 1
