@@ -100,6 +100,8 @@ class Batcher:
         #: Guards all fields; notified when sequences are queued and when the batcher is closed.
         self._condition = threading.Condition()
         self._is_open = True
+        #: Whether a thread has ended with an exception.
+        self._has_failed = False
         self._num_cores = torch.get_num_threads()
         self._threads = [
             threading.Thread(target=self._run_thread, name=f"model-{number}", daemon=True)
@@ -116,12 +118,12 @@ class Batcher:
     @property
     def is_alive(self) -> bool:
         """Whether the batcher accepts calls and all of its threads run."""
-        return self._is_open and all(thread.is_alive() for thread in self._threads)
+        return self._is_open and not self._has_failed
 
     @property
     def has_dead_thread(self) -> bool:
-        """Whether a thread has ended although the batcher is open."""
-        return self._is_open and not all(thread.is_alive() for thread in self._threads)
+        """Whether a thread has ended with an exception; also after the batcher is closed."""
+        return self._has_failed
 
     def submit(
         self,
@@ -218,9 +220,13 @@ class Batcher:
 
     def _run_thread(self) -> None:
         """Compute batches until the batcher is closed and the queue is empty."""
-        with torch.inference_mode():
-            while self._run_batch():
-                pass
+        try:
+            with torch.inference_mode():
+                while self._run_batch():
+                    pass
+        except BaseException:
+            self._has_failed = True
+            raise
 
     def _run_batch(self) -> bool:
         """Wait for a batch and compute it; return False once there are no more batches.

@@ -51,6 +51,8 @@ def test_probes_fail_when_a_model_thread_is_dead(
             response = httpx.get(server.url + path)
             assert response.status_code == 503
             assert "a model thread has died" in response.json()["error"]["message"]
+    # The command exits with status 1, although the server was stopped by a signal.
+    assert server.server.config.app.control.has_failed()  # type: ignore[union-attr]
 
 
 def test_second_ctrl_c_answers_running_requests_with_503(models: list[ServedModel]) -> None:
