@@ -36,6 +36,7 @@ from bertsmith.serve.vectors import (
     BYTES_PER_ELEMENT,
     PendingEmbeddings,
     compute_token_vectors,
+    resolve_vector_settings,
     submit_embeddings,
 )
 from bertsmith.use.embed import Embedder
@@ -86,7 +87,8 @@ class EmbeddingRoutes:
         # The model may be replaced before the texts are submitted.
         served_model = self._service.find_model(model, "embed")
         embedder = served_model.embedder
-        num_bytes = BYTES_PER_ELEMENT * len(texts) * embedder.resolve_settings(settings).width
+        spec = resolve_vector_settings(embedder, settings)
+        num_bytes = BYTES_PER_ELEMENT * len(texts) * spec.width
         # A large request tokenizes, and waits for memory, in a thread.
         is_large = sum(map(len, texts)) > MAX_CHARACTERS or num_bytes >= MIN_COUNTED_BYTES
         if not is_large and isinstance(texts[0], str):
@@ -228,7 +230,7 @@ class EmbeddingRoutes:
 
 def check_dimensions(dimensions: int | None, embedder: Embedder, settings: VectorSettings) -> None:
     """Raise InputError if the vectors have fewer elements than a client wants."""
-    width = embedder.resolve_settings(settings).width
+    width = resolve_vector_settings(embedder, settings).width
     if dimensions is not None and dimensions > width:
         raise InputError(f"dimensions is {dimensions:,}; expected 1 to {width:,}")
 

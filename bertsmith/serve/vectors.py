@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bertsmith.errors import SettingsError
+from bertsmith.errors import ModelError, SettingsError
 from bertsmith.serve.deadline import Deadline
 from bertsmith.serve.limits import check_limit, check_num_truncated
 from bertsmith.serve.models import ServedModel
@@ -41,6 +41,20 @@ class PendingEmbeddings:
     future: Future[list[Any]]
     num_tokens: int
     num_truncated: int
+
+
+def resolve_vector_settings(embedder: Embedder, settings: VectorSettings) -> VectorSpec:
+    """Resolve the settings of a request for a model.
+
+    Raises:
+        SettingsError: the settings are invalid for the model; for example, several layers are
+            concatenated although a Dense module follows.
+    """
+    try:
+        return embedder.resolve_settings(settings)
+    except ModelError as error:
+        # In requests, a ModelError says that there is no such model (404).
+        raise SettingsError(str(error)) from None
 
 
 def submit_embeddings(
@@ -76,7 +90,7 @@ def submit_embeddings(
     """
     strings = [text for text in texts if isinstance(text, str)]
     served_model = service.check_request(model, "embed", strings)
-    spec = served_model.embedder.resolve_settings(settings)
+    spec = resolve_vector_settings(served_model.embedder, settings)
     if spec.pooling == "none":
         raise SettingsError(
             'pooling "none" returns one vector per token; send the request to /embed_all'
@@ -128,7 +142,7 @@ def compute_token_vectors(
     served_model = service.check_request(model, "embed", texts, deadline)
     limit = max_vector_elements or service.settings.max_vector_elements
     settings = settings.model_copy(update={"pooling": "none"})
-    spec = served_model.embedder.resolve_settings(settings)
+    spec = resolve_vector_settings(served_model.embedder, settings)
     deadline = deadline or Deadline(service.settings.request_timeout_seconds)
     # Tokenizing needs memory too, so only as many texts are tokenized as there is room for answers.
     max_tokens = sum(map(len, texts)) // _MIN_CHARACTERS_PER_TOKEN + 2 * len(texts)

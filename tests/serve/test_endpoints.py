@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 
 from bertsmith import answer, choose, embed, fill, pair, predict
 from bertsmith.serve.models import ServedModel, load_served_model
@@ -97,6 +99,23 @@ def test_openai_vectors_follow_the_sentence_transformers_config(
         assert_close(vectors, embed(model_dirs["plain"], SENTENCES, normalize=normalize))
         lengths = np.linalg.norm(server.post("/embed", {"inputs": SENTENCES}).json(), axis=-1)
         assert_close(lengths, np.ones(len(SENTENCES)))
+
+
+def test_settings_that_do_not_fit_the_modules_are_invalid(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """A Dense module expects the vectors of one layer; two layers give 422, not 404."""
+    parts = [
+        modules.Transformer(str(model_dirs["plain"])),
+        modules.Pooling(26),
+        modules.Dense(26, 8),
+    ]
+    SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "dense"))
+    with run_server([load_served_model("dense", tmp_path / "dense")]) as server:
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200
+        response = server.post("/embed", {"inputs": "a", "layer": [1, 2]})
+        assert response.status_code == 422
+        assert "the Dense module expects" in response.json()["error"]["message"]
 
 
 def test_embed_accepts_settings(server: RunningServer, model_dirs: dict[str, Path]) -> None:
