@@ -1,17 +1,35 @@
 """Detects how plain text is divided into lines, and joins hard-wrapped lines into paragraphs."""
 
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from typing import Final
 
 from bertsmith.text.sentences import split_sentences
 
-#: Characters that end a sentence, and closing characters that may follow them.
-_SENTENCE_ENDINGS: Final = frozenset(".!?\u3002\uff01\uff1f\u2026\u061f\u0964:;")
-_CLOSING_CHARACTERS: Final = "\"'\u201d\u2019\u00bb)]*_ \t\r"
-#: Maximum length of a line in hard-wrapped text, and minimum length of most lines, in characters.
-_MAX_WRAPPED_LENGTH: Final = 120
-_MIN_WRAPPED_LENGTH: Final = 45
+#: Characters that end a sentence, and closing characters that may follow them. Apart from colons,
+#: semicolons and the ellipsis, sentencex ends a sentence at these characters, too.
+_SENTENCE_ENDINGS: Final = frozenset(
+    ".!?:;\u2026\u203c\u203d\u2047\u2048\u2049"
+    "\u0589\u061f\u06d4\u0964\u0965\u104a\u104b\u1362\u1367"
+    "\u3002\ufe52\ufe56\ufe57\uff01\uff0e\uff1a\uff1b\uff1f\uff61"
+)
+_CLOSING_CHARACTERS: Final = (
+    "\"'\u201d\u2019\u00bb)]*_ \t\r\u3009\u300b\u300d\u300f\u3011\u3015\uff09\uff3d\uff63"
+)
+#: Chinese and Japanese characters, which are written without spaces between words.
+_UNSPACED: Final = re.compile(
+    "[\u2e80-\u303f\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff00-\uff9f\U00020000-\U0003ffff]"
+)
+#: Maximum width of a line in hard-wrapped text, and minimum width of most lines, in columns of a
+#: monospaced font.
+_MAX_WRAPPED_WIDTH: Final = 120
+_MIN_WRAPPED_WIDTH: Final = 45
+#: Number of columns that may stay free at the end of a line without spaces, because punctuation
+#: must not start or end a line.
+_UNSPACED_MARGIN: Final = 6
 #: Number of lines examined to detect the layout.
 _NUM_EXAMINED_LINES: Final = 400
 
@@ -24,17 +42,49 @@ def ends_sentence(line: str) -> bool:
 def is_wrapped(lines: Sequence[str]) -> bool:
     """Return whether sentences continue across lines, as in text wrapped at a fixed width.
 
-    In wrapped text, the lines inside a paragraph have about the same length, no line is very long,
-    and most lines end in the middle of a sentence.
+    In wrapped text, most lines inside a paragraph are long, no line is very long, and most lines
+    end in the middle of a sentence.
     """
     examined_lines = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
-    if any(len(line) > _MAX_WRAPPED_LENGTH for line in examined_lines):
+    if any(_measure_width(line) > _MAX_WRAPPED_WIDTH for line in examined_lines):
         return False
-    inner_lines = [line for line, next_line in pairwise(examined_lines) if line and next_line]
-    long_lines = [line for line in inner_lines if len(line) >= _MIN_WRAPPED_LENGTH]
-    if len(inner_lines) < 2 or 2 * len(long_lines) < len(inner_lines):
+    inner_pairs = [pair for pair in pairwise(examined_lines) if pair[0] and pair[1]]
+    long_lines = [line for line, _ in inner_pairs if _measure_width(line) >= _MIN_WRAPPED_WIDTH]
+    if len(inner_pairs) < 2 or 2 * len(long_lines) < len(inner_pairs):
         return False
-    return sum(not ends_sentence(line) for line in long_lines) > len(long_lines) / 2
+    if sum(not ends_sentence(line) for line in long_lines) <= len(long_lines) / 2:
+        return False
+    is_wide = sum(_measure_width(line) > len(line) for line in long_lines) > len(long_lines) / 2
+    return not is_wide or _has_full_lines(inner_pairs)
+
+
+def _measure_width(line: str) -> int:
+    """Return the width of a line: two columns for a Hangul, Chinese or Japanese character."""
+    if line.isascii():
+        return len(line)
+    return len(line) + sum(unicodedata.east_asian_width(character) in "WF" for character in line)
+
+
+def _has_full_lines(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return whether most lines end where the next word would not have fit.
+
+    Korean, Chinese and Japanese titles and comments, one per line, often have no final
+    punctuation, but are of different widths.
+
+    Args:
+        pairs: Each line, and the line after it.
+    """
+    widths = [_measure_width(line) for line, _ in pairs]
+    # Single lines may exceed the width of the others.
+    wrapped_width = sorted(widths)[-1 - len(widths) // 10]
+    num_filled = 0
+    for width, (line, next_line) in zip(widths, pairs, strict=True):
+        if _UNSPACED.match(line[-1]) and _UNSPACED.match(next_line):
+            required = _UNSPACED_MARGIN
+        else:
+            required = 1 + _measure_width(next_line.split(maxsplit=1)[0])
+        num_filled += width + required > wrapped_width
+    return 2 * num_filled > len(pairs)
 
 
 def is_presplit(lines: Sequence[str]) -> bool:
@@ -59,6 +109,16 @@ def is_presplit(lines: Sequence[str]) -> bool:
     )
 
 
+def join_lines(lines: Iterable[str]) -> str:
+    """Join wrapped lines by spaces, but without a space between Chinese or Japanese characters."""
+    parts: list[str] = []
+    for line in lines:
+        if parts and not (_UNSPACED.match(parts[-1][-1:]) and _UNSPACED.match(line)):
+            parts.append(" ")
+        parts.append(line)
+    return "".join(parts)
+
+
 def unwrap_lines(lines: Sequence[str]) -> str:
     """Join the lines of each paragraph into one line; blank lines separate paragraphs."""
     paragraphs: list[list[str]] = [[]]
@@ -68,13 +128,13 @@ def unwrap_lines(lines: Sequence[str]) -> str:
             paragraphs[-1].append(text)
         elif paragraphs[-1]:
             paragraphs.append([])
-    return "\n".join(" ".join(paragraph) for paragraph in paragraphs if paragraph)
+    return "\n".join(join_lines(paragraph) for paragraph in paragraphs if paragraph)
 
 
 def unwrap_paragraphs(text: str) -> str:
     """Return prose with one paragraph per line, whether or not it is hard-wrapped."""
     # A long first line shows at once that a text is not wrapped, as most texts are.
-    if "\n" not in text or len(text.split("\n", 1)[0]) > _MAX_WRAPPED_LENGTH:
+    if "\n" not in text or len(text.split("\n", 1)[0]) > _MAX_WRAPPED_WIDTH:
         return text
     head = text.split("\n", _NUM_EXAMINED_LINES)[:_NUM_EXAMINED_LINES]
     return unwrap_lines(text.split("\n")) if is_wrapped(head) else text

@@ -8,12 +8,18 @@ from typing import Final
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from bertsmith.text.line_layout import join_lines
+
 # In some books, the closing underscore is after the space, as in "was _bound _to be".
 _MISPLACED_EMPHASIS: Final = re.compile(r"(?<!\w)_(\w[^_\n]*?) _(?=\w)")
 _CHECKBOX: Final = re.compile(r"^\[[ xX]\]\s+")
 _HTML_TAG: Final = re.compile(r"</?[A-Za-z][^<>]*>")
 #: The start of a block of HTML that has no prose.
 _SCRIPT: Final = re.compile(r"\s*<(script|style|pre)\b", re.IGNORECASE)
+#: A key of YAML at the start of a line, such as "title:". Longer text before a colon is prose.
+_YAML_KEY: Final = re.compile(r"""["']?[\w.-]+( [\w.-]+){0,2}["']?\s*:(\s|$)""")
+#: Any other line of YAML: blank, a comment, an item of a list, or a continued value.
+_YAML_CONTINUATION: Final = re.compile(r"$|\s|#|-\s|-$|[\]}]")
 
 
 def markdown_to_text(text: str) -> str:
@@ -27,13 +33,24 @@ def markdown_to_text(text: str) -> str:
 
 
 def _remove_front_matter(text: str) -> str:
-    """Return the text without a block between two lines of three hyphens at its start."""
+    """Return the text without its front matter: YAML between two lines of three hyphens.
+
+    Other text between such lines, which are rules in Markdown, is kept.
+    """
     lines = text.split("\n")
-    if lines[0].strip() == "---":
-        later_lines = [line.strip() for line in lines[1:]]
-        if "---" in later_lines:
-            lines = lines[later_lines.index("---") + 2 :]
-    return "\n".join(lines)
+    if lines[0].rstrip() != "---":
+        return text
+    has_key = False
+    for number, line in enumerate(lines[1:], 1):
+        if line.rstrip() == "---":
+            return "\n".join(lines[number + 1 :]) if has_key else text
+        is_key = _YAML_KEY.match(line) is not None
+        # A block that starts with a blank line is not front matter, for any reader of it.
+        is_continuation = _YAML_CONTINUATION.match(line) and (number > 1 or line.strip())
+        if not is_key and not is_continuation:
+            return text
+        has_key = has_key or is_key
+    return text
 
 
 def _iter_lines(tokens: Sequence[Token]) -> Iterator[str]:
@@ -65,12 +82,12 @@ def _remove_comments(text: str) -> str:
 
 def _join_text(tokens: Sequence[Token]) -> str:
     """Return the text of a paragraph on one line, without images and HTML tags."""
-    parts = []
+    lines = [""]
     for token in tokens:
         if token.type == "text":
-            parts.append(_MISPLACED_EMPHASIS.sub(r"\1 ", token.content))
+            lines[-1] += _MISPLACED_EMPHASIS.sub(r"\1 ", token.content)
         elif token.type == "code_inline":
-            parts.append(token.content)
+            lines[-1] += token.content
         elif token.type in ("softbreak", "hardbreak"):
-            parts.append(" ")
-    return "".join(parts)
+            lines.append("")
+    return join_lines(lines)

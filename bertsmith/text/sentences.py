@@ -51,7 +51,8 @@ def split_sentences(text: str, language: str = "en", presplit: bool = False) -> 
 
     Args:
         text: The text.
-        language: ISO 639-1 code. General rules are used for a language unknown to sentencex.
+        language: ISO 639-1 code. Languages that sentencex does not know, such as Korean, are split
+            with the rules of another language, usually English.
         presplit: Whether each line of the text already is a sentence.
     """
     if presplit:

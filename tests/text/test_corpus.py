@@ -176,6 +176,35 @@ def test_prose_of_markdown_is_kept_and_code_is_left_out(markdown: str, expected:
     assert markdown_to_text(markdown) == expected
 
 
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        ("---\ntitle: x\n# comment\ntags:\n- a\n  - b\n\nkey two: >\n  text\n---\nText.", "Text."),
+        # Model cards may have thousands of lines of results.
+        ("---\nresults:\n" + "- value: 1\n" * 5000 + "---\nText.", "Text."),
+        # Rules around text.
+        ("---\n\nFirst: part.\n\n---\n\nSecond.", "First: part.\nSecond."),
+        ("---\nFirst part.\n\n---\n\nSecond.", "First part.\nSecond."),
+        (
+            "---\nThere is one thing to say: yes.\n\n---\nEnd.",
+            "There is one thing to say: yes.\nEnd.",
+        ),
+        ("---\n# Title\n\n---\nEnd.", "Title\nEnd."),
+        ("---\nkey: value\n", "key: value"),
+    ],
+)
+def test_only_yaml_is_front_matter(markdown: str, expected: str) -> None:
+    """Text between two horizontal rules at the start of a file is kept."""
+    assert markdown_to_text(markdown) == expected
+
+
+def test_wrapped_japanese_markdown_has_no_spaces() -> None:
+    """Lines of a paragraph are joined without a space between Japanese characters."""
+    assert (
+        markdown_to_text("吾輩は*猫*で\nある。\nIt is\na cat.") == "吾輩は猫である。 It is a cat."
+    )
+
+
 def test_text_after_many_blank_lines_is_read(tmp_path: Path) -> None:
     """Text is found after more blank lines than are examined to detect the format."""
     path = write_file(tmp_path / "late.txt", "\n" * 200_000 + "The text begins late.\n")
