@@ -1,5 +1,6 @@
 """Reads and writes a tokenizer's files, in the formats of Hugging Face and the original BERT."""
 
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +36,26 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _ADDED_TOKENS_FILE: Final = "added_tokens.json"
 #: File for properties that Hugging Face's files cannot express.
 BERTSMITH_FILE: Final = "bertsmith.json"
+#: A model's config, which determines how transformers reads the tokenizer in the same directory.
+_MODEL_CONFIG_FILE: Final = "config.json"
+#: Classes of transformers, without the suffix "Fast", that build BERT's tokenizer from a vocabulary
+#: and the options in tokenizer_config.json.
+_BERT_CLASSES: Final = frozenset(
+    {
+        "BertTokenizer", "ConvBertTokenizer", "DistilBertTokenizer", "DPRContextEncoderTokenizer",
+        "DPRQuestionEncoderTokenizer", "DPRReaderTokenizer", "ElectraTokenizer",
+        "LayoutLMTokenizer", "LxmertTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer",
+    }
+)  # fmt: skip
+#: Classes of transformers, without the suffix "Fast", that follow tokenizer.json.
+_GENERIC_CLASSES: Final = frozenset({"PreTrainedTokenizer", "PythonBackend", "TokenizersBackend"})
+#: Options of tokenizer_config.json that select the steps of a tokenizer, and the values for BERT's.
+_TOKENIZER_TYPES: Final = {
+    "word_tokenizer_type": "basic",
+    "subword_tokenizer_type": "wordpiece",
+}
+#: Tokens such as [MASK], [unused0] and [URL], which text does not contain.
+_PLACEHOLDER: Final = re.compile(r"\[.+\]")
 #: Files of tokenizers that are not WordPiece, with the type of tokenizer for the error message.
 _UNSUPPORTED_FILES: Final = {
     "merges.txt": "byte-pair encoding (merges.txt)",
@@ -51,8 +72,9 @@ def read_tokenizer_spec(
 
     A vocab.txt without tokenizer_config.json does not say how text is normalized. By default, text
     is lowercased if no word of the vocabulary has a capital letter. Accents are kept, so that
-    Hangul stays composed. But if a lowercase vocabulary contains Hangul only as jamo, like the
-    vocabulary of the original uncased BERT, accents are stripped as in the original code.
+    Hangul stays composed. But accents are stripped as in the original code if a lowercase
+    vocabulary contains neither accented letters nor Hangul syllables, and either contains jamo,
+    like the vocabulary of the original uncased BERT, or is in a model directory.
 
     Args:
         path: Directory or file.
@@ -66,13 +88,16 @@ def read_tokenizer_spec(
     """
     directory = path if path.is_dir() else path.parent
     file = _find_tokenizer_file(path)
+    has_bert_class = _read_tokenizer_class(directory) in _BERT_CLASSES
     try:
         if file.suffix == ".json":
             vocab_file = file.with_name(VOCAB_FILE)
             vocab_lines = _read_vocab_lines(vocab_file) if vocab_file.is_file() else ()
             spec = parse_tokenizer_json(file, vocab_lines)
-            spec = _replace_normalization(spec, directory / TOKENIZER_CONFIG_FILE)
+            if has_bert_class:
+                spec = _replace_normalization(spec, directory / TOKENIZER_CONFIG_FILE)
         else:
+            _check_no_other_tokenizer(file)
             config = directory / TOKENIZER_CONFIG_FILE
             spec = _read_vocab_txt(file, config, lowercase, strip_accents)
     except TokenizerError as error:
@@ -172,15 +197,65 @@ def _find_tokenizer_file(path: Path) -> Path:
     )
 
 
+def _check_no_other_tokenizer(vocab_file: Path) -> None:
+    """Raise TokenizerError if a SentencePiece model is in the folder of a vocab.txt."""
+    names = {file.name for file in vocab_file.parent.glob("tokenizer*.model")}
+    names |= {name for name in _UNSUPPORTED_FILES if name.endswith(".model")}
+    for name in sorted(names):
+        if vocab_file.with_name(name).is_file():
+            raise TokenizerError(
+                f"{vocab_file}: found next to it a tokenizer of another kind, SentencePiece "
+                f"({name}); expected {VOCAB_FILE} of a WordPiece tokenizer; use another model"
+            )
+
+
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is no file."""
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _read_tokenizer_class(directory: Path) -> str | None:
+    """Return the class with which transformers reads a tokenizer, without the suffix "Fast".
+
+    Returns:
+        The class in tokenizer_config.json, or else in config.json, or else the default of a BERT;
+        None if none of them specifies it.
+
+    Raises:
+        TokenizerError: The files describe a tokenizer that is not WordPiece.
+    """
+    config_file = directory / TOKENIZER_CONFIG_FILE
+    model_config_file = directory / _MODEL_CONFIG_FILE
+    config, model_config = map(_read_optional_json, (config_file, model_config_file))
+    for path, values in ((config_file, config), (model_config_file, model_config)):
+        name = values.get("tokenizer_class")
+        if name is None:
+            continue
+        class_name = str(name).removesuffix("Fast")
+        if class_name not in _BERT_CLASSES | _GENERIC_CLASSES:
+            raise TokenizerError(
+                f"{path}: tokenizer_class is {name!r}; expected BertTokenizer or another class "
+                "with the same WordPiece tokenizer; use another model"
+            )
+        break
+    else:
+        class_name = "BertTokenizer" if model_config.get("model_type") == "bert" else None
+    for key, expected in _TOKENIZER_TYPES.items():
+        if config.get(key, expected) != expected:
+            raise TokenizerError(
+                f"{config_file}: {key} is {config[key]!r}; expected {expected!r}, as BERT has; use "
+                "another model"
+            )
+    return class_name
+
+
 def _replace_normalization(spec: TokenizerSpec, config_file: Path) -> TokenizerSpec:
-    """Return the tokenizer with the options in tokenizer_config.json, if it names BERT's class.
+    """Return the tokenizer with the options in tokenizer_config.json.
 
     transformers' BertTokenizer reads only the vocabulary from tokenizer.json. The two files may
     contradict each other, for example after one of them was edited.
     """
-    config = read_json_object(config_file) if config_file.is_file() else {}
-    if config.get("tokenizer_class") not in ("BertTokenizer", "BertTokenizerFast"):
-        return spec
+    config = _read_optional_json(config_file)
     lowercase = get_bool(config, "do_lower_case", config_file)
     strip_accents = get_bool(config, "strip_accents", config_file)
     split_chinese = get_bool(config, "tokenize_chinese_chars", config_file)
@@ -205,11 +280,11 @@ def _read_vocab_txt(
 ) -> TokenizerSpec:
     """Read a vocab.txt, with the options of a tokenizer_config.json if there is one."""
     vocab = _read_vocab_lines(path)
-    config = read_json_object(config_file) if config_file.is_file() else {}
+    config = _read_optional_json(config_file)
     if lowercase is None:
         lowercase = get_bool(config, "do_lower_case", config_file)
     if lowercase is None:
-        lowercase = all(word == word.lower() for word in vocab if word not in SPECIAL_TOKENS)
+        lowercase = all(word == word.lower() for word in vocab if not _PLACEHOLDER.fullmatch(word))
     keep_hangul_syllables = True
     if strip_accents is None and config:
         # As in the original code, accents are stripped if text is lowercased, unless the file says
@@ -217,9 +292,11 @@ def _read_vocab_txt(
         configured = get_bool(config, "strip_accents", config_file)
         strip_accents = lowercase if configured is None else configured
         keep_hangul_syllables = False
-    elif strip_accents is None and lowercase and _has_only_jamo(vocab):
-        strip_accents = True
-        keep_hangul_syllables = False
+    elif strip_accents is None and lowercase and _is_decomposed(vocab):
+        # transformers strips accents for each uncased BERT without tokenizer_config.json.
+        is_model = path.with_name(_MODEL_CONFIG_FILE).is_file()
+        strip_accents = is_model or _has_jamo(vocab)
+        keep_hangul_syllables = not strip_accents
     split_chinese = get_bool(config, "tokenize_chinese_chars", config_file)
     return TokenizerSpec(
         vocab=vocab,
@@ -250,11 +327,15 @@ def _read_added_tokens(
     return parse_added_tokens(tokens if is_valid else None, vocab, config_file)
 
 
-def _has_only_jamo(vocab: tuple[str, ...]) -> bool:
-    """Return whether the vocabulary has jamo but no composed character, as after NFD."""
-    text = "".join(vocab)
-    has_jamo = any("\u1100" <= character <= "\u1112" for character in text)
-    return has_jamo and unicodedata.is_normalized("NFD", text)
+def _is_decomposed(vocab: tuple[str, ...]) -> bool:
+    """Return whether the vocabulary has no composed letter, as after NFD."""
+    letters = filter(str.isalpha, set("".join(vocab)))
+    return all(unicodedata.is_normalized("NFD", letter) for letter in letters)
+
+
+def _has_jamo(vocab: tuple[str, ...]) -> bool:
+    """Return whether the vocabulary has leading consonants of Hangul."""
+    return any("\u1100" <= character <= "\u1112" for word in vocab for character in word)
 
 
 def _read_vocab_lines(path: Path) -> tuple[str, ...]:
