@@ -159,9 +159,10 @@ def predict(
         "--out": out,
         "--header": header,
         "--delimiter": delimiter,
+        "--encoding": encoding,
     }
     if input_file is None:
-        input_options = table_options | {"--encoding": encoding, "--format": input_format}
+        input_options = table_options | {"--format": input_format}
         check_unused_options(input_options, "only valid with --input FILE; remove it")
     source = None if input_file is None else open_input(input_file, encoding)
     if out is not None:
@@ -180,17 +181,16 @@ def predict(
         table_format, has_tokens = _detect_format(
             bundle, source, input_format and input_format.value, text
         )
+        _check_table_options(source, table_format, table_options, has_tokens=has_tokens)
         if table_format is not None:
             table_source = source.to_table_source(
                 table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
-            table_prediction = _TablePrediction(
+            _TablePrediction(
                 table_source, out, columns, skip_invalid=skip_invalid, as_json=as_json
-            )
-            table_prediction.write(bundle, has_tokens=has_tokens)
+            ).write(bundle, has_tokens=has_tokens)
             unknown.warn()
             return
-        _check_line_options(source, table_options)
         if out is not None:
             _write_line_table(bundle, source, out, skip_invalid=skip_invalid, as_json=as_json)
             unknown.warn()
@@ -232,12 +232,36 @@ def _check_inputs(
         check_readable(file)
 
 
-def _check_line_options(source: Input, table_options: Mapping[str, Any]) -> None:
-    """Raise InputError for options of tables, except --out, because ``source`` has lines."""
+def _check_table_options(
+    source: Input,
+    table_format: str | None,
+    table_options: Mapping[str, Any],
+    *,
+    has_tokens: bool,
+) -> None:
+    """Raise InputError for options that have no effect on the input.
+
+    Args:
+        source: The input.
+        table_format: The format of the input; None for one text per line.
+        table_options: Values of the options by name.
+        has_tokens: Whether the rows contain lists of tokens, or tagged sentences.
+    """
+    if table_format is None:
+        unused = table_options.keys() - {"--out", "--encoding"}
+        reason = (
+            f"{source.path} is read as one text per line; use --format for a table, or remove this "
+            "option"
+        )
+    else:
+        unused = set() if table_format in ("csv", "tsv") else {"--header", "--delimiter"}
+        if has_tokens:
+            unused |= {"--pair", "--endings"}
+        if table_format == "parquet":
+            unused.add("--encoding")
+        reason = f"no effect on {source.path}, which is read as {table_format}; remove this option"
     check_unused_options(
-        {name: value for name, value in table_options.items() if name != "--out"},
-        f"{source.path} is read as one text per line; use --format for a table, or remove this "
-        "option",
+        {name: value for name, value in table_options.items() if name in unused}, reason
     )
 
 
@@ -283,7 +307,8 @@ def _detect_format(
             return _CONLL_SUFFIXES.get(suffix, "conll"), True
         if table_format in ROW_FORMATS:
             table_source = source.to_table_source(table_format)
-            return table_format, has_token_lists(table_source, text_column)
+            training_column = get_task_settings(bundle).text_column
+            return table_format, has_token_lists(table_source, text_column, training_column)
         if table_format is None and looks_like_conll(source.head, bundle.head.labels):
             log(
                 f"{source.path}: read as CoNLL, one word per line; use --format lines for one "

@@ -104,24 +104,27 @@ def get_word_column(column: str) -> str:
     return _WORD_COLUMN if is_column_number(column) else column
 
 
-def has_token_lists(source: TableSource, column: str | None) -> bool:
+def has_token_lists(source: TableSource, column: str | None, training_column: str = "0") -> bool:
     """Return whether the rows of a table contain lists of words rather than text.
 
     For a file, the first valid row is inspected. A stream can be read only once, so its rows are
-    assumed to contain lists if the column has the default name, "tokens". The same applies to a
-    file without rows, unless it names its columns and "tokens" is not one of them.
+    assumed to contain lists if the column has the default name, "tokens", or that of the training
+    data. The same applies to a file without rows, unless it names its columns and lacks this one.
 
     Args:
         source: The table.
-        column: The column of the words, None for the default.
+        column: The column of the words, None for that of the training data.
+        training_column: The column of the words in the training data, a number for CoNLL.
     """
-    name = _WORD_COLUMN if column is None else get_word_column(column)
+    training_name = get_word_column(training_column)
+    name = training_name if column is None else get_word_column(column)
+    is_list_column = name in (_WORD_COLUMN, training_name)
     if source.stream is not None:
-        return name == _WORD_COLUMN
+        return is_list_column
     with open_table(source) as table:
         first_row = next((row for row in table.rows if not row.error), None)
     if first_row is None:
-        return name == _WORD_COLUMN and name in (table.columns or [name])
+        return is_list_column and name in (table.columns or [name])
     return isinstance(first_row.cells.get(name), list)
 
 

@@ -22,7 +22,7 @@ from bertsmith.tasks.conll import (
     read_raw_sentences,
     read_row_sentences,
 )
-from bertsmith.tasks.families import get_task_settings
+from bertsmith.tasks.families import get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import TableSource, open_table
@@ -88,6 +88,7 @@ def tag_file(
     if isinstance(out, Path):
         out_format = _get_output_format(out, in_format)
         is_json = out_format in ROW_FORMATS
+    reject_unused_fields(bundle.head.kind, columns or {}, [])
     task = get_task_settings(bundle, columns)
     counts = TableCounts(unit="sentence")
     progress = progress or NullProgress()

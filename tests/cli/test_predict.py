@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -169,6 +171,51 @@ def test_options_without_effect_are_errors(
     completed = run_cli("predict", classifier, "--input", file, "--format", "conll")
     assert completed.status == 2
     assert "this model is not a tagger" in completed.err
+    (tmp_path / "t.jsonl").write_text('{"line": "the anvil"}\n')
+    pq.write_table(pa.table({"line": ["the anvil"]}), tmp_path / "t.parquet")
+    for name, option in (
+        ("t.jsonl", "--delimiter=;"), ("t.jsonl", "--header"), ("t.parquet", "--encoding=cp949"),
+    ):  # fmt: skip
+        completed = run_cli("predict", classifier, "--input", tmp_path / name, "--json", option)
+        assert completed.status == 2
+        assert f"{option.partition('=')[0]}: no effect on {tmp_path / name}" in completed.err
+
+
+def test_tagger_reads_its_training_format(
+    run_cli: RunCli, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Token lists are read from the column of the training data, also from standard input.
+
+    Options that do not apply to tagged sentences are errors.
+    """
+    head = HeadConfig("entities", ("O", "B-X", "I-X"))
+    task = {"text_column": "words", "label_column": "tags"}
+    tagger = tmp_path / "m"
+    save_fine_tuned(
+        tagger,
+        head.build_model(small_config(tokenizer)),
+        tokenizer,
+        head,
+        {"provenance": {"task": task}},
+    )
+    rows = tmp_path / "t.jsonl"
+    rows.write_text('{"words": ["the", "ferry"]}\n')
+    completed = run_cli("predict", tagger, "--input", rows)
+    assert completed.status == 0, completed.err
+    assert len(json.loads(completed.out)["tags"]) == 2
+    from_stdin = run_cli(
+        "predict", tagger, "--input", "-", "--format", "jsonl", stdin=rows.read_bytes()
+    )
+    assert from_stdin.out == completed.out
+    rows.write_text('{"line": "the ferry"}\n')
+    completed = run_cli("predict", tagger, "--input", rows, "--text", "line")
+    assert "entities" in json.loads(completed.out)
+    (tmp_path / "c.conll").write_text("the\nferry\n")
+    for option in ("--pair=a", "--endings=a,b", "--delimiter=;", "--no-header"):
+        completed = run_cli("predict", tagger, "--input", tmp_path / "c.conll", option)
+        assert completed.status == 2
+        assert "no effect on" in completed.err
+        assert "read as conll" in completed.err
 
 
 def test_tagger_reads_all_formats(run_cli: RunCli, model: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tagging of CoNLL, CoNLL-U and JSON files, and the words of plain text."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -174,6 +175,11 @@ def test_token_lists_are_detected(tmp_path: Path) -> None:
     results = [has_token_lists(TableSource(tmp_path / name), "0") for name in names]
     assert results == [True, False, False, True, True, False]
     assert has_token_lists(TableSource(tmp_path / "c.jsonl"), "words")
+    assert has_token_lists(TableSource(tmp_path / "c.jsonl"), None, "words")
+    assert has_token_lists(TableSource(tmp_path / "d.jsonl"), None, "words")
+    stream = TableSource(Path("standard input"), "jsonl", stream=BytesIO())
+    columns = [(None, "words"), ("words", "words"), ("tokens", "words"), ("text", "words")]
+    assert [has_token_lists(stream, *names) for names in columns] == [True, True, True, False]
 
 
 def test_error_names_the_column_of_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:

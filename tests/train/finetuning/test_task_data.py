@@ -11,6 +11,7 @@ import pytest
 
 from bertsmith import bundle
 from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.tasks.families import reject_unused_fields
 from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.settings import FinetuneSettings
@@ -286,6 +287,24 @@ def test_unused_settings_are_rejected(
     values = {"task": task_settings}
     with pytest.raises(SettingsError, match=rf"task\.{message}"):
         finetune(task, start_model, tmp_path / "run", data=tmp_path / "own.json", values=values)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("t.jsonl", {"delimiter": ";"}),
+        ("t.parquet", {"delimiter": ";"}),
+        ("t.json.gz", {"header": False}),
+        ("t.parquet", {"encoding": "cp949"}),
+    ],
+)
+def test_settings_of_other_formats_are_rejected(name: str, settings: dict[str, Any]) -> None:
+    """A setting that applies to none of the files is an error; one CSV file suffices."""
+    files = [Path(name), Path("dev.jsonl" if "delimiter" in settings else name)]
+    with pytest.raises(SettingsError, match=rf"task\.{next(iter(settings))}: has no effect on"):
+        reject_unused_fields("single", settings, files)
+    reject_unused_fields("single", settings, [*files, Path("t.csv")])
+    reject_unused_fields("single", settings, [])
 
 
 def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
