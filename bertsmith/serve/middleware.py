@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 _HEALTH_PATHS = ("/health", "/ready")
 #: Key of the ``_Request`` in an ASGI scope.
 _REQUEST_KEY = "bertsmith.request"
+#: Time to wait for the next part of a rejected body before the connection is closed.
+_MAX_PAUSE_SECONDS = 2.0
 _LOG = logging.getLogger("bertsmith.serve")
 
 
@@ -179,7 +181,7 @@ class RequestMiddleware:
         request: _Request = scope[_REQUEST_KEY]
         rejection = await self._authorize(scope, request) or self._check_header(scope, request)
         if rejection is not None:
-            await _reject(rejection, scope, receive, send)
+            await self._reject_unread(rejection, scope, receive, send)
         elif scope["method"] not in ("POST", "PUT", "PATCH", "DELETE"):
             await self._run_app(scope, receive, send)
         else:
@@ -204,7 +206,7 @@ class RequestMiddleware:
             rejection = create_error_response(
                 error.status, str(error), _create_retry_headers(error.status)
             )
-            await _reject(rejection, scope, receive, send)
+            await self._reject_unread(rejection, scope, receive, send)
         except BusyError as error:
             if length is None:
                 await create_busy_response(error)(scope, receive, send)
@@ -245,10 +247,29 @@ class RequestMiddleware:
         """
         request: _Request = scope[_REQUEST_KEY]
         response = create_busy_response(error)
-        is_waiting = b"expect" in request.headers
-        if is_waiting or not await self._receiver.discard(receive):
+        if request.awaits_permission or not await self._receiver.discard(receive):
             response.headers["Connection"] = "close"
         await response(scope, receive, send)
+
+    async def _reject_unread(
+        self, rejection: Response, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Reject a request whose body is not completely read, and close the connection.
+
+        The rest of the body is read after the response, because closing a connection with unread
+        data can destroy the response.
+        """
+        request: _Request = scope[_REQUEST_KEY]
+        has_body = not (request.body.is_complete or request.awaits_permission)
+
+        async def send_before_body(message: Message) -> None:
+            if has_body and message["type"] == "http.response.body":
+                await send({**message, "more_body": True})
+                await self._receiver.discard(receive, _MAX_PAUSE_SECONDS)
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await _reject(rejection, scope, receive, send_before_body)
 
     def _check_header(
         self, scope: MutableMapping[str, Any], request: "_Request"
@@ -379,6 +400,11 @@ class _Request:
             self._is_aborted = self._is_aborted or not was_read
 
     @property
+    def awaits_permission(self) -> bool:
+        """Whether the client waits for permission to send the body (Expect: 100-continue)."""
+        return b"expect" in self.headers
+
+    @property
     def route(self) -> str:
         """Path of the endpoint; empty for a rejected request or an unknown path."""
         return getattr(self._scope.get("route"), "path", "")
@@ -407,8 +433,7 @@ class _Request:
 async def _reject(
     rejection: Response, scope: MutableMapping[str, Any], receive: Receive, send: Send
 ) -> None:
-    """Send a response to a request whose body is not completely read."""
-    # The connection cannot be reused.
+    """Send a response, after which the connection is closed."""
     rejection.headers["Connection"] = "close"
     await rejection(scope, receive, send)
 

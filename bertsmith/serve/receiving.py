@@ -7,9 +7,12 @@ one is rejected. The body of a healthy client arrives within milliseconds.
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from bertsmith.serve.settings import ServeSettings
+
+#: Maximum size of a discarded body, in multiples of the maximum size of a body.
+_MAX_DISCARDED_BODIES: Final = 16
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -37,12 +40,14 @@ class IncomingBody:
         num_bytes: received bytes, which count against the server's memory limit until ``release``.
         chunks: received parts of the body.
         timeout: time limit while the body is received.
+        is_complete: whether the last part was received.
         is_dropped: whether the body was rejected to make room for others.
     """
 
     num_bytes: int = 0
     chunks: list[bytes] = field(default_factory=list)
     timeout: asyncio.Timeout | None = None
+    is_complete: bool = False
     is_dropped: bool = False
 
 
@@ -90,19 +95,29 @@ class BodyReceiver:
         body.chunks = []
         return content
 
-    async def discard(self, receive: Receive) -> bool:
-        """Receive the body of a rejected request without keeping it.
+    async def discard(self, receive: Receive, max_pause_seconds: float | None = None) -> bool:
+        """Receive the body of a rejected request without keeping it, within limits.
+
+        Args:
+            receive: ASGI function that returns the next message of the request.
+            max_pause_seconds: time limit for each part of the body, in addition to the limit for
+                the whole body; None for no such limit.
 
         Returns:
             Whether the body is complete, so that the connection can be used again.
         """
+        num_bytes = 0
         try:
             async with asyncio.timeout(self._settings.body_timeout_seconds):
-                while (message := await receive()).get("more_body"):
-                    pass
+                while num_bytes <= _MAX_DISCARDED_BODIES * self._settings.max_body_bytes:
+                    async with asyncio.timeout(max_pause_seconds):
+                        message = await receive()
+                    num_bytes += len(message.get("body", b""))
+                    if not message.get("more_body"):
+                        return bool(message["type"] == "http.request")
         except TimeoutError:
-            return False
-        return bool(message["type"] == "http.request")
+            pass
+        return False
 
     def release(self, body: IncomingBody) -> None:
         """Stop counting the bytes of a body, because its request has ended."""
@@ -117,6 +132,7 @@ class BodyReceiver:
             raise self._create_timeout_error(body)
         if message["type"] != "http.request":
             raise BodyError(400, "the body is incomplete: the client disconnected")
+        body.is_complete = not message.get("more_body")
         chunk = message.get("body", b"")
         body.chunks.append(chunk)
         body.num_bytes += len(chunk)
@@ -130,7 +146,7 @@ class BodyReceiver:
             # Only unfinished bodies can be dropped; one of them is ``body`` itself.
             if not self._drop_oldest() or body.is_dropped:
                 raise BodyError(429, "the server has no memory for more bodies; retry in a second")
-        return bool(message.get("more_body"))
+        return not body.is_complete
 
     def _drop_oldest(self) -> bool:
         """Reject the oldest unfinished body; return whether there was one."""

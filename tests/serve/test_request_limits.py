@@ -95,6 +95,48 @@ def test_huge_body_is_rejected_by_its_header(server: RunningServer) -> None:
     assert_works(server)
 
 
+@pytest.mark.parametrize(("field", "status"), [(b"", 413), (b"Authorization: Bearer x\r\n", 401)])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_client_that_sends_its_whole_body_gets_the_rejection(
+    models: list[ServedModel], field: bytes, status: int, *, is_chunked: bool
+) -> None:
+    """The server reads the rest of a rejected body; otherwise the response could be lost."""
+    key = "open" if status == 401 else None
+    size = 2**23
+    with run_server(models[:1], key=key) as server:
+        head = b"POST /embed HTTP/1.1\r\nHost: x\r\n" + field
+        body = b"a" * size
+        if is_chunked:
+            head += b"Transfer-Encoding: chunked\r\n\r\n"
+            body = b"%x\r\n%s\r\n0\r\n\r\n" % (size, body)
+        else:
+            head += b"Content-Length: %d\r\n\r\n" % size
+        response = send_bytes(server.port, head + body)
+    assert response.startswith(b"HTTP/1.1 %d" % status)
+    assert b"connection: close" in response
+    assert response.count(b'"error"') == 1
+
+
+def test_body_of_a_rejected_request_is_limited(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that sends an endless body, or none after the header, is disconnected."""
+    monkeypatch.setattr("bertsmith.serve.middleware._MAX_PAUSE_SECONDS", 0.2)
+    settings = ServeSettings(max_body_bytes=5000, body_timeout_seconds=2 * TIMEOUT)
+    with run_server(models[:1], settings) as server:
+        head = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n"
+        assert send_bytes(server.port, head).startswith(b"HTTP/1.1 413")
+        with (
+            socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as connection,
+            pytest.raises(ConnectionError),
+        ):
+            connection.sendall(head + b"a" * 2**26)
+        # The server does not wait for a client that waits for permission to send the body.
+        monkeypatch.setattr("bertsmith.serve.middleware._MAX_PAUSE_SECONDS", 2 * TIMEOUT)
+        expect = b"\r\nExpect: 100-continue\r\n\r\n"
+        assert send_bytes(server.port, head.rstrip() + expect).startswith(b"HTTP/1.1 413")
+
+
 def test_too_many_texts_or_tokens_are_rejected(limited_server: RunningServer) -> None:
     """The status is 422, and the message names the limit."""
     response = limited_server.post("/embed", {"inputs": ["a"] * 9})
