@@ -11,11 +11,12 @@ from typing import IO, Any, Final, cast
 import zstandard
 
 #: First bytes of a compressed stream, for each compression format.
-MAGIC_BYTES: Final = {
-    "gzip": b"\x1f\x8b",
-    "xz": b"\xfd7zXZ\x00",
-    "bzip2": b"BZh",
-    "zstd": b"\x28\xb5\x2f\xfd",
+MAGIC_BYTES: Final[dict[str, tuple[bytes, ...]]] = {
+    "gzip": (b"\x1f\x8b",),
+    "xz": (b"\xfd7zXZ\x00",),
+    "bzip2": (b"BZh",),
+    # Files of pzstd start with a skippable frame, which has any of 16 magic numbers.
+    "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(80, 96))),
 }
 #: Compression format for each suffix of a file name.
 COMPRESSION_SUFFIXES: Final = {

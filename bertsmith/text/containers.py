@@ -23,11 +23,15 @@ ROWS_PER_BATCH: Final = 256
 def make_document(text: str, layout: str, container: str) -> RawDocument:
     """Create a document from its text, with one paragraph (or presplit sentence) per line.
 
+    Lines end at a line feed, a carriage return, or both.
+
     Args:
         text: The text.
         layout: "sentences", "markdown", or anything else for prose.
         container: Format of the source, which becomes the format of the document.
     """
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     if layout == "sentences":
         return RawDocument(text, container, presplit=True)
     if layout == "markdown":
@@ -43,7 +47,7 @@ def read_json_lines(
     A null text is an empty document.
     """
     for line in lines:
-        decoded = lines.decode(line, errors)
+        decoded = lines.decode(line)
         if decoded is None or not decoded.strip():
             continue
         try:
@@ -102,7 +106,7 @@ def read_wikiextractor(
     body: list[str] | None = None
     title = None
     for line in lines:
-        decoded = lines.decode(line, errors)
+        decoded = lines.decode(line)
         if decoded is None:
             continue
         text = decoded.rstrip("\r\n")

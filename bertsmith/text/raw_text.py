@@ -1,9 +1,10 @@
 """Raw documents, lines with their locations, and error handling, for all readers of text."""
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from bertsmith.errors import CorpusError
 
@@ -64,9 +65,9 @@ class LineReader:
         offset: Offset of the current line in bytes.
     """
 
-    def __init__(self, stream: IO[bytes], name: str) -> None:
+    def __init__(self, stream: IO[bytes], name: str, errors: ErrorHandler) -> None:
         """Read lines from ``stream``, which error messages call ``name``."""
-        self._stream, self._name = stream, name
+        self._stream, self._name, self._errors = stream, name, errors
         self.number, self.offset, self._next_offset = 0, 0, 0
 
     def __iter__(self) -> Iterator[bytes]:
@@ -75,22 +76,31 @@ class LineReader:
             self.offset = self._next_offset
             self._next_offset += len(line)
             if len(line) >= MAX_LINE_BYTES:
-                raise CorpusError(
-                    f"{self.location()}: this line is longer than {MAX_LINE_BYTES >> 20} MiB; "
-                    "expected text with line endings"
+                self._errors.report(
+                    f"a line of {MAX_LINE_BYTES >> 20} MiB or more",
+                    self.location(),
+                    "expected text with line endings",
                 )
+                self._skip_to_line_end(line)
+                continue
             yield line.removeprefix(BOM) if self.offset == 0 else line
+
+    def _skip_to_line_end(self, line: bytes) -> None:
+        """Skip the bytes of the current line after its first part ``line``."""
+        while line and not line.endswith(b"\n"):
+            line = self._stream.readline(MAX_LINE_BYTES)
+            self._next_offset += len(line)
 
     def location(self, column: int = 0) -> str:
         """Return the file, line and byte offset of byte number ``column`` of the current line."""
         return f"{self._name}, line {self.number:,}, byte {self.offset + column:,}"
 
-    def decode(self, line: bytes, errors: ErrorHandler) -> str | None:
+    def decode(self, line: bytes) -> str | None:
         """Decode the current line as UTF-8; return None if it is invalid and errors are skipped."""
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
-            errors.report(
+            self._errors.report(
                 "not UTF-8",
                 self.location(error.start),
                 "expected UTF-8 text; convert the file, for example with iconv -f CP949 -t UTF-8 "
@@ -98,3 +108,25 @@ class LineReader:
                 f"byte 0x{line[error.start]:02x}",
             )
             return None
+
+
+class CarriageReturnReader(io.RawIOBase):
+    r"""A stream of bytes in which each carriage return (\r) is replaced by a line feed (\n)."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        """Return True, as ``io.RawIOBase`` requires of a stream that can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes into ``buffer``; return their number, 0 at the end."""
+        data = self._stream.read1(len(buffer)).replace(b"\r", b"\n")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Close the stream and the one that it reads."""
+        self._stream.close()
+        super().close()

@@ -1,22 +1,30 @@
 """Reads the raw documents of one source, in any supported format."""
 
+import io
 import re
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from bertsmith.errors import CorpusError
 from bertsmith.files import parse_json
 from bertsmith.plurals import count_noun
 from bertsmith.text import containers, line_layout
 from bertsmith.text.archives import (
+    BUFFER_BYTES,
     DECOMPRESSION_ERRORS,
     HEAD_BYTES,
     decompress,
     detect_compression,
 )
-from bertsmith.text.raw_text import BOM, ErrorHandler, LineReader, RawDocument
+from bertsmith.text.raw_text import (
+    BOM,
+    CarriageReturnReader,
+    ErrorHandler,
+    LineReader,
+    RawDocument,
+)
 from bertsmith.text.sources import STDIN, Source, detect_unsupported_format
 
 #: Maximum number of characters in a document of prose. A longer file is divided at blank lines, to
@@ -75,7 +83,11 @@ def _read(
         if problem := _describe_binary(head):
             errors.report(problem, name, "expected UTF-8 text, plain or compressed")
             return
-        lines = LineReader(reader, name)
+        if container not in CONTAINER_FORMATS and _has_only_carriage_returns(head):
+            head = head.replace(b"\r", b"\n")
+            carriage_return_reader = CarriageReturnReader(cast("io.BufferedIOBase", reader))
+            reader = io.BufferedReader(carriage_return_reader, BUFFER_BYTES)
+        lines = LineReader(reader, name, errors)
         if container == "jsonl":
             yield from containers.read_json_lines(lines, text_format, field, errors)
         elif container == "wikiextractor":
@@ -90,7 +102,7 @@ def _read(
                 )
                 return
             layout = _detect_layout(text_format, container, head)
-            yield from _read_plain_text(lines, layout, errors)
+            yield from _read_plain_text(lines, layout)
     finally:
         if source.name != STDIN:
             reader.close()
@@ -138,6 +150,12 @@ def _describe_binary(head: bytes) -> str | None:
     return "a binary file (it holds NUL bytes)" if b"\0" in head else None
 
 
+def _has_only_carriage_returns(head: bytes) -> bool:
+    """Return whether lines end at carriage returns, as in text files of old Macs."""
+    # A full head may end between a carriage return and a line feed.
+    return b"\r" in head[:-1] and b"\n" not in head
+
+
 def _detect_layout(text_format: str, container: str, head: bytes) -> str:
     """Return the layout of plain text: "sentences", "prose" or "markdown"."""
     if text_format != "auto":
@@ -149,7 +167,7 @@ def _detect_layout(text_format: str, container: str, head: bytes) -> str:
     return "sentences" if line_layout.is_presplit(lines[:-1] or lines) else "prose"
 
 
-def _read_plain_text(lines: LineReader, layout: str, errors: ErrorHandler) -> Iterator[RawDocument]:
+def _read_plain_text(lines: LineReader, layout: str) -> Iterator[RawDocument]:
     """Read documents of plain text.
 
     With the layout "sentences", blank lines separate documents. Otherwise the whole stream is one
@@ -158,7 +176,7 @@ def _read_plain_text(lines: LineReader, layout: str, errors: ErrorHandler) -> It
     pending: list[str] = []
     size = 0
     for line in lines:
-        text = lines.decode(line, errors)
+        text = lines.decode(line)
         if text is None:
             continue
         text = text.rstrip("\r\n")

@@ -250,6 +250,37 @@ def test_byte_order_mark_and_windows_line_ends_are_removed(tmp_path: Path) -> No
     assert read_texts(path) == read_texts(write_file(tmp_path / "b.txt", SENTENCES))
 
 
+@pytest.mark.parametrize("content", [SENTENCES, "A heading\n\nThe text. It is long.\n\nIts end."])
+def test_lines_may_end_at_carriage_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    """Text with CR or CRLF line ends gives the same documents as with LF."""
+    expected = read_texts(write_file(tmp_path / "lf.txt", content))
+    assert read_texts(write_file(tmp_path / "cr.txt", content.replace("\n", "\r"))) == expected
+    path = write_file(tmp_path / "crlf.txt", content.replace("\n", "\r\n"))
+    assert read_texts(path) == expected
+    # The first bytes, from which the line ends are detected, may end in the middle of CRLF.
+    monkeypatch.setattr("bertsmith.text.archives.HEAD_BYTES", content.index("\n") + 1)
+    assert "\n\n".join(read_texts(path, format="prose")) == content.strip()
+
+
+def test_line_ends_in_json_lines_are_normalized(tmp_path: Path) -> None:
+    """Texts that differ only in their line ends are duplicates."""
+    texts = ["One.\nTwo.", "One.\r\nTwo.", "One.\rTwo."]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    path = write_file(tmp_path / "a.jsonl", lines)
+    assert read_texts(path) == texts[:1] * 3
+    assert read_texts(path, deduplicate="documents") == texts[:1]
+
+
+def test_zstd_files_may_start_with_a_skippable_frame(tmp_path: Path) -> None:
+    """The program pzstd writes a skippable frame with the compressed size before each frame."""
+    for first in (b"\x50", b"\x5f"):
+        frame = first + b"\x2a\x4d\x18\x04\x00\x00\x00size"
+        content = (frame + COMPRESSORS[".zst"](JSON_LINES.encode())) * 2
+        assert read_texts(write_file(tmp_path / "a.jsonl.zst", content)) == TEXTS * 2
+
+
 def test_text_files_in_a_folder_are_found(tmp_path: Path) -> None:
     """Text files are found in sorted order, hidden files are skipped, others are reported."""
     for name in ("b.jsonl", "AA/wiki_01", "AA/wiki_00", ".hidden.jsonl", "picture.png", "a.md.gz"):
@@ -426,6 +457,24 @@ def test_only_the_invalid_line_is_skipped(tmp_path: Path) -> None:
     """Skipping an invalid line keeps the lines before and after it."""
     path = write_file(tmp_path / "a.jsonl", JSON_LINES + "{broken\n" + JSON_LINES)
     assert read_texts(path, on_error="skip") == TEXTS * 2
+
+
+@pytest.mark.parametrize("length", [200, 500, 2000])
+def test_very_long_line_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """A line of the maximum length or more is an error that can be skipped."""
+    monkeypatch.setattr("bertsmith.text.raw_text.MAX_LINE_BYTES", 200)
+    long_line = json.dumps({"text": "x" * length}) + "\n"
+    path = write_file(tmp_path / "a.jsonl", JSON_LINES + long_line + JSON_LINES + "{broken\n")
+    with pytest.raises(CorpusError, match=r"line 3, byte \d+: a line of .* or more"):
+        read_texts(path)
+    report = CorpusReport()
+    assert read_texts(path, report=report, on_error="skip") == TEXTS * 2
+    assert sum(report.skipped.values()) == 2
+    # The locations after the line are not affected by it.
+    offset = path.stat().st_size - len("{broken\n")
+    assert report.examples[1].startswith(f"{path}, line 6, byte {offset:,}: broken JSON")
 
 
 def test_repeated_documents_are_left_out_on_request(tmp_path: Path) -> None:
