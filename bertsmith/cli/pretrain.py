@@ -82,8 +82,8 @@ def pretrain(
 ) -> None:
     """Pre-train a BERT with masked LM, and NSP if data.nsp is true.
 
-    Writes checkpoints, metrics, a loss curve and the final model to the run directory. Ctrl-C and
-    SIGTERM save a checkpoint; the same command then continues the run.
+    Writes checkpoints, metrics, a loss curve and the final model to the run directory. Ctrl-C,
+    SIGTERM and a closed terminal save a checkpoint; the same command then continues the run.
 
     torchrun --nproc-per-node 2 -m bertsmith pretrain ... trains in 2 processes.
     """
@@ -126,11 +126,7 @@ def pretrain(
             }
         )
     if result.model is None:
-        total = "" if result.steps is None else f" of {result.steps}"
-        log(
-            f"stopped after step {step}{total} and saved a checkpoint; run the same command to "
-            "continue"
-        )
+        log(f"{_describe_stop(step, result.steps)}; run the same command to continue")
         raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
     _print_metrics(result.heldout, as_json=as_json)
     log(f"wrote {result.model}" + (f" and {result.curve}" if result.curve else ""))
@@ -143,6 +139,14 @@ def pretrain(
         f"to train this model further: bertsmith pretrain --from {quote_path(out)} "
         f"--data {quote_path(data)} --out NEW"
     )
+
+
+def _describe_stop(step: int, total_steps: int | None) -> str:
+    """Return a text that says at which step a signal has stopped training."""
+    if step == 0:
+        return "stopped before the first step"
+    total = "" if total_steps is None else f" of {total_steps}"
+    return f"stopped after step {step}{total} and saved a checkpoint"
 
 
 def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:

@@ -43,7 +43,9 @@ class Interrupted(BaseException):
 def raise_terminated() -> Iterator[None]:
     """Raise Terminated in the main thread at the first SIGTERM or SIGHUP.
 
-    The second signal ends the process at once. Ignored signals, as under nohup, remain ignored.
+    A second SIGTERM ends the process at once. A second SIGHUP is ignored, because a process can
+    receive several of them when its terminal is closed. Ignored signals, as under nohup, remain
+    ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,8 +61,8 @@ def raise_terminated() -> Iterator[None]:
 
 
 def _raise_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of handlers
-    """Restore the default effect of the signals, and raise Terminated."""
-    for other in _SIGNALS:
+    """Restore the default effect of SIGTERM, ignore SIGHUP, and raise Terminated."""
+    for other, handler in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_IGN)):
         if signal.getsignal(other) is _raise_once:
-            signal.signal(other, signal.SIG_DFL)
+            signal.signal(other, handler)
     raise Terminated(number)

@@ -65,6 +65,18 @@ def test_second_signal_ends_the_process() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_second_hangup_is_ignored() -> None:
+    """A process can receive several SIGHUP when its terminal is closed, and still cleans up."""
+    previous_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with raise_terminated():
+        with pytest.raises(Terminated, match="SIGHUP"):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    signal.signal(signal.SIGHUP, previous_handler)
+
+
 def _interrupt(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 

@@ -30,6 +30,7 @@ from bertsmith.progress import Progress
 from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.train.engine.averaging import WeightAverage
 from bertsmith.train.engine.optimizer import Optimizer, iter_moment_names
+from bertsmith.train.engine.run_clock import ELAPSED_FILE
 
 CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
@@ -259,8 +260,17 @@ def resume(
     reasons = "".join(f"\n  {error}" for _, error in errors)
     raise RunError(
         f"{run}: no checkpoint of this run can be restored:{reasons}\nrestore one from a "
-        f"backup, or remove {run / CHECKPOINTS_DIR} to train again from the first step"
+        f"backup, or {_explain_restart(run)}"
     )
+
+
+def _explain_restart(run: Path) -> str:
+    """Return the advice how to train again from the first step."""
+    paths = str(run / CHECKPOINTS_DIR)
+    if (run / ELAPSED_FILE).exists():
+        # Otherwise, the time budget would already be used.
+        paths += f" and {run / ELAPSED_FILE}"
+    return f"remove {paths} to train again from the first step"
 
 
 def _mark_damaged(directory: Path) -> None:
@@ -388,7 +398,7 @@ def load_best(run: Path, step: int, model: nn.Module) -> None:
     except RunError as error:
         raise RunError(
             f"{error}\nthis checkpoint holds the best weights of this run; restore it from a "
-            f"backup, or remove {run / CHECKPOINTS_DIR} to train again from the first step"
+            f"backup, or {_explain_restart(run)}"
         ) from None
 
 

@@ -23,7 +23,7 @@ from bertsmith.train.engine.duration import Duration
 from bertsmith.train.engine.metrics_log import MetricsLog
 from bertsmith.train.engine.optimizer import Optimizer, can_skip_step
 from bertsmith.train.engine.signals import DeferredSignals
-from bertsmith.train.engine.step import PendingStep, take_step
+from bertsmith.train.engine.step import StartedStep, take_step
 from bertsmith.train.engine.stopwatch import Stopwatch
 
 _CPU = torch.device("cpu")
@@ -130,27 +130,6 @@ class TrainingOutcome:
     state: TrainingState
     signal: int | None
     late_signal: int | None = None
-
-
-@dataclass(frozen=True)
-class _StartedStep:
-    """A step whose metrics have not been logged yet.
-
-    Attributes:
-        pending: The step.
-        step: Its number, from 0.
-        lr: Its learning rate.
-        should_log: Whether a line of the metrics log is due.
-        num_tokens: Number of tokens of the batch.
-        num_macs: Number of multiply-accumulates.
-    """
-
-    pending: PendingStep
-    step: int
-    lr: float
-    should_log: bool
-    num_tokens: int
-    num_macs: float
 
 
 def train(
@@ -281,8 +260,9 @@ class _Loop:
         self._stopwatch = Stopwatch(state.seconds)
         #: Seconds of training after which freed memory was last returned to the OS.
         self._trim_seconds = state.seconds
+        self._signals = DeferredSignals()
         #: The last step, if its result has not been read yet.
-        self._started_step: _StartedStep | None = None
+        self._started_step: StartedStep | None = None
         self._displayed_seconds = options.duration.elapsed_seconds or 0.0
         self._progress_fields: dict[str, str] = {}
 
@@ -303,6 +283,7 @@ class _Loop:
 
     def run_until(self, signals: DeferredSignals) -> None:
         """Train until training is finished or a signal arrives, and save the last step."""
+        self._signals = signals
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
         while not (self._poll_signals(signals) or self.is_finished()):
@@ -373,7 +354,7 @@ class _Loop:
         if self._average is not None:
             self._average.update(step + 1)
         self._finish_started_step()
-        self._started_step = _StartedStep(
+        self._started_step = StartedStep(
             pending,
             step=step,
             lr=lr,
@@ -415,7 +396,8 @@ class _Loop:
             self._metrics_log.write(line)
         fields = {"loss": f"{result.loss:.3f}"} | self._progress_fields
         fields |= {"tokens/s": f"{tokens_per_second:,.0f}", "at": f"{mfu:.0%} of peak matmul speed"}
-        self._update_progress(started.step + 1, fields)
+        with self._signals.allow_closed_terminal():
+            self._update_progress(started.step + 1, fields)
 
     def _update_progress(self, num_steps: int, fields: dict[str, str]) -> None:
         """Advance the progress display by one step, or by the elapsed time with a time budget.

@@ -79,6 +79,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         try:
             line = upgrade_metrics(restore_nan(parse_json(text.decode())))
             int(line["step"])
+            str(line["kind"])
         except (AttributeError, KeyError, TypeError, ValueError):
             if number == len(texts):
                 break

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -62,15 +63,20 @@ class RunClock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Update the file a last time."""
+        """Update the file a last time; raise OSError if it cannot be written."""
         self._stopped.set()
         self._thread.join()
-        self._update()
+        # An error of the block is more important than one of this file.
+        with suppress(OSError) if error is not None else nullcontext():
+            self._update()
 
     def _update_repeatedly(self) -> None:
-        self._update()
-        while not self._stopped.wait(_UPDATE_SECONDS):
-            self._update()
+        """Update the file until the block ends; if an update fails, the next one may succeed."""
+        is_stopped = False
+        while not is_stopped:
+            with suppress(OSError):
+                self._update()
+            is_stopped = self._stopped.wait(_UPDATE_SECONDS)
 
     def _update(self) -> None:
         """Write the time with a single system call, which a kill does not interrupt.

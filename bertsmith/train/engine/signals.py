@@ -1,18 +1,22 @@
-"""Defers SIGINT and SIGTERM to the end of the current step."""
+"""Defers SIGINT, SIGTERM and SIGHUP to the end of the current step."""
 
 import signal
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DeferredSignals:
-    """Context manager that records the first SIGINT or SIGTERM instead of stopping the process.
+    """Context manager that records the first signal instead of stopping the process.
 
-    ``received`` is the number of the recorded signal, or None. A second signal stops the process as
-    usual, unless repeated signals are ignored.
+    ``received`` is the number of the recorded signal, or None. A second SIGINT or SIGTERM stops the
+    process as usual, unless repeated signals are ignored. A second SIGHUP is ignored, because a
+    process can receive several of them when its terminal is closed. Signals that are ignored on
+    entry, such as SIGHUP under nohup, remain ignored.
     """
 
     def __init__(self, *, ignore_repeated: bool = False) -> None:
@@ -31,7 +35,9 @@ class DeferredSignals:
         """Install the signal handlers, which Python allows only in the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {
-                number: signal.signal(number, self._record) for number in _SIGNALS
+                number: signal.signal(number, self._record)
+                for number in _SIGNALS
+                if signal.getsignal(number) is not signal.SIG_IGN
             }
         return self
 
@@ -42,17 +48,27 @@ class DeferredSignals:
         trace: TracebackType | None,
     ) -> None:
         """Restore the previous handlers."""
-        self._restore_handlers()
+        self._restore_handlers(_SIGNALS)
 
-    def _restore_handlers(self) -> None:
-        """Install the handlers that were active before entry."""
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._previous_handlers = {}
+    @contextmanager
+    def allow_closed_terminal(self) -> Iterator[None]:
+        """Ignore that output cannot be written, if the terminal of the process was closed."""
+        try:
+            yield
+        except OSError:
+            if self.received != signal.SIGHUP:
+                raise
+
+    def _restore_handlers(self, numbers: Sequence[int]) -> None:
+        """Install the handlers of some signals that were active before entry."""
+        for number in numbers:
+            if number in self._previous_handlers:
+                handler = self._previous_handlers.pop(number)
+                signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         """Record the first signal; the next one stops the process if handlers are restored."""
         if self.received is None:
             self.received = number
         if not self._ignore_repeated:
-            self._restore_handlers()
+            self._restore_handlers((signal.SIGINT, signal.SIGTERM))

@@ -116,6 +116,27 @@ class PendingStep:
 LossFunction = Callable[[Any, list[Any], DropoutSeed], dict[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class StartedStep:
+    """A step whose metrics have not been logged yet.
+
+    Attributes:
+        pending: The step.
+        step: Its number, from 0.
+        lr: Its learning rate.
+        should_log: Whether a line of the metrics log is due.
+        num_tokens: Number of tokens of the batch.
+        num_macs: Number of multiply-accumulates.
+    """
+
+    pending: PendingStep
+    step: int
+    lr: float
+    should_log: bool
+    num_tokens: int
+    num_macs: float
+
+
 def take_step(
     loss_fn: LossFunction,
     micro_batches: list[Any],

@@ -22,6 +22,7 @@ from bertsmith.train.engine.checkpoint import (
     resume,
     save,
 )
+from bertsmith.train.engine.run_clock import ELAPSED_FILE
 from tests.train.conftest import RecordingProgress
 
 
@@ -264,6 +265,10 @@ def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> 
     ):
         assert message in str(caught.value)
     assert _read_files(tmp_path) == files
+    # With a time budget, the new run would already have used its time.
+    (tmp_path / ELAPSED_FILE).write_text("{}")
+    with pytest.raises(RunError, match=r"checkpoints and .*elapsed\.json to train again from the"):
+        resume(tmp_path, model, optimizer, RecordingProgress())
 
 
 def test_load_weights_verifies_the_checksum(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Durations: runs by steps, and runs by wall-clock time simulated with a fake clock."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from bertsmith.train.engine import run_clock
 from bertsmith.train.engine.duration import StepDuration, get_default_interval
 from bertsmith.train.engine.run_clock import ELAPSED_FILE, RunClock
 from bertsmith.train.engine.schedule import ScheduleSettings, compute_lr_factor
@@ -323,6 +325,31 @@ def test_time_file_is_updated_until_the_end(tmp_path: Path) -> None:
         pass
     next_clock = RunClock(tmp_path, start_time=7.0, clock=lambda: 9.0)
     assert next_clock.elapsed_seconds == (1.0 - 0.5) + (9.0 - 7.0)
+
+
+def test_failed_update_of_the_time_file_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the file cannot be written, for example on NFS, the thread tries again later."""
+    monkeypatch.setattr(run_clock, "_UPDATE_SECONDS", 0.001)
+    run = tmp_path / "run"
+    with RunClock(run, start_time=0.5, clock=lambda: 1.0):
+        time.sleep(0.02)
+        run.mkdir()
+        deadline = time.monotonic() + 10.0
+        while not (run / ELAPSED_FILE).exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert (run / ELAPSED_FILE).exists()
+
+
+def test_error_of_the_time_file_does_not_replace_another_one(tmp_path: Path) -> None:
+    """An error of the last update is raised, unless the run has failed with another error."""
+    clock = RunClock(tmp_path / "missing", start_time=0.0)
+    with pytest.raises(FileNotFoundError), clock:
+        pass
+    clock = RunClock(tmp_path / "missing", start_time=0.0)
+    with pytest.raises(RuntimeError, match="training failed"), clock:
+        raise RuntimeError("training failed")
 
 
 def test_slow_start_leaves_a_tenth_of_the_budget_for_training(tmp_path: Path) -> None:

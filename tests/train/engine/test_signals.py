@@ -1,8 +1,10 @@
-"""Signals: SIGTERM and Ctrl-C save a checkpoint and stop the run, which can be resumed."""
+"""Signals: SIGTERM, Ctrl-C and SIGHUP save a checkpoint and stop the run, which can be resumed."""
 
+import errno
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,18 @@ from tests.train.conftest import make_assignments
 from tests.train.engine.toy_run import MACHINE, OPTIONS, ToyObjective
 
 
+@pytest.fixture
+def default_hangup() -> Iterator[None]:
+    """SIGHUP has its default effect during the test, even if pytest runs under nohup."""
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, handler)
+
+
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize(
-    ("signal_number", "exit_status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+    ("signal_number", "exit_status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
 )
 def test_signal_saves_a_checkpoint_and_exits(
     store: Path,
@@ -31,7 +43,7 @@ def test_signal_saves_a_checkpoint_and_exits(
     signal_number: signal.Signals,
     exit_status: int,
 ) -> None:
-    """SIGTERM and Ctrl-C save the last step and exit with status 143 and 130.
+    """SIGTERM, Ctrl-C and SIGHUP save the last step and exit with status 143, 130 and 129.
 
     The message names the step and how to resume; no model directory is written.
     """
@@ -58,6 +70,32 @@ def test_signal_saves_a_checkpoint_and_exits(
     assert [line["step"] for line in read_metrics(run)] == [1, 2, 3]
     assert not (run / "model").exists()
     assert out == ""
+
+
+def test_run_without_a_step_has_no_checkpoint(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """If Ctrl-C stops a run before its first step, the message mentions no checkpoint."""
+    options = [part for option in make_assignments() for part in ("--set", option)]
+    command = ["pretrain", "--data", str(store), "--out", str(tmp_path / "run"), "--steps", "9"]
+    monkeypatch.setattr(sys, "argv", ["bertsmith", *command, *options])
+    enter = DeferredSignals.__enter__
+
+    def enter_and_interrupt(self: DeferredSignals) -> DeferredSignals:
+        enter(self)
+        signal.raise_signal(signal.SIGINT)
+        return self
+
+    monkeypatch.setattr(DeferredSignals, "__enter__", enter_and_interrupt)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
+    err = capsys.readouterr().err
+    assert "stopped before the first step; run the same command to continue\n" in err
+    assert list_checkpoints(tmp_path / "run") == []
 
 
 class _InterruptingProgress(NullProgress):
@@ -149,6 +187,47 @@ def test_repeated_signals_can_be_ignored() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.received == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is previous_handler
+
+
+class _ClosedTerminal(NullProgress):
+    """Progress on a terminal that is closed at the end of the fourth step."""
+
+    def __init__(self, *, sends_signal: bool) -> None:
+        self.num_steps = 0
+        self.sends_signal = sends_signal
+
+    def advance(self, amount: float, **fields: str) -> None:
+        self.num_steps += 1
+        if self.num_steps == 4:
+            if self.sends_signal:
+                # The terminal and the shell each send a signal.
+                signal.raise_signal(signal.SIGHUP)
+                signal.raise_signal(signal.SIGHUP)
+            raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.usefixtures("default_hangup")
+def test_closed_terminal_saves_a_checkpoint(tmp_path: Path) -> None:
+    """Neither the second SIGHUP nor output that cannot be written prevents the checkpoint."""
+    objective = ToyObjective()
+    optimizer = build_optimizer(objective.model, OptimSettings())
+    arguments = (objective, objective.model, optimizer, MACHINE, OPTIONS, tmp_path)
+    outcome = train(*arguments, _ClosedTerminal(sends_signal=True))
+    assert (outcome.signal, outcome.state.step) == (signal.SIGHUP, 4)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [4]
+    with pytest.raises(OSError, match="Input/output error"):
+        train(*arguments, _ClosedTerminal(sends_signal=False))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_ignored_signals_remain_ignored(number: signal.Signals) -> None:
+    """SIGHUP under nohup and SIGINT of a background job do not stop a run."""
+    previous_handler = signal.signal(number, signal.SIG_IGN)
+    with DeferredSignals() as signals:
+        signal.raise_signal(number)
+        assert signals.received is None
+    assert signal.getsignal(number) is signal.SIG_IGN
+    signal.signal(number, previous_handler)
 
 
 def test_metrics_log_is_synced_before_each_checkpoint(
