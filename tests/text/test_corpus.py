@@ -5,9 +5,7 @@ import gzip
 import io
 import json
 import lzma
-import pickle
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,6 @@ from bertsmith.text.corpus import (
     find_sources,
     read_documents,
 )
-from bertsmith.text.markdown import markdown_to_text
 
 TEXTS = ["Anna has a cat. It sleeps.\nThe cat is grey.", "Bert reads a book.\nIt is good."]
 JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
@@ -135,76 +132,6 @@ def test_markdown_becomes_plain_text(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("mark", ["[", "![", "[x](", "<http://", "\n<!--", "# a" + " " * 30])
-def test_unclosed_markup_takes_linear_time(mark: str) -> None:
-    """Many unclosed brackets are parsed in seconds; a quadratic algorithm would take minutes."""
-    start = time.process_time()
-    assert markdown_to_text(mark * 100_000)
-    assert markdown_to_text("#" + " " * 100_000 + "x") == "x"
-    assert time.process_time() - start < 30
-
-
-def test_images_heading_marks_and_comments_are_removed() -> None:
-    """Images of any size, closing marks of headings, and closed comments are removed."""
-    image = f"![a plot](data:image/png;base64,{'iVBOR' * 2000})"
-    text = markdown_to_text(f"Before {image} and [after]({'u' * 5000}).")
-    assert text == "Before  and after."
-    assert markdown_to_text("## Title ##\n# C #\n# a#b") == "Title\nC\na#b"
-    text = markdown_to_text("a <!-- one --> b <!-- two\n--> c <!-- open")
-    assert text == "a  b  c <!-- open"
-
-
-@pytest.mark.parametrize(
-    ("markdown", "expected"),
-    [
-        # A code span of three backticks on one line does not open a code block.
-        ("A:\n```pip install x```\nB.\n\n```sh\nx\n```\nC.", "A: pip install x B.\nC."),
-        ("1. One.\n\n    More.\n\n2. Two.\n\n       code", "One.\nMore.\nTwo."),
-        ("- One.\n\n      code\n\n  More.", "One.\nMore."),
-        ("`List<str>`, `<b>` and `__init__`", "List<str>, <b> and __init__"),
-        ("[![Build](x.svg)](x) Text", "Text"),
-        ("Here |x| is a norm, and |y| too.", "Here |x| is a norm, and |y| too."),
-        ("<p>\n  <b>Some</b> text &amp; more\n</p>\n", "Some text & more"),
-        ("<script>\nlet x = 1\n</script>\nText", "Text"),
-        ("[ref][1] and [2]\n\n[1]: http://x.y\n", "ref and [2]"),
-        ("Title\n=====\ntext\n\n| a | b |\n|---|---|\n| 1 | 2 |", "Title\ntext"),
-        ("<https://x.y/z>", "https://x.y/z"),
-    ],
-)
-def test_prose_of_markdown_is_kept_and_code_is_left_out(markdown: str, expected: str) -> None:
-    """Blocks and spans have the bounds of CommonMark."""
-    assert markdown_to_text(markdown) == expected
-
-
-@pytest.mark.parametrize(
-    ("markdown", "expected"),
-    [
-        ("---\ntitle: x\n# comment\ntags:\n- a\n  - b\n\nkey two: >\n  text\n---\nText.", "Text."),
-        # Model cards may have thousands of lines of results.
-        ("---\nresults:\n" + "- value: 1\n" * 5000 + "---\nText.", "Text."),
-        # Rules around text.
-        ("---\n\nFirst: part.\n\n---\n\nSecond.", "First: part.\nSecond."),
-        ("---\nFirst part.\n\n---\n\nSecond.", "First part.\nSecond."),
-        (
-            "---\nThere is one thing to say: yes.\n\n---\nEnd.",
-            "There is one thing to say: yes.\nEnd.",
-        ),
-        ("---\n# Title\n\n---\nEnd.", "Title\nEnd."),
-        ("---\nkey: value\n", "key: value"),
-    ],
-)
-def test_only_yaml_is_front_matter(markdown: str, expected: str) -> None:
-    """Text between two horizontal rules at the start of a file is kept."""
-    assert markdown_to_text(markdown) == expected
-
-
-def test_wrapped_japanese_markdown_has_no_spaces() -> None:
-    """Lines of a paragraph are joined without a space between Japanese characters."""
-    assert (
-        markdown_to_text("吾輩は*猫*で\nある。\nIt is\na cat.") == "吾輩は猫である。 It is a cat."
-    )
-
-
 def test_text_after_many_blank_lines_is_read(tmp_path: Path) -> None:
     """Text is found after more blank lines than are examined to detect the format."""
     path = write_file(tmp_path / "late.txt", "\n" * 200_000 + "The text begins late.\n")
@@ -281,81 +208,6 @@ def test_zstd_files_may_start_with_a_skippable_frame(tmp_path: Path) -> None:
         assert read_texts(write_file(tmp_path / "a.jsonl.zst", content)) == TEXTS * 2
 
 
-def test_text_files_in_a_folder_are_found(tmp_path: Path) -> None:
-    """Text files are found in sorted order, hidden files are skipped, others are reported."""
-    for name in ("b.jsonl", "AA/wiki_01", "AA/wiki_00", ".hidden.jsonl", "picture.png", "a.md.gz"):
-        write_file(tmp_path / name, b"x")
-    ignored: list[str] = []
-    names = [source.name for source in find_sources([str(tmp_path)], ignored)]
-    assert [str(Path(name).relative_to(tmp_path)) for name in names] == [
-        "a.md.gz",
-        "b.jsonl",
-        "AA/wiki_00",
-        "AA/wiki_01",
-    ]
-    assert ignored == [str(tmp_path / "picture.png")]
-    matches = find_sources([str(tmp_path / "**" / "wiki_*")])
-    assert [source.name for source in matches] == names[2:]
-
-
-def test_globs_match_folders_and_files(tmp_path: Path) -> None:
-    """Files in matched folders are read, once, except below folders that ``**`` matches."""
-    for name in ("wiki/AA/wiki_00", "wiki/BB/b.txt", "wiki/c.txt", "wiki/images/d.png"):
-        write_file(tmp_path / name, b"x")
-    ignored: list[str] = []
-    sources = find_sources([str(tmp_path / "wiki" / "*")], ignored)
-    names = ["wiki/AA/wiki_00", "wiki/BB/b.txt", "wiki/c.txt"]
-    assert [str(Path(source.name).relative_to(tmp_path)) for source in sources] == names
-    assert ignored == [str(tmp_path / "wiki/images/d.png")]
-    sources = find_sources([str(tmp_path / "**" / "*.txt")])
-    assert [str(Path(source.name).relative_to(tmp_path)) for source in sources] == names[1:]
-    with pytest.raises(CorpusError, match="no text file in the folders"):
-        find_sources([str(tmp_path / "wiki" / "im*")])
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["tokenizer.json", "vocab.txt"],
-        ["bertsmith.json", "README.md"],
-        ["manifest.json", "train.ids", "tokenizer/vocab.txt"],
-        ["parts/plan.json", "tokenizer/vocab.txt"],
-        ["settings.toml", "metrics.jsonl", "model/README.md"],
-        ["index.json", "lines.txt"],
-        ["state.json", "data/lines.txt"],
-    ],
-)
-def test_outputs_in_a_folder_are_ignored(tmp_path: Path, files: list[str]) -> None:
-    """Outputs in subfolders are no text, but an output that is given by its name is read."""
-    write_file(tmp_path / "text/a.txt", b"x")
-    for name in files:
-        write_file(tmp_path / "text/output" / name, b"x")
-    for argument in (tmp_path / "text", tmp_path / "text" / "*"):
-        ignored: list[str] = []
-        sources = find_sources([str(argument)], ignored)
-        assert [Path(source.name).name for source in sources] == ["a.txt"]
-        assert ignored == [str(tmp_path / "text/output")]
-    output_sources = find_sources([str(tmp_path / "text/output")])
-    assert output_sources[0].name.startswith(str(tmp_path / "text/output"))
-
-
-def test_corpus_folder_with_a_manifest_is_read(tmp_path: Path) -> None:
-    """Single files with the names of a store's or a run's files do not make a folder an output."""
-    for name in ("data/manifest.json", "data/settings.toml", "data/index.json", "data/a.txt"):
-        write_file(tmp_path / name, b"x")
-    assert [Path(source.name).name for source in find_sources([str(tmp_path)])] == ["a.txt"]
-
-
-def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
-    """A link to a folder is followed, but not in a cycle, and not to a folder read before."""
-    write_file(tmp_path / "corpus/a.txt", "x")
-    write_file(tmp_path / "elsewhere/b.txt", "x")
-    (tmp_path / "corpus/link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere/cycle").symlink_to(tmp_path / "corpus")
-    sources = find_sources([str(tmp_path / "corpus")])
-    assert [Path(source.name).name for source in sources] == ["a.txt", "b.txt"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -380,14 +232,6 @@ def test_files_in_other_formats_are_rejected(
     report = CorpusReport()
     assert read_texts(path, json_lines, report=report, on_error="skip") == TEXTS
     assert report.skipped == {reason: 1}
-
-
-@pytest.mark.parametrize("missing", ["nowhere.txt", "*.nothing", "empty"])
-def test_argument_without_text_is_rejected(tmp_path: Path, missing: str) -> None:
-    """A missing path, a pattern without matches and a folder without text are errors."""
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CorpusError, match=missing.replace("*", r"\*")):
-        find_sources([str(tmp_path / missing)])
 
 
 def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,16 +372,6 @@ def test_corpus_without_documents_is_an_error(tmp_path: Path) -> None:
     assert read_texts(path, report=report) == []
     with pytest.raises(CorpusError, match="1 document without text"):
         report.require_documents()
-
-
-def test_source_can_be_pickled_and_has_a_fingerprint(tmp_path: Path) -> None:
-    """A source can be pickled, and its fingerprint changes with a single byte."""
-    path = write_file(tmp_path / "a.txt", "abc")
-    (source,) = find_sources([str(path)])
-    assert pickle.loads(pickle.dumps(source)) == source
-    fingerprint = source.fingerprint()
-    write_file(tmp_path / "a.txt", "abd")
-    assert find_sources([str(path)])[0].fingerprint() != fingerprint
 
 
 def test_unknown_format_is_rejected() -> None:
