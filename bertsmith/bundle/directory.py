@@ -3,6 +3,7 @@
 import hashlib
 import re
 import shlex
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,20 +21,35 @@ WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
 OPENVINO_FILE: Final = "openvino/openvino_model.xml"
 #: Key of bertsmith.json with the name of the model from which an OpenVINO graph was made.
 OPENVINO_INFO_KEY: Final = "openvino"
+#: Folder of the BERT in older sentence-transformers directories, and the list of their modules.
+TRANSFORMER_FOLDER: Final = "0_Transformer"
+_MODULES_FILE: Final = "modules.json"
 #: Models that are distributed with Bertsmith, one folder each; in a clone, a link to models/.
 REFERENCE_MODELS: Final = Path(__file__).parent.parent / "reference_models"
 #: OWNER/NAME, optionally followed by @ and a branch, tag or commit.
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-#: Files downloaded along with the weights.
+#: Files downloaded along with the weights, from any folder.
 _METADATA_PATTERNS: Final = (
-    "*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
+    "*.json", "README.md", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
 )  # fmt: skip
+#: Files downloaded from the folder of the BERT. A SentencePiece model shows that vocab.txt is not
+#: the vocabulary of a WordPiece tokenizer.
+_MODEL_PATTERNS: Final = (
+    "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer*.model",
+    "model*.safetensors",
+)  # fmt: skip
+_PICKLE_PATTERN: Final = "pytorch_model*.bin"
+#: Patterns for the configs and weights of sentence-transformers modules in folders.
+_HASHED_MODULE_PATTERNS: Final = ("*/config.json", "*/model.safetensors", "*/pytorch_model.bin")
 #: Patterns for weights, configs and tokenizer files, also in the folders of sentence-transformers
 #: models. README.md has no influence on the hash.
 _HASHED_PATTERNS: Final = (
-    "*.json", "*/config.json", "vocab.txt", "model*.safetensors", "*/model.safetensors",
+    "*.json",
+    "vocab.txt",
+    "model*.safetensors",
     "pytorch_model*.bin",
-)  # fmt: skip
+    *_HASHED_MODULE_PATTERNS,
+)
 
 
 def is_model_file(path: Path) -> bool:
@@ -44,7 +60,7 @@ def is_model_file(path: Path) -> bool:
 def list_candidate_directories(path: Path) -> tuple[Path, ...]:
     """Return the directories that may contain the model of a local path, see ``locate_model``."""
     root = path.parent if is_model_file(path) else path
-    return root, root / "model", root / "0_Transformer"
+    return root, root / "model", root / TRANSFORMER_FOLDER
 
 
 def locate_model(model: Path | str) -> Path:
@@ -193,9 +209,11 @@ def is_hub_id(path: Path) -> bool:
 def get_model_name(directory: Path) -> str:
     """Return the hub id of a model, or the name of its folder; for RUN/model, the name of the run.
 
-    Unlike the path of the model, the name can be published.
+    Unlike the path of the model, the name can be published. The folder of a BERT in a
+    sentence-transformers directory has the name of that directory.
     """
-    folder = directory.parent if directory.name == "model" else directory
+    has_parent_name = directory.name in ("model", TRANSFORMER_FOLDER)
+    folder = directory.parent if has_parent_name else directory
     return get_hub_id(directory) or folder.name
 
 
@@ -216,9 +234,11 @@ def format_model_path(directory: Path) -> str:
 def get_hub_id(directory: Path) -> str | None:
     """Return the hub id of a directory in the local cache of the hub; None for other directories.
 
-    Directories in the cache have the form …/models--OWNER--NAME/snapshots/COMMIT.
+    Directories in the cache have the form …/models--OWNER--NAME/snapshots/COMMIT. The model may be
+    in their folder 0_Transformer.
     """
-    parts = directory.parts
+    root = directory.parent if directory.name == TRANSFORMER_FOLDER else directory
+    parts = root.parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
         return None
     return parts[-3].removeprefix("models--").replace("--", "/", 1)
@@ -257,10 +277,7 @@ def download_from_hub(
         cache_dir=cache_dir,
     )
     try:
-        directory = Path(download(allow_patterns=[*_METADATA_PATTERNS, "model*.safetensors"]))
-        # Pickled weights are downloaded only if there are no safetensors.
-        if find_weights_file(directory) is None:
-            directory = Path(download(allow_patterns=[*_METADATA_PATTERNS, "pytorch_model*.bin"]))
+        directory = _download_files(download)
     except Exception as error:  # noqa: BLE001 - the error is reported
         # Errors of the HTTP library, the hub library and the file system have no common base class.
         reason = _describe_download_error(error)
@@ -271,6 +288,25 @@ def download_from_hub(
             f"{WEIGHTS_FILE} or {PICKLE_FILE}; use another repository",
         )
     return directory
+
+
+def _download_files(download: Callable[..., str]) -> Path:
+    """Download the files of a model, and return the local directory with its config.json.
+
+    Args:
+        download: ``snapshot_download`` for a repository; the patterns of the files are missing.
+    """
+    root = Path(download(allow_patterns=[*_METADATA_PATTERNS, *_MODEL_PATTERNS]))
+    folder = root / TRANSFORMER_FOLDER
+    prefix = ""
+    if (folder / CONFIG_FILE).is_file() and not (root / CONFIG_FILE).is_file():
+        prefix = f"{TRANSFORMER_FOLDER}/"
+        download(allow_patterns=[f"{prefix}{pattern}" for pattern in _MODEL_PATTERNS])
+    # Pickled weights are downloaded only if there are no safetensors. The index of sharded ones is
+    # among the metadata.
+    if find_weights_file(root / prefix) in (None, PICKLE_INDEX_FILE):
+        download(allow_patterns=[f"{prefix}{_PICKLE_PATTERN}"])
+    return root / prefix
 
 
 def _describe_download_error(error: Exception) -> str:
@@ -300,7 +336,19 @@ def hash_model_files(directory: Path) -> str:
     if find_openvino_model(directory) is not None:
         graph_file = directory / OPENVINO_FILE
         files |= {graph_file, graph_file.with_suffix(".bin")}
+    paths = {str(file.relative_to(directory)): file for file in sorted(files)}
     digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file.relative_to(directory)} {compute_file_sha256(file)}\n".encode())
+    for name, file in (paths | _find_parent_files(directory)).items():
+        digest.update(f"{name} {compute_file_sha256(file)}\n".encode())
     return digest.hexdigest()
+
+
+def _find_parent_files(directory: Path) -> dict[str, Path]:
+    """Return the files of the other modules by name, if the BERT is in the folder 0_Transformer."""
+    folder = directory.resolve()
+    root = folder.parent
+    if folder.name != TRANSFORMER_FOLDER or not (root / _MODULES_FILE).is_file():
+        return {}
+    patterns = ("*.json", *_HASHED_MODULE_PATTERNS)
+    files = {file for pattern in patterns for file in root.glob(pattern)}
+    return {f"../{file.relative_to(root)}": file for file in sorted(files) if file.parent != folder}

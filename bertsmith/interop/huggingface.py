@@ -26,13 +26,15 @@ from bertsmith.bundle.directory import (
 from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import check_new_directory
+from bertsmith.interop.sentence_transformers.pooling import find_root
 
 #: Patterns of the files in a model directory that are uploaded.
 _UPLOAD_PATTERNS: Final = (
     "README.md", "config.json", "bertsmith.json", "tokenizer.json", "tokenizer_config.json",
-    "vocab.txt", "special_tokens_map.json", "model*.safetensors", "model.safetensors.index.json",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "*/config.json", "*/model.safetensors",
+    "vocab.txt", "added_tokens.json", "special_tokens_map.json", "model*.safetensors",
+    "model.safetensors.index.json", "modules.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json",
+    "*/model.safetensors",
     # Files of `bertsmith lab release`, to which the model card refers.
     "curve.png", "settings.toml", "training.json", "results/panel.json",
 )  # fmt: skip
@@ -131,7 +133,9 @@ def push_to_hub(
     directory = locate_model(model)
     _, config, _ = read_metadata(directory)
     open_weights(directory, config)
-    files = _list_files(directory)
+    # The BERT of an older sentence-transformers directory is in one of its folders.
+    root = find_root(directory) or directory
+    files = _list_files(root, directory)
     hub = HfApi(endpoint=endpoint, token=token)
     try:
         # With None, the repository gets the default visibility of its owner.
@@ -140,7 +144,7 @@ def push_to_hub(
             hub.create_branch(repo_id, branch=revision, exist_ok=True)
         commit = hub.create_commit(
             repo_id,
-            [CommitOperationAdd(file, directory / file) for file in files],
+            [CommitOperationAdd(file, root / file) for file in files],
             commit_message="Add the model",
             revision=revision,
         )
@@ -154,22 +158,31 @@ def push_to_hub(
     return UploadedModel(str(url), str(commit.oid), files)
 
 
-def _list_files(directory: Path) -> tuple[str, ...]:
-    """Return the sorted paths of the files to upload, relative to the model directory."""
+def _list_files(root: Path, directory: Path) -> tuple[str, ...]:
+    """Return the sorted paths of the files to upload.
+
+    Args:
+        root: The directory to upload; the paths are relative to it.
+        directory: The model directory: ``root`` or one of its folders.
+    """
     if not list(directory.glob("model*.safetensors")):
+        is_embedding_model = find_root(directory) is not None
         raise ModelError(
             f"{directory}: the model has no safetensors weights, and other weights are not "
-            "uploaded; convert the model with: bertsmith export --to hf"
+            "uploaded; convert the model with: bertsmith export --to "
+            f"{'sentence-transformers' if is_embedding_model else 'hf'}"
         )
-    for folder in directory.glob("*_Dense"):
+    for folder in root.glob("*_Dense"):
         if not (folder / WEIGHTS_FILE).is_file():
             raise ModelError(
                 f"{folder}: this module has no {WEIGHTS_FILE}, and other weights are not uploaded; "
                 "convert the model with: bertsmith export --to sentence-transformers"
             )
+    root = root.resolve()
     files = {
-        file.relative_to(directory).as_posix()
+        file.relative_to(root).as_posix()
+        for folder in (root, directory.resolve())
         for pattern in _UPLOAD_PATTERNS
-        for file in directory.glob(pattern)
+        for file in folder.glob(pattern)
     }
     return tuple(sorted(files))

@@ -15,12 +15,14 @@ from bertsmith import bundle
 from bertsmith.bundle.directory import (
     download_from_hub,
     get_hub_id,
+    get_model_name,
     is_hub_id,
     locate_model,
     pin_model_path,
 )
-from bertsmith.errors import InputError, ModelError
+from bertsmith.errors import InputError, ModelError, TokenizerError
 from bertsmith.interop.huggingface import push_to_hub
+from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.settings import read_toml
 from bertsmith.train.finetuning.finetune import finetune
@@ -41,8 +43,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def read_files(directory: Path) -> RepoFiles:
-    """Return the contents of all files in a directory by name."""
-    return {file.name: file.read_bytes() for file in directory.iterdir()}
+    """Return the contents of all files in a directory by their paths in it."""
+    return {
+        file.relative_to(directory).as_posix(): file.read_bytes()
+        for file in directory.rglob("*")
+        if file.is_file()
+    }
 
 
 def write_model(directory: Path, seed: int = 0) -> RepoFiles:
@@ -73,18 +79,62 @@ def test_model_is_downloaded_by_id(hub: FakeHub, tmp_path: Path) -> None:
     assert by_commit == directory
 
 
-def test_pytorch_weights_are_downloaded_without_safetensors(hub: FakeHub, tmp_path: Path) -> None:
-    """pytorch_model.bin is downloaded if it is the only weights file, and loads."""
-    hub.repos[REPO_ID] = {
-        "main": read_files(
-            write_model_directory(
-                make_transformers_model("BertForMaskedLM"), tmp_path / "m", "old bin"
-            )
+def write_old_embedding_model(directory: Path, weight_format: str) -> RepoFiles:
+    """Write a sentence-transformers directory with its BERT in 0_Transformer; return its files."""
+    model = make_transformers_model("BertModel")
+    write_model_directory(model, directory / "0_Transformer", weight_format)
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    modules = [
+        {"path": folder, "type": f"sentence_transformers.models.{folder[2:]}"}
+        for folder in ("0_Transformer", "1_Pooling")
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    return read_files(directory)
+
+
+@pytest.mark.parametrize("weight_format", ["old bin", "sharded bin"])
+def test_pytorch_weights_are_downloaded_without_safetensors(
+    hub: FakeHub, tmp_path: Path, weight_format: str
+) -> None:
+    """Pickled weights, also sharded ones, are downloaded if there are no others, and load."""
+    files = read_files(
+        write_model_directory(
+            make_transformers_model("BertForMaskedLM"), tmp_path / "m", weight_format
         )
-    }
+    )
+    hub.repos[REPO_ID] = {"main": files}
     directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    assert (directory / "pytorch_model.bin").is_file()
+    assert read_files(directory) == files
     assert not bundle.load(directory).new_weights
+
+
+@pytest.mark.parametrize("weight_format", ["sharded", "sharded bin"])
+def test_model_in_its_own_folder_is_downloaded(
+    hub: FakeHub, tmp_path: Path, weight_format: str
+) -> None:
+    """The BERT in the folder 0_Transformer of an older sentence-transformers model is found."""
+    files = write_old_embedding_model(tmp_path / "m", weight_format)
+    hub.repos[REPO_ID] = {"main": files | {"0_Transformer/tf_model.h5": b"0"}}
+    directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    assert directory.name == "0_Transformer"
+    assert read_files(directory.parent) == files
+    assert get_hub_id(directory) == get_model_name(directory) == REPO_ID
+    assert get_model_name(tmp_path / "m" / "0_Transformer") == "m"
+    pooling = read_pooling(directory)
+    assert pooling is not None
+    assert pooling.modes == ("cls",)
+    bundle.load_encoder(directory)
+
+
+def test_sentencepiece_model_on_the_hub_is_rejected(hub: FakeHub, tmp_path: Path) -> None:
+    """The SentencePiece file, which shows that vocab.txt is not WordPiece, is downloaded."""
+    model = make_transformers_model("BertModel")
+    files = read_files(write_model_directory(model, tmp_path / "m"))
+    hub.repos[REPO_ID] = {"main": files | {"tokenizer_78b3253a26.model": b"0"}}
+    directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    with pytest.raises(TokenizerError, match="SentencePiece"):
+        bundle.load(directory)
 
 
 def test_interrupted_download_resumes(
@@ -180,6 +230,17 @@ def test_push_uploads_the_model_files(hub: FakeHub, tmp_path: Path) -> None:
     assert read_files(directory) == second_files
 
 
+def test_push_uploads_all_modules_and_added_tokens(hub: FakeHub, tmp_path: Path) -> None:
+    """Pushing uploads the modules next to 0_Transformer, and added_tokens.json."""
+    files = write_old_embedding_model(tmp_path / "m", "safetensors")
+    (tmp_path / "m" / "0_Transformer" / "added_tokens.json").write_text("{}")
+    for number, name in enumerate(("m", "m/0_Transformer")):
+        repo_id = f"{REPO_ID}-{number}"
+        push_to_hub(tmp_path / name, repo_id, endpoint=hub.url, token="secret")
+        expected = files | {"0_Transformer/added_tokens.json": b"{}"}
+        assert hub.repos[repo_id]["main"] == expected
+
+
 def test_push_of_an_invalid_model_uploads_nothing(hub: FakeHub, tmp_path: Path) -> None:
     """Inconsistent config and weights, and directories without safetensors, are errors."""
     files = write_model(tmp_path / "m")
@@ -190,6 +251,9 @@ def test_push_of_an_invalid_model_uploads_nothing(hub: FakeHub, tmp_path: Path) 
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path / "old", "bin")
     with pytest.raises(ModelError, match="no safetensors weights"):
         push_to_hub(tmp_path / "old", REPO_ID, endpoint=hub.url, token="secret")
+    write_old_embedding_model(tmp_path / "embedder", "bin")
+    with pytest.raises(ModelError, match="--to sentence-transformers"):
+        push_to_hub(tmp_path / "embedder", REPO_ID, endpoint=hub.url, token="secret")
     (tmp_path / "m" / "config.json").write_bytes(files["config.json"])
     (tmp_path / "m" / "2_Dense").mkdir()
     (tmp_path / "m" / "2_Dense" / "pytorch_model.bin").write_bytes(b"")

@@ -1,5 +1,6 @@
 """Directories of sentence-transformers give the same vectors in both libraries."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from sentence_transformers.sentence_transformer import modules as models
 
 from bertsmith.bundle import (
     HeadConfig,
+    hash_model_files,
     load,
     load_encoder,
     load_fine_tuned,
@@ -28,6 +30,7 @@ from bertsmith.bundle import (
     save_fine_tuned,
 )
 from bertsmith.errors import InputError, ModelError
+from bertsmith.files import compute_file_sha256
 from bertsmith.interop.sentence_transformers import (
     PoolingConfig,
     read_pooling,
@@ -263,6 +266,30 @@ def test_model_in_its_own_folder_is_read(
     pretrained_state = load(pretrained_dir).model.bert.state_dict()
     for name, value in fine_tuned.model.bert.state_dict().items():
         assert torch.equal(value, pretrained_state[name]), name
+
+
+def test_hash_covers_all_modules(tmp_path: Path, pretrained_dir: Path) -> None:
+    """The hash depends on pickled modules, and for 0_Transformer on the modules next to it."""
+    model = tmp_path / "m"
+    shutil.copytree(pretrained_dir, model)
+    names = ("bertsmith.json", "config.json", "model.safetensors", "tokenizer.json")
+    files = sorted((*names, "tokenizer_config.json", "vocab.txt"))
+    lines = [f"{name} {compute_file_sha256(model / name)}\n" for name in files]
+    hashes = [hashlib.sha256("".join(lines).encode()).hexdigest()]
+    assert hash_model_files(model) == hashes[0]
+    (model / "2_Dense").mkdir()
+    (model / "2_Dense" / "pytorch_model.bin").write_bytes(b"0")
+    hashes.append(hash_model_files(model))
+    old = tmp_path / "old" / "0_Transformer"
+    shutil.copytree(pretrained_dir, old)
+    (old.parent / "modules.json").write_text("[]")
+    hashes.append(hash_model_files(old))
+    (old.parent / "1_Pooling").mkdir()
+    (old.parent / "1_Pooling" / "config.json").write_text("{}")
+    hashes.append(hash_model_files(old))
+    assert len(set(hashes)) == 4
+    old.parent.rename(tmp_path / "moved")
+    assert hash_model_files(tmp_path / "moved" / "0_Transformer") == hashes[-1]
 
 
 @pytest.mark.parametrize("nsp", [True, False])
