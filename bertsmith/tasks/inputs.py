@@ -175,7 +175,7 @@ class ModelInputs:
     locations: list[str]
     is_truncated: list[bool]
     targets: list[NDArray[Any]] | None = None
-    token_indices: list[list[int]] | None = None
+    token_indices: list[Sequence[int]] | None = None
     decoding_data: Any = None
 
     def __len__(self) -> int:

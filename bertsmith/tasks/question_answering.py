@@ -156,7 +156,7 @@ def _append_input(
     inputs.is_truncated.append(is_truncated)
     inputs.targets.append(np.array([] if target is None else [target], np.int64).reshape(-1, 2))
     # As in the original BERT, the softmax is over all tokens, including those of the question.
-    inputs.token_indices.append(list(range(len(sequence[0]))))
+    inputs.token_indices.append(range(len(sequence[0])))
     inputs.decoding_data.append(window)
 
 

@@ -94,7 +94,8 @@ class TaskSettings(SettingsTable):
     #: choose: suffix of the name of a separate file with "id,label" rows; "" if the label is a
     #: column.
     label_file_suffix: str = ""
-    #: tag: whether a tag belongs to a word or to a character.
+    #: tag: whether a tag belongs to a word or to a character. In plain text, each Chinese or
+    #: Japanese character is a word.
     tag_level: Literal["word", "character"] = "word"
     #: tag: whether the first or the last token of a word predicts its tag. None: the first one
     #: (section 5.3 of the paper), or the last one if attention is causal.

@@ -16,8 +16,8 @@ from bertsmith.tasks.spans import SpanPredictions, find_best_spans
 from bertsmith.use.inputs import chunked
 from bertsmith.use.model_setup import resolve_task_model
 
-#: Number of questions encoded together. They are batched by length, and a context that several of
-#: them share is tokenized only once.
+#: Maximum number of questions encoded together. They are batched by length, and a context that
+#: several of them share is tokenized only once.
 _CHUNK_SIZE = 1024
 #: Number of candidate spans per question (`n_best_size` in the original BERT code). Probabilities
 #: are normalized over the candidates.
@@ -153,15 +153,20 @@ def iter_answers(
         model: As for ``answer``.
         questions: Pairs (question, context). Error messages contain the number of the pair, from 1.
         compute: Computes the outputs of the model.
-        chunk_size: Number of questions per chunk.
+        chunk_size: Maximum number of questions per chunk.
     """
     bundle = resolve_task_model(model, "span")
     examples = (
         to_question_example(question, f"question {number:,}")
         for number, question in enumerate(questions, 1)
     )
-    for chunk in chunked(examples, chunk_size):
+    for chunk in chunked(examples, chunk_size, _count_characters):
         yield from _answer_examples(bundle, chunk, compute)
+
+
+def _count_characters(example: QuestionExample) -> int:
+    """Return the number of characters of a question and its context."""
+    return len(example.question) + len(example.context)
 
 
 def to_question_example(question_and_context: tuple[str, str], location: str) -> QuestionExample:

@@ -19,11 +19,11 @@ from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tagging import TokenAlignment, encode_examples, to_unit_tags
-from bertsmith.use.inputs import chunked
+from bertsmith.use.inputs import MAX_CHUNK_CHARACTERS, chunked
 from bertsmith.use.model_setup import resolve_task_model
 from bertsmith.use.predict import compute_probabilities
 
-#: Number of texts encoded together, so that sequences of similar length can share a batch.
+#: Maximum number of texts encoded together, so that sequences of similar length share a batch.
 _CHUNK_SIZE = 512
 #: Maximum number of sentences of a document that are processed together.
 _MAX_DOCUMENT_SENTENCES = 4096
@@ -32,13 +32,21 @@ _MAX_DOCUMENT_SENTENCES = 4096
 #: email address starts only after a character that cannot be a part of one. Otherwise, the search
 #: takes quadratic time for texts such as "a+a+a+a".
 _WORD_PATTERN = re.compile(
-    r"""(?:https?://|www\.)[^\s<>"]*[\w/]
+    r"""(?:https?://|www\.)[^\s<>"\ue000]*[\w/]
     |(?<![\w.+-])[\w.+-]*\w@\w[\w-]*(?:\.\w[\w-]*)+
     |@\w+(?:[.-]\w+)*
     |\#[^\W\d]\w*
     |\w+(?:[.,'\u2019&/:-]\w+)*
+    |\ue000\ue001*
     |[^\w\s]""",
     re.VERBOSE,
+)
+#: Private-use characters that replace a character that is a word by itself, and its marks.
+_SINGLE, _SINGLE_MARK = "\ue000", "\ue001"
+#: Characters of scripts without spaces between words: Han, Hiragana and Katakana.
+_SINGLE_PATTERN = re.compile(
+    "[\u3005-\u3007\u3041-\u3096\u309b-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
 #: Zero-width non-joiner and joiner, which occur inside of words, for example in Persian and Hindi.
 _JOINERS: Final = "\u200c\u200d"
@@ -125,12 +133,13 @@ def iter_tagged_texts(
         model: As for ``tag``.
         texts: The texts. Error messages contain the number of the text, from 1.
         compute: Computes the outputs of the model.
-        chunk_size: Number of texts encoded together.
+        chunk_size: Maximum number of texts encoded together.
     """
     bundle = resolve_task_model(model, "entities", "tags")
     # With document context, long texts are split into windows instead of being truncated.
     task = get_task_settings(bundle, {"context": "document"})
-    for chunk in chunked(_to_sentences(texts, task), chunk_size):
+    sentences = _to_sentences(texts, task)
+    for chunk in chunked(sentences, chunk_size, lambda sentence: len(sentence.text)):
         yield from _tag_texts(bundle, task, chunk, compute)
 
 
@@ -167,13 +176,15 @@ def tag_sentences(
 def _chunk_by_document(sentences: Iterable[TaggedSentence]) -> Iterator[list[TaggedSentence]]:
     """Yield chunks that end at document boundaries, except within very long documents."""
     chunk: list[TaggedSentence] = []
+    num_characters = 0
     for sentence in sentences:
         is_new_document = bool(chunk) and chunk[-1].document != sentence.document
-        size = len(chunk)
-        if (is_new_document and size >= _CHUNK_SIZE) or size >= _MAX_DOCUMENT_SENTENCES:
+        is_full = len(chunk) >= _CHUNK_SIZE or num_characters >= MAX_CHUNK_CHARACTERS
+        if (is_new_document and is_full) or len(chunk) >= _MAX_DOCUMENT_SENTENCES:
             yield chunk
-            chunk = []
+            chunk, num_characters = [], 0
         chunk.append(sentence)
+        num_characters += len(sentence.text)
     if chunk:
         yield chunk
 
@@ -202,21 +213,27 @@ def _split_into_units(text: str, task: TaskSettings) -> tuple[tuple[int, int], .
     """Return the range [start, end) of the characters of each unit."""
     if task.tag_level == "character":
         return tuple((index, index + 1) for index in range(len(text)))
-    return tuple(match.span() for match in _WORD_PATTERN.finditer(_replace_marks(text)))
+    return tuple(match.span() for match in _WORD_PATTERN.finditer(_mark_words(text)))
 
 
-def _replace_marks(text: str) -> str:
-    """Replace combining marks and joiners after a letter or digit by a letter.
+def _mark_words(text: str) -> str:
+    """Replace characters so that ``_WORD_PATTERN`` finds the words; the length stays the same.
 
-    The length stays the same. ``re`` does not count these characters as parts of a word, such as
+    Han, Hiragana and Katakana characters become ``_SINGLE``. Combining marks and joiners after a
+    letter or digit become a letter, because ``re`` does not count them as parts of a word, such as
     the vowel signs of Hindi or an accent in decomposed form.
     """
     if text.isascii():
         return text
-    characters = list(text)
+    characters = list(_SINGLE_PATTERN.sub(_SINGLE, text))
     for index, character in enumerate(text):
         is_mark = unicodedata.category(character).startswith("M") or character in _JOINERS
-        if is_mark and index and (characters[index - 1].isalnum() or characters[index - 1] == "_"):
+        if not is_mark or not index:
+            continue
+        previous = characters[index - 1]
+        if previous in (_SINGLE, _SINGLE_MARK):
+            characters[index] = _SINGLE_MARK
+        elif previous.isalnum() or previous == "_":
             characters[index] = "a"
     return "".join(characters)
 

@@ -17,6 +17,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import answer as answer_module
+from bertsmith.use import inputs as inputs_module
 from bertsmith.use.answer import answer, iter_answers
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
@@ -179,6 +180,17 @@ def test_answers_are_streamed_in_chunks(tmp_path: Path, tokenizer: Tokenizer) ->
     assert [result.probability for result in answers] == pytest.approx(
         [result.probability for result in expected], abs=1e-5
     )
+
+
+def test_long_contexts_end_a_chunk(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions about long contexts are encoded in small chunks, so that they fit into memory."""
+    bundle = load_fine_tuned(save_span_model(tmp_path / "m", tokenizer))
+    questions = iter(QUESTIONS)
+    monkeypatch.setattr(inputs_module, "MAX_CHUNK_CHARACTERS", sum(map(len, QUESTIONS[0])))
+    next(iter_answers(bundle, questions))
+    assert len(list(questions)) == len(QUESTIONS) - 1
 
 
 def test_invalid_questions_and_models_are_errors(tmp_path: Path, tokenizer: Tokenizer) -> None:

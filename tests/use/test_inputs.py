@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from bertsmith.errors import InputError
+from bertsmith.use import inputs
 from bertsmith.use.inputs import chunked
 
 
@@ -37,3 +38,12 @@ def test_items_before_an_error_are_yielded() -> None:
     assert [next(stream), next(stream)] == [[0, 1, 2], [3, 4]]
     with pytest.raises(InputError, match="the sixth"):
         next(stream)
+
+
+def test_long_items_end_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk ends with the item that reaches the maximum number of characters."""
+    monkeypatch.setattr(inputs, "MAX_CHUNK_CHARACTERS", 4)
+    assert list(chunked(["ab", "c", "d", "efghij", "k", "l"], 3, len)) == [
+        ["ab", "c", "d"], ["efghij"], ["k", "l"],
+    ]  # fmt: skip
+    assert list(chunked(["abcd", "efgh"], 3, len)) == [["abcd"], ["efgh"]]

@@ -4,20 +4,26 @@ import json
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig, TaskKind, load_fine_tuned
 from bertsmith.errors import BertsmithError, TaskError
-from bertsmith.tasks.conll import has_token_lists, looks_like_conll
+from bertsmith.model.task_models import TaskModel
+from bertsmith.tasks.conll import TaggedSentence, has_token_lists, looks_like_conll
 from bertsmith.tasks.families import get_task_settings
+from bertsmith.tasks.inputs import ModelInputs
+from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use import inputs as inputs_module
 from bertsmith.use import tag as tag_module
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict_table import predict_table
-from bertsmith.use.tag import _split_into_units, tag
+from bertsmith.use.tag import _split_into_units, iter_tagged_texts, tag, tag_sentences
 from bertsmith.use.tag_file import tag_file
 from tests.use.conftest import SENTENCES
 from tests.use.test_predict import save_task_model
@@ -281,3 +287,44 @@ def test_marks_do_not_separate_words(
     bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
     (tagged,) = tag(bundle, [" ".join(words)])
     assert tuple(span.text for span in tagged.spans) == words
+
+
+def test_han_and_kana_characters_are_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Scripts without spaces are split into characters, which keep their marks; Hangul is not."""
+    bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
+    text = "王小明 住在NLP1.5城。か\u3099カー 葛\U000e0100 스파이더 请a@b.com或https://x.org/a看"
+    (tagged,) = tag(bundle, [text])
+    assert [span.text for span in tagged.spans] == [
+        "王", "小", "明", "住", "在", "NLP1.5", "城", "。", "か\u3099", "カ", "ー", "葛\U000e0100",
+        "스파이더", "请", "a@b.com", "或", "https://x.org/a", "看",
+    ]  # fmt: skip
+    character_task = get_task_settings(bundle, {"tag_level": "character"})
+    assert len(_split_into_units(text, character_task)) == len(text)
+
+
+def test_long_texts_are_tagged_in_small_chunks(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk ends when its texts have enough characters, which does not change the tags."""
+    bundle = load_tagger(tmp_path, tokenizer)
+    expected = tag(bundle, SENTENCES)
+    chunk_sizes: list[int] = []
+
+    def compute(model: TaskModel, inputs: ModelInputs) -> list[NDArray[np.float32]]:
+        chunk_sizes.append(len(inputs.decoding_data))
+        return compute_outputs(model, inputs)
+
+    monkeypatch.setattr(inputs_module, "MAX_CHUNK_CHARACTERS", len(SENTENCES[0]))
+    monkeypatch.setattr(tag_module, "MAX_CHUNK_CHARACTERS", len(SENTENCES[0]))
+    tagged = list(iter_tagged_texts(bundle, SENTENCES, compute))
+    assert chunk_sizes[0] == 1
+    assert [[span.label for span in text.spans] for text in tagged] == [
+        [span.label for span in text.spans] for text in expected
+    ]
+    sentences = [
+        TaggedSentence(text, ((0, len(text)),), None, number, "")
+        for number, text in enumerate(SENTENCES)
+    ]
+    chunk_sizes.clear()
+    assert len(list(tag_sentences(bundle, sentences, compute=compute))) == len(SENTENCES)
+    assert chunk_sizes[0] == 1
