@@ -46,11 +46,11 @@ _ACTIVATION_BY_HF_NAME = {hf_name: name for name, hf_name in _HF_ACTIVATIONS.ite
 #: Fields that a config.json with ``model_type: bert`` cannot express, and their values in the
 #: original BERT. A model with another value is written with ``model_type: bertsmith``.
 _PLAIN_BERT_VALUES: dict[str, Any] = {"norm": "post", "attention": "bidirectional"}
-#: config.json keys with only one supported value; models with another value are rejected.
+#: config.json keys with only one supported value; models with another value are rejected. Whether
+#: the masked-LM decoder is tied follows from the weights, see ``copy_weights``.
 _SUPPORTED_VALUES: dict[str, Any] = {
     "is_decoder": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
     "position_embedding_type": "absolute",
 }
 #: ``model_type`` of other architectures -> name of the architecture. In lower case, the names of

@@ -389,11 +389,6 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ),
     ("decoder", lambda d: edit_config(d, is_decoder=True), r"is_decoder is True, but only False"),
     (
-        "untied",
-        lambda d: edit_config(d, tie_word_embeddings=False),
-        r"tie_word_embeddings is False",
-    ),
-    (
         "relative",
         lambda d: edit_config(d, position_embedding_type="relative_key"),
         r"position_embedding_type is 'relative_key', but only 'absolute'",
@@ -413,6 +408,22 @@ def test_damaged_directory_raises_model_error(
     with pytest.raises(ModelError, match=message) as caught:
         bundle.load(tmp_path / "model")
     assert str(tmp_path / "model") in str(caught.value)
+
+
+def test_only_a_different_decoder_is_untied(tmp_path: Path) -> None:
+    """tie_word_embeddings only matters if a decoder with other weights is stored and needed."""
+    save_random_model(tmp_path / "m")
+    edit_config(tmp_path / "m", tie_word_embeddings=False)
+    weights_file = tmp_path / "m" / "model.safetensors"
+    state = load_file(weights_file)
+    decoder = state["bert.embeddings.word_embeddings.weight"].clone()
+    for stored in ({}, {"cls.predictions.decoder.weight": decoder}):
+        save_file(state | stored, weights_file)
+        assert not bundle.load(tmp_path / "m").unused_weights
+    save_file(state | {"cls.predictions.decoder.weight": decoder + 1}, weights_file)
+    with pytest.raises(ModelError, match=r"decoder\.weight differs from"):
+        bundle.load(tmp_path / "m")
+    bundle.load_encoder(tmp_path / "m")
 
 
 def test_config_without_hidden_size_is_rejected(tmp_path: Path) -> None:
