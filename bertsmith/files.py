@@ -33,9 +33,14 @@ def check_new_directory(path: Path) -> None:
 
 
 def check_directory_name(path: Path) -> None:
-    """Raise InputError for a path such as ``.``, which ``atomic_directory`` cannot replace."""
+    """Raise InputError for ``.`` or a mount point, which ``atomic_directory`` cannot replace."""
     if path.name in ("", ".."):
         raise InputError(f"{path}: not the name of a new folder; choose a name, such as my-model")
+    if path.resolve().is_mount():
+        raise InputError(
+            f"{path}: a mount point, which cannot be replaced by a new folder; choose a folder in "
+            f"it, such as {path / 'my-model'}"
+        )
 
 
 def name_paths(paths: Sequence[Path]) -> list[str]:
@@ -179,27 +184,29 @@ def write_json(path: Path, value: Any, *, inline_numbers: bool = False) -> None:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty temporary directory that replaces ``path`` if the block succeeds.
 
-    If the block or the replacement fails, an existing directory at ``path`` is unchanged.
+    If the block or the replacement fails, an existing directory at ``path`` is unchanged. If
+    ``path`` is a symbolic link, the directory it refers to is replaced.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    previous_path = path.with_name(f".{path.name}.{os.getpid()}.old")
-    shutil.rmtree(temporary_path, ignore_errors=True)
-    temporary_path.mkdir()
+    target = path.resolve() if path.is_symlink() else path
+    temporary_path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    previous_path = target.with_name(f".{target.name}.{os.getpid()}.old")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary_path, ignore_errors=True)
+        temporary_path.mkdir()
         yield temporary_path
         for file in sorted(temporary_path.rglob("*")):
             sync(file)
         sync(temporary_path)
-        if path.exists():
-            path.replace(previous_path)
+        if target.exists():
+            target.replace(previous_path)
         try:
-            temporary_path.replace(path)
+            temporary_path.replace(target)
         except OSError:
             if previous_path.exists():
-                previous_path.replace(path)
+                previous_path.replace(target)
             raise
-        sync(path.parent)
+        sync(target.parent)
         shutil.rmtree(previous_path, ignore_errors=True)
     except OSError as error:
         # Report ``path``: users do not know the temporary name, and a failed write has no name.

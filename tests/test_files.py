@@ -1,14 +1,23 @@
-"""Locks of files and directories, and directories that are written once."""
+"""Locks of files and directories, and directories that are written atomically or once."""
 
+import errno
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bertsmith.errors import StoreError
-from bertsmith.files import hold_lock, name_paths, write_directory_once
+from bertsmith.errors import InputError, StoreError
+from bertsmith.files import (
+    atomic_directory,
+    check_new_directory,
+    hold_lock,
+    name_paths,
+    write_directory_once,
+)
 
 HOLD_UNTIL_EOF = """
 import sys
@@ -71,3 +80,51 @@ def test_directory_is_written_by_one_of_several_processes(tmp_path: Path) -> Non
     second.join()
     assert (path / "file.txt").read_text() == "first"
     write_directory_once(path, fail)
+
+
+def test_mount_points_are_rejected_as_new_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount point, or a link to one, is rejected before hours of work; a folder in it is not."""
+    mount = tmp_path.resolve() / "mount"
+    mount.mkdir()
+    (tmp_path / "link").symlink_to(mount)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == mount)
+    for name in ("mount", "link"):
+        with pytest.raises(InputError, match=rf"a mount point.*such as .*/{name}/my-model"):
+            check_new_directory(tmp_path / name)
+    check_new_directory(tmp_path / "mount" / "my-model")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_directory_is_written_through_a_symbolic_link(tmp_path: Path, exists: bool) -> None:
+    """The directory that a link refers to is written, and the link is kept."""
+    target = tmp_path / "disk" / "model"
+    if exists:
+        target.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    check_new_directory(link)
+    with atomic_directory(link) as new:
+        assert new.parent == target.parent.resolve()
+        (new / "file.txt").write_text("text")
+    assert link.is_symlink()
+    assert (target / "file.txt").read_text() == "text"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_error_names_the_requested_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the temporary directory cannot be made, the error names the requested directory."""
+    make_directory = Path.mkdir
+
+    def fail(path: Path, *args: Any, **options: Any) -> None:
+        if path.name.startswith("."):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        make_directory(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(PermissionError) as caught, atomic_directory(tmp_path / "model"):
+        pytest.fail("the directory was made")
+    assert caught.value.filename == str(tmp_path / "model")
