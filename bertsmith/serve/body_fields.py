@@ -89,6 +89,15 @@ Inputs = Annotated[
     Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(select_branch)
 ]
 TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], FailFastList(), Field(min_length=1)]
+#: A text, texts, or the token ids of one or several texts.
+TextsOrTokenIds = Annotated[
+    Annotated[str, Tag("<one>")]
+    | Annotated[Texts, Tag("<list>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
+    Discriminator(select_input_branch),
+    Field(description="A text, texts, or token ids of the model's tokenizer from [CLS] to [SEP]."),
+]
 #: [A] or [A, B].
 TextOrPair = Annotated[list[str], FailFastList(), Field(min_length=1, max_length=2)]
 TextPair = tuple[str, str]

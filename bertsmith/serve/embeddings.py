@@ -19,7 +19,7 @@ from bertsmith.serve.execution import (
     serialize_array,
     to_json_response,
 )
-from bertsmith.serve.limits import check_limit, check_not_truncated
+from bertsmith.serve.limits import check_limit
 from bertsmith.serve.parsing import TRUNCATED_HEADER
 from bertsmith.serve.responses import (
     EmbeddingList,
@@ -29,18 +29,18 @@ from bertsmith.serve.responses import (
     Similarities,
     Vector,
 )
-from bertsmith.serve.routes import as_list
 from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
 from bertsmith.serve.text_tokenizer import MAX_CHARACTERS, TextTokenizer
+from bertsmith.serve.token_ids import list_inputs
 from bertsmith.serve.vectors import (
     BYTES_PER_ELEMENT,
     PendingEmbeddings,
-    compute_token_vectors,
+    compute_token_matrices,
     resolve_vector_settings,
     submit_embeddings,
 )
 from bertsmith.use.embed import Embedder
-from bertsmith.use.token_vectors import Floats, TokenVectors
+from bertsmith.use.token_vectors import Floats
 from bertsmith.use.vector_settings import VectorSettings
 
 _DEFAULT: Final = VectorSettings()
@@ -114,10 +114,7 @@ class EmbeddingRoutes:
         Vectors have length 1, unless the model is a sentence-transformers model that does not
         normalize.
         """
-        texts: Any = as_list(body.input)
-        if isinstance(texts[0], int):
-            # The token ids of one text.
-            texts = [texts]
+        texts = list_inputs(body.input)
         embedder = self._service.find_model(body.model, "embed").embedder
         # OpenAI's vectors have length 1, and its clients may use dot products as cosines. The
         # files of a sentence-transformers model say whether its vectors are normalized.
@@ -153,7 +150,7 @@ class EmbeddingRoutes:
     async def embed(self, request: Request, body: EmbedBody) -> Response:
         """Embed texts: one vector per text."""
         settings = body.to_vector_settings(pooling=body.pooling, normalize=body.normalize)
-        texts = as_list(body.inputs)
+        texts = list_inputs(body.inputs)
         embedder = self._service.find_model(body.model, "embed").embedder
         check_dimensions(body.dimensions, embedder, settings)
         pending, vectors = await self._compute_vectors(
@@ -170,26 +167,22 @@ class EmbeddingRoutes:
 
     async def embed_all(self, request: Request, body: VectorsBody) -> Response:
         """Embed tokens: one vector per token of each text."""
-        texts = as_list(body.inputs)
+        inputs = list_inputs(body.inputs)
         settings = body.to_vector_settings()
 
-        def embed_tokens(deadline: Deadline) -> list[TokenVectors]:
-            return compute_token_vectors(
+        def embed_tokens(deadline: Deadline) -> list[Floats]:
+            return compute_token_matrices(
                 self._service,
                 body.model,
-                texts,
+                inputs,
                 settings,
                 deadline,
+                truncate=body.truncate,
                 truncation_side=body.truncation_direction,
                 prompt_name=body.prompt_name,
             )
 
-        results = await self._executor.run_in_thread(request, embed_tokens)
-        if not body.truncate:
-            check_not_truncated(results)
-        vectors = [result.vectors for result in results]
-        # Tokens and offsets need as much memory as small vectors.
-        del results
+        vectors = await self._executor.run_in_thread(request, embed_tokens)
         return await self._create_vectors_response(vectors)
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:

@@ -24,6 +24,7 @@ from bertsmith.serve.body_fields import (
     TextOrPair,
     TextPair,
     Texts,
+    TextsOrTokenIds,
     TokenIds,
     Truncate,
     TruncationDirection,
@@ -43,7 +44,7 @@ MAX_LAYERS: Final = 1024
 class VectorsBody(BaseBody):
     """Body of POST /embed_all, and fields of other bodies; see ``VectorSettings``."""
 
-    inputs: Inputs
+    inputs: TextsOrTokenIds
     layer: (
         Annotated[
             Annotated[int, Tag("<one>")]
@@ -92,7 +93,7 @@ class EmbedBody(VectorsBody):
 class EmbedSparseBody(BaseBody):
     """Body of POST /embed_sparse."""
 
-    inputs: Inputs
+    inputs: TextsOrTokenIds
     truncate: Truncate = True
     truncation_direction: TruncationDirection = "right"
     prompt_name: PromptName = None
@@ -102,16 +103,7 @@ class OpenAiBody(BaseModel):
     """Body of POST /v1/embeddings, as OpenAI's clients send it; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
-    input: Annotated[
-        Annotated[str, Tag("<one>")]
-        | Annotated[Texts, Tag("<list>")]
-        | Annotated[TokenIds, Tag("<ids>")]
-        | Annotated[list[TokenIds], FailFastList("texts"), Field(min_length=1), Tag("<id lists>")],
-        Discriminator(select_input_branch),
-        Field(
-            description="A text, texts, or token ids of the model's tokenizer from [CLS] to [SEP]."
-        ),
-    ]
+    input: TextsOrTokenIds
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Dimensions = None

@@ -1,11 +1,18 @@
 """Tokenize texts, and check and truncate token ids that clients send instead of texts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from bertsmith.errors import InputError
 from bertsmith.use.embed import Embedder
 from bertsmith.use.token_vectors import TokenizedTexts
 from bertsmith.use.vector_settings import TruncationSide
+
+
+def list_inputs(value: Any) -> list[Any]:
+    """Return texts, or lists of token ids, from the value of a field ``TextsOrTokenIds``."""
+    inputs: list[Any] = value if isinstance(value, list) else [value]
+    return [inputs] if isinstance(inputs[0], int) else inputs
 
 
 def tokenize_inputs(

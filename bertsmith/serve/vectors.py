@@ -1,7 +1,7 @@
 """Compute the vectors of texts and tokens for requests."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,6 @@ from bertsmith.use.vectors import VectorSpec
 
 #: Bytes of a float32 number.
 BYTES_PER_ELEMENT: Final = 4
-#: Characters per token, to estimate the size of an answer before the texts are tokenized.
-_MIN_CHARACTERS_PER_TOKEN: Final = 2
 
 
 @dataclass(frozen=True)
@@ -124,45 +122,97 @@ def compute_token_vectors(
     deadline: Deadline | None = None,
     *,
     max_vector_elements: int | None = None,
-    truncation_side: TruncationSide = "right",
-    prompt_name: str | None = None,
 ) -> list[TokenVectors]:
-    """Return the vectors of the tokens of each text; the pooling of ``settings`` is ignored.
+    """Return the tokens of each text with their vectors; the pooling of ``settings`` is ignored.
 
     Args:
         service: the service.
         model: the model or its name; None for the first one that supports the task.
         texts: the texts.
         settings: layers, weights and special tokens.
-        deadline: the request's deadline.
+        deadline: the request's deadline; None for the default time limit.
         max_vector_elements: maximum number of elements of all vectors; None for the default.
-        truncation_side: side on which texts are truncated.
-        prompt_name: name of the prompt to add to texts; see ``Embedder.with_prompt``.
     """
     served_model = service.check_request(model, "embed", texts, deadline)
+    deadline = deadline or Deadline(service.settings.request_timeout_seconds)
+    embedder = served_model.embedder
+    max_tokens = _count_max_tokens(embedder, texts)
+    spec, compute = _reserve_token_vectors(
+        service, served_model, max_tokens, settings, deadline, max_vector_elements
+    )
+
+    def compute_batches(sequences: Sequence[list[int]], *_: Any) -> VectorBatches:
+        yield list(range(len(sequences))), compute(sequences)
+
+    return embedder.encode_tokens_with_spec(texts, spec, None, compute_batches)
+
+
+def compute_token_matrices(
+    service: Service,
+    model: str | ServedModel | None,
+    inputs: Sequence[str] | Sequence[list[int]],
+    settings: VectorSettings,
+    deadline: Deadline,
+    *,
+    truncate: bool = True,
+    truncation_side: TruncationSide = "right",
+    prompt_name: str | None = None,
+) -> list[Floats]:
+    """Return the vectors of the tokens of each text, float32 [S, W].
+
+    The arguments are those of ``submit_embeddings``; the pooling of ``settings`` is ignored.
+    """
+    strings = [text for text in inputs if isinstance(text, str)]
+    served_model = service.check_request(model, "embed", strings, deadline)
+    embedder = served_model.embedder
+    max_tokens = _count_max_tokens(embedder.with_prompt(prompt_name), inputs)
+    _, compute = _reserve_token_vectors(service, served_model, max_tokens, settings, deadline)
+    tokenized = tokenize_inputs(embedder, inputs, truncation_side, prompt_name)
+    if not truncate:
+        check_num_truncated(tokenized.num_truncated, embedder.max_seqlen)
+    return compute(tokenized.sequences)
+
+
+def _count_max_tokens(embedder: Embedder, inputs: Sequence[str] | Sequence[list[int]]) -> int:
+    """Return the number of tokens of texts or token ids if each character is a token."""
+    num_other_tokens = len(embedder.text_config.prompt) + 2
+    return sum(min(len(item) + num_other_tokens, embedder.max_seqlen) for item in inputs)
+
+
+def _reserve_token_vectors(
+    service: Service,
+    model: ServedModel,
+    max_tokens: int,
+    settings: VectorSettings,
+    deadline: Deadline,
+    max_vector_elements: int | None = None,
+) -> tuple[VectorSpec, Callable[[Sequence[list[int]]], list[Floats]]]:
+    """Wait until there is memory for the vectors of ``max_tokens`` tokens.
+
+    Tokenizing needs memory too, so only as many texts are tokenized as there is room for answers.
+
+    Returns:
+        The resolved settings, and a function that computes the vectors of each token of sequences,
+        float32 [S, W] each.
+    """
     limit = max_vector_elements or service.settings.max_vector_elements
     settings = settings.model_copy(update={"pooling": "none"})
-    spec = resolve_vector_settings(served_model.embedder, settings)
-    deadline = deadline or Deadline(service.settings.request_timeout_seconds)
-    # Tokenizing needs memory too, so only as many texts are tokenized as there is room for answers.
-    max_tokens = sum(map(len, texts)) // _MIN_CHARACTERS_PER_TOKEN + 2 * len(texts)
+    spec = resolve_vector_settings(model.embedder, settings)
     deadline.reserve_answer(BYTES_PER_ELEMENT * min(max_tokens * spec.width, limit))
-    calls = service.create_calls(served_model, deadline)
 
-    def compute(sequences: Sequence[list[int]], spec: VectorSpec, _: int | None) -> VectorBatches:
+    def compute(sequences: Sequence[list[int]]) -> list[Floats]:
         num_elements = sum(map(len, sequences)) * spec.width
         check_limit("vector elements", num_elements, limit)
         deadline.shrink_answer(BYTES_PER_ELEMENT * num_elements)
-        compute_batch = partial(_compute_into_outputs, served_model.embedder, spec)
+        compute_batch = partial(_compute_into_outputs, model.embedder, spec)
         outputs = _allocate_outputs([len(ids) for ids in sequences], spec.width)
         payloads = [
             (len(ids), (ids, output)) for ids, output in zip(sequences, outputs, strict=True)
         ]
-        vectors = calls.compute(("embed tokens", settings), compute_batch, payloads)
-        yield list(range(len(payloads))), vectors
+        calls = service.create_calls(model, deadline)
+        return calls.compute(("embed tokens", settings), compute_batch, payloads)
 
-    embedder = served_model.embedder.with_prompt(prompt_name)
-    return embedder.encode_tokens_with_spec(texts, spec, None, compute, truncation_side)
+    return spec, compute
 
 
 def _allocate_outputs(lengths: Sequence[int], width: int) -> list[Floats]:

@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from bertsmith.serve.models import ServedModel, load_served_model
+from bertsmith.serve.parsing import TRUNCATED_HEADER
 from bertsmith.serve.service import Service
 from bertsmith.use.embed import Embedder
 from tests.serve.model_server import SENTENCES, RunningServer, run_server
@@ -74,6 +75,29 @@ def test_openai_client_sends_token_ids(openai_client: Any, embedder: Embedder) -
     assert response.usage.prompt_tokens == len(sequences[0])
 
 
+def test_token_ids_give_the_vectors_of_their_texts(
+    server: RunningServer, embedder: Embedder
+) -> None:
+    """As in text-embeddings-inference, all endpoints of vectors accept the ids of /tokenize."""
+    texts = [SENTENCES[0], LONG_TEXT]
+    ids = [embedder.tokenizer.encode(text) for text in texts]
+    sequences = [[embedder.tokenizer.cls_id, *row, embedder.tokenizer.sep_id] for row in ids]
+    for path, options in (
+        ("/embed", {"truncation_direction": "left"}),
+        ("/embed_all", {"truncation_direction": "left", "include_special_tokens": False}),
+        ("/embed_sparse", {}),
+    ):
+        expected = server.post(path, {"inputs": texts, **options})
+        actual = server.post(path, {"inputs": sequences, **options})
+        assert actual.json() == expected.json()
+        assert actual.headers.get(TRUNCATED_HEADER) == expected.headers.get(TRUNCATED_HEADER)
+        one = server.post(path, {"inputs": sequences[0], **options})
+        assert len(one.json()) == 1
+        response = server.post(path, {"inputs": sequences, "truncate": False})
+        assert response.status_code == 422
+        assert "1 of the texts are longer" in response.json()["error"]["message"]
+
+
 def test_openai_client_gets_one_model(openai_client: Any) -> None:
     """/v1/models/{id} describes a model, and an unknown one is 404."""
     assert openai_client.models.retrieve("mood").id == "mood"
@@ -116,6 +140,9 @@ def test_null_fields_have_their_defaults(server: RunningServer, embedder: Embedd
         ("/v1/embeddings", {"input": [2, True, 3]}, "valid integer"),
         ("/v1/embeddings", {"input": [[]]}, "at least 1 item"),
         ("/embed", {"inputs": "a", "prompt_name": "query"}, "unknown prompt 'query'"),
+        ("/embed", {"inputs": [5, 6]}, "token ids must be those of the model's own"),
+        ("/embed_all", {"inputs": [[2, 9906, 3]]}, "not in the vocabulary; expected 0 to 226"),
+        ("/embed_sparse", {"inputs": [[2, 5, 3], "a"]}, "inputs.1: Input should be a valid list"),
         ("/embed", {"inputs": "a", "parameters": {"a": 1}}, "parameters"),
         ("/embed", {"inputs": "a", "truncation_direction": "up"}, "truncation_direction"),
         ("/fill", {"inputs": None}, "inputs: Input should be a valid string"),

@@ -13,7 +13,10 @@ from bertsmith.serve.answer_memory import MIN_COUNTED_BYTES, AnswerMemory, Answe
 from bertsmith.serve.deadline import Deadline, DeadlineExceededError
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.sending import MIN_PROGRESS_BYTES, ResponseMonitor
+from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.serve.vectors import compute_token_matrices
+from bertsmith.use.vector_settings import VectorSettings
 from tests.serve.model_pause import TIMEOUT, wait_until
 from tests.serve.model_server import (
     SENTENCES,
@@ -188,6 +191,49 @@ def test_large_answers_are_streamed(
         assert streamed.headers["transfer-encoding"] == "chunked"
         assert streamed.json() == buffered.json()
         assert streamed.headers["content-type"] == "application/json"
+
+
+def test_large_sparse_answers_are_counted_and_streamed(
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/embed_sparse reserves memory for its vectors, and sends them in several chunks."""
+    reserved: list[int] = []
+    reserve = AnswerReservation.reserve
+
+    def record(self: AnswerReservation, num_bytes: int, deadline: Deadline) -> None:
+        reserved.append(num_bytes)
+        reserve(self, num_bytes, deadline)
+
+    monkeypatch.setattr(AnswerReservation, "reserve", record)
+    with run_server(models[:1]) as server:
+        buffered = server.post("/embed_sparse", {"inputs": SENTENCES})
+        assert "content-length" in buffered.headers
+        monkeypatch.setattr("bertsmith.serve.sparse._MAX_BUFFERED_ENTRIES", 100)
+        monkeypatch.setattr("bertsmith.serve.execution._CHUNK_BYTES", 100)
+        streamed = server.post("/embed_sparse", {"inputs": SENTENCES})
+    assert streamed.headers["transfer-encoding"] == "chunked"
+    assert streamed.json() == buffered.json()
+    # A token id and a weight per entry.
+    assert reserved == [12 * sum(map(len, buffered.json()))] * 2
+
+
+@pytest.mark.parametrize("texts", [["?!" * 10], ["?!" * 100, "a"], ["the smith"]])
+def test_reserved_memory_is_that_of_a_token_per_character(
+    models: list[ServedModel], texts: list[str]
+) -> None:
+    """Each punctuation mark is a token; a text has at most 61 tokens, of 26 numbers each."""
+    reserved: list[int] = []
+    service = Service(models[:1])
+    deadline = Deadline(
+        TIMEOUT,
+        reserve_answer=lambda num_bytes, _: reserved.append(num_bytes),
+        shrink_answer=reserved.append,
+    )
+    matrices = compute_token_matrices(service, None, texts, VectorSettings(), deadline)
+    service.close()
+    max_tokens = sum(min(len(text) + 2, 61) for text in texts)
+    assert reserved == [4 * 26 * max_tokens, sum(matrix.nbytes for matrix in matrices)]
+    assert (reserved[0] == reserved[1]) == ("?" in texts[0])
 
 
 def test_unread_responses_have_a_memory_limit() -> None:
