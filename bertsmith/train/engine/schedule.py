@@ -1,6 +1,6 @@
 """Length of a run, and the learning rate schedule."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,9 @@ from bertsmith.compatibility import PRETRAINING_SCHEDULE_SETTINGS
 from bertsmith.errors import RunError
 from bertsmith.settings import SettingsTable
 from bertsmith.train.engine.duration import Duration, StepDuration
+
+#: The settings with the length of a run. The user sets at most one of them.
+LENGTH_SETTINGS: Final = ("steps", "epochs", "minutes")
 
 
 class ScheduleSettings(SettingsTable):

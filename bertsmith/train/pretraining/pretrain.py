@@ -273,7 +273,8 @@ def resolve_arguments(
         SettingsError: If the processes have different settings.
     """
     arguments = Overrides(data=data, cuda=torch.cuda.is_available(), **overrides)
-    settings = set_world_size(resolve_run_settings(arguments, store, budget), processes)
+    settings = resolve_run_settings(arguments, store, budget, is_main=processes.is_main)
+    settings = set_world_size(settings, processes)
     check_same_settings(settings, processes)
     return settings
 

@@ -9,32 +9,22 @@ from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import compute_file_sha256
 from bertsmith.model.config import SIZES, get_size_preset
+from bertsmith.runtime.process_rank import read_process_rank
 from bertsmith.settings import (
     get_table,
     load_user_settings,
     merge_settings,
 )
 from bertsmith.train.engine.duration import get_default_interval
-from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.engine.finetuning_overrides import MUTABLE_MODEL_FIELDS
+from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory
+from bertsmith.train.engine.schedule import LENGTH_SETTINGS
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName, RunSettings
 from bertsmith.train.pretraining.start_model import resolve_start_model
+from bertsmith.train.pretraining.unused_settings import check_unused_settings
 
-#: Fields of the model config that determine the shapes of the weights.
-_SHAPE_FIELDS = (
-    "vocab_size",
-    "layers",
-    "width",
-    "heads",
-    "feed_forward",
-    "max_positions",
-    "segments",
-)
-
-#: Fields of the model config that continued pre-training takes from the settings of a run.
-_DROPOUT_FIELDS = ("dropout", "attention_dropout")
-#: The settings of the table schedule with the length of a run; at most one of them is set.
-_LENGTHS = ("steps", "epochs", "minutes")
+_DEFAULT_SIZE = "mini"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,24 +80,24 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     if not is_run:
         overrides = _adopt_recipe_and_start_model(overrides, user_values)
     user_values = _drop_start_model(user_values)
-    if overrides.start_from and overrides.size:
+    if overrides.start_from is not None and overrides.size is not None:
         raise SettingsError("--size and --from are mutually exclusive: the model has its own size")
-    if overrides.start_from:
+    if overrides.start_from is not None:
         start = resolve_start_model(overrides.start_from, overrides.out, store)
         model = start.config
     else:
         start = None
-        model = _override_sizes(
-            _get_size_preset(overrides.size or "mini"), user_values.get("model")
-        )
-    recipe = overrides.recipe or recipes.DEFAULT_RECIPE
+        size = _DEFAULT_SIZE if overrides.size is None else overrides.size
+        model = _override_sizes(_get_size_preset(size), user_values.get("model"))
+    recipe = recipes.DEFAULT_RECIPE if overrides.recipe is None else overrides.recipe
     if recipe not in get_args(RecipeName):
         raise SettingsError(
             f"run.recipe is {recipe!r}; expected one of {', '.join(get_args(RecipeName))}"
         )
     data = get_table(user_values, "data")
-    start_model = model if overrides.start_from else {}
-    nsp = recipes.trains_nsp(recipe, data, start_model)
+    nsp = recipes.trains_nsp(recipe, data, {} if start is None else model)
+    if start is not None:
+        user_values = merge_settings({"data": start.get_objectives(nsp=nsp)}, user_values)
     base = recipes.get_recipe_defaults(recipe, model, user_values, nsp=nsp)
     device = str(get_table(user_values, "run").get("device", "auto"))
     is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
@@ -125,14 +115,18 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     base = merge_settings(base, {"model": {"nsp": nsp}, "data": {"nsp": nsp}})
     source = str(overrides.config) if overrides.config else "the settings"
     settings = _parse_settings(base, file_values, user_values, source)
-    if overrides.start_from:
-        _check_model_shape(settings, model, overrides.start_from)
+    if overrides.start_from is not None:
+        _check_start_config(settings, model, overrides.start_from)
     _check_consistency(settings, store, source)
     return settings
 
 
 def resolve_run_settings(
-    overrides: Overrides, store: Store, budget: Mapping[str, float | None]
+    overrides: Overrides,
+    store: Store,
+    budget: Mapping[str, float | None],
+    *,
+    is_main: bool = True,
 ) -> PretrainSettings:
     """Return the settings of ``resolve_settings``, with steps, epochs or minutes of the run.
 
@@ -141,10 +135,13 @@ def resolve_run_settings(
         store: Token store.
         budget: The values of steps, epochs and minutes; None for a value that is not set. If none
             is set, the settings or the recipe determine the steps, epochs or minutes.
+        is_main: Whether this is the main process of the run, which checks for settings without
+            effect. Only this process needs access to the run directory, and a run that exists is
+            not checked, because earlier versions accepted such settings.
 
     Raises:
         RunError: If more than one value of the budget is set.
-        SettingsError: See ``resolve_settings``.
+        SettingsError: See ``resolve_settings``, or if a setting has no effect.
     """
     user_budget = {name: value for name, value in budget.items() if value is not None}
     if len(user_budget) > 1:
@@ -153,7 +150,7 @@ def resolve_run_settings(
     settings = resolve_settings(overrides, store)
     schedule = settings.schedule
     if user_budget:
-        unset = dict.fromkeys(_LENGTHS, None)
+        unset = dict.fromkeys(LENGTH_SETTINGS, None)
         schedule = schedule.model_copy(update={**unset, **user_budget})
     elif schedule.steps is None and schedule.epochs is None and schedule.minutes is None:
         is_paper = settings.run.recipe == "paper"
@@ -161,13 +158,21 @@ def resolve_run_settings(
         schedule = schedule.model_copy(update=default_budget)
     settings = settings.model_copy(update={"schedule": schedule})
     # model_copy does not validate the user's values.
-    return PretrainSettings.parse(settings.model_dump(), "the settings")
+    settings = PretrainSettings.parse(settings.model_dump(), "the settings")
+    out = overrides.out
+    if is_main and not (out is not None and (out / SETTINGS_FILE).exists()):
+        check_unused_settings(
+            settings, overrides.config, overrides.values, overrides.assignments, user_budget
+        )
+    return settings
 
 
 def check_pretrain_arguments(
     data: Path, out: Path | None, budget: Mapping[str, float | None], overrides: Mapping[str, Any]
 ) -> None:
     """Check the arguments of ``pretrain`` without importing torch; ``pretrain`` checks them again.
+
+    Only process 0 of several needs access to ``out``, so only process 0 checks it.
 
     Args:
         data: Token store.
@@ -178,9 +183,11 @@ def check_pretrain_arguments(
     Raises:
         BertsmithError: If ``pretrain`` would reject these arguments.
     """
-    if out is not None:
+    is_main = read_process_rank().rank == 0
+    if out is not None and is_main:
         check_run_directory(out)
-    resolve_run_settings(Overrides(data=data, out=out, **overrides), Store.open(data), budget)
+    arguments = Overrides(data=data, out=out, **overrides)
+    resolve_run_settings(arguments, Store.open(data), budget, is_main=is_main)
 
 
 def _drop_replaced_length(
@@ -188,8 +195,8 @@ def _drop_replaced_length(
 ) -> dict[str, Any]:
     """Return the settings of a file without the length of its run, if the user sets another one."""
     schedule = get_table(file_values, "schedule")
-    if schedule and not get_table(new_values, "schedule").keys().isdisjoint(_LENGTHS):
-        schedule = {name: value for name, value in schedule.items() if name not in _LENGTHS}
+    if schedule and not get_table(new_values, "schedule").keys().isdisjoint(LENGTH_SETTINGS):
+        schedule = {name: value for name, value in schedule.items() if name not in LENGTH_SETTINGS}
         return {**file_values, "schedule": schedule}
     return dict(file_values)
 
@@ -211,6 +218,11 @@ def _adopt_recipe_and_start_model(overrides: Overrides, settings: Mapping[str, A
             )
         changes: dict[str, Any] = {name: value}
         overrides = replace(overrides, **changes)
+    if overrides.start_from == "":
+        raise SettingsError(
+            "--from is empty, perhaps because a shell variable is not set; give the path or name "
+            "of a model, or leave out --from"
+        )
     return overrides
 
 
@@ -230,9 +242,9 @@ def _adopt_run_settings(
 
     The recipe and the start model become arguments. Values that the other run has computed are
     removed from the settings: the store, the vocabulary size of another store, the config of a
-    start model (except for the dropout rates), default intervals, and the number of steps if epochs
-    are set. If the other run had a time budget and is finished, the time budget is removed, and the
-    new run has the same number of steps.
+    start model (except for the dropout rates), default intervals, the number of processes and their
+    threads, and the number of steps if epochs are set. If the other run had a time budget and is
+    finished, the time budget is removed, and the new run has the same number of steps.
 
     Args:
         overrides: Arguments whose ``config`` is the settings.toml of the other run.
@@ -246,7 +258,7 @@ def _adopt_run_settings(
     schedule = get_table(settings, "schedule")
     model = get_table(settings, "model")
     checkpoint = get_table(settings, "checkpoint")
-    if overrides.size:
+    if overrides.size is not None:
         raise SettingsError(
             f"{overrides.config}: --size has no effect, because these are the settings of a run, "
             "with its model size; leave out --size"
@@ -259,8 +271,13 @@ def _adopt_run_settings(
             f"{overrides.config}: --recipe {overrides.recipe} has no effect, because these are the "
             f"settings of a run with the recipe {recipe!r}; leave out --recipe"
         )
-    overrides = replace(overrides, recipe=recipe, start_from=overrides.start_from or start_from)
+    overrides = replace(
+        overrides, recipe=recipe, start_from=overrides.start_from or start_from or None
+    )
     run.pop("store_path", None)
+    if run.pop("world_size", None) is not None:
+        # A process of torchrun has fewer threads than a single process would have.
+        run.pop("threads", None)
     if run.pop("store_id") != compute_store_id(store):
         model.pop("vocab_size", None)
     # TOML has no None, so a setting that is missing in the file was None, or did not exist yet.
@@ -271,11 +288,13 @@ def _adopt_run_settings(
     new_data = get_table(_load_new_values(overrides), "data")
     _drop_replaced_data_settings(data, model, new_data)
     optim.setdefault("optimizer", "adamw")
-    if overrides.start_from:
-        # The start model has its own config. Its attention is trained, and needs no bias.
+    if overrides.start_from is not None:
+        # The start model has its own config and objective. Its attention is trained, and needs no
+        # bias.
         if not start_from:
+            data.pop("objective", None)
             schedule.pop("neighbor_bias_steps", None)
-        model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}
+        model = {name: value for name, value in model.items() if name in MUTABLE_MODEL_FIELDS}
     steps = schedule.get("steps")
     _drop_default_intervals(run, checkpoint, steps)
     num_sequences = run.get("max_eval_sequences")
@@ -345,13 +364,15 @@ def _parse_settings(
         raise
 
 
-def _check_model_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str) -> None:
-    """Raise SettingsError if the settings change the shape of the start model at ``path``."""
-    for name in _SHAPE_FIELDS:
-        value = getattr(settings.model, name)
-        if value != model[name]:
+def _check_start_config(settings: PretrainSettings, model: Mapping[str, Any], path: str) -> None:
+    """Raise SettingsError if the settings change the network of the start model at ``path``.
+
+    Only the dropout rates and the next-sentence head can change.
+    """
+    for name, value in settings.model.model_dump().items():
+        if name not in (*MUTABLE_MODEL_FIELDS, "nsp") and value != model[name]:
             raise SettingsError(
-                f"model.{name} is {value}, but the model at {path} has {model[name]}; leave it "
+                f"model.{name} is {value!r}, but the model at {path} has {model[name]!r}; leave it "
                 "out, or start from scratch without --from"
             )
 
