@@ -1,6 +1,7 @@
 """Writes the latest checkpoint of a training run of any kind as a model directory."""
 
 from pathlib import Path
+from typing import Any
 
 from bertsmith import bundle
 from bertsmith.bundle.metadata import read_metadata
@@ -10,7 +11,7 @@ from bertsmith.train.distillation.distill import load_distillation
 from bertsmith.train.distillation.settings import DistillRunSettings
 from bertsmith.train.embedding.settings import EmbeddingRunSettings
 from bertsmith.train.embedding.start_model import load_start_model, save_embedder
-from bertsmith.train.engine import checkpoint
+from bertsmith.train.engine import checkpoint, metrics_log
 from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.settings import FinetuneSettings
@@ -58,7 +59,7 @@ def _write_embedding_snapshot(run: Path, step: int, out: Path) -> None:
     start = Path(settings.run.start_from)
     embedder = load_start_model(start, settings.embedding, dropout)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], embedder.model)
-    info = {"task": "embed", "provenance": dump_settings(settings), "step": step}
+    info = {"task": "embed", "provenance": dump_settings(settings), **_get_progress(run, step)}
     save_embedder(out, embedder, info)
 
 
@@ -68,7 +69,8 @@ def _write_distilled_snapshot(run: Path, step: int, out: Path) -> None:
     settings = DistillRunSettings.parse(read_stored_settings(path), str(path))
     distillation = load_distillation(settings, reads_data=False)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], distillation.model)
-    distillation.save(out, {"provenance": dump_settings(settings), "step": step})
+    info = {"provenance": dump_settings(settings), **_get_progress(run, step)}
+    distillation.save(out, info)
 
 
 def _write_reranking_snapshot(run: Path, step: int, out: Path) -> None:
@@ -77,7 +79,7 @@ def _write_reranking_snapshot(run: Path, step: int, out: Path) -> None:
     settings = RerankingRunSettings.parse(read_stored_settings(path), str(path))
     reranker = bundle.load_for_fine_tuning(settings.run.start_from, HEAD)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], reranker.model)
-    save_reranker(out, reranker, settings, {"step": step})
+    save_reranker(out, reranker, settings, _get_progress(run, step))
 
 
 def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:
@@ -90,5 +92,21 @@ def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:
     model = head.build_model(settings.model, settings.features)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], model)
     _, _, tokenizer = read_metadata(bundle.locate_model(settings.run.start_from))
-    info = {"task": task.name, "provenance": dump_settings(settings), "step": step}
+    info = {"task": task.name, "provenance": dump_settings(settings), **_get_progress(run, step)}
     bundle.save_fine_tuned(out, model, tokenizer, head, info)
+
+
+def _get_progress(run: Path, step: int) -> dict[str, Any]:
+    """Return the step, and the held-out metrics of the last evaluation up to it, if there is one.
+
+    The metrics of question answering include the threshold of the score of no answer.
+    """
+    evaluated_steps = [
+        line["step"]
+        for line in metrics_log.read_metrics(run)
+        if line["kind"] == "heldout" and line["step"] <= step
+    ]
+    if not evaluated_steps:
+        return {"step": step}
+    metrics = metrics_log.read_heldout_metrics(run, max(evaluated_steps))
+    return {"step": step, "heldout_metrics": metrics}

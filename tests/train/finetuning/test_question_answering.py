@@ -9,8 +9,10 @@ import pytest
 
 from bertsmith.bundle import load_fine_tuned
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.tasks.families import get_task_settings
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.train.latest_snapshot import write_latest_snapshot
 from bertsmith.use.answer import answer
 from bertsmith.use.evaluate import evaluate
 from tests.train.conftest import WORDS, RecordingProgress
@@ -111,6 +113,24 @@ def test_null_threshold_can_be_set(start_model: Path, tmp_path: Path) -> None:
     assert result.metrics["null_threshold"] == -99.0
     answers = answer(load_fine_tuned(result.model), [("la", "le li lo")])
     assert {prediction.text for prediction in answers} == {""}
+
+
+def test_snapshot_of_a_run_predicts_no_answer(start_model: Path, tmp_path: Path) -> None:
+    """A model from a checkpoint has the threshold of the last evaluation up to its step."""
+    run = tmp_path / "run"
+    data = write_questions(tmp_path / "train.jsonl", 40, 0.9)
+    values = {"schedule": {"steps": 2}, "run": {"threads": 1}, "task": {"max_seqlen": 24}}
+    result = finetune("answer", start_model, run, data=data, values=values)
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 3, "kind": "heldout", "null_threshold": 99.0}\n')
+    step, _ = write_latest_snapshot(run, tmp_path / "snapshot")
+    assert step == 2
+    model = load_fine_tuned(tmp_path / "snapshot")
+    assert model.info["heldout_metrics"] == result.metrics
+    assert get_task_settings(model).null_threshold == result.metrics["null_threshold"]
+    (run / "metrics.jsonl").unlink()
+    write_latest_snapshot(run, tmp_path / "without-metrics")
+    assert "heldout_metrics" not in load_fine_tuned(tmp_path / "without-metrics").info
 
 
 def test_answers_without_a_token_are_not_trained_on(start_model: Path, tmp_path: Path) -> None:
