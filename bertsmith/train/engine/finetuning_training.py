@@ -169,8 +169,12 @@ def train_and_save(
     optimizer = build_optimizer(model, values.optim, machine.dtype)
     outcome = loop.train(objective, model, optimizer, machine, options, run, progress)
 
+    metrics = processes.run_on_main(lambda: _load_selected_weights(run, outcome, values.run, model))
+    if not metrics and outcome.signal is None:
+        # The user has removed the metrics log, which an error message suggests if it is damaged.
+        metrics = _evaluate_model(model, objective, processes)
+
     def finish() -> FinetuneResult:
-        metrics = _load_selected_weights(run, outcome, values.run, model)
         steps = values.schedule.total_steps()
         result = create_result(run, outcome, steps, metric_names, metrics, counts)
         if outcome.signal is not None:
@@ -250,7 +254,8 @@ def _load_selected_weights(
 ) -> dict[str, float]:
     """Load the weights that the settings select, and return their held-out metrics.
 
-    The weights of a run that was stopped by a signal are not changed.
+    The metrics are empty if they are missing in the metrics log. The weights of a run that was
+    stopped by a signal are not changed.
     """
     best_step = outcome.state.best_step
     use_best = options.model_selection == "best" or options.patience is not None
@@ -258,3 +263,12 @@ def _load_selected_weights(
         checkpoint.load_best(run, best_step, model)
         return metrics_log.read_heldout_metrics(run, best_step)
     return metrics_log.read_heldout_metrics(run)
+
+
+def _evaluate_model(
+    model: nn.Module, objective: EpochObjective, processes: ProcessGroup
+) -> dict[str, float]:
+    """Return the held-out metrics of the main process's weights, computed in all processes."""
+    processes.broadcast_tensors(list(model.state_dict().values()))
+    model.eval()
+    return processes.broadcast(objective.evaluate())

@@ -110,7 +110,8 @@ def _drop_computed_values(
 
     These are the path and config of the start model (except for the dropout rates), the hash of the
     data files, the number of steps if epochs are set, and task settings with their default value.
-    The training file and its labels are also removed if ``data`` is another file.
+    The training file, its labels and the validation files are also removed if ``data`` is another
+    file or folder.
 
     Raises:
         SettingsError: If the other run has another task.
@@ -124,15 +125,17 @@ def _drop_computed_values(
             "give the settings of a run on the same task"
         )
     del task_table["fingerprint"]
+    same_data = [Path(task_table.get("train_file", ""))]
     if task in PUBLIC_TASKS:
         folder = Path(task_table.pop("train_file", "")).parent
+        same_data.append(folder)
         dev_files = PUBLIC_TASKS[task].dev_files.items()
         validation_files = {dev: str(folder / file) for dev, file in dev_files}
         defaults = {**PUBLIC_TASKS[task].fixed_settings, "validation_files": validation_files}
     else:
         defaults = FAMILY_DEFAULTS.get(task, {})
-    if data is not None and task_table.get("train_file") != str(data.resolve()):
-        for key in ("train_file", "labels"):
+    if data is not None and data.resolve() not in same_data:
+        for key in ("train_file", "labels", "validation_files"):
             task_table.pop(key, None)
     for key, field in TaskSettings.model_fields.items():
         default = defaults.get(key, field.get_default(call_default_factory=True))

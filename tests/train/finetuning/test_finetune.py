@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -214,6 +215,27 @@ def test_early_stopping_keeps_the_best_weights(start_model: Path, tmp_path: Path
     assert (run / "model" / bundle.WEIGHTS_FILE).read_bytes() == weights
 
 
+def test_best_weights_are_evaluated_again_without_their_metrics(
+    start_model: Path, tmp_path: Path
+) -> None:
+    """A run whose metrics log was removed finishes with the same metrics and weights."""
+    data = write_table(tmp_path / "train.jsonl", "single", 40)
+    run = tmp_path / "run"
+    changes: dict[str, Any] = {
+        "optim": {"lr": 1e-12},
+        "schedule": {"epochs": 2.0},
+        "run": {"threads": 1, "model_selection": "best"},
+    }
+    result = finetune_table(start_model, run, data, "single", **changes)
+    weights = (run / "model" / bundle.WEIGHTS_FILE).read_bytes()
+    shutil.rmtree(run / "model")
+    for name in (RESULT_FILE, "metrics.jsonl"):
+        (run / name).unlink()
+    repeated = finetune_table(start_model, run, data, "single", **changes)
+    assert repeated.metrics == pytest.approx(result.metrics)
+    assert (run / "model" / bundle.WEIGHTS_FILE).read_bytes() == weights
+
+
 def test_evaluation_only_at_the_end(start_model: Path, tmp_path: Path) -> None:
     """With eval_strategy "end", the run evaluates once, with the same final metrics.
 
@@ -318,6 +340,37 @@ def test_settings_of_a_run_are_a_settings_file(start_model: Path, tmp_path: Path
     config.write_text('[run]\nstore_id = "1a2b"\n')
     with pytest.raises(SettingsError, match="settings of a pre-training run"):
         finetune("classify", start_model, tmp_path / "third", data=data, config=config)
+
+
+@pytest.mark.parametrize("task", ["classify", "sst-2"])
+def test_validation_file_belongs_to_the_training_data(tmp_path: Path, task: str) -> None:
+    """With other training data, the validation files of the run in ``config`` are not used."""
+    is_public = task == "sst-2"
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+        for name in ("train.tsv", "dev.tsv", "own.tsv"):
+            (folder / name).touch()
+    first, second = (folder if is_public else folder / "train.tsv" for folder in folders)
+    own_file = {"dev": str(folders[0] / "own.tsv")}
+    stored_task = {
+        "name": task, "fingerprint": "0", "train_file": str(folders[0] / "train.tsv"),
+        "validation_files": own_file, "batch_size": 7,
+    }  # fmt: skip
+    config = tmp_path / "settings.toml"
+    config.write_text(tomli_w.dumps({"task": stored_task}))
+
+    def read_task_overrides(data: Path, values: dict[str, Any] | None = None) -> dict[str, Any]:
+        overrides: dict[str, Any] = read_overrides(task, data, config, values, [])["task"]
+        return overrides
+
+    assert read_task_overrides(first)["validation_files"] == own_file
+    overrides = read_task_overrides(second)
+    assert "validation_files" not in overrides
+    assert overrides["batch_size"] == 7
+    new_file = {"new": str(folders[1] / "own.tsv")}
+    overrides = read_task_overrides(second, {"task": {"validation_files": new_file}})
+    assert overrides["validation_files"] == new_file
 
 
 @pytest.mark.parametrize(
