@@ -274,6 +274,31 @@ def test_errors_are_shown_in_the_page(desktop_page: Any) -> None:
 
 
 @needs_browser
+def test_similarities_of_many_texts_are_limited(browser: Any, page_url: str) -> None:
+    """The page shows the first 100 of 400 texts."""
+    page = open_page(browser, page_url)
+    texts = "\n".join(f"{number} {SENTENCES[number % 5]}" for number in range(400))
+    result = submit_form(open_tab(page, "Similarity"), "Compare", {"Texts": texts})
+    assert "The page shows the first 100 of 400 texts." in result.inner_text()
+    assert result.locator("tbody tr").count() == 100
+    assert result.locator("tbody td").count() == 100**2
+    assert result.locator(".map circle").count() == 100
+    page.context.close()
+
+
+@needs_browser
+def test_result_that_cannot_be_shown_has_a_notice(browser: Any, page_url: str) -> None:
+    """An exception in the page is an error message, not an unreachable server."""
+    page = open_page(browser, page_url)
+    panel = open_tab(page, "Similarity")
+    page.route("**/similarity", lambda route: route.fulfill(body="null"))
+    result = submit_form(panel, "Compare", {"Texts": "iron\nwater"})
+    assert "The page cannot show the result: " in result.get_by_role("alert").inner_text()
+    assert not page.locator("#banner").is_visible()
+    page.context.close()
+
+
+@needs_browser
 def test_page_fits_a_phone(browser: Any, page_url: str) -> None:
     """At a width of 375 pixels, no tab scrolls horizontally, and controls have 44 pixels."""
     phone = open_page(browser, page_url, 375, 740, has_touch=True, is_mobile=True)

@@ -1,5 +1,5 @@
 // The panel of a tab: a form, and the result of its request.
-import { endpointUrl, getKey, request } from "./api.js";
+import { endpointUrl, getKey, request, UnreachableError } from "./api.js";
 import { copy, toCurl, toPython } from "./commands.js";
 import { h, notice, shorten } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
@@ -174,8 +174,9 @@ export class Panel {
       this.#showResult(value, { body, model, values, milliseconds, unknownShare });
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.#hasFailed = !("status" in error);
-      if (!this.#hasFailed) this.result.replaceChildren(notice(error.message, "error"));
+      this.#hasFailed = error instanceof UnreachableError;
+      const message = "status" in error ? error.message : `The page cannot show the result: ${error.message}`;
+      if (!this.#hasFailed) this.result.replaceChildren(notice(message, "error"));
       this.#onError(error);
     }
     // A newer request has its own controller, and this one is then aborted.

@@ -1,10 +1,12 @@
 // The similarity of several texts, or of a word's occurrences: a matrix and a map.
-import { h, lines, plural, section, shorten, svg } from "./dom.js";
+import { h, lines, notice, plural, section, shorten, svg } from "./dom.js";
 import { project } from "./projection.js";
 
 const WIDTH = 360;
 const HEIGHT = 250;
 const MARGIN = 22;
+// Beyond this number of texts, the browser would freeze while it computes the map.
+const MAX_TEXTS = 100;
 
 // Angles at which a number may be placed around its dot, and its distance from the dot.
 const ANGLES = [0, 4, 2, 6, 1, 3, 5, 7].map((step) => (step * Math.PI) / 4);
@@ -62,15 +64,20 @@ export function renderMatrix(matrix, getHeat, label) {
 }
 
 export function renderSimilarity(similarities, { values }) {
-  const texts = lines(values.texts);
-  const others = similarities.flatMap((row, i) => row.filter((_, j) => i !== j));
-  const [lowest, highest] = [Math.min(...others, 1), Math.max(...others, -1)];
+  const texts = lines(values.texts).slice(0, MAX_TEXTS);
+  const shown = similarities.slice(0, MAX_TEXTS).map((row) => row.slice(0, MAX_TEXTS));
+  const others = shown.flatMap((row, i) => row.filter((_, j) => i !== j));
+  // A call of Math.min has a maximum number of arguments.
+  const lowest = others.reduce((minimum, value) => Math.min(minimum, value), 1);
+  const highest = others.reduce((maximum, value) => Math.max(maximum, value), -1);
   const getHeat = (value) => (highest > lowest ? Math.min(Math.max((value - lowest) / (highest - lowest), 0), 1) : 1);
-  const { points, share } = project(similarities);
+  const { points, share } = project(shown);
   const items = texts.map((text, hue) => ({ title: text, hue }));
+  const isLimited = similarities.length > MAX_TEXTS;
   return [
+    isLimited ? notice(`The page shows the first ${MAX_TEXTS} of ${plural(similarities.length, "text")}.`) : null,
     section("Cosine similarities", h("div", { class: "beside" },
-      h("div", {}, renderMatrix(similarities, getHeat, "Cosine similarities"),
+      h("div", {}, renderMatrix(shown, getHeat, "Cosine similarities"),
         h("ol", { class: "places" }, ...texts.map((text) => h("li", {}, shorten(text, 90))))),
       renderMap(points, items, `Similar texts are close: ${Math.round(100 * share)} % of the variance`))),
   ];
