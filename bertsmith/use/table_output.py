@@ -320,20 +320,29 @@ def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
 class ParquetRowWriter:
     """Writes a Parquet file whose column types may only be known after the last row.
 
-    Each call of ``append`` writes a part file, and ``finish`` merges the parts.
+    Each call of ``append`` writes a part file, and ``finish`` merges the parts. A conflict between
+    types is an error in ``append``, so that the following rows are not predicted in vain.
     """
 
     def __init__(self, path: Path, layout: TableLayout) -> None:
         self._path = path
         self._layout = layout
         self._num_parts = 0
+        #: Column types that fit all parts.
+        self._schema: Any = None
         self._arrow = import_pyarrow()
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir()
 
     def append(self, rows: Sequence[Cells]) -> None:
-        """Write rows to a new part file."""
+        """Write rows to a new part file.
+
+        Raises:
+            InputError: The values of a column have no common type with those of earlier rows.
+        """
         table = to_arrow_table(rows, self._layout)
+        earlier_schemas = [] if self._schema is None else [self._schema]
+        self._schema = _unify_schemas([*earlier_schemas, table.schema])
         self._arrow.parquet.write_table(table, self._get_part_path(self._num_parts))
         self._num_parts += 1
 
@@ -359,14 +368,7 @@ def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
         InputError: The values of a column have no common type.
     """
     pa = import_pyarrow()
-    schemas = [pa.parquet.read_schema(part) for part in parts]
-    try:
-        schema = pa.unify_schemas(schemas, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InputError(
-            f"{path}: the values of a Parquet column must have one type: {error}; write .jsonl "
-            "instead"
-        ) from None
+    schema = _unify_schemas([pa.parquet.read_schema(part) for part in parts])
     with pa.parquet.ParquetWriter(path, schema) as writer:
         for part in parts:
             table = pa.parquet.read_table(part)
@@ -377,6 +379,21 @@ def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
                 else:
                     columns.append(pa.nulls(len(table), schema.field(name).type))
             writer.write_table(pa.table(columns, names=schema.names).cast(schema))
+
+
+def _unify_schemas(schemas: Sequence[Any]) -> Any:
+    """Return an Arrow schema with column types that fit all schemas.
+
+    Raises:
+        InputError: The types of a column have no common type.
+    """
+    pa = import_pyarrow()
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InputError(
+            f"the values of a Parquet column must have one type: {error}; write .jsonl instead"
+        ) from None
 
 
 def choose_column_names(

@@ -20,6 +20,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import predict_table as predict_table_module
 from bertsmith.use.predict import predict
 from bertsmith.use.predict_table import predict_lines_to_table, predict_table
+from bertsmith.use.table_output import TableLayout, open_row_writer
 from tests.use.conftest import SENTENCES
 from tests.use.test_predict import save_task_model
 
@@ -278,6 +279,20 @@ def test_values_that_a_format_cannot_hold_are_errors(
         predict_table(korean_bundle, source, tmp_path / "o.csv")
     assert not list(tmp_path.glob("o*"))
     assert not list(tmp_path.glob(".o*"))
+
+
+def test_conflicting_types_are_an_error_at_once(tmp_path: Path) -> None:
+    """Parquet columns may become wider; a type that does not fit is an error before the end."""
+    out = tmp_path / "out.parquet"
+    layout = TableLayout("parquet", ["x"])
+    with open_row_writer(out, layout) as writer:
+        for value in (None, 1, 1.5):
+            writer.append([{"x": value}])
+    assert pq.read_table(out).to_pylist() == [{"x": None}, {"x": 1.0}, {"x": 1.5}]
+    with open_row_writer(tmp_path / "b.parquet", layout) as writer:
+        writer.append([{"x": 1}])
+        with pytest.raises(InputError, match=r"must have one type: .*write \.jsonl instead"):
+            writer.append([{"x": "a"}])
 
 
 def test_stream_is_written_to_a_function(bundle: FineTunedBundle) -> None:

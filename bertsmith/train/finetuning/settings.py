@@ -125,16 +125,16 @@ def _drop_computed_values(
             "give the settings of a run on the same task"
         )
     del task_table["fingerprint"]
-    same_data = [Path(task_table.get("train_file", ""))]
+    recorded_paths = [Path(task_table.get("train_file", ""))]
     if task in PUBLIC_TASKS:
         folder = Path(task_table.pop("train_file", "")).parent
-        same_data.append(folder)
+        recorded_paths.append(folder)
         dev_files = PUBLIC_TASKS[task].dev_files.items()
         validation_files = {dev: str(folder / file) for dev, file in dev_files}
         defaults = {**PUBLIC_TASKS[task].fixed_settings, "validation_files": validation_files}
     else:
         defaults = FAMILY_DEFAULTS.get(task, {})
-    if data is not None and data.resolve() not in same_data:
+    if data is not None and data.resolve() not in recorded_paths:
         for key in ("train_file", "labels", "validation_files"):
             task_table.pop(key, None)
     for key, field in TaskSettings.model_fields.items():
