@@ -120,7 +120,7 @@ def test_lists_of_layers_and_weights_are_limited(
 
 def test_list_length_is_checked_before_the_items() -> None:
     """A list that is too long gives RequestTooLargeError, even if its items are invalid."""
-    body = b'{"inputs": [' + b"0," * 20 + b"0]}"
+    body = b'{"inputs": [' + b"null," * 20 + b"null]}"
     with pytest.raises(RequestTooLargeError, match="the limit is 20 texts per request, got 21"):
         parse_body(body, schemas.EmbedBody, ServeSettings(max_texts=20))
     with pytest.raises(InputError, match=r"^inputs\.0: Input should be a valid string$"):
