@@ -9,6 +9,9 @@ from bertsmith.bundle.config import CONFIG_FILE, get_architectures, is_fine_tune
 from bertsmith.bundle.directory import locate_model
 from bertsmith.bundle.fine_tuned import FineTunedBundle, load_fine_tuned, save_fine_tuned
 from bertsmith.bundle.pretrained import PretrainedBundle, load, save
+from bertsmith.bundle.tensor_files import list_tensors
+from bertsmith.bundle.weight_names import normalize_names
+from bertsmith.model.config import ModelConfig
 from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 
 
@@ -56,7 +59,7 @@ def save_model(
             bundle.head,
             bundle.info,
             dtype,
-            max_seqlen=_read_max_seqlen(bundle),
+            max_seqlen=read_max_seqlen(bundle.path, bundle.config),
             config_extras=_read_cross_encoder_config(bundle.path),
         )
     else:
@@ -65,11 +68,11 @@ def save_model(
         save(directory, bundle.model, bundle.tokenizer, bundle.info, dtype)
 
 
-def _read_max_seqlen(bundle: FineTunedBundle) -> int | None:
+def read_max_seqlen(directory: Path, config: ModelConfig) -> int | None:
     """Return the number of tokens to which other libraries truncate inputs, if it is stored."""
-    path = bundle.path / TOKENIZER_CONFIG_FILE
+    path = directory / TOKENIZER_CONFIG_FILE
     max_seqlen = read_json(path).get("model_max_length") if path.is_file() else None
-    is_valid = type(max_seqlen) is int and 1 < max_seqlen <= bundle.config.max_positions
+    is_valid = type(max_seqlen) is int and 1 < max_seqlen <= config.max_positions
     return max_seqlen if is_valid else None
 
 
@@ -86,6 +89,11 @@ def _read_cross_encoder_config(directory: Path) -> dict[str, Any]:
 
 
 def is_bare_encoder(directory: Path) -> bool:
-    """Return whether config.json of a model directory contains no class with a head."""
-    hf_config = read_json(directory / CONFIG_FILE)
-    return not any("For" in name for name in get_architectures(hf_config))
+    """Return whether the class in config.json of a model directory has no head.
+
+    If there is no class, the stored weights determine whether the model has a pre-training head.
+    """
+    class_names = get_architectures(read_json(directory / CONFIG_FILE))
+    if class_names:
+        return not any("For" in name for name in class_names)
+    return not any(name.startswith("cls.") for name in normalize_names(list_tensors(directory)))

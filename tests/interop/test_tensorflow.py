@@ -1,5 +1,6 @@
 """Import and export of the original BERT release in all checkpoint formats."""
 
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig
 from transformers import BertForPreTraining as HFBertForPreTraining
 
@@ -395,6 +397,25 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
         bundle.save(directory, BertForPreTraining(make_prime_size_config()), Tokenizer(spec), {})
         assert len(write_tensorflow(directory, directory / "release")) == notes
         assert read_pretrained(directory / "release").tokenizer.spec == spec
+
+
+def test_stored_weights_determine_the_exported_heads(tmp_path: Path) -> None:
+    """A class in config.json is not needed; unused weights are reported, a missing head too."""
+    model = save_random_model(tmp_path / "model")
+    config_file = tmp_path / "model" / "config.json"
+    config = json.loads(config_file.read_text())
+    del config["architectures"]
+    config_file.write_text(json.dumps(config))
+    weights_file = tmp_path / "model" / "model.safetensors"
+    state = load_file(weights_file)
+    save_file(state | {"extra.weight": torch.zeros(2)}, weights_file)
+    note, *_ = write_tensorflow(tmp_path / "model", tmp_path / "release")
+    assert note.endswith("model: unused weights: extra.weight")
+    assert_same_weights(read_pretrained(tmp_path / "release").model, model.state_dict())
+    encoder = {name: tensor for name, tensor in state.items() if not name.startswith("cls.")}
+    save_file(encoder, weights_file)
+    with pytest.raises(ModelError, match="this model has no masked-LM head"):
+        write_tensorflow(tmp_path / "model", tmp_path / "headless")
 
 
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:

@@ -5,16 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import CONFIG_FILE as HF_CONFIG_FILE
 from bertsmith.bundle import (
     INFO_FILE,
     FineTunedBundle,
     PretrainedBundle,
-    load,
-    load_fine_tuned,
+    load_model,
     locate_model,
 )
-from bertsmith.bundle.config import read_json
 from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, check_new_directory, write_json
@@ -54,11 +51,7 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
     directory = locate_model(model)
     out = Path(out)
     check_new_directory(out)
-    architectures = read_json(directory / HF_CONFIG_FILE).get("architectures") or []
-    is_pretrained = any(
-        str(name).endswith(("ForPreTraining", "ForMaskedLM")) for name in architectures
-    )
-    bundle = load(directory) if is_pretrained else load_fine_tuned(directory)
+    bundle = load_model(directory)
     info = {**bundle.info, "positions": bundle.config.positions}
     if isinstance(bundle, FineTunedBundle):
         if bundle.head.kind not in ("single", "span"):
@@ -69,7 +62,7 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
         info["labels"] = list(bundle.head.labels)
     else:
         bundle.require_head("mlm.")
-    notes = _compare_tokenizers(bundle.tokenizer)
+    notes = bundle.notes() + _compare_tokenizers(bundle.tokenizer)
     config = to_original_config(bundle.config)
     with atomic_directory(out) as folder:
         write_checkpoint(folder / CHECKPOINT_PREFIX, _iter_weights(bundle))
