@@ -124,7 +124,8 @@ def export(
     tensorflow: the format of the original release. Its GELU is the tanh approximation, so the
     model must be trained with --recipe paper or --set model.activation=gelu_tanh.
 
-    onnx: for onnxruntime, with any batch size and sequence length.
+    onnx: for onnxruntime, with any batch size and sequence length. For an embedding model, the
+    modules after the encoder are written as for sentence-transformers.
 
     openvino: a directory for `bertsmith embed`, which is fast on the CPU. It has the layout of
     sentence-transformers for backend="openvino". Without --calibration, OpenVINO computes in

@@ -13,16 +13,21 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 import bertsmith
 from bertsmith import bundle
 from bertsmith.bundle import HeadConfig, load, load_encoder, load_fine_tuned, save, save_fine_tuned
+from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.errors import MissingExtraError, ModelError
 from bertsmith.interop.onnx import write_onnx, writing
+from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.packed import PackedBatch
+from bertsmith.use.embed import embed
 from tests.model.examples import (
     MAX_POSITIONS,
     VOCAB_SIZE,
@@ -212,6 +217,94 @@ def test_untrained_heads_of_an_imported_encoder_are_not_exported(tmp_path: Path)
         ("nsp.",): ["logits"],
         ("mlm.",): ["seq_relationship_logits"],
     }
+
+
+def test_stored_weights_determine_the_exported_heads(tmp_path: Path) -> None:
+    """Without a class in config.json, stored heads are exported; unused weights are reported."""
+    save_pretrained(tmp_path / "m", make_prime_size_config())
+    change_json(tmp_path / "m" / "config.json", architectures=None)
+    weights_file = tmp_path / "m" / "model.safetensors"
+    save_file(load_file(weights_file) | {"extra.weight": torch.zeros(2)}, weights_file)
+    assert not is_bare_encoder(tmp_path / "m")
+    (note,) = write_onnx(tmp_path / "m", tmp_path / "o")
+    assert note.endswith("m: unused weights: extra.weight")
+    assert _list_outputs(tmp_path / "o") == ["logits", "seq_relationship_logits"]
+
+
+def test_stored_maximum_length_is_exported(tmp_path: Path) -> None:
+    """The graph and its tokenizer have the length to which the model truncates inputs."""
+    save_pretrained(tmp_path / "m", make_prime_size_config())
+    change_json(tmp_path / "m" / "tokenizer_config.json", model_max_length=9)
+    write_onnx(tmp_path / "m", tmp_path / "o")
+    assert read_graph_metadata(tmp_path / "o")["max_length"] == "9"
+    assert AutoTokenizer.from_pretrained(tmp_path / "o").model_max_length == 9
+
+
+@torch.no_grad()
+def test_modules_of_an_embedding_model_are_exported(tmp_path: Path) -> None:
+    """The graph, and the modules that sentence-transformers reads, give the model's vectors."""
+    config = make_prime_size_config(activation="gelu")
+    save_pretrained(tmp_path / "m", config)
+    torch.manual_seed(3)
+    SentenceTransformer(
+        modules=[
+            modules.Transformer(str(tmp_path / "m"), max_seq_length=7),
+            modules.Pooling(WIDTH, pooling_mode=("mean", "cls")),
+            modules.Dense(2 * WIDTH, 11),
+            modules.Normalize(),
+        ],
+        prompts={"query": "word3 "},
+        default_prompt_name="query",
+        device="cpu",
+    ).save(str(tmp_path / "embedder"))
+    (note,) = write_onnx(tmp_path / "embedder", tmp_path / "o")
+    assert "backend='onnx'" in note
+    assert read_graph_metadata(tmp_path / "o")["max_length"] == "7"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "o")
+    assert tokenizer.model_max_length == 7
+    exported = read_pooling(tmp_path / "o")
+    assert exported is not None
+    assert (exported.max_seq_length, exported.prompt) == (7, "word3 ")
+    texts = ["word4", " ".join(f"word{number}" for number in range(5, 15))]
+    inputs = tokenizer(
+        [exported.prompt + text for text in texts],
+        padding=True, truncation=True, return_tensors="pt",
+    )  # fmt: skip
+    feed = {name: value.numpy() for name, value in inputs.items()}
+    hidden = run_graph(tmp_path / "o" / "model.onnx", feed)["last_hidden_state"]
+    features = {"token_embeddings": torch.from_numpy(hidden), **inputs}
+    features = modules.Pooling.load(str(tmp_path / "o" / "1_Pooling"))(features)
+    features = modules.Dense.load(str(tmp_path / "o" / "2_Dense"))(features)
+    vectors = modules.Normalize()(features)["sentence_embedding"].numpy()
+    np.testing.assert_allclose(vectors, embed(tmp_path / "embedder", texts), rtol=0, atol=1e-5)
+
+
+def test_pooling_of_a_sparse_model_is_left_to_the_user(tmp_path: Path) -> None:
+    """A sparse model (SPLADE) is exported with a note and with its maximum length."""
+    save_pretrained(tmp_path / "m", make_prime_size_config(nsp=False))
+    entries = [
+        {"path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"},
+    ]
+    (tmp_path / "m" / "modules.json").write_text(json.dumps(entries))
+    (tmp_path / "m" / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
+    (tmp_path / "m" / "1_Pooling").mkdir()
+    (tmp_path / "m" / "1_Pooling" / "config.json").write_text("{}")
+    (note,) = write_onnx(tmp_path / "m", tmp_path / "o")
+    assert "compute the sparse vectors (SPLADE)" in note
+    assert _list_outputs(tmp_path / "o") == ["logits"]
+    assert read_graph_metadata(tmp_path / "o")["max_length"] == "7"
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    """Change values of a JSON object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def read_graph_metadata(directory: Path) -> dict[str, str]:
+    """Return the metadata of an exported model."""
+    entries = onnx.load(directory / "model.onnx").metadata_props
+    return {entry.key: entry.value for entry in entries}
 
 
 def _list_outputs(directory: Path) -> list[str]:

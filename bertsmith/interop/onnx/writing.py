@@ -1,4 +1,4 @@
-"""Export of a model as an ONNX file, with its config and tokenizer.
+"""Export of a model as an ONNX file, with its config, its tokenizer and the modules after it.
 
 This module needs the optional package ``onnx``, and ``onnxruntime`` for int8.
 """
@@ -6,7 +6,7 @@ This module needs the optional package ``onnx``, and ``onnxruntime`` for int8.
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bertsmith.bundle import (
     CONFIG_FILE,
@@ -17,12 +17,21 @@ from bertsmith.bundle import (
     load_model,
     locate_model,
 )
-from bertsmith.bundle.any_model import is_bare_encoder
+from bertsmith.bundle.any_model import is_bare_encoder, read_max_seqlen
+from bertsmith.bundle.pretrained import describe_unused_rows
+from bertsmith.bundle.weights import describe_names
 from bertsmith.errors import MissingExtraError
 from bertsmith.files import atomic_directory, check_new_directory
 from bertsmith.interop.onnx.graph import Graph, ValueInfo
 from bertsmith.interop.onnx.heads import AnyBundle, build_graph
 from bertsmith.interop.onnx.smoothquant import apply_smoothquant
+from bertsmith.interop.sentence_transformers import PoolingConfig, read_pooling
+from bertsmith.interop.sentence_transformers.splade import read_splade
+from bertsmith.interop.sentence_transformers.writing import (
+    check_is_expressible,
+    get_max_seqlen,
+    write_metadata,
+)
 from bertsmith.version import __version__
 
 #: File names that Hugging Face Optimum expects.
@@ -34,12 +43,22 @@ OPSET, IR_VERSION = 26, 13
 #: protobuf files must be smaller than 2 GiB.
 _MAX_FILE_BYTES: int = 2**31 - 2**24
 
+#: Notes for users of an embedding model and of a sparse model.
+_POOLING_NOTE: Final = (
+    "the graph computes hidden states; pooling and the modules after it are in the format of "
+    "sentence-transformers, which loads the folder with backend='onnx'"
+)
+_SPLADE_NOTE: Final = (
+    "the graph computes masked-LM logits; compute the sparse vectors (SPLADE) from them"
+)
+
 
 def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> list[str]:
     """Write a model as an ONNX file.
 
     The inputs of the graph are input_ids, attention_mask and token_type_ids. All are int64 [B, S],
-    or [B, choices, S] for multiple choice, with dynamic sizes.
+    or [B, choices, S] for multiple choice, with dynamic sizes. For an embedding model, the modules
+    after the graph, such as pooling, are written in the format of sentence-transformers.
 
     Args:
         model: A model directory or run directory.
@@ -57,28 +76,57 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     directory = locate_model(model)
     out = Path(out)
     check_new_directory(out)
-    bundle = _load_bundle(directory)
+    pooling = read_pooling(directory)
+    bundle = _load_bundle(directory, is_embedding_model=pooling is not None)
+    splade = read_splade(directory)
+    max_seqlen = _find_max_seqlen(bundle, pooling if splade is None else splade.text_config)
     graph = build_graph(bundle, is_tied=not int8)
     if int8:
         apply_smoothquant(graph)
-    proto = _to_model_proto(graph, _build_metadata(bundle))
+    proto = _to_model_proto(graph, _build_metadata(bundle, max_seqlen))
     with atomic_directory(out) as folder:
         if int8:
             _save(_quantize(proto, folder / "work"), folder / QUANTIZED_MODEL_FILE)
         else:
             _save(proto, folder / MODEL_FILE)
-        shutil.copyfile(directory / CONFIG_FILE, folder / CONFIG_FILE)
-        bundle.tokenizer.save(folder, bundle.config.max_positions)
-    return _build_notes(bundle)
+        if pooling is not None:
+            assert isinstance(bundle, EncoderBundle)
+            # sentence-transformers passes the option for a missing pooler to PyTorch models only.
+            write_metadata(folder, bundle, pooling, bundle.info, has_pooler=True)
+        else:
+            shutil.copyfile(directory / CONFIG_FILE, folder / CONFIG_FILE)
+            bundle.tokenizer.save(folder, max_seqlen)
+    if splade is not None:
+        return [*_build_notes(bundle), _SPLADE_NOTE]
+    return _build_notes(bundle) if pooling is None else [*_build_notes(bundle), _POOLING_NOTE]
 
 
-def _load_bundle(directory: Path) -> AnyBundle:
-    """Load a model with its heads, or only its encoder if no head is trained."""
-    if is_bare_encoder(directory):
-        return load_encoder(directory)
+def _load_bundle(directory: Path, *, is_embedding_model: bool) -> AnyBundle:
+    """Load a model with its heads, or only its encoder if no head is trained.
+
+    Raises:
+        ModelError: sentence-transformers cannot compute the vectors of an embedding model.
+    """
+    if is_embedding_model or is_bare_encoder(directory):
+        encoder = load_encoder(directory)
+        if is_embedding_model:
+            check_is_expressible(encoder)
+        return encoder
     bundle = load_model(directory)
     has_heads = isinstance(bundle, FineTunedBundle) or any(map(bundle.has_head, ("mlm.", "nsp.")))
     return bundle if has_heads else load_encoder(directory)
+
+
+def _find_max_seqlen(bundle: AnyBundle, text_config: PoolingConfig | None) -> int:
+    """Return the number of tokens to which inputs are truncated.
+
+    Args:
+        bundle: The model.
+        text_config: Has the maximum length of a sentence-transformers model; None for others.
+    """
+    if text_config is not None:
+        return get_max_seqlen(text_config, bundle.config)
+    return read_max_seqlen(bundle.path, bundle.config) or bundle.config.max_positions
 
 
 def save_encoder_graph(bundle: EncoderBundle, path: Path) -> None:
@@ -88,14 +136,14 @@ def save_encoder_graph(bundle: EncoderBundle, path: Path) -> None:
         ModelError: The model cannot be exported.
         MissingExtraError: The package ``onnx`` is not installed.
     """
-    _save(_to_model_proto(build_graph(bundle), _build_metadata(bundle)), path)
+    metadata = _build_metadata(bundle, bundle.config.max_positions)
+    _save(_to_model_proto(build_graph(bundle), metadata), path)
 
 
-def _build_metadata(bundle: AnyBundle) -> dict[str, str]:
+def _build_metadata(bundle: AnyBundle, max_seqlen: int) -> dict[str, str]:
     """Return the kind of a model, and the values that inference needs besides the graph as JSON."""
-    config, tokenizer = bundle.config, bundle.tokenizer
     kind = "encoder"
-    values: dict[str, Any] = {"max_length": config.max_positions, "lowercase": tokenizer.lowercase}
+    values: dict[str, Any] = {"max_length": max_seqlen, "lowercase": bundle.tokenizer.lowercase}
     if isinstance(bundle, FineTunedBundle):
         kind = bundle.head.kind
         values["labels"] = list(bundle.head.labels)
@@ -105,8 +153,11 @@ def _build_metadata(bundle: AnyBundle) -> dict[str, str]:
 
 
 def _build_notes(bundle: AnyBundle) -> list[str]:
-    """Return notes about what users of the ONNX file have to do themselves."""
-    notes = []
+    """Return notes about weights, and about what users of the ONNX file have to do themselves."""
+    # Newly initialized heads are not exported.
+    unused_weights = () if isinstance(bundle, EncoderBundle) else bundle.unused_weights
+    notes = describe_names(bundle.path, "unused weights", unused_weights)
+    notes += describe_unused_rows(bundle.path, bundle.config, bundle.tokenizer)
     if bundle.tokenizer.segmenter is not None:
         notes.append(
             "segment texts before tokenization: this model was trained with a segmenter, which "

@@ -34,7 +34,7 @@ from bertsmith.interop.sentence_transformers.pooling import (
     read_pooling,
 )
 from bertsmith.interop.sentence_transformers.splade import read_splade
-from bertsmith.model.config import PoolingMode
+from bertsmith.model.config import ModelConfig, PoolingMode
 
 #: Prefix of the module types in modules.json; all releases of sentence-transformers accept it.
 _TYPE_PREFIX = "sentence_transformers.models."
@@ -163,7 +163,7 @@ def write_metadata(
     hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
     write_json(folder / CONFIG_FILE, hf_config | {"pad_token_id": bundle.tokenizer.pad_id})
     write_json(folder / INFO_FILE, {**info, "positions": bundle.config.positions})
-    bundle.tokenizer.save(folder, bundle.config.max_positions)
+    bundle.tokenizer.save(folder, get_max_seqlen(config, bundle.config))
     _write_modules(folder, config, bundle, has_pooler=has_pooler)
 
 
@@ -199,6 +199,11 @@ def resolve_pooling(
     return config
 
 
+def get_max_seqlen(pooling: PoolingConfig, config: ModelConfig) -> int:
+    """Return the number of tokens to which an embedding model truncates texts."""
+    return min(pooling.max_seq_length or config.max_positions, config.max_positions)
+
+
 def _load_pooler_weights(bundle: EncoderBundle) -> dict[str, Tensor]:
     """Return the weights of BERT's pooler by name; empty if the model has no pooler.
 
@@ -214,10 +219,8 @@ def _write_modules(
     folder: Path, config: PoolingConfig, bundle: EncoderBundle, *, has_pooler: bool
 ) -> None:
     """Write modules.json and the config files and weights of all modules."""
-    max_positions = bundle.config.max_positions
-    max_seq_length = min(config.max_seq_length or max_positions, max_positions)
     transformer: dict[str, Any] = {
-        "max_seq_length": max_seq_length,
+        "max_seq_length": get_max_seqlen(config, bundle.config),
         "do_lower_case": config.lowercase,
     }
     if not has_pooler:
