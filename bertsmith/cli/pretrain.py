@@ -173,6 +173,13 @@ def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
         f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['mlm_accuracy']:.1%}"
         f"{unknown}"
     )
+    if "phase2_mlm_loss" in heldout:
+        print_line(
+            "at the length of the second phase "
+            f"({count_noun(int(heldout['phase2_num_sequences']), 'sequence')}): "
+            f"masked-LM loss {heldout['phase2_mlm_loss']:.3f}, "
+            f"accuracy {heldout['phase2_mlm_accuracy']:.1%}"
+        )
     if "nsp_accuracy" in heldout:
         print_line(
             f"next sentence: accuracy {heldout['nsp_accuracy']:.1%}, 95% confidence "

@@ -18,10 +18,13 @@ from bertsmith.data.unigram import compute_unigram_entropy
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.runtime.device import Machine
 from bertsmith.train.pretraining.micro_batches import to_device
+from bertsmith.train.pretraining.recipes import PretrainSettings
 
 #: Seed and epoch of the held-out examples. They are fixed, so that evaluations of runs with
 #: different seeds are comparable.
 _SEED, _EPOCH = 0, 0
+#: Maximum number of sequences per batch.
+_BATCH_SIZE = 64
 #: The 97.5 % quantile of the normal distribution, for a two-sided 95 % interval.
 _Z_SCORE = 1.959964
 
@@ -110,7 +113,7 @@ def evaluate(
     stream: ExampleStream,
     max_sequences: int,
     machine: Machine,
-    batch_size: int = 64,
+    batch_size: int = _BATCH_SIZE,
 ) -> HeldoutResult:
     """Evaluate a model on the first examples of a held-out stream, divided among all processes.
 
@@ -171,6 +174,67 @@ def evaluate(
         unigram_entropy=compute_unigram_entropy(token_counts),
         unknown_share=num_unknown / max(num_unknown + int(token_counts.sum()), 1),
     )
+
+
+class HeldoutEvaluator:
+    """Evaluates a model on the held-out text of a run, at the sequence length of each phase.
+
+    Every evaluation of a run with a second phase has both lengths, also in the first phase. So all
+    evaluations take the same time, and they show what the second phase improves.
+
+    Attributes:
+        num_sequences: Number of sequences of an evaluation at the length of the first phase.
+    """
+
+    def __init__(
+        self, split: Split, vocabulary: VocabularyInfo, settings: PretrainSettings
+    ) -> None:
+        """Count the held-out examples.
+
+        Args:
+            split: The held-out documents.
+            vocabulary: Special tokens and continuation pieces.
+            settings: Settings of the run.
+
+        Raises:
+            StoreError: If the held-out text is too short for an example.
+        """
+        data, schedule = settings.data, settings.schedule
+        self._stream = build_heldout_stream(split, vocabulary, data)
+        self.num_sequences = min(settings.run.max_eval_sequences, len(self._stream))
+        self._phase2_stream: ExampleStream | None = None
+        max_seqlen = schedule.phase2_max_seqlen if schedule.phase2_fraction > 0 else None
+        if max_seqlen is not None and max_seqlen > data.max_seqlen:
+            longer = data.model_copy(update={"max_seqlen": max_seqlen})
+            self._phase2_stream = build_heldout_stream(split, vocabulary, longer)
+            self._max_seqlens = data.max_seqlen, max_seqlen
+
+    def evaluate(
+        self, model: BertForPreTraining, machine: Machine, max_sequences: int | None = None
+    ) -> dict[str, float]:
+        """Return the metrics that are written to the metrics log, by name.
+
+        The metrics at the length of the second phase start with "phase2_". They have so many fewer
+        sequences that the number of tokens is about the same.
+
+        Args:
+            model: Model in eval mode.
+            machine: Device, precision and processes.
+            max_sequences: Maximum number of sequences; None: ``num_sequences``.
+        """
+        num_sequences = min(max_sequences or self.num_sequences, self.num_sequences)
+        metrics = evaluate(model, self._stream, num_sequences, machine).to_metrics()
+        if self._phase2_stream is None:
+            return metrics
+        length, phase2_length = self._max_seqlens
+        num_sequences, batch_size = (
+            max(1, count * length // phase2_length) for count in (num_sequences, _BATCH_SIZE)
+        )
+        phase2_metrics = evaluate(
+            model, self._phase2_stream, num_sequences, machine, batch_size
+        ).to_metrics()
+        names = ("num_sequences", "mlm_loss", "mlm_accuracy")
+        return metrics | {f"phase2_{name}": phase2_metrics[name] for name in names}
 
 
 def _count_unmasked_tokens(

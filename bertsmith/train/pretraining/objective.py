@@ -15,7 +15,7 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.copy_stream import CopyStream
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.duration import Duration
-from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
+from bertsmith.train.pretraining.evaluation import HeldoutEvaluator
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.static_shapes import StaticShape
@@ -122,7 +122,7 @@ class PretrainingObjective:
         self._copy_stream = CopyStream(device) if device.type == "cuda" else None
         self._position = DataPosition()
         self._batch_size = 0
-        self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
+        self._evaluator = HeldoutEvaluator(heldout, vocabulary, settings)
 
     @property
     def data_state(self) -> Mapping[str, int]:
@@ -228,5 +228,4 @@ class PretrainingObjective:
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics on held-out text."""
-        num_sequences = self._settings.run.max_eval_sequences
-        return evaluate(self.model, self._heldout_stream, num_sequences, self._machine).to_metrics()
+        return self._evaluator.evaluate(self.model, self._machine)

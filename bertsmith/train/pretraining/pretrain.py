@@ -179,7 +179,7 @@ def _pretrain(
         has_checkpoint = processes.run_on_main(
             lambda: stored_settings is not None and bool(checkpoint.list_checkpoints(run))
         )
-        session = Session(settings, store, processes, loads_start_model=not has_checkpoint)
+        session = Session(settings, store, processes, needs_weights=not has_checkpoint)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
             progress.log(note)
@@ -303,7 +303,7 @@ def resolve_thread_count(
     progress.log("choosing the number of threads …")
     # Time steps without torch.compile, whose graphs depend on the number of threads.
     eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
-    session = Session(eager, store, loads_start_model=False)
+    session = Session(eager, store, needs_weights=False)
     choice = session.choose_thread_count(load, *_get_timing_seconds(settings))
     progress.log(choice.describe())
     return _set_threads(settings, choice.num_threads)

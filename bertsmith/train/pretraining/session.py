@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertsmith import bundle
 from bertsmith.data.masking import VocabularyInfo
@@ -40,7 +40,7 @@ from bertsmith.train.pretraining.device_settings import (
     needs_static_shapes,
     select_for_device,
 )
-from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
+from bertsmith.train.pretraining.evaluation import HeldoutEvaluator
 from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
 from bertsmith.train.pretraining.recipes import PretrainSettings, find_max_seqlen
@@ -68,7 +68,7 @@ class Session:
         store: Store,
         processes: ProcessGroup = SINGLE_PROCESS,
         *,
-        loads_start_model: bool = True,
+        needs_weights: bool = True,
     ) -> None:
         """Build the model with new weights, or with those of ``run.start_from``.
 
@@ -76,8 +76,9 @@ class Session:
             settings: Settings of the run.
             store: Token store.
             processes: The processes of the run.
-            loads_start_model: Whether to load the weights of ``run.start_from``; False if they are
-                replaced by those of a checkpoint, or not used.
+            needs_weights: Whether to compute or load the weights of the first step; False if those
+                of a checkpoint replace them, or only the time of steps matters. The weights are
+                then random.
 
         Raises:
             RunError: If the model does not fit into memory.
@@ -108,7 +109,7 @@ class Session:
         self._local_machine = replace(self.machine, processes=SINGLE_PROCESS)
         self.settings = settings
         self.store = store
-        self._loads_start_model = loads_start_model
+        self._needs_weights = needs_weights
         #: Messages for the user about the files of the start model.
         self.notes: list[str] = []
         self.tokenizer = store.load_tokenizer()
@@ -163,27 +164,33 @@ class Session:
 
     def reset(self) -> None:
         """Set weights and optimizer to their state at the start of the run."""
+        start_weights = self._load_start_weights()
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
         initialization = self.settings.run.initialization
-        if initialization != "random":
+        # Weights that are missing in the files of the start model keep the initialization.
+        is_replaced = self.model.state_dict().keys() <= start_weights.keys()
+        if initialization != "random" and self._needs_weights and not is_replaced:
             token_counts = count_token_ids(self.train_split, self.settings.model.vocab_size)
             apply_initialization(
                 self.model, initialization, torch.from_numpy(token_counts), self.vocabulary.cls_id
             )
-        if self.settings.run.start_from and self._loads_start_model:
-            start_bundle = bundle.load(self.settings.run.start_from)
-            self.notes = start_bundle.notes()
-            # Weights that are missing in the files keep the initialization of this run.
-            weights = {
-                name: value
-                for name, value in start_bundle.model.state_dict().items()
-                if name not in start_bundle.new_weights
-            }
-            self.model.load_state_dict(weights, strict=False)
+        self.model.load_state_dict(start_weights, strict=False)
         self.optimizer = optimizer.build_optimizer(
             self.model, self.settings.optim, self.machine.dtype
         )
+
+    def _load_start_weights(self) -> dict[str, Tensor]:
+        """Return the weights of ``run.start_from`` that are stored in its files."""
+        if not (self.settings.run.start_from and self._needs_weights):
+            return {}
+        start_bundle = bundle.load(self.settings.run.start_from)
+        self.notes = start_bundle.notes()
+        return {
+            name: value
+            for name, value in start_bundle.model.state_dict().items()
+            if name not in start_bundle.new_weights
+        }
 
     def build_objective(
         self,
@@ -234,7 +241,10 @@ class Session:
 
     def check_heldout_split(self) -> None:
         """Raise StoreError if the held-out text of the store is too short for an evaluation."""
-        build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
+        self._build_evaluator()
+
+    def _build_evaluator(self) -> HeldoutEvaluator:
+        return HeldoutEvaluator(self.heldout_split, self.vocabulary, self.settings)
 
     def measure_cost(
         self, seconds: float = probe.PROBE_SECONDS, *, should_reset: bool = True
@@ -397,8 +407,8 @@ class Session:
 
     def time_evaluation(self) -> tuple[float, int]:
         """Return the estimated seconds of an evaluation, and its number of held-out sequences."""
-        stream = build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
-        num_sequences = min(self.settings.run.max_eval_sequences, len(stream))
+        evaluator = self._build_evaluator()
+        num_sequences = evaluator.num_sequences
         self.model.eval()
         sequence_seconds = 0.0
         for max_timed in (_FIRST_TIMED_SEQUENCES, _TIMED_SEQUENCES):
@@ -406,7 +416,7 @@ class Session:
             if sequence_seconds * num_timed > _MAX_EVALUATION_SECONDS:
                 break
             start_time = time.perf_counter()
-            evaluate(self.model, stream, num_timed, self._local_machine)
+            evaluator.evaluate(self.model, self._local_machine, num_timed)
             sequence_seconds = (time.perf_counter() - start_time) / num_timed
         world_size = self.machine.processes.world_size
         return sequence_seconds * num_sequences / world_size, num_sequences

@@ -10,6 +10,7 @@ import torch
 from bertsmith.data.store import Store
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.train.engine.duration import StepDuration
+from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import split_batch
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
@@ -70,7 +71,7 @@ def test_micro_batches_equal_one_batch(session: Session, micro_batch_tokens: int
 
 def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
     """Parts have at most ``max_tokens`` tokens or one sequence, and add up to the batch."""
-    stream = session.build_objective(StepDuration(1))._heldout_stream
+    stream = build_heldout_stream(session.heldout_split, session.vocabulary, session.settings.data)
     batch = stream.batch(0, 8)
     for max_tokens in (1, 40, 64, 97, len(batch.ids) - 1, len(batch.ids)):
         parts = split_batch(batch, max_tokens)
@@ -88,7 +89,7 @@ def test_split_batch_keeps_every_sequence_once(session: Session) -> None:
 
 def test_split_for_processes_is_balanced_and_complete(session: Session) -> None:
     """Every process has a part, and their numbers of tokens differ by at most a few sequences."""
-    stream = session.build_objective(StepDuration(1))._heldout_stream
+    stream = build_heldout_stream(session.heldout_split, session.vocabulary, session.settings.data)
     batch = stream.batch(0, 16)
     longest = int(np.diff(batch.cu_seqlens).max())
     for num_processes in (1, 2, 3, 5, 16, 20):
@@ -107,7 +108,7 @@ def test_split_for_processes_is_balanced_and_complete(session: Session) -> None:
 
 def test_balanced_micro_batches_do_not_depend_on_the_number_of_processes(session: Session) -> None:
     """Parts that divide evenly among the processes are those of a single process."""
-    stream = session.build_objective(StepDuration(1))._heldout_stream
+    stream = build_heldout_stream(session.heldout_split, session.vocabulary, session.settings.data)
     batch = stream.batch(0, 16)
     single = split_batch(batch, 40)
     assert len(single) >= 12

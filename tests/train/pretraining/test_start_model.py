@@ -1,17 +1,26 @@
-"""Continued pre-training: the empty name, the objectives and the network of the start model."""
+"""Continued pre-training: the start model, its objectives, its network and its weights."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from bertsmith.data.store import Split
+from bertsmith.data.unigram import count_token_ids
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.settings import read_toml
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.pretraining import session
 from bertsmith.train.pretraining.pretrain import write_initial_model
 from bertsmith.train.pretraining.resolve import check_pretrain_arguments
-from tests.train.conftest import TrainFunction, make_assignments
+from tests.train.conftest import (
+    TrainFunction,
+    assert_same_weights,
+    copy_interrupted_run,
+    make_assignments,
+)
 
 LEFT_TO_RIGHT: dict[str, Any] = {
     "data__objective": "left-to-right", "data__nsp": "false", "model__attention": "causal",
@@ -141,3 +150,29 @@ def test_only_the_main_process_needs_the_run_directory(
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     check_pretrain_arguments(*arguments)
+
+
+def test_tokens_are_counted_only_for_a_new_initialization(
+    train: TrainFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting reads the whole training text, which replaced weights do not need."""
+    counted: list[int] = []
+
+    def count(split: Split, vocab_size: int) -> Any:
+        counted.append(vocab_size)
+        return count_token_ids(split, vocab_size)
+
+    monkeypatch.setattr(session, "count_token_ids", count)
+    train("start", steps=4, checkpoint__every=2, checkpoint__keep=9)
+    assert len(counted) == 1
+    train("continued", steps=1, start_from=str(tmp_path / "start"))
+    copy_interrupted_run(tmp_path / "start", tmp_path / "resumed", last_step=4)
+    train("resumed", steps=4, checkpoint__every=2, checkpoint__keep=9)
+    assert len(counted) == 1
+    assert_same_weights(tmp_path / "resumed" / "model", tmp_path / "start" / "model")
+    start = tmp_path / "start" / "model"
+    state = load_file(start / "model.safetensors")
+    encoder = {name: tensor for name, tensor in state.items() if not name.startswith("cls.")}
+    save_file(encoder, start / "model.safetensors")
+    train("new-heads", steps=1, start_from=str(start))
+    assert len(counted) == 2
