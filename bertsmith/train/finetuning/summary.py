@@ -1,7 +1,8 @@
 """Log messages about the model and data of a fine-tuning run, and warnings about its data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.bundle.directory import format_model_path
@@ -13,7 +14,7 @@ from bertsmith.tasks.label_counts import (
     get_label_warnings,
     summarize_labels,
 )
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine.example_counts import (
     format_heldout_sizes,
     log_example_counts,
@@ -50,11 +51,19 @@ def log_run_summary(
         progress.log(f"{name}: {summarize_labels(examples, task.kind)}")
     for warning in get_label_warnings(data.train, task):
         progress.log(f"warning: train: {warning}")
-    for name, file in task.validation_files.items():
-        if Path(file).samefile(task.train_file):
+    for name, examples in data.heldout.items():
+        file = task.validation_files.get(name)
+        if file is not None and Path(file).samefile(task.train_file):
             progress.log(
                 f"{name}: the held-out file is the training file ({file}), so its scores "
                 "do not measure the performance on new texts"
+            )
+            continue
+        num_repeated = _count_repeated_inputs(data.train, examples, task.kind)
+        if num_repeated:
+            progress.log(
+                f"{name}: inputs that also occur in the training data: {num_repeated:,} of "
+                f"{len(examples):,}; the scores may be too high for new texts, so remove duplicates"
             )
     for name, examples in data.heldout.items():
         if task.kind not in ("single", "regression"):
@@ -65,6 +74,23 @@ def log_run_summary(
                 f"{name}: every example has the label {distinct_labels.pop()!r}, so the scores say "
                 "nothing about other labels, and correlations are NaN"
             )
+
+
+def _count_repeated_inputs(train: Sequence[Any], heldout: Sequence[Any], kind: str) -> int:
+    """Return how many held-out examples have the same input as a training example."""
+    train_inputs = {_get_input(example, kind) for example in train}
+    return sum(_get_input(example, kind) in train_inputs for example in heldout)
+
+
+def _get_input(example: Any, kind: str) -> tuple[Any, ...]:
+    """Return the texts of an example, without its label."""
+    if kind == "span":
+        return example.question, example.context
+    if kind == "choice":
+        return example.prompt, example.endings
+    if kind in FAMILY_KINDS["tag"]:
+        return example.text, example.unit_offsets
+    return (example.texts,)
 
 
 def warn_below_majority_class(

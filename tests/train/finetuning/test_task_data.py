@@ -171,6 +171,37 @@ def test_training_on_the_held_out_file_is_logged(start_model: Path, tmp_path: Pa
     assert any(message.startswith(expected) for message in progress.messages)
 
 
+@pytest.mark.parametrize("kind", ["single", "span", "choice", "tags"])
+def test_held_out_duplicates_are_logged(start_model: Path, tmp_path: Path, kind: str) -> None:
+    """Held-out examples with the input of a training example are counted, whatever their label."""
+    family, task, make_row = {
+        "single": ("classify", {}, lambda n: {"text": f"w {n}"}),
+        "span": ("answer", {}, lambda n: {"question": "q", "context": f"w {n}"}),
+        "choice": ("choose", {"ending_columns": ["a", "b"]},
+                   lambda n: {"text": f"w {n}", "a": "a", "b": "b"}),
+        "tags": ("tag", {"kind": "tags"}, lambda n: {"tokens": ["w", str(n)]}),
+    }[kind]  # fmt: skip
+    labels: list[Any] = [
+        {"label": 0, "answers": {"text": ["w"], "answer_start": [0]}, "tags": ["N", "V"]},
+        {"label": 1, "answers": {"text": [], "answer_start": []}, "tags": ["V", "N"]},
+    ]
+    train_rows = [make_row(n) | labels[n % 2] for n in range(10)]
+    train = write_rows(tmp_path / "train.jsonl", train_rows)
+    # 8 and 9 occur in the training file, 9 with another label.
+    dev_rows = [make_row(n) | labels[0] for n in (8, 9, 10)]
+    dev = write_rows(tmp_path / "dev.jsonl", dev_rows)
+    progress = RecordingProgress()
+    task |= {"validation_files": {"dev": str(dev)}, "max_seqlen": 24}
+    values = {"task": task, "schedule": {"steps": 1}, "run": {"threads": 1}}
+    finetune(family, start_model, tmp_path / "a", data=train, values=values, progress=progress)
+    expected = "dev: inputs that also occur in the training data: 2 of 3; the scores"
+    assert any(message.startswith(expected) for message in progress.messages)
+    write_rows(dev, dev_rows[2:])
+    progress = RecordingProgress()
+    finetune(family, start_model, tmp_path / "b", data=train, values=values, progress=progress)
+    assert not any("also occur in" in message for message in progress.messages)
+
+
 def test_f1_needs_two_labels(start_model: Path, tmp_path: Path) -> None:
     """With three labels, the metric f1 is an error that suggests macro_f1."""
     rows = [{"text": f"w {n}", "label": f"l{n % 3}"} for n in range(20)]
