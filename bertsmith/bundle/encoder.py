@@ -11,6 +11,7 @@ from torch import nn
 from bertsmith.bundle.config import CONFIG_FILE, to_hf_config
 from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
 from bertsmith.bundle.metadata import INFO_FILE, read_metadata
+from bertsmith.bundle.single_segment import reject_pairs
 from bertsmith.bundle.tensor_files import save_tensors
 from bertsmith.bundle.weight_names import to_hf_state_dict
 from bertsmith.bundle.weights import build_with_weights, open_weights
@@ -64,6 +65,7 @@ def load_encoder(
     container, _ = build_with_weights(lambda: nn.ModuleDict({"bert": BertModel(config)}), weights)
     model = container["bert"]
     assert isinstance(model, BertModel)
+    reject_pairs(model, directory)
     return EncoderBundle(model.to(device).eval(), tokenizer, config, directory, info)
 
 

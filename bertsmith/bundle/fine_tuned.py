@@ -21,6 +21,7 @@ from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
 from bertsmith.bundle.metadata import INFO_FILE, read_metadata
 from bertsmith.bundle.model_card import MODEL_CARD_FILE, RERANKING, build_model_card
 from bertsmith.bundle.pretrained import describe_unused_rows
+from bertsmith.bundle.single_segment import reject_pairs
 from bertsmith.bundle.tensor_files import save_tensors
 from bertsmith.bundle.weight_names import to_hf_state_dict
 from bertsmith.bundle.weights import (
@@ -214,6 +215,7 @@ def load_fine_tuned(path: Path | str, *, device: torch.device | str = "cpu") -> 
     if feature_values:
         features = BiLSTMSettings.parse(feature_values, str(directory / INFO_FILE))
     model, unused = build_with_weights(lambda: head.build_model(config, features), weights)
+    reject_pairs(model.bert, directory)
     return FineTunedBundle(
         model.to(device).eval(),
         tokenizer,

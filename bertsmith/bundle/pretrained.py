@@ -17,6 +17,7 @@ from bertsmith.bundle.mlm_head import (
     missing_head_error,
 )
 from bertsmith.bundle.model_card import MODEL_CARD_FILE, build_model_card
+from bertsmith.bundle.single_segment import reject_pairs
 from bertsmith.bundle.tensor_files import save_tensors
 from bertsmith.bundle.weight_names import to_hf_state_dict
 from bertsmith.bundle.weights import build_with_weights, describe_names, open_weights
@@ -144,6 +145,7 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
         model, unused = build_with_weights(build, weights, optional=_MLM_WEIGHTS)
         _initialize_mlm_head(model)
         new_weights = _MLM_WEIGHTS
+    reject_pairs(model.bert, directory)
     new_weights += tuple(name for name in list_untrained_weights(info) if name not in new_weights)
     return PretrainedBundle(
         model.to(device).eval(),
