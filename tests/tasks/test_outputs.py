@@ -1,5 +1,7 @@
 """Computing the outputs of fine-tuned models in batches."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +41,7 @@ def test_outputs_do_not_depend_on_number_of_threads(
     model = build_model(name)
     lengths = rng.integers(3, 60, 90)
     sequences = [[(rng.integers(5, 99, length).tolist(), [0] * int(length))] for length in lengths]
-    token_indices = None
+    token_indices: list[Sequence[int]] | None = None
     if name != "sequence":
         token_indices = [
             sorted(rng.choice(length, 3, replace=False).tolist()) for length in lengths

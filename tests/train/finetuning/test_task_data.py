@@ -171,27 +171,35 @@ def test_training_on_the_held_out_file_is_logged(start_model: Path, tmp_path: Pa
     assert any(message.startswith(expected) for message in progress.messages)
 
 
-@pytest.mark.parametrize("kind", ["single", "span", "choice", "tags"])
-def test_held_out_duplicates_are_logged(start_model: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "task_settings"),
+    [
+        ("classify", {}),
+        ("answer", {}),
+        ("choose", {"ending_columns": ["a", "b"]}),
+        ("tag", {"kind": "tags"}),
+    ],
+)
+def test_held_out_duplicates_are_logged(
+    start_model: Path, tmp_path: Path, family: str, task_settings: dict[str, Any]
+) -> None:
     """Held-out examples with the input of a training example are counted, whatever their label."""
-    family, task, make_row = {
-        "single": ("classify", {}, lambda n: {"text": f"w {n}"}),
-        "span": ("answer", {}, lambda n: {"question": "q", "context": f"w {n}"}),
-        "choice": ("choose", {"ending_columns": ["a", "b"]},
-                   lambda n: {"text": f"w {n}", "a": "a", "b": "b"}),
-        "tags": ("tag", {"kind": "tags"}, lambda n: {"tokens": ["w", str(n)]}),
-    }[kind]  # fmt: skip
-    labels: list[Any] = [
-        {"label": 0, "answers": {"text": ["w"], "answer_start": [0]}, "tags": ["N", "V"]},
-        {"label": 1, "answers": {"text": [], "answer_start": []}, "tags": ["V", "N"]},
-    ]
-    train_rows = [make_row(n) | labels[n % 2] for n in range(10)]
-    train = write_rows(tmp_path / "train.jsonl", train_rows)
+
+    def make_row(number: int, label: int) -> dict[str, Any]:
+        """Return a row with the columns of all families."""
+        answers = {"text": ["w"] * label, "answer_start": [0] * label}
+        return {
+            "text": f"w {number}", "a": "a", "b": "b", "label": label,
+            "question": "q", "context": f"w {number}", "answers": answers,
+            "tokens": ["w", str(number)], "tags": ["N", "V"] if label else ["V", "N"],
+        }  # fmt: skip
+
+    train = write_rows(tmp_path / "train.jsonl", [make_row(n, n % 2) for n in range(10)])
     # 8 and 9 occur in the training file, 9 with another label.
-    dev_rows = [make_row(n) | labels[0] for n in (8, 9, 10)]
+    dev_rows = [make_row(n, 0) for n in (8, 9, 10)]
     dev = write_rows(tmp_path / "dev.jsonl", dev_rows)
     progress = RecordingProgress()
-    task |= {"validation_files": {"dev": str(dev)}, "max_seqlen": 24}
+    task = {**task_settings, "validation_files": {"dev": str(dev)}, "max_seqlen": 24}
     values = {"task": task, "schedule": {"steps": 1}, "run": {"threads": 1}}
     finetune(family, start_model, tmp_path / "a", data=train, values=values, progress=progress)
     expected = "dev: inputs that also occur in the training data: 2 of 3; the scores"
