@@ -227,6 +227,7 @@ def _read_tokenizer_class(directory: Path) -> str | None:
     config_file = directory / TOKENIZER_CONFIG_FILE
     model_config_file = directory / _MODEL_CONFIG_FILE
     config, model_config = map(_read_optional_json, (config_file, model_config_file))
+    class_name = "BertTokenizer" if model_config.get("model_type") == "bert" else None
     for path, values in ((config_file, config), (model_config_file, model_config)):
         name = values.get("tokenizer_class")
         if name is None:
@@ -238,10 +239,8 @@ def _read_tokenizer_class(directory: Path) -> str | None:
                 "with the same WordPiece tokenizer; use another model"
             )
         break
-    else:
-        class_name = "BertTokenizer" if model_config.get("model_type") == "bert" else None
     for key, expected in _TOKENIZER_TYPES.items():
-        if config.get(key, expected) != expected:
+        if config.get(key) not in (None, expected):
             raise TokenizerError(
                 f"{config_file}: {key} is {config[key]!r}; expected {expected!r}, as BERT has; use "
                 "another model"

@@ -19,7 +19,7 @@ def write_directory(
     words: tuple[str, ...] = WORDS,
     model_config: dict[str, Any] | None = None,
     tokenizer_config: dict[str, Any] | None = None,
-    spec_options: dict[str, bool] | None = None,
+    spec_options: dict[str, Any] | None = None,
 ) -> Path:
     """Write a directory with vocab.txt and, if they are given, other files; return it.
 
