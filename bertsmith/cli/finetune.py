@@ -20,7 +20,7 @@ from bertsmith.cli.console import (
 from bertsmith.cli.hints import format_predict_command
 from bertsmith.cli.launcher import check_single_process, report_once
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
-from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
 from bertsmith.files import name_paths
 from bertsmith.plurals import count_noun
 
@@ -320,10 +320,7 @@ def _log_next_command(run: Path, model: Path) -> None:
 
 def _exit_stopped(result: "FinetuneResult") -> NoReturn:
     """Log that a run was stopped, and exit with the status of the signal that stopped it."""
-    log(
-        f"stopped after step {result.step} of {result.steps} and saved a checkpoint; "
-        "run the same command to continue"
-    )
+    log(f"{describe_stop(result.step, result.steps)}; run the same command to continue")
     stop_signal = result.signal or result.late_signal or signal.SIGINT
     raise typer.Exit(SIGNAL_EXIT_OFFSET + stop_signal)
 

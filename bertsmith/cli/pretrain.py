@@ -13,7 +13,7 @@ from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import format_fill_command, quote_path
 from bertsmith.cli.launcher import report_once
 from bertsmith.cli.model_options import check_positive
-from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
 
@@ -126,7 +126,7 @@ def pretrain(
             }
         )
     if result.model is None:
-        log(f"{_describe_stop(step, result.steps)}; run the same command to continue")
+        log(f"{describe_stop(step, result.steps)}; run the same command to continue")
         raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
     _print_metrics(result.heldout, as_json=as_json)
     log(f"wrote {result.model}" + (f" and {result.curve}" if result.curve else ""))
@@ -139,14 +139,6 @@ def pretrain(
         f"to train this model further: bertsmith pretrain --from {quote_path(out)} "
         f"--data {quote_path(data)} --out NEW"
     )
-
-
-def _describe_stop(step: int, total_steps: int | None) -> str:
-    """Return a text that says at which step a signal has stopped training."""
-    if step == 0:
-        return "stopped before the first step"
-    total = "" if total_steps is None else f" of {total_steps}"
-    return f"stopped after step {step}{total} and saved a checkpoint"
 
 
 def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:

@@ -39,6 +39,14 @@ class Interrupted(BaseException):
         return "stopped"
 
 
+def describe_stop(step: int, total_steps: int | None) -> str:
+    """Return a text that says at which step a signal has stopped training."""
+    if step == 0:
+        return "stopped before the first step"
+    total = "" if total_steps is None else f" of {total_steps}"
+    return f"stopped after step {step}{total} and saved a checkpoint"
+
+
 @contextmanager
 def raise_terminated() -> Iterator[None]:
     """Raise Terminated in the main thread at the first SIGTERM or SIGHUP.

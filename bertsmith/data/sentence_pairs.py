@@ -195,8 +195,7 @@ class PairSampler:
         if not counts.documents:
             raise StoreError(
                 f"{self._split.name}: no document in this part of the store, but pretrain needs "
-                "training and held-out text; prepare more text, "
-                "with a --held-out share above 0"
+                "training and held-out text; prepare more text, with a --held-out share above 0"
             )
         if self._nsp and not self._is_sentence_order and counts.documents < 2:
             raise StoreError(

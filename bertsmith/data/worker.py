@@ -95,6 +95,8 @@ class Shard:
             is_continuation: Whether each token id continues a word, bool [V].
         """
         cut = cut_long_sentences(self.ids, self.sentence_sizes, is_continuation)
+        if len(cut.sizes) == len(self.sentence_sizes):
+            return self
         num_documents = len(self.document_sizes)
         document_numbers = np.repeat(np.arange(num_documents), self.document_sizes)
         num_pieces = np.bincount(document_numbers, cut.num_pieces, minlength=num_documents)

@@ -352,10 +352,10 @@ def test_validation_file_belongs_to_the_training_data(tmp_path: Path, task: str)
         for name in ("train.tsv", "dev.tsv", "own.tsv"):
             (folder / name).touch()
     first, second = (folder if is_public else folder / "train.tsv" for folder in folders)
-    own_file = {"dev": str(folders[0] / "own.tsv")}
+    validation_files = {"dev": str(folders[0] / "own.tsv")}
     stored_task = {
         "name": task, "fingerprint": "0", "train_file": str(folders[0] / "train.tsv"),
-        "validation_files": own_file, "batch_size": 7,
+        "validation_files": validation_files, "batch_size": 7,
     }  # fmt: skip
     config = tmp_path / "settings.toml"
     config.write_text(tomli_w.dumps({"task": stored_task}))
@@ -364,7 +364,7 @@ def test_validation_file_belongs_to_the_training_data(tmp_path: Path, task: str)
         overrides: dict[str, Any] = read_overrides(task, data, config, values, [])["task"]
         return overrides
 
-    assert read_task_overrides(first)["validation_files"] == own_file
+    assert read_task_overrides(first)["validation_files"] == validation_files
     overrides = read_task_overrides(second)
     assert "validation_files" not in overrides
     assert overrides["batch_size"] == 7
