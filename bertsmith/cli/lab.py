@@ -78,7 +78,7 @@ def run_experiment(
         ScaleName,
         typer.Option(
             help="smoke: a toy language, seconds; small: about an hour; medium: no "
-            "hand-set attention heads, about 17 core-hours for tables 5 and 6 and figure 5; full: "
+            "hand-set attention heads, about 14 core-hours for tables 5 and 6 and figure 5; full: "
             "the paper's size."
         ),
     ] = ScaleName.small,

@@ -100,8 +100,8 @@ class Batcher:
         #: Guards all fields; notified when sequences are queued and when the batcher is closed.
         self._condition = threading.Condition()
         self._is_open = True
-        #: Whether a thread has ended with an exception.
-        self._has_failed = False
+        #: Whether a thread has ended with an exception; also after the batcher is closed.
+        self.has_dead_thread = False
         self._num_cores = torch.get_num_threads()
         self._threads = [
             threading.Thread(target=self._run_thread, name=f"model-{number}", daemon=True)
@@ -118,12 +118,7 @@ class Batcher:
     @property
     def is_alive(self) -> bool:
         """Whether the batcher accepts calls and all of its threads run."""
-        return self._is_open and not self._has_failed
-
-    @property
-    def has_dead_thread(self) -> bool:
-        """Whether a thread has ended with an exception; also after the batcher is closed."""
-        return self._has_failed
+        return self._is_open and not self.has_dead_thread
 
     def submit(
         self,
@@ -225,7 +220,7 @@ class Batcher:
                 while self._run_batch():
                     pass
         except BaseException:
-            self._has_failed = True
+            self.has_dead_thread = True
             raise
 
     def _run_batch(self) -> bool:

@@ -14,7 +14,7 @@ from bertsmith.tasks.inputs import TaskFamily
 from bertsmith.tasks.metrics import PER_LABEL_SCORES, parse_label_metric
 from bertsmith.tasks.questions import has_question_rows
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, SQUAD_FIELDS, TaskSettings
-from bertsmith.tasks.text_files import UTF8, detect_table_format
+from bertsmith.tasks.text_files import UTF8, reject_ignored_settings
 
 FAMILIES: dict[str, TaskFamily] = {
     "classify": classification,
@@ -35,11 +35,6 @@ _FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("window_stride", "window_overlap", "max_question_length", "max_answer_length",
                      "null_threshold"), ("answer",)),
 }  # fmt: skip
-#: Field of ``TaskSettings`` -> the table formats on which it has no effect.
-_FORMATS_IGNORING_FIELD: dict[str, frozenset[str | None]] = {
-    **dict.fromkeys(("header", "delimiter"), frozenset({"jsonl", "json", "parquet"})),
-    "encoding": frozenset({"parquet"}),
-}
 
 
 def get_family_name(kind: TaskKind) -> str:
@@ -82,13 +77,7 @@ def reject_unused_fields(
             "windows of a context; give only one of them",
         )
     files = list(files)
-    formats = {detect_table_format(file) for file in files}
-    for name, ignoring_formats in _FORMATS_IGNORING_FIELD.items():
-        is_set = user_settings.get(name, "") not in ("", TaskSettings.model_fields[name].default)
-        if is_set and formats and formats <= ignoring_formats:
-            raise SettingsError(
-                f"task.{name}: has no effect on {', '.join(map(str, files))}; remove it"
-            )
+    reject_ignored_settings("task", user_settings, files)
     for file in files:
         column_fields = sorted(user_settings.keys() & SQUAD_FIELDS.keys())
         if family == "answer" and column_fields and not has_question_rows(file):

@@ -2,10 +2,10 @@
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.text.archives import (
@@ -21,6 +21,13 @@ OTHER_ENCODINGS = "such as cp949 (Korean) or latin-1 (Western European)"
 #: File suffix -> table format. A suffix of a compressed file may follow.
 TABLE_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
                  ".json": "json", ".parquet": "parquet"}  # fmt: skip
+#: Setting of how text tables are read -> its default, and the table formats on which it has no
+#: effect.
+_FORMATS_IGNORING_SETTING: dict[str, tuple[Any, frozenset[str | None]]] = {
+    "header": (True, frozenset({"jsonl", "json", "parquet"})),
+    "delimiter": ("", frozenset({"jsonl", "json", "parquet"})),
+    "encoding": (UTF8, frozenset({"parquet"})),
+}
 #: A line with its end, as ``csv`` and ``open(newline="")`` split text.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 
@@ -36,6 +43,25 @@ def get_format_suffix(path: Path) -> str:
 def detect_table_format(path: Path) -> str | None:
     """Return the table format that a file's suffix indicates, None if unknown."""
     return TABLE_FORMATS.get(get_format_suffix(path))
+
+
+def reject_ignored_settings(
+    table: str, settings: Mapping[str, Any], files: Collection[Path]
+) -> None:
+    """Raise SettingsError if a setting describes text tables, but no file is one.
+
+    Args:
+        table: The table of settings, for the message.
+        settings: Settings of how files are read. Default values and other settings are accepted.
+        files: The data files.
+    """
+    formats = {detect_table_format(file) for file in files}
+    for name, (default, ignoring_formats) in _FORMATS_IGNORING_SETTING.items():
+        is_set = settings.get(name, default) not in (default, "")
+        if is_set and formats and formats <= ignoring_formats:
+            raise SettingsError(
+                f"{table}.{name}: has no effect on {', '.join(map(str, files))}; remove it"
+            )
 
 
 def is_txt_table(path: Path, text_column: str | None) -> bool:

@@ -8,7 +8,8 @@ from bertsmith.bundle.config import read_config
 from bertsmith.bundle.directory import locate_model
 from bertsmith.bundle.metadata import read_info
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.settings import get_table, load_user_settings, merge_settings
+from bertsmith.settings import SettingsTable, get_table, load_user_settings, merge_settings
+from bertsmith.tasks.text_files import reject_ignored_settings
 
 #: Fields of the model config that training may change.
 MUTABLE_MODEL_FIELDS: Final = {"dropout", "attention_dropout"}
@@ -180,18 +181,25 @@ def resolve_length(
     return {}
 
 
-def check_data_files(train_files: Sequence[str], files: Sequence[Path]) -> None:
-    """Check that there is a training file and that all data files exist.
+def check_data_files(table: str, settings: SettingsTable, files: Sequence[Path]) -> None:
+    """Check the data files of a run, and the settings of how they are read.
+
+    Args:
+        table: The settings table of this kind of run, such as "embedding".
+        settings: The table, with the setting ``train_files``.
+        files: All data files.
 
     Raises:
-        SettingsError: If there is no training file.
+        SettingsError: If there is no training file, or a setting has no effect on any file.
         TaskError: If a file does not exist.
     """
-    if not train_files:
+    values = vars(settings)
+    if not values["train_files"]:
         raise SettingsError("no training file: give --data FILE")
     for file in files:
         if not file.exists():
             raise TaskError(f"{file}: no such file")
+    reject_ignored_settings(table, values, files)
 
 
 def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import SettingsError
+from bertsmith.settings import SettingsTable
+from bertsmith.tasks.embedding_settings import EmbeddingSettings
+from bertsmith.tasks.reranking_settings import RerankingSettings
+from bertsmith.train.distillation.settings import DistillSettings
 from bertsmith.train.engine.finetuning_overrides import (
+    check_data_files,
     compute_default_lr,
     get_model_overrides,
     resolve_length,
@@ -60,3 +65,24 @@ def test_only_the_dropout_rates_of_the_model_can_be_set() -> None:
     assert get_model_overrides({"model": {"dropout": 0.2}}) == {"dropout": 0.2}
     with pytest.raises(SettingsError, match=r"model\.width cannot be set"):
         get_model_overrides({"model": {"dropout": 0.2, "width": 64}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "suffix"),
+    [
+        (EmbeddingSettings(delimiter=";"), ".jsonl"),
+        (RerankingSettings(header=False), ".json.gz"),
+        (DistillSettings(teacher="t", encoding="cp949"), ".parquet"),
+    ],
+)
+def test_settings_of_text_tables_are_rejected_without_one(
+    tmp_path: Path, settings: SettingsTable, suffix: str
+) -> None:
+    """A delimiter of JSON lines is an error, but not if another file is CSV."""
+    file, other_file = tmp_path / f"data{suffix}", tmp_path / "more.csv"
+    file.touch()
+    other_file.touch()
+    settings = settings.model_copy(update={"train_files": [str(file)]})
+    with pytest.raises(SettingsError, match=rf"table\.\w+: has no effect on {file}; remove it"):
+        check_data_files("table", settings, [file])
+    check_data_files("table", settings, [file, other_file])
