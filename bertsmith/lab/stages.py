@@ -118,6 +118,8 @@ class StageFactory:
             settings["run"]["initialization"] = scale.initialization
         if scale.neighbor_bias_steps:
             settings["schedule"] = {"neighbor_bias_steps": scale.neighbor_bias_steps}
+        if scale.optimizer is not None:
+            settings["optim"] = {"optimizer": scale.optimizer}
         # The settings of the recipe are part of the stage's key, so that results are not reused
         # after the recipe has changed.
         settings = merge_settings(get_experiment_settings(scale.recipe, model_settings), settings)

@@ -270,6 +270,7 @@ def test_medium_scale_costs_at_most_20_core_hours(
                 is_masked = stage.settings["data"].get("objective", "masked") == "masked"
                 bias_steps = stage.settings["schedule"]["neighbor_bias_steps"]
                 assert bias_steps == (1000 if is_masked else 0)
+                assert stage.settings["optim"]["optimizer"] == "muon"
             elif stage.kind == "initialized-model":
                 # Claims on tasks need a benefit over random weights and over the initialization.
                 assert stage.settings["run"]["initialization"] in {"random", "unigram"}
@@ -280,6 +281,7 @@ def test_small_scale_keeps_its_settings(tmp_path: Path) -> None:
     """Its runs have the initialization of the recipe and five checkpoints, as in stored results."""
     settings = make_factory("small", tmp_path).create_baseline_run().settings
     assert settings["run"]["initialization"] == "cross-segment-heads"
+    assert "optimizer" not in settings["optim"]
     assert settings["checkpoint"]["every"] == 800 // 5
 
 

@@ -9,6 +9,7 @@ from bertsmith.settings import Settings, SettingsTable
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Precision = Literal["auto", "fp32", "bf16"]
+OptimizerName = Literal["adamw", "muon"]
 Kernel = Literal["auto", "reference", "padded", "varlen"]
 #: CPU threads; None: PyTorch's default.
 Threads = Annotated[int, Field(ge=1)] | None
@@ -27,7 +28,7 @@ class OptimSettings(SettingsTable):
 
     #: "adamw", or "muon": Muon for the weight matrices of the encoder layers (Jordan et al. 2024;
     #: Liu et al. 2025, arXiv:2502.16982), and AdamW for all other parameters.
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     #: Peak learning rate.
     lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     #: Decay rate of Adam's first moment.
