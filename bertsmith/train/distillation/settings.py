@@ -207,7 +207,7 @@ def resolve_settings(
     )
     values["distill"] = {**values.get("distill", {}), "teacher": str(directory.resolve())}
     distill = DistillRunSettings.parse(values, "the settings").distill
-    check_data_files("distill", distill, distill.list_files())
+    check_data_files(distill, distill.list_files())
     objective = distill.objective or _choose_objective(directory)
     _check_teacher(directory, objective)
     if objective in _TEXT_OBJECTIVES:

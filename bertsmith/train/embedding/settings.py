@@ -68,7 +68,7 @@ def resolve_settings(
         run={"micro_batch_tokens": _DEFAULT_MICRO_BATCH_TOKENS},
     )
     settings = EmbeddingRunSettings.parse(values, "the settings")
-    check_data_files("embedding", settings.embedding, settings.embedding.list_files())
+    check_data_files(settings.embedding, settings.embedding.list_files())
     return settings
 
 

@@ -181,12 +181,11 @@ def resolve_length(
     return {}
 
 
-def check_data_files(table: str, settings: SettingsTable, files: Sequence[Path]) -> None:
+def check_data_files(settings: SettingsTable, files: Sequence[Path]) -> None:
     """Check the data files of a run, and the settings of how they are read.
 
     Args:
-        table: The settings table of this kind of run, such as "embedding".
-        settings: The table, with the setting ``train_files``.
+        settings: A settings table with the setting ``train_files``.
         files: All data files.
 
     Raises:
@@ -199,7 +198,7 @@ def check_data_files(table: str, settings: SettingsTable, files: Sequence[Path])
     for file in files:
         if not file.exists():
             raise TaskError(f"{file}: no such file")
-    reject_ignored_settings(table, values, files)
+    reject_ignored_settings(settings.table, values, files)
 
 
 def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:

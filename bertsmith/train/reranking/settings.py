@@ -65,7 +65,7 @@ def resolve_settings(
         epochs=_DEFAULT_EPOCHS,
     )
     settings = RerankingRunSettings.parse(values, "the settings")
-    check_data_files("reranking", settings.reranking, settings.reranking.list_files())
+    check_data_files(settings.reranking, settings.reranking.list_files())
     return settings
 
 

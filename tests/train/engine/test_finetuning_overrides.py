@@ -83,6 +83,8 @@ def test_settings_of_text_tables_are_rejected_without_one(
     file.touch()
     other_file.touch()
     settings = settings.model_copy(update={"train_files": [str(file)]})
-    with pytest.raises(SettingsError, match=rf"table\.\w+: has no effect on {file}; remove it"):
-        check_data_files("table", settings, [file])
-    check_data_files("table", settings, [file, other_file])
+    with pytest.raises(
+        SettingsError, match=rf"{settings.table}\.\w+: has no effect on {file}; remove it"
+    ):
+        check_data_files(settings, [file])
+    check_data_files(settings, [file, other_file])
