@@ -282,7 +282,7 @@ def build_command(store: Path, options: argparse.Namespace) -> list[str]:
         "run.eval_every": max(options.steps // 6, 1),
         "run.max_eval_sequences": 32,
         "run.micro_batch_tokens": options.micro_batch_tokens,
-        "checkpoint.every": options.every,
+        "checkpoint.steps": options.every,
         "checkpoint.keep_optimizer": "true",
         "data.batch_size": options.batch,
         "data.max_seqlen": 64,

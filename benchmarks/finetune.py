@@ -159,7 +159,7 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
                 "schedule": {"epochs": options.epochs},
                 "run": {"seed": seed, "precision": "fp32", "device": "cpu"},
                 # Like the Trainer, write no checkpoints during training.
-                "checkpoint": {"every": 10**9},
+                "checkpoint": {"steps": 10**9},
             },
         )
         seconds = time.perf_counter() - start

@@ -338,7 +338,7 @@ def check_resume(check: Check) -> None:
     num_steps, size = (12, "tiny") if check.is_dry else (120, "mini")
     common = ["-m", "bertsmith", "pretrain", "--data", str(check.store), "--size", size]
     common += ["--steps", str(num_steps)]
-    for setting in (*check.list_settings(), "run.log_every=1", "checkpoint.every=4"):
+    for setting in (*check.list_settings(), "run.log_every=1", "checkpoint.steps=4"):
         common += ["--set", setting]
     check.record("seconds", check.run_cli(*common, "--out", str(folder / "whole")))
     killed = [sys.executable, *common, "--out", str(folder / "killed")]

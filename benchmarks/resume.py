@@ -78,7 +78,7 @@ def build_pretrain_command(
         "run.log_every": 1,
         "run.eval_every": max(options.steps // 6, 1),
         "run.max_eval_sequences": 32,
-        "checkpoint.every": options.every,
+        "checkpoint.steps": options.every,
         # The comparison includes Adam's moments.
         "checkpoint.keep_optimizer": "true",
         "data.batch_size": options.batch,

@@ -30,7 +30,7 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.train.engine.finetuning_settings import FinetuneRunSettings
 from bertsmith.train.engine.schedule import ScheduleSettings
-from bertsmith.train.engine.settings import OptimSettings
+from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
 from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 
@@ -38,7 +38,7 @@ from bertsmith.train.pretraining.schedule import PretrainScheduleSettings
 #: fine-tuning.
 SETTINGS_TABLES = (
     DataSettings, OptimSettings, PretrainScheduleSettings, PretrainRunSettings,
-    FinetuneRunSettings, TaskSettings, ServeSettings,
+    CheckpointSettings, FinetuneRunSettings, TaskSettings, ServeSettings,
 )  # fmt: skip
 
 

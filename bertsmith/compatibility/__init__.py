@@ -25,6 +25,7 @@ RENAMED_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "max_predictions": "max_predictions_per_seq",
         },
         "optim": {"clip": "max_grad_norm"},
+        "checkpoint": {"every": "steps"},
         "schedule": {
             "least_steps": "min_steps",
             "long_length": "phase2_max_seqlen",

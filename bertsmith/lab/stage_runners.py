@@ -187,7 +187,7 @@ def pretrain_model(job: Job) -> dict[str, Any]:
     if pretrained.outcome.signal is not None:
         raise StoppedError(pretrained.outcome.signal)
     assert pretrained.model is not None
-    checkpoint_every = settings["checkpoint"]["every"]
+    checkpoint_every = settings["checkpoint"]["steps"]
     for step, path in checkpoint.list_checkpoints(run):
         # The last checkpoint is kept, because a later call for the finished run loads it.
         if step % checkpoint_every and step != pretrained.outcome.state.step:

@@ -110,7 +110,7 @@ class StageFactory:
             "data": {"max_seqlen": scale.max_length, "batch_size": scale.batch_size},
             "run": {"seed": seed, "max_eval_sequences": scale.num_eval_sequences},
             "checkpoint": {
-                "every": max(1, num_steps // scale.num_snapshots),
+                "steps": max(1, num_steps // scale.num_snapshots),
                 "keep": _MAX_CHECKPOINTS,
             },
         }
@@ -182,7 +182,7 @@ class StageFactory:
         The model of the last step is the run itself. All runs keep these checkpoints, so that
         experiments with and without snapshots can share a run.
         """
-        interval = run.settings["checkpoint"]["every"]
+        interval = run.settings["checkpoint"]["steps"]
         last_step = run.settings["steps"]
         stages = {
             step: Stage("snapshot", {"step": step}, {"run": run})
@@ -211,7 +211,7 @@ class StageFactory:
             "run": {"seed": seed},
             # Fine-tuning takes only minutes, so no checkpoints are saved, and an interrupted run
             # starts again.
-            "checkpoint": {"every": 10**9},
+            "checkpoint": {"steps": 10**9},
         }
         if scale.name == "smoke":
             values["task"] |= {"max_seqlen": scale.max_positions}

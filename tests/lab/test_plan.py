@@ -147,9 +147,9 @@ def test_learning_run_keeps_all_its_snapshots(tmp_path: Path) -> None:
     run, steps = stages["run"].settings, [key[1] for key in stages if key != "run"]
     assert steps == [0, 400, 2000, 8000]
     num_evaluations = run["steps"] // run["run"]["eval_every"]
-    num_snapshots = run["steps"] // run["checkpoint"]["every"]
+    num_snapshots = run["steps"] // run["checkpoint"]["steps"]
     assert run["checkpoint"]["keep"] >= num_evaluations + num_snapshots
-    assert all(step % run["checkpoint"]["every"] == 0 for step in steps)
+    assert all(step % run["checkpoint"]["steps"] == 0 for step in steps)
 
 
 @pytest.mark.parametrize("task", ["mrpc", "sts-b", "conll2003", "squad"])
@@ -282,7 +282,7 @@ def test_small_scale_keeps_its_settings(tmp_path: Path) -> None:
     settings = make_factory("small", tmp_path).create_baseline_run().settings
     assert settings["run"]["initialization"] == "cross-segment-heads"
     assert "optimizer" not in settings["optim"]
-    assert settings["checkpoint"]["every"] == 800 // 5
+    assert settings["checkpoint"]["steps"] == 800 // 5
 
 
 def test_core_hours_count_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_settings_repeat_the_training(run: Path, tmp_path: Path) -> None:
 
 def test_release_of_a_checkpoint_has_its_number_of_steps(run: Path, tmp_path: Path) -> None:
     """The card and the summary of an unfinished run do not name the planned or logged steps."""
-    options = make_assignments(checkpoint__every=4, run__log_every=3)
+    options = make_assignments(checkpoint__steps=4, run__log_every=3)
     pretrain(run.parent / "store", tmp_path / "run", steps=5, assignments=options)
     write_snapshot(tmp_path / "run", 4, tmp_path / "step-4")
     write_release(tmp_path / "run", tmp_path / "step-4", tmp_path / "out", ReleaseOptions())

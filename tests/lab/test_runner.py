@@ -199,7 +199,7 @@ def test_slow_run_keeps_the_checkpoints_of_its_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If each step takes 11 minutes, checkpoints by time do not replace those of the snapshots."""
-    settings = make_assignments(checkpoint__every=20, checkpoint__keep=30, run__eval_every=20)
+    settings = make_assignments(checkpoint__steps=20, checkpoint__keep=30, run__eval_every=20)
     values = parse_assignments(settings)
     stage = Stage("pretrain", {"steps": 60, "recipe": "fast", **values})
     monkeypatch.setattr(

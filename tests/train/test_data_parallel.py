@@ -106,7 +106,7 @@ def _make_options() -> list[str]:
     return make_assignments(
         run__micro_batch_tokens=64,
         run__eval_every=6,
-        checkpoint__every=3,
+        checkpoint__steps=3,
         checkpoint__keep_optimizer="true",
         model__attention_dropout=0.1,
         schedule__causal_fraction=0.5,
@@ -252,7 +252,7 @@ def test_processes_share_the_time_of_process_0(store: Path, tmp_path: Path) -> N
         run__micro_batch_tokens=64,
         run__eval_every=100,
         run__max_eval_sequences=4,
-        checkpoint__every=2,
+        checkpoint__steps=2,
         data__initial_batch_size=2,
         data__batch_size=8,
         data__final_masking_rate=0.3,

@@ -62,7 +62,7 @@ def _create_pretraining_run(factory: StageFactory) -> Stage:
         0,
         steps=steps,
         run={"eval_every": eval_every},
-        checkpoint={"every": snapshot_every, "keep": max_checkpoints},
+        checkpoint={"steps": snapshot_every, "keep": max_checkpoints},
     )
 
 

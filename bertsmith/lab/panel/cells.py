@@ -89,7 +89,7 @@ def _get_settings(task: PanelTask, seed: int, options: PanelOptions) -> tuple[st
         "schedule": {"epochs": task.epochs},
         "run": {"seed": seed},
         # A run takes minutes, so a killed run starts again without checkpoints.
-        "checkpoint": {"every": 10**9},
+        "checkpoint": {"steps": 10**9},
     }
     if task.max_train_examples is not None:
         values["task"] |= {"max_train_examples": task.max_train_examples,

@@ -212,10 +212,10 @@ def _resolve_steps(
     steps = schedule.steps or max(
         schedule.min_steps, round((schedule.epochs or 0) * steps_per_epoch)
     )
-    checkpoint_every = checkpoints.every or steps_per_epoch
+    checkpoint_every = checkpoints.steps or steps_per_epoch
     return (
         schedule.model_copy(update={"steps": steps}),
-        checkpoints.model_copy(update={"every": checkpoint_every}),
+        checkpoints.model_copy(update={"steps": checkpoint_every}),
     )
 
 
@@ -229,7 +229,7 @@ def _build_loop_options(
     """Return the options of the training loop for these settings."""
     options, optim = settings.run, settings.optim
     schedule, checkpoints = settings.schedule, settings.checkpoint
-    assert checkpoints.every is not None
+    assert checkpoints.steps is not None
     total_steps = schedule.total_steps()
     return LoopOptions(
         duration=StepDuration(total_steps, 60 * checkpoints.minutes),
@@ -238,7 +238,7 @@ def _build_loop_options(
         lr_at_step=lambda step: optim.lr * compute_lr_factor(step, schedule),
         log_every=options.log_every,
         eval_every=steps_per_epoch if options.eval_strategy == "epoch" else total_steps,
-        checkpoint_every=checkpoints.every,
+        checkpoint_every=checkpoints.steps,
         keep_checkpoints=checkpoints.keep,
         has_asynchronous_checkpoints=checkpoints.is_asynchronous(machine.device.type),
         selection_metric=selection_metric,

@@ -14,7 +14,7 @@ from bertsmith.settings import Settings, get_table, read_stored_settings
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
 #: Settings that the user may change when a run is resumed, because they do not affect the weights.
 _MUTABLE_KEYS = (
-    "checkpoint.every", "checkpoint.minutes", "checkpoint.asynchronous", "checkpoint.keep",
+    "checkpoint.steps", "checkpoint.minutes", "checkpoint.asynchronous", "checkpoint.keep",
     "checkpoint.keep_optimizer",
     "run.log_every", "run.log_grad_norms", "run.tensorboard",
 )  # fmt: skip

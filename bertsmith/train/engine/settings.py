@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from bertsmith.settings import Settings, SettingsTable
+from bertsmith.settings import SettingsTable
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -54,12 +54,14 @@ class OptimSettings(SettingsTable):
     average_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
 
 
-class CheckpointSettings(Settings):
+class CheckpointSettings(SettingsTable):
     """Interval and number of checkpoints."""
 
+    table: ClassVar[str] = "checkpoint"
+
     #: Steps between two checkpoints; None: a twentieth of the run.
-    every: Annotated[int, Field(gt=0)] | None = None
-    #: Maximum minutes between two checkpoints, even if fewer steps than ``every`` are taken.
+    steps: Annotated[int, Field(gt=0)] | None = None
+    #: Maximum minutes between two checkpoints, even if fewer than ``steps`` steps are taken.
     minutes: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 10.0
     #: Whether a thread writes checkpoints while training continues. This takes main memory for a
     #: copy of the weights and the optimizer state. None: on a GPU.

@@ -455,7 +455,7 @@ def _train(session: Session, run: Path, progress: Progress, duration: Duration) 
         ),
         log_every=settings.run.log_every,
         eval_every=settings.run.eval_every,
-        checkpoint_every=settings.checkpoint.every,
+        checkpoint_every=settings.checkpoint.steps,
         keep_checkpoints=settings.checkpoint.keep,
         has_asynchronous_checkpoints=settings.checkpoint.is_asynchronous(
             session.machine.device.type

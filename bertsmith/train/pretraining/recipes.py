@@ -258,13 +258,13 @@ def find_max_seqlen(settings: PretrainSettings) -> tuple[str, int]:
 def resolve_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Return the settings with this number of steps, and default intervals if they are unset."""
     interval = get_default_interval(steps)
-    checkpoint_every = settings.checkpoint.every or interval
+    checkpoint_every = settings.checkpoint.steps or interval
     eval_every = settings.run.eval_every or interval
     return settings.model_copy(
         update={
             "schedule": settings.schedule.model_copy(update={"steps": steps}),
             "run": settings.run.model_copy(update={"eval_every": eval_every}),
-            "checkpoint": settings.checkpoint.model_copy(update={"every": checkpoint_every}),
+            "checkpoint": settings.checkpoint.model_copy(update={"steps": checkpoint_every}),
         }
     )
 

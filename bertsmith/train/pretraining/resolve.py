@@ -342,7 +342,7 @@ def _drop_default_intervals(run: dict[str, Any], checkpoint: dict[str, Any], ste
     if type(steps) is not int:
         return
     interval = get_default_interval(steps)
-    for table, name in ((run, "eval_every"), (checkpoint, "every")):
+    for table, name in ((run, "eval_every"), (checkpoint, "steps")):
         if table.get(name) == interval:
             del table[name]
 

@@ -273,7 +273,7 @@ def test_interrupted_run_ends_with_the_same_bytes(
     teacher = embedder if objective == "embedding" else classifier
     monkeypatch.setattr(teacher_cache, "_CHUNK_ROWS", 50)
     tables: dict[str, Any] = {
-        "checkpoint": {"every": 2}, "schedule": {"epochs": None, **schedule},
+        "checkpoint": {"steps": 2}, "schedule": {"epochs": None, **schedule},
         "model": {"dropout": 0.1, "attention_dropout": 0.1},
     }  # fmt: skip
     expected = train(teacher, tmp_path / "uninterrupted", labels, **tables)

@@ -125,7 +125,7 @@ def test_interrupted_run_ends_with_the_same_bytes(
 ) -> None:
     """A run that ends without a checkpoint of its last steps ends with the same weights."""
     tables: dict[str, Any] = {
-        "checkpoint": {"every": 2}, "schedule": {"steps": 8},
+        "checkpoint": {"steps": 2}, "schedule": {"steps": 8},
         "distill": {"objective": objective, "layers": None, "size": "tiny"},
         "model": {"dropout": 0.1, "attention_dropout": 0.1},
         "run": {"threads": 1, "precision": "fp32", "micro_batch_tokens": 100},

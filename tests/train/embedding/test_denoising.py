@@ -217,7 +217,7 @@ def test_training_is_resumed_and_learns(
 ) -> None:
     """The held-out loss falls; an interrupted run ends with the same bytes; snapshots load."""
     table = write_table("train.jsonl", make_rows("texts", 100))
-    values = VALUES | {"checkpoint": {"every": 3}}
+    values = VALUES | {"checkpoint": {"steps": 3}}
     expected = finetune_embedder(start_model, tmp_path / "a", data=table, values=values)
     untrained = finetune_embedder(
         start_model, tmp_path / "b", data=table, values=values | {"optim": {"lr": 1e-12}}

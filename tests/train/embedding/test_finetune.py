@@ -114,7 +114,7 @@ def test_interrupted_run_ends_with_the_same_bytes(
     """A run interrupted within an epoch ends with the same weights and metrics."""
     table = write_table("train.jsonl", make_rows("labeled_texts", 80))
     tables: dict[str, Any] = {
-        "run": {"micro_batch_tokens": micro_batch_tokens}, "checkpoint": {"every": 2}
+        "run": {"micro_batch_tokens": micro_batch_tokens}, "checkpoint": {"steps": 2}
     }  # fmt: skip
     expected = train(start_model, tmp_path / "uninterrupted", table, **tables)
     num_steps = 0

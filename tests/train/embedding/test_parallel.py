@@ -34,7 +34,7 @@ VALUES: dict[str, Any] = {
     "optim": {"lr": 1e-4},
     "run": {"threads": 1, "precision": "fp32", "device": "cpu"},
     "schedule": {"steps": 6},
-    "checkpoint": {"every": 3, "keep_optimizer": True},
+    "checkpoint": {"steps": 3, "keep_optimizer": True},
 }
 #: For each run, the kind of examples, the settings of the task, and the maximum tokens of a
 #: micro-batch: one or many micro-batches in a single process.

@@ -49,7 +49,7 @@ def test_signal_saves_a_checkpoint_and_exits(
     """
     run = tmp_path / "run"
     command = ["bertsmith", "pretrain", "--data", str(store), "--out", str(run), "--steps", "100"]
-    for assignment in make_assignments(checkpoint__every=50, run__eval_every=50):
+    for assignment in make_assignments(checkpoint__steps=50, run__eval_every=50):
         command += ["--set", assignment]
     advance = TerminalProgress.advance
 

@@ -111,7 +111,7 @@ def test_interrupted_run_ends_with_the_same_weights(
 ) -> None:
     """A run interrupted in the middle of an epoch ends with the same weights and metrics."""
     data = write_table(tmp_path / "train.jsonl", "single", 60)
-    changes: dict[str, Any] = {"schedule": {"epochs": 3.0}, "checkpoint": {"every": 4}}
+    changes: dict[str, Any] = {"schedule": {"epochs": 3.0}, "checkpoint": {"steps": 4}}
     expected = finetune_table(start_model, tmp_path / "uninterrupted", data, "single", **changes)
     num_steps = 0
 

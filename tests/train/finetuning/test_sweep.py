@@ -42,7 +42,7 @@ def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(
 ) -> None:
     """An interrupted sweep resumes its second run from the newest intact checkpoint."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
-    values = {**FAST_SETTINGS, "schedule": {"steps": 6}, "checkpoint": {"every": 2}}
+    values = {**FAST_SETTINGS, "schedule": {"steps": 6}, "checkpoint": {"steps": 2}}
     expected = run_sweep(
         "classify", start_model, tmp_path / "uninterrupted", seeds=2, data=data, values=values
     )

@@ -39,7 +39,7 @@ from tests.train.conftest import (
 ARGUMENTS: dict[str, Any] = {
     "steps": 7,
     "schedule__causal_fraction": 0.6,
-    "checkpoint__every": 1,
+    "checkpoint__steps": 1,
     "checkpoint__keep": 9,
     "checkpoint__keep_optimizer": "true",
     "run__micro_batch_tokens": 64,
@@ -155,7 +155,7 @@ def test_time_budget_switches_once(
     """With a time budget, the switch depends on the time; a resumed run does not switch back."""
     arguments = {
         "minutes": 60.0,
-        "checkpoint__every": 1,
+        "checkpoint__steps": 1,
         "schedule__causal_fraction": 0.5,
         "checkpoint__keep_optimizer": "true",
     }

@@ -30,7 +30,7 @@ SETTINGS = {
     "run.threads": 1,
     "run.max_eval_sequences": 256,
     "run.eval_every": 450,
-    "checkpoint.every": 450,
+    "checkpoint.steps": 450,
 }
 
 

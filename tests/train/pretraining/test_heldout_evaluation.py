@@ -20,7 +20,7 @@ TWO_PHASES: dict[str, Any] = {
     "schedule__phase2_max_seqlen": 48,
     "schedule__phase2_fraction": 0.5,
     "run__eval_every": 2,
-    "checkpoint__every": 2,
+    "checkpoint__steps": 2,
     "checkpoint__keep": 9,
     "checkpoint__keep_optimizer": "true",
 }

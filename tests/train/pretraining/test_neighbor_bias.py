@@ -22,7 +22,7 @@ ARGUMENTS: dict[str, Any] = {
     "model__layers": 2,
     "schedule__neighbor_bias_steps": 4,
     "run__initialization": "match-heads",
-    "checkpoint__every": 1,
+    "checkpoint__steps": 1,
     "checkpoint__keep": 9,
     "checkpoint__keep_optimizer": "true",
     "run__micro_batch_tokens": 64,

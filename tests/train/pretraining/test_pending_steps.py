@@ -34,7 +34,7 @@ def test_reading_late_changes_no_result(
 ) -> None:
     """Weights and metrics are those of a run that reads each step immediately."""
     options: dict[str, Any] = {
-        "steps": 7, "run__eval_every": 3, "checkpoint__every": 2, "run__log_every": 2,
+        "steps": 7, "run__eval_every": 3, "checkpoint__steps": 2, "run__log_every": 2,
         "run__log_grad_norms": "true",
     }  # fmt: skip
     expected = train("immediate", **options)
@@ -74,6 +74,6 @@ def test_a_diverged_step_is_reported_after_the_next_one(
     monkeypatch.setattr(PretrainingObjective, "compute_losses", return_nan_in_step_4)
     options = {"data__batch_size": 4, "run__micro_batch_tokens": 4096, "steps": 9}
     with pytest.raises(DivergedError, match=r"in step 4: the loss is nan.* examples 12 to 15 of"):
-        train(checkpoint__every=interval, run__eval_every=9, **options)
+        train(checkpoint__steps=interval, run__eval_every=9, **options)
     assert num_calls == last_step
     assert [number for number, _ in list_checkpoints(tmp_path / "run")] == saved_steps

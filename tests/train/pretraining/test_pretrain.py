@@ -133,7 +133,7 @@ def test_run_with_a_damaged_checkpoint_ends_with_the_same_weights(
     train: TrainFunction, tmp_path: Path
 ) -> None:
     """A run whose last checkpoint is damaged resumes from an earlier one, with the same result."""
-    settings = {"checkpoint__every": 4, "run__eval_every": 4, "checkpoint__keep_optimizer": "true"}
+    settings = {"checkpoint__steps": 4, "run__eval_every": 4, "checkpoint__keep_optimizer": "true"}
     train("intact", steps=8, **settings)
     for name in ("weights.safetensors", "moments.safetensors"):
         shutil.copytree(tmp_path / "intact", tmp_path / name)
@@ -158,7 +158,7 @@ def test_weights_depend_only_on_the_seed(train: TrainFunction, finished_run: Pat
 def test_diverged_run_keeps_its_last_checkpoint(train: TrainFunction, tmp_path: Path) -> None:
     """A run that diverges ends with a RunError and keeps its last checkpoint."""
     with pytest.raises(RunError, match=r"step \d+: the loss is .*examples \d+ to \d+ of the phase"):
-        train(steps=30, optim__lr=1e30, checkpoint__every=1, run__eval_every=30)
+        train(steps=30, optim__lr=1e30, checkpoint__steps=1, run__eval_every=30)
     checkpoints = list_checkpoints(tmp_path / "run")
     assert checkpoints
     logged_steps = [line["step"] for line in read_metrics(tmp_path / "run")]
@@ -173,7 +173,7 @@ def test_run_resumes_after_a_nan_loss(
 
     Without the NaN, the same command resumes the run, which ends like an uninterrupted one.
     """
-    train("uninterrupted", steps=6, checkpoint__every=1)
+    train("uninterrupted", steps=6, checkpoint__steps=1)
     compute_losses = PretrainingObjective.compute_losses
     num_calls = 0
 
@@ -189,12 +189,12 @@ def test_run_resumes_after_a_nan_loss(
 
     monkeypatch.setattr(PretrainingObjective, "compute_losses", return_nan_in_step_4)
     with pytest.raises(RunError, match=r"step 4: the loss is nan.*examples 12 to 15.*length 32"):
-        train(steps=6, checkpoint__every=1)
+        train(steps=6, checkpoint__steps=1)
     step, directory = list_checkpoints(tmp_path / "run")[-1]
     assert step == 3
     weights = load_file(directory / "weights.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())
-    train(steps=6, checkpoint__every=1)
+    train(steps=6, checkpoint__steps=1)
     expected = (tmp_path / "uninterrupted" / WEIGHTS).read_bytes()
     assert (tmp_path / "run" / WEIGHTS).read_bytes() == expected
 
@@ -321,7 +321,7 @@ def test_run_with_two_phases_can_be_resumed(train: TrainFunction, tmp_path: Path
         "steps": 8,
         "schedule__phase2_max_seqlen": 64,
         "schedule__phase2_fraction": 0.25,
-        "checkpoint__every": 1,
+        "checkpoint__steps": 1,
         "checkpoint__keep": 9,
         "checkpoint__keep_optimizer": "true",
     }
@@ -442,8 +442,8 @@ def test_finished_run_has_no_optimizer_state(train: TrainFunction, tmp_path: Pat
     The setting is stored in the run: only repeating the command with the value false removes the
     optimizer state.
     """
-    train("small", steps=4, checkpoint__every=2)
-    train("large", steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true")
+    train("small", steps=4, checkpoint__steps=2)
+    train("large", steps=4, checkpoint__steps=2, checkpoint__keep_optimizer="true")
     for run, optimizer_files in (("small", set()), ("large", {MOMENTS_FILE})):
         for step, directory in list_checkpoints(tmp_path / run):
             assert {path.name for path in directory.iterdir()} == {
@@ -453,13 +453,13 @@ def test_finished_run_has_no_optimizer_state(train: TrainFunction, tmp_path: Pat
                 *optimizer_files,
             }, step
     weights = (tmp_path / "large" / WEIGHTS).read_bytes()
-    train("large", steps=4, checkpoint__every=2)
+    train("large", steps=4, checkpoint__steps=2)
     assert len(list((tmp_path / "large").rglob(MOMENTS_FILE))) == 2
-    train("large", steps=4, checkpoint__every=2, checkpoint__keep_optimizer="false")
+    train("large", steps=4, checkpoint__steps=2, checkpoint__keep_optimizer="false")
     assert not list((tmp_path / "large").rglob(MOMENTS_FILE))
     # A missing model directory is written again without optimizer state.
     shutil.rmtree(tmp_path / "large" / "model")
-    train("large", steps=4, checkpoint__every=2)
+    train("large", steps=4, checkpoint__steps=2)
     assert (tmp_path / "large" / WEIGHTS).read_bytes() == weights
 
 
@@ -474,19 +474,19 @@ def test_optimizer_state_is_kept_until_the_model_is_written(
     with monkeypatch.context() as patch:
         patch.setattr(bundle, "save", fail)
         with pytest.raises(OSError, match="No space"):
-            train(steps=4, checkpoint__every=2)
+            train(steps=4, checkpoint__steps=2)
     assert len(list((tmp_path / "run").rglob(MOMENTS_FILE))) == 2
-    train(steps=4, checkpoint__every=2)
+    train(steps=4, checkpoint__steps=2)
     assert not list((tmp_path / "run").rglob(MOMENTS_FILE))
 
 
 def test_finished_run_cannot_be_extended(train: TrainFunction, tmp_path: Path) -> None:
     """More steps in the settings file of a finished run are an error with two solutions."""
-    train(steps=4, checkpoint__every=2)
+    train(steps=4, checkpoint__steps=2)
     settings_file = tmp_path / "run" / "settings.toml"
     settings_file.write_text(settings_file.read_text().replace("steps = 4", "steps = 6"))
     with pytest.raises(RunError) as caught:
-        train(steps=6, checkpoint__every=2)
+        train(steps=6, checkpoint__steps=2)
     for message in (
         "the run was finished (checkpoint.keep_optimizer=true keeps it)",
         "to train its model further, start a new run",

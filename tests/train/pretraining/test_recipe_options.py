@@ -33,7 +33,7 @@ def test_resumed_run_has_the_same_bytes(train: TrainFunction, tmp_path: Path, op
     """A run that loses its last checkpoints and resumes ends with the same checkpoint and model."""
     arguments: dict[str, Any] = {
         "steps": 7,
-        "checkpoint__every": 1,
+        "checkpoint__steps": 1,
         "checkpoint__keep": 9,
         "run__eval_every": 2,
         "checkpoint__keep_optimizer": "true",

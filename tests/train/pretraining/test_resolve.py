@@ -222,11 +222,11 @@ def test_stored_settings_are_complete(resolve: Any, tmp_path: Path) -> None:
 
     def get_intervals(steps: int, **overrides: Any) -> tuple[int | None, int | None]:
         settings = resolve_steps(resolve(**overrides), steps)
-        return settings.run.eval_every, settings.checkpoint.every
+        return settings.run.eval_every, settings.checkpoint.steps
 
     # The default is a twentieth of the run and at least ten steps.
     assert [get_intervals(steps) for steps in (4, 40, 1000)] == [(4, 4), (10, 10), (50, 50)]
-    assert get_intervals(1000, assignments=["run.eval_every=7", "checkpoint.every=9"]) == (7, 9)
+    assert get_intervals(1000, assignments=["run.eval_every=7", "checkpoint.steps=9"]) == (7, 9)
 
 
 def test_settings_of_a_run_are_a_settings_file(
@@ -246,7 +246,7 @@ def test_settings_of_a_run_are_a_settings_file(
     resolved = resolve_run_settings(overrides, Store.open(store), {"steps": 77})
     assert (resolved.schedule.steps, resolved.schedule.epochs) == (77, None)
     # The intervals depend on the number of steps, which has changed.
-    assert resolved.run.eval_every is resolved.checkpoint.every is None
+    assert resolved.run.eval_every is resolved.checkpoint.steps is None
     for contradicting_overrides, option in (
         (replace(overrides, size="tiny"), "--size"),
         (replace(overrides, recipe="paper"), "--recipe paper"),

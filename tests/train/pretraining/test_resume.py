@@ -71,7 +71,7 @@ def _list_options(**changes: Any) -> list[str]:
     """Return the settings of a run whose last 4 steps have longer sequences."""
     settings: dict[str, Any] = {
         "model__attention_dropout": 0.1,
-        "checkpoint__every": 3,
+        "checkpoint__steps": 3,
         "run__eval_every": 5,
         "run__micro_batch_tokens": 64,
         "schedule__phase2_max_seqlen": 48,

@@ -57,15 +57,15 @@ def test_new_values_that_do_not_affect_the_weights_are_used(
 ) -> None:
     """A resumed run uses and stores the new values; later runs that do not set them keep them."""
     run = tmp_path / "run"
-    train(steps=6, checkpoint__every=1, checkpoint__keep=9, checkpoint__keep_optimizer="true")
+    train(steps=6, checkpoint__steps=1, checkpoint__keep=9, checkpoint__keep_optimizer="true")
     weights = (run / "model" / "model.safetensors").read_bytes()
     for step in (4, 5, 6):
         shutil.rmtree(run / "checkpoints" / f"step-{step}")
-    train(steps=6, checkpoint__keep=1, checkpoint__every=2, run__log_every=5)
+    train(steps=6, checkpoint__keep=1, checkpoint__steps=2, run__log_every=5)
     assert (run / "model" / "model.safetensors").read_bytes() == weights
     stored = read_toml(run / SETTINGS_FILE)
     assert stored["checkpoint"] == {
-        "every": 2, "minutes": 10.0, "keep": 1, "keep_optimizer": True,
+        "steps": 2, "minutes": 10.0, "keep": 1, "keep_optimizer": True,
     }  # fmt: skip
     assert stored["run"]["log_every"] == 5
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-6"]
@@ -240,7 +240,7 @@ def test_omitted_data_settings_are_differences(resolve: Any, tmp_path: Path) -> 
 
 def test_moved_run_records_its_new_device(train: TrainFunction, tmp_path: Path) -> None:
     """A run whose device is not available continues from its checkpoint, and stores the CPU."""
-    train(steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true")
+    train(steps=4, checkpoint__steps=2, checkpoint__keep_optimizer="true")
     run = tmp_path / "run"
     path = run / SETTINGS_FILE
     shutil.rmtree(run / "checkpoints" / "step-4")
@@ -250,7 +250,7 @@ def test_moved_run_records_its_new_device(train: TrainFunction, tmp_path: Path) 
     path.write_text(weights_on_cpu.replace('precision = "fp32"', 'precision = "bf16"'))
     progress = RecordingProgress()
     outcome = train(
-        steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true", run__device="auto",
+        steps=4, checkpoint__steps=2, checkpoint__keep_optimizer="true", run__device="auto",
         run__precision=None, run__threads=None, progress=progress,
     ).outcome  # fmt: skip
     assert outcome.state.step == 4
@@ -290,7 +290,7 @@ def test_continued_run_does_not_need_its_start_model(train: TrainFunction, tmp_p
     """A run with --from resumes if its start model has moved, or no longer exists."""
     first, run = tmp_path / "first", tmp_path / "run"
     options: dict[str, Any] = {
-        "steps": 4, "checkpoint__every": 2, "checkpoint__keep_optimizer": "true",
+        "steps": 4, "checkpoint__steps": 2, "checkpoint__keep_optimizer": "true",
     }  # fmt: skip
     train("first", steps=2)
     train(start_from=str(first), **options)

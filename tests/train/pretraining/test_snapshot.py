@@ -28,7 +28,7 @@ LEFT_TO_RIGHT: dict[str, Any] = {
 def test_snapshot_has_the_weights_of_its_step(store: Path, tmp_path: Path) -> None:
     """Only the snapshot of the last step has the weights of the final model."""
     run = tmp_path / "run"
-    options = make_assignments(checkpoint__every=3, checkpoint__keep=9, run__eval_every=50)
+    options = make_assignments(checkpoint__steps=3, checkpoint__keep=9, run__eval_every=50)
     pretrain(store, run, steps=9, assignments=options)
     write_snapshot(run, 9, tmp_path / "step-9")
     write_snapshot(run, 3, tmp_path / "step-3")
@@ -46,7 +46,7 @@ def test_snapshot_of_an_unfinished_run_needs_its_store(store: Path, tmp_path: Pa
     """The vocabulary of another store at the same path does not belong to the weights."""
     run, moved = tmp_path / "run", tmp_path / "store"
     shutil.copytree(store, moved)
-    pretrain(moved, run, steps=2, assignments=make_assignments(checkpoint__every=2))
+    pretrain(moved, run, steps=2, assignments=make_assignments(checkpoint__steps=2))
     shutil.rmtree(run / "model")
     write_snapshot(run, 2, tmp_path / "snapshot")
     manifest = moved / "manifest.json"
@@ -109,7 +109,7 @@ def test_batch_norm_statistics_are_in_the_checkpoint(store: Path, tmp_path: Path
     """A resumed run with batch norm ends with the running statistics of an uninterrupted run."""
     options = make_assignments(
         model__norm="batch",
-        checkpoint__every=3,
+        checkpoint__steps=3,
         run__eval_every=50,
         checkpoint__keep_optimizer="true",
     )

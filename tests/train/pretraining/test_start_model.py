@@ -163,11 +163,11 @@ def test_tokens_are_counted_only_for_a_new_initialization(
         return count_token_ids(split, vocab_size)
 
     monkeypatch.setattr(session, "count_token_ids", count)
-    train("start", steps=4, checkpoint__every=2, checkpoint__keep=9)
+    train("start", steps=4, checkpoint__steps=2, checkpoint__keep=9)
     assert len(counted) == 1
     train("continued", steps=1, start_from=str(tmp_path / "start"))
     copy_interrupted_run(tmp_path / "start", tmp_path / "resumed", last_step=4)
-    train("resumed", steps=4, checkpoint__every=2, checkpoint__keep=9)
+    train("resumed", steps=4, checkpoint__steps=2, checkpoint__keep=9)
     assert len(counted) == 1
     assert_same_weights(tmp_path / "resumed" / "model", tmp_path / "start" / "model")
     start = tmp_path / "start" / "model"

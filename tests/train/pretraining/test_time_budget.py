@@ -39,7 +39,7 @@ COST = Cost(
 #: A budget without time for a step, so that the minimum of steps is taken.
 NO_TIME = {"minutes": 1e-6, "schedule__warmup_steps": 0}
 #: A budget that is not used up in the tests.
-MUCH_TIME = {"minutes": 60.0, "checkpoint__every": 2, "checkpoint__keep_optimizer": "true"}
+MUCH_TIME = {"minutes": 60.0, "checkpoint__steps": 2, "checkpoint__keep_optimizer": "true"}
 
 
 class KilledError(Exception):

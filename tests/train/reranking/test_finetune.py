@@ -102,7 +102,7 @@ def test_interrupted_run_ends_with_the_same_bytes(
     tables: dict[str, Any] = {
         "reranking": {"loss": "listnet", "random_negatives": 2, "batch_size": 8},
         "run": {"micro_batch_tokens": 128, "threads": 1, "precision": "fp32"},
-        "checkpoint": {"every": 2},
+        "checkpoint": {"steps": 2},
     }
     expected = train(start_model, tmp_path / "uninterrupted", table, **tables)
     num_steps = 0
