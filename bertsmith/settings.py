@@ -37,7 +37,7 @@ class Settings(BaseModel):
 
 
 class SettingsTable(Settings):
-    """A named table of a settings file, such as ``[optim]``; keys of version 0.1 are accepted."""
+    """A named table of a settings file, such as ``[optim]``. Keys of earlier versions work."""
 
     #: The name of the table, such as ``optim``.
     table: ClassVar[str]

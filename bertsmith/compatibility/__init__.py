@@ -1,8 +1,8 @@
 """Settings and fields that earlier versions had, and their current names.
 
-Settings files and metrics logs of versions 0.1 and 0.2, and ``--set`` options of version 0.1, keep
-working. A setting under its old name raises a FutureWarning with the new one. New files always have
-the new names.
+Settings files, metrics logs and ``--set`` options of versions 0.1 and 0.2 keep working. A
+setting under its old name raises a FutureWarning with the new one. New files always have the new
+names.
 """
 
 import warnings

@@ -21,8 +21,7 @@ OTHER_ENCODINGS = "such as cp949 (Korean) or latin-1 (Western European)"
 #: File suffix -> table format. A suffix of a compressed file may follow.
 TABLE_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
                  ".json": "json", ".parquet": "parquet"}  # fmt: skip
-#: Setting of how text tables are read -> its default, and the table formats on which it has no
-#: effect.
+#: Setting of how tables are read -> its default, and the table formats on which it has no effect.
 _FORMATS_IGNORING_SETTING: dict[str, tuple[Any, frozenset[str | None]]] = {
     "header": (True, frozenset({"jsonl", "json", "parquet"})),
     "delimiter": ("", frozenset({"jsonl", "json", "parquet"})),
@@ -48,11 +47,14 @@ def detect_table_format(path: Path) -> str | None:
 def reject_ignored_settings(
     table: str, settings: Mapping[str, Any], files: Collection[Path]
 ) -> None:
-    """Raise SettingsError if a setting describes text tables, but no file is one.
+    """Raise SettingsError if a setting of how tables are read has no effect on any data file.
+
+    For example, JSON lines have no delimiter, and Parquet has no text encoding.
 
     Args:
-        table: The table of settings, for the message.
-        settings: Settings of how files are read. Default values and other settings are accepted.
+        table: The name of the settings table, such as "task", for the message.
+        settings: Settings by name. Only ``header``, ``delimiter`` and ``encoding`` are checked, and
+            only if they differ from their defaults.
         files: The data files.
     """
     formats = {detect_table_format(file) for file in files}
