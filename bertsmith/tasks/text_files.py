@@ -45,14 +45,15 @@ def detect_table_format(path: Path) -> str | None:
 
 
 def reject_ignored_settings(
-    table: str, settings: Mapping[str, Any], files: Collection[Path]
+    table: str | None, settings: Mapping[str, Any], files: Collection[Path]
 ) -> None:
     """Raise SettingsError if a setting of how tables are read has no effect on any data file.
 
     For example, JSON lines have no delimiter, and Parquet has no text encoding.
 
     Args:
-        table: The name of the settings table, such as "task", for the message.
+        table: The name of the settings table for the message, such as "task"; None if the settings
+            are in no table.
         settings: Settings by name. Only ``header``, ``delimiter`` and ``encoding`` are checked, and
             only if they differ from their defaults.
         files: The data files.
@@ -61,9 +62,8 @@ def reject_ignored_settings(
     for name, (default, ignoring_formats) in _FORMATS_IGNORING_SETTING.items():
         is_set = settings.get(name, default) not in (default, "")
         if is_set and formats and formats <= ignoring_formats:
-            raise SettingsError(
-                f"{table}.{name}: has no effect on {', '.join(map(str, files))}; remove it"
-            )
+            key = f"{table}.{name}" if table else name
+            raise SettingsError(f"{key}: has no effect on {', '.join(map(str, files))}; remove it")
 
 
 def is_txt_table(path: Path, text_column: str | None) -> bool:

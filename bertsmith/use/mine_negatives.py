@@ -20,6 +20,7 @@ from bertsmith.tasks.embedding_columns import open_rows, resolve_columns
 from bertsmith.tasks.embedding_settings import TextColumns
 from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.tables import get_text
+from bertsmith.tasks.text_files import reject_ignored_settings
 from bertsmith.use.inputs import chunked
 from bertsmith.use.mining_settings import MiningSettings
 from bertsmith.use.model_setup import resolve_reranker
@@ -114,11 +115,12 @@ def mine_negatives(
     """
     settings = settings or MiningSettings()
     progress = progress or NullProgress()
-    out = Path(out)
+    data, out = Path(data), Path(out)
     check_new_file(out)
+    reject_ignored_settings(None, settings.model_dump(), [data])
     table_format = get_output_format(out)
     counts = MiningCounts()
-    positives = _read_pairs(Path(data), settings, counts)
+    positives = _read_pairs(data, settings, counts)
     miner = _Miner(
         Searcher(index, model=model, device=device),
         None if reranker is None else resolve_reranker(reranker),

@@ -51,11 +51,17 @@ def test_mistakes_are_explained(run_cli: RunCli, model: Path, lines: Path, tmp_p
     assert run_cli("embed", model, lines, "--out", index).status == 0
     out, pairs = tmp_path / "out.jsonl", tmp_path / "pairs.csv"
     pairs.write_text("query,positive\na,b\n")
+    json_lines = tmp_path / "pairs.jsonl"
+    json_lines.write_text('{"query": "a", "positive": "b"}\n')
     for options, message in [
         (["no.index", "--data", pairs, "--out", out], "no.index: does not exist; make an index"),
         ([index, "--data", lines, "--out", out], "name the columns: --text for the query"),
         ([index, "--data", "no.csv", "--out", out], "no.csv: no such file"),
         ([index, "--data", lines, "--out", lines], "this file exists already"),
+        (
+            [index, "--data", json_lines, "--out", out, "--delimiter", ";"],
+            f"delimiter: has no effect on {json_lines}; remove it",
+        ),
         ([index, "--data", lines, "--out", out, "--skip", "50"], "candidates is 50 and skip"),
         ([index, "--data", lines, "--out", out, "--sampling", "best"], "'best'"),
     ]:
