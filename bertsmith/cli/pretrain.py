@@ -123,12 +123,13 @@ def pretrain(
                 "step": step,
                 "steps": result.steps,
                 "metrics": result.heldout,
+                "start_metrics": result.start_heldout or None,
             }
         )
     if result.model is None:
         log(f"{describe_stop(step, result.steps)}; run the same command to continue")
         raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
-    _print_metrics(result.heldout, as_json=as_json)
+    _print_metrics(result.heldout, result.start_heldout, as_json=as_json)
     log(f"wrote {result.model}" + (f" and {result.curve}" if result.curve else ""))
     if result.is_masked_lm:
         log(f"next: {format_fill_command(result.model)}")
@@ -141,14 +142,28 @@ def pretrain(
     )
 
 
-def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
-    """Warn if many validation tokens are [UNK]; print the metrics unless ``as_json``."""
+def _print_metrics(
+    heldout: dict[str, float], start_heldout: dict[str, float], *, as_json: bool
+) -> None:
+    """Log warnings about the metrics of a run; print the metrics unless ``as_json``.
+
+    Args:
+        heldout: Metrics on held-out text at the end.
+        start_heldout: Metrics of the start model; empty for a run from scratch.
+        as_json: Whether the metrics are printed as JSON elsewhere.
+    """
     from bertsmith.text.unknown import format_unknown_warning
 
     unknown_share = heldout.get("unknown_share")
     warning = format_unknown_warning(unknown_share or 0.0, "the held-out tokens")
     if warning is not None:
         log(f"{warning}; the metrics exclude [UNK]")
+    start_loss = start_heldout.get("mlm_loss")
+    if start_loss is not None and heldout["mlm_loss"] > start_loss:
+        log(
+            "warning: on the held-out text, this model is worse than the model of --from; use "
+            "more text, a longer run or a lower optim.lr"
+        )
     if as_json:
         return
     # Runs of version 0.1 have no unknown_share.
@@ -159,9 +174,10 @@ def _print_metrics(heldout: dict[str, float], *, as_json: bool) -> None:
     sequences = ""
     if "num_sequences" in heldout:
         sequences = f" ({count_noun(heldout['num_sequences'], 'sequence')})"
+    start = "" if start_loss is None else f"before training {start_loss:.3f}, "
     print_line(
         f"held out{sequences}: masked-LM loss {heldout['mlm_loss']:.3f} "
-        f"(unigram entropy {heldout['unigram_entropy']:.3f}), "
+        f"({start}unigram entropy {heldout['unigram_entropy']:.3f}), "
         f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['mlm_accuracy']:.1%}"
         f"{unknown}"
     )

@@ -97,6 +97,7 @@ class LoopOptions:
         use_tensorboard: Whether to also write the metrics as TensorBoard event files.
         average_fraction: Fraction of the completed steps over which the weights are averaged for
             evaluations and at the end; 0: no averaging.
+        evaluates_start: Whether to evaluate before the first step, too, which is logged as step 0.
     """
 
     duration: Duration
@@ -115,6 +116,7 @@ class LoopOptions:
     use_tensorboard: bool = False
     average_fraction: float = 0.0
     has_asynchronous_checkpoints: bool = False
+    evaluates_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,8 @@ class _Loop:
         self._signals = signals
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
+        if self._options.evaluates_start and self.state.step == 0 and not self._is_evaluated():
+            self._evaluate()
         while not (self._poll_signals(signals) or self.is_finished()):
             self._duration.begin_step(self.state.step)
             self._take_step(next(batches))

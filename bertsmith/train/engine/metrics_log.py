@@ -35,8 +35,8 @@ class MetricsLog:
         lines = [line for line in read_metrics(run) if line["step"] <= step]
         write_atomic(self.path, "".join(dump_json(line) + "\n" for line in lines))
         heldout_steps = [line["step"] for line in lines if line.get("kind") == "heldout"]
-        #: Step of the last evaluation; 0 if there is none.
-        self.last_heldout_step = max(heldout_steps, default=0)
+        #: Step of the last evaluation; -1 if there is none.
+        self.last_heldout_step = max(heldout_steps, default=-1)
         self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:

@@ -75,6 +75,7 @@ class PretrainResult:
         outcome: How training ended.
         steps: Total number of steps of the run; None if a signal stopped a run with a time budget.
         heldout: Metrics of the last evaluation on held-out text.
+        start_heldout: The same metrics of the start model; empty for a run from scratch.
         curve: Image file of the loss curve; None if matplotlib is not installed.
         is_masked_lm: Whether the model was trained on masked tokens; otherwise left to right.
     """
@@ -84,6 +85,7 @@ class PretrainResult:
     outcome: TrainingOutcome
     steps: int | None
     heldout: dict[str, float]
+    start_heldout: dict[str, float]
     curve: Path | None
     is_masked_lm: bool
 
@@ -437,6 +439,7 @@ def _save_model(
         outcome=outcome,
         steps=settings.schedule.steps,
         heldout=heldout,
+        start_heldout=metrics_log.read_heldout_metrics(run, step=0),
         curve=_draw_curve(run, settings, progress, is_finished=model is not None),
         is_masked_lm=settings.data.objective != "left-to-right",
     )
@@ -465,6 +468,7 @@ def _train(session: Session, run: Path, progress: Progress, duration: Duration) 
         grad_norm_groups=build_grad_norm_groups(session.model) if log_grad_norms else {},
         use_tensorboard=settings.run.tensorboard,
         average_fraction=settings.optim.average_fraction,
+        evaluates_start=settings.run.start_from is not None,
     )
     return loop.train(
         session.build_objective(duration),

@@ -145,6 +145,8 @@ _MAX_LR_WITH_NSP = 1e-3
 _FAST_LRS = ((256, 2e-3), (512, 7e-4), (768, 4e-4))
 #: Peak learning rate of `fast` for wider models.
 _FAST_LR_WIDE = 2e-4
+#: Factor of the learning rate of `fast` in continued pre-training.
+_CONTINUED_LR_FACTOR = 0.5
 
 #: Width and initialization std of BERT base, from which the std for other widths is derived.
 _BASE_WIDTH, _BASE_STD = 768, 0.02
@@ -209,6 +211,7 @@ def get_recipe_defaults(
     user_values: Mapping[str, Any] | None = None,
     *,
     nsp: bool = False,
+    is_continued: bool = False,
 ) -> dict[str, Any]:
     """Return the default settings of a recipe.
 
@@ -217,6 +220,7 @@ def get_recipe_defaults(
         model: Fields of the model config, such as layers and width.
         user_values: The user's settings by table, on which defaults of `fast` depend.
         nsp: Whether the run trains next-sentence prediction.
+        is_continued: Whether the run starts from a trained model.
     """
     if recipe == "paper":
         return merge_settings(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
@@ -228,10 +232,14 @@ def get_recipe_defaults(
     is_large_enough = 1 not in (model.get("layers"), model.get("heads"))
     initialization = "cross-segment-heads" if is_large_enough else "neighbor-heads"
     has_nsp_loss = nsp and data.get("pair_objective", "nsp") == "nsp"
+    if has_nsp_loss and is_large_enough:
+        lr = min(lr, _MAX_LR_WITH_NSP)
+    if is_continued:
+        lr *= _CONTINUED_LR_FACTOR
     size_defaults = {
         "model": {"init_range": scale_init_range(width)},
         "data": {"nsp": nsp},
-        "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if has_nsp_loss and is_large_enough else lr},
+        "optim": {"lr": lr},
         "run": {"initialization": initialization},
     }
     defaults = merge_settings(_FAST, size_defaults)

@@ -98,7 +98,9 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     nsp = recipes.trains_nsp(recipe, data, {} if start is None else model)
     if start is not None:
         user_values = merge_settings({"data": start.get_objectives(nsp=nsp)}, user_values)
-    base = recipes.get_recipe_defaults(recipe, model, user_values, nsp=nsp)
+    base = recipes.get_recipe_defaults(
+        recipe, model, user_values, nsp=nsp, is_continued=start is not None
+    )
     device = str(get_table(user_values, "run").get("device", "auto"))
     is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
     if is_cuda and recipe == "fast":

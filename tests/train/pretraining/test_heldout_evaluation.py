@@ -115,7 +115,23 @@ def test_command_prints_the_loss_of_the_second_length(
 ) -> None:
     """The last lines of `pretrain` have the loss at both lengths."""
     result = train(steps=2, **TWO_PHASES)
-    _print_metrics(result.heldout, as_json=False)
+    _print_metrics(result.heldout, result.start_heldout, as_json=False)
     loss = result.heldout["phase2_mlm_loss"]
     expected = f"at the length of the second phase (5 sequences): masked-LM loss {loss:.3f}, "
     assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("start_loss", "is_worse"), [(3.2, False), (2.8, True)])
+def test_command_warns_of_a_model_that_became_worse(
+    capsys: pytest.CaptureFixture[str], start_loss: float, is_worse: bool
+) -> None:
+    """The last lines of `pretrain --from` have the loss before training, and say if it was lower."""
+    metrics = {
+        "mlm_loss": 3.0, "perplexity": 20.1, "mlm_accuracy": 0.4, "unigram_entropy": 6.5,
+        "num_sequences": 8, "unknown_share": 0.0,
+    }  # fmt: skip
+    _print_metrics(metrics, metrics | {"mlm_loss": start_loss}, as_json=False)
+    captured = capsys.readouterr()
+    expected = f"masked-LM loss 3.000 (before training {start_loss:.3f}, unigram entropy 6.500)"
+    assert expected in captured.out
+    assert ("this model is worse than the model of --from" in captured.err) == is_worse

@@ -11,6 +11,7 @@ from bertsmith.data.store import Split
 from bertsmith.data.unigram import count_token_ids
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.settings import read_toml
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.pretraining import session
 from bertsmith.train.pretraining.pretrain import write_initial_model
@@ -99,6 +100,36 @@ def test_resumed_run_keeps_its_objective(train: TrainFunction, tmp_path: Path) -
     assert train("run", steps=1, **options).steps == 1
     assert train("new", steps=1, **options).steps == 1
     assert read_toml(tmp_path / "new" / SETTINGS_FILE)["data"]["pair_objective"] == "sop"
+
+
+def test_learning_rate_is_half_of_that_from_scratch(
+    resolve: Any, store: Path, tmp_path: Path
+) -> None:
+    """A trained model would first become worse at the learning rate from scratch."""
+    start = make_start_model(store, tmp_path / "start", data__nsp="false")
+    common = ["data.max_seqlen=32"]
+    continued = resolve(start_from=start, assignments=common)
+    assert continued.optim.lr == 0.001
+    options = [*common, "data.nsp=false", "schedule.phase2_max_seqlen=64"]
+    assert resolve(start_from=start, recipe="paper", assignments=options).optim.lr == 0.0001
+    assert resolve().optim.lr == 0.002
+
+
+def test_start_model_is_evaluated_before_the_first_step(
+    train: TrainFunction, tmp_path: Path
+) -> None:
+    """A continued run has the held-out loss of its start model, once even if it is interrupted."""
+    start = train("start", steps=4)
+    assert start.start_heldout == {}
+    options: dict[str, Any] = {"start_from": str(tmp_path / "start"), "checkpoint__steps": 2}
+    options |= {"checkpoint__keep": 9, "checkpoint__keep_optimizer": "true"}
+    continued = train("continued", steps=4, **options)
+    assert continued.start_heldout == start.heldout
+    assert continued.heldout != start.heldout
+    copy_interrupted_run(tmp_path / "continued", tmp_path / "resumed", last_step=2)
+    assert train("resumed", steps=4, **options).start_heldout == start.heldout
+    steps = [line["step"] for line in read_metrics(tmp_path / "resumed") if "perplexity" in line]
+    assert steps.count(0) == 1
 
 
 @pytest.mark.parametrize(
