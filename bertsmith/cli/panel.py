@@ -1,6 +1,7 @@
 """``bertsmith lab panel``: compare models on the same tasks, in one table."""
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,8 @@ def panel(
             help="Comma-separated tasks or groups of tasks: held-out, minimal-pairs, english "
             "(sst-2-1k, sst-2-10k, cola, mrpc, rte, sts-b, conll2003, probe), glue (cola, mrpc, "
             "rte, sts-b, sst-2, qnli, qqp, mnli), korean (nsmc, korsts, klue-ner). Default: "
-            "the English tasks that have a folder in --data.",
+            "the English tasks that have a folder in --data (probe if scikit-learn is installed), "
+            "held-out with --text and minimal-pairs with --minimal-pairs.",
             show_default=False,
         ),
     ] = None,
@@ -148,6 +150,10 @@ def _select_tasks(
     if missing:
         names = [task.name for task in missing]
         log(f"left out, because {data} has no folder for them: {', '.join(names)}")
+    probes = [task for task in selected if task.evaluation == "probe"]
+    if probes and find_spec("sklearn") is None:
+        log("left out, because scikit-learn is not installed (the extra lab): probe")
+        selected = [task for task in selected if task not in probes]
     return selected
 
 

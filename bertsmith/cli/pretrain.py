@@ -28,7 +28,7 @@ class RecipeName(StrEnum):
 @app.command(
     epilog=format_examples(
         "bertsmith pretrain --data my-store --minutes 30 --out my-run",
-        "bertsmith pretrain --data my-store --size base --recipe paper --out my-run",
+        "bertsmith pretrain --data my-store --size base --recipe paper --plan",
         "bertsmith pretrain --from my-run --data my-store --steps 1000 --out my-run-2",
     )
 )
@@ -39,18 +39,26 @@ def pretrain(
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(help="tiny, mini, small, medium, base or large. Default: mini."),
+        typer.Option(
+            help="tiny, mini, small, medium, base or large. Default: mini. Not with --from, whose "
+            "model has its own size."
+        ),
     ] = None,
     recipe: Annotated[
         RecipeName | None,
         typer.Option(
-            help="paper: as published (Devlin et al. 2018); fast: with later improvements. "
-            "Default: fast."
+            help="paper: as published (Devlin et al. 2018); fast: with later improvements for "
+            "short runs, such as a higher learning rate. Default: fast."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of optimizer steps.", min=1)] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training data.", callback=check_positive)
+        float | None,
+        typer.Option(
+            help="Passes over the training data. Default, without --steps and --minutes: 1, or "
+            "1,000,000 steps with --recipe paper.",
+            callback=check_positive,
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -63,8 +71,9 @@ def pretrain(
         str | None,
         typer.Option(
             "--from",
-            help="Initialize from a model directory, a run directory, the name of a reference "
-            "model (mini-en) or a Hub id.",
+            help="Continue from a model directory, a run directory, the name of a reference model "
+            "(mini-en) or a Hub id, by default with half of the learning rate of a new model. The "
+            "store must have its vocabulary.",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,

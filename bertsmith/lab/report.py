@@ -99,7 +99,7 @@ def format_mean_std(
     """Return a table cell with the mean and standard deviation over seeds.
 
     If some seeds have no finite value, the cell also says how many seeds have one, such as
-    "0.700 ± 0.010 (2 of 3; 1 diverged)".
+    "0.700 ± 0.010 (2 of 3; 1 diverged)". If no seed has one, the cell is ``nonfinite_label``.
 
     Args:
         values: One value per seed. None means that the run is missing or failed. NaN means that
@@ -110,6 +110,8 @@ def format_mean_std(
     finite = _select_finite(values)
     num_nonfinite = sum(value is not None and not math.isfinite(value) for value in values)
     notes = [f"{num_nonfinite} {nonfinite_label}"] if num_nonfinite else []
+    if num_nonfinite == len(values) > 0:
+        return nonfinite_label
     if not finite:
         return notes[0] if notes else EMPTY_CELL
     cell = format(mean(finite), format_spec)

@@ -73,7 +73,7 @@ class Claim:
             reason = self.no_benefit
         else:
             seeds = ", ".join(f"{value:+.3f}" for value in values)
-            reason = f"mean difference {mean(values):+.3f}; by seed {seeds}"
+            reason = f"mean difference in its favor {mean(values):+.3f}; by seed {seeds}"
         return f"- {self.outcome}: {self.text} ({reason})"
 
     def _compare(self, differences: Sequence[float | None]) -> Outcome:

@@ -1,6 +1,7 @@
 """The command ``lab panel``: plan, table, JSON and invalid arguments."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,26 @@ def test_default_tasks_are_those_with_a_folder(
     completed = run_cli("lab", "panel", *options, "--tasks", "english")
     assert completed.status == 2
     assert "no folder SST-2 or glue/SST-2 for sst-2-1k" in completed.err
+
+
+def test_probe_is_left_out_without_scikit_learn(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without scikit-learn, the probe is left out by default; in --tasks, it is an error."""
+    monkeypatch.setattr(cost, "measure_step_seconds", lambda *_, **__: 0.01)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    write_model(tmp_path / "model-a", 1)
+    rows = [(text, str(number % 2)) for number, text in enumerate(SENTENCES)]
+    write_table(tmp_path / "SST-2", ("sentence", "label"), rows)
+    options = (tmp_path / "model-a", "--data", tmp_path, "--out", tmp_path / "out", "--plan")
+    completed = run_cli("lab", "panel", *options, "--json")
+    assert completed.status == 0, completed.err
+    names = [task["name"] for task in json.loads(completed.out)["tasks"]]
+    assert names == ["sst-2-1k", "sst-2-10k"]
+    assert "left out, because scikit-learn is not installed (the extra lab): probe" in completed.err
+    completed = run_cli("lab", "panel", *options, "--tasks", "probe")
+    assert completed.status != 0
+    assert "bertsmith[lab]" in completed.err
 
 
 @pytest.mark.parametrize(

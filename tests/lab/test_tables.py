@@ -89,7 +89,7 @@ def test_constant_layer_of_one_seed_does_not_affect_the_mean(tmp_path: Path) -> 
     report = EXPERIMENTS["pooling"].build_report(factory, results)
     (means,) = report.data.values()
     np.testing.assert_allclose(means, [[0.4] * 5, [0.7] * 5])
-    assert report.tables[0].rows[0][1] == "0.700 (1 of 2; 1 constant)"
+    assert report.tables[0].rows[0][1] == "0.700 (1 of 2; 1 undefined: equal vectors)"
 
 
 def test_cell_has_mean_and_standard_deviation() -> None:
@@ -98,7 +98,7 @@ def test_cell_has_mean_and_standard_deviation() -> None:
     cell = format_mean_std([1.0, None, float("nan")], ".1f")
     assert cell == "1.0 (1 of 3; 1 diverged or constant)"
     assert format_mean_std([None]) == "-"
-    assert format_mean_std([float("nan")]) == "1 diverged or constant"
+    assert format_mean_std([float("nan")]) == "diverged or constant"
 
 
 def test_table_has_a_markdown_header() -> None:

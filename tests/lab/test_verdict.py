@@ -53,7 +53,10 @@ def test_claim_is_open_without_benefit_of_pretraining() -> None:
 def test_too_few_seeds_are_no_lack_of_benefit() -> None:
     """With one seed, the line has the difference; with a missing benefit, it says so."""
     claim = Claim("a is better", [0.1], benefits=[0.2])
-    assert claim.to_markdown() == "- open: a is better (mean difference +0.100; by seed +0.100)"
+    assert (
+        claim.to_markdown()
+        == "- open: a is better (mean difference in its favor +0.100; by seed +0.100)"
+    )
     claim = Claim("a is better", [0.1, 0.1, 0.1], benefits=[0.1, math.nan, 0.1])
     assert (
         claim.to_markdown() == "- open: a is better (some results are missing, or a run diverged)"

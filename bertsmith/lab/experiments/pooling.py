@@ -265,7 +265,7 @@ def _format_correlations(
 ) -> str:
     """Return the cell of a layer and a pooling; ``runs`` has the correlations of each seed."""
     correlations = [None if run is None else float(run[layer, column]) for run in runs]
-    return format_mean_std(correlations, nonfinite_label="constant")
+    return format_mean_std(correlations, nonfinite_label="undefined: equal vectors")
 
 
 def _format_layer_names(num_states: int) -> list[str]:

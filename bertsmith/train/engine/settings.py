@@ -68,7 +68,8 @@ class CheckpointSettings(SettingsTable):
     asynchronous: bool | None = None
     #: Number of recent checkpoints to keep, in addition to the best one.
     keep: Annotated[int, Field(ge=1)] = 2
-    #: Whether a finished run keeps the optimizer state, which is twice the size of the weights.
+    #: Whether a finished run keeps the optimizer state, which has one (Muon) or two (AdamW) float32
+    #: numbers for each weight.
     keep_optimizer: bool = False
 
     def is_asynchronous(self, device_type: str) -> bool:

@@ -125,7 +125,7 @@ def test_command_prints_the_loss_of_the_second_length(
 def test_command_warns_of_a_model_that_became_worse(
     capsys: pytest.CaptureFixture[str], start_loss: float, is_worse: bool
 ) -> None:
-    """The last lines of `pretrain --from` have the loss before training, and say if it was lower."""
+    """`pretrain --from` prints the loss before training, and warns if it was lower."""
     metrics = {
         "mlm_loss": 3.0, "perplexity": 20.1, "mlm_accuracy": 0.4, "unigram_entropy": 6.5,
         "num_sequences": 8, "unknown_share": 0.0,
