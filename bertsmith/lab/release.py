@@ -27,9 +27,7 @@ from bertsmith.settings import read_stored_settings
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.metrics_log import METRICS_FILE, read_metrics
 from bertsmith.train.engine.provenance import dump_settings
-from bertsmith.train.engine.run_device import MACHINE_SETTINGS
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
-from bertsmith.train.pretraining.pretrain import MODEL_DIR
+from bertsmith.train.engine.run_directory import MACHINE_SETTINGS, MODEL_DIR, SETTINGS_FILE
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
 TRAINING_FILE: Final = "training.json"
@@ -37,6 +35,8 @@ TRAINING_FILE: Final = "training.json"
 PANEL_FILE: Final = "results/panel.json"
 #: Tables in the settings of runs of other kinds.
 _OTHER_RUNS: Final = ("task", "embedding", "reranking", "distill")
+#: Settings of the table ``run`` that a release leaves out.
+_MACHINE_SETTINGS: Final = (*MACHINE_SETTINGS, "world_size")
 #: Keys of a metrics line that the summary of an evaluation leaves out.
 _OMITTED_KEYS: Final = ("kind", "seconds")
 #: Keys of panel.json that are published; the others identify files of the machine.
@@ -139,7 +139,7 @@ def _read_settings(run: Path) -> PretrainSettings:
 def _dump_portable_settings(settings: PretrainSettings) -> dict[str, Any]:
     """Return the settings of a run without paths and without those of the training machine."""
     tables = dump_settings(settings, exclude_none=True)
-    run = {name: value for name, value in tables["run"].items() if name not in MACHINE_SETTINGS}
+    run = {name: value for name, value in tables["run"].items() if name not in _MACHINE_SETTINGS}
     return {**tables, "run": run}
 
 

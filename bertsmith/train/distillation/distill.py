@@ -29,7 +29,7 @@ from bertsmith.train.distillation.task_distillation import TaskDistillation
 from bertsmith.train.distillation.text_distillation import TextDistillation
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.example_counts import log_example_counts, warn_unknown_tokens
-from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult, open_run
+from bertsmith.train.engine.finetuning_run import FinetuneResult, open_run
 from bertsmith.train.engine.finetuning_training import (
     EpochObjective,
     freeze_layers,
@@ -38,7 +38,12 @@ from bertsmith.train.engine.finetuning_training import (
 )
 from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import record_machine
-from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory, lock_run
+from bertsmith.train.engine.run_directory import (
+    MODEL_DIR,
+    SETTINGS_FILE,
+    check_run_directory,
+    lock_run,
+)
 from bertsmith.train.engine.threads import restore_num_threads
 
 

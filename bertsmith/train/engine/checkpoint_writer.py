@@ -22,8 +22,8 @@ class CheckpointWriter:
     """Context manager that writes checkpoints; on exit, it waits for the last one.
 
     If an exception ends the block, the error of the thread is dropped. If it is a KeyboardInterrupt
-    or a similar exception, there is no wait: the unfinished checkpoint is incomplete or complete,
-    but never damaged.
+    or a similar exception, there is no wait: an unfinished checkpoint stays in a temporary
+    directory, which the next start removes.
     """
 
     def __init__(self, run: Path, keep: int, *, is_asynchronous: bool) -> None:

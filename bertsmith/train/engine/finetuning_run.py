@@ -15,9 +15,9 @@ from bertsmith.train.engine import checkpoint
 from bertsmith.train.engine.data_files import DataFiles, SettingsType, check_files_unchanged
 from bertsmith.train.engine.finetuning_overrides import EARLIER_DEFAULTS
 from bertsmith.train.engine.loop import TrainingOutcome
-from bertsmith.train.engine.run_directory import load_run_settings
+from bertsmith.train.engine.run_directory import MODEL_DIR, load_run_settings
 
-MODEL_DIR, RESULT_FILE = "model", "result.json"
+RESULT_FILE = "result.json"
 
 
 @dataclass(frozen=True)

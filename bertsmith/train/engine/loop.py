@@ -97,7 +97,8 @@ class LoopOptions:
         use_tensorboard: Whether to also write the metrics as TensorBoard event files.
         average_fraction: Fraction of the completed steps over which the weights are averaged for
             evaluations and at the end; 0: no averaging.
-        evaluates_start: Whether to evaluate before the first step, too, which is logged as step 0.
+        evaluates_start: Whether to evaluate before the first step, too. This is logged as step 0,
+            and does not select the best checkpoint.
     """
 
     duration: Duration
@@ -145,9 +146,9 @@ def train(
 ) -> TrainingOutcome:
     """Train from the last checkpoint of ``run``, or from the start, until the run is finished.
 
-    On SIGTERM or Ctrl-C, the function finishes the current step, saves a checkpoint and returns.
-    When training is finished, the model has the averaged weights if ``options.average_fraction`` is
-    set.
+    On SIGTERM, SIGHUP or Ctrl-C, the function finishes the current step, saves a checkpoint and
+    returns. When training is finished, the model has the averaged weights if
+    ``options.average_fraction`` is set.
 
     With several processes, only the main process uses the directory ``run``. A signal to any of
     them stops all.
@@ -289,7 +290,7 @@ class _Loop:
         batches = self._objective.iter_batches(self.state.step, self.state.data_state)
         self._model.train()
         if self._options.evaluates_start and self.state.step == 0 and not self._is_evaluated():
-            self._evaluate()
+            self._log_evaluation()
         while not (self._poll_signals(signals) or self.is_finished()):
             self._duration.begin_step(self.state.step)
             self._take_step(next(batches))
@@ -300,6 +301,8 @@ class _Loop:
                 self.state.step, self._options.checkpoint_every, is_best=is_best
             ):
                 self._save_checkpoint()
+        # On a GPU, a signal leaves the result of the last step unread.
+        self._finish_started_step()
         if self._has_ended and not self._is_evaluated():
             # The time budget was used up before the first step of this process, or the user has
             # removed the metrics log.
@@ -432,6 +435,18 @@ class _Loop:
 
     def _evaluate(self) -> bool:
         """Evaluate and log the metrics; return whether it is the best evaluation so far."""
+        score = self._log_evaluation()
+        if math.isnan(score):  # For example the correlation with a constant is NaN.
+            return False
+        if self._options.higher_is_better:
+            score = -score
+        if self.state.best_loss is not None and score >= self.state.best_loss:
+            return False
+        self.state = replace(self.state, best_step=self.state.step, best_loss=score)
+        return True
+
+    def _log_evaluation(self) -> float:
+        """Evaluate and log the metrics; return the metric that selects the best checkpoint."""
         self._finish_started_step()
         start_time = time.perf_counter()
         self._model.eval()
@@ -451,16 +466,8 @@ class _Loop:
         if self._metrics_log is not None:
             self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
         metric = self._options.selection_metric
-        score = metrics[metric]
-        self._progress_fields = {f"held-out {metric.replace('_', ' ')}": f"{score:.3f}"}
-        if math.isnan(score):  # For example the correlation with a constant is NaN.
-            return False
-        if self._options.higher_is_better:
-            score = -score
-        if self.state.best_loss is not None and score >= self.state.best_loss:
-            return False
-        self.state = replace(self.state, best_step=self.state.step, best_loss=score)
-        return True
+        self._progress_fields = {f"held-out {metric.replace('_', ' ')}": f"{metrics[metric]:.3f}"}
+        return metrics[metric]
 
     def _save_checkpoint(self) -> None:
         """Write a checkpoint, after the metrics log up to its step; only in the main process."""

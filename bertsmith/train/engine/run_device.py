@@ -3,7 +3,7 @@
 Also checks that all processes of a run have the same settings.
 """
 
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,11 +14,6 @@ from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.settings import Settings
 from bertsmith.train.engine.run_directory import ID_KEYS, find_differences
 
-#: Settings of a run, in the table ``run``, that depend on the machine and not on the model.
-MACHINE_SETTINGS: Final = (
-    "device", "precision", "attention_kernel", "compile", "threads", "world_size",
-    "micro_batch_tokens",
-)  # fmt: skip
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from bertsmith.errors import RunError
 from bertsmith.files import hold_lock, write_atomic
@@ -12,6 +12,8 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.settings import Settings, get_table, read_stored_settings
 
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
+#: The model directory of a run.
+MODEL_DIR = "model"
 #: Settings that the user may change when a run is resumed, because they do not affect the weights.
 _MUTABLE_KEYS = (
     "checkpoint.steps", "checkpoint.minutes", "checkpoint.asynchronous", "checkpoint.keep",
@@ -24,8 +26,9 @@ _THREADS_KEY = "run.threads"
 ID_KEYS = {"run.store_path": "run.store_id", "run.start_from": "run.start_id"}
 #: Settings that a run with a time budget (schedule.minutes) determines before the first step.
 _BUDGET_KEYS = ("run.eval_every", "run.max_eval_sequences", "schedule.min_steps")
-#: Settings that depend on the machine. They are selected again when a run moves to another device.
-_MACHINE_KEYS = (
+#: Settings of the table ``run`` that depend on the machine. They are selected again when a run
+#: moves to another device.
+MACHINE_SETTINGS: Final = (
     "device", "precision", "attention_kernel", "threads", "compile", "micro_batch_tokens",
 )  # fmt: skip
 #: Prefixes of settings that a run does not set itself: only the user sets them.
@@ -173,7 +176,7 @@ def _move_to_device(
         reason = f"run.device: {_describe_change(old_device, new_device)}"
     else:
         return None
-    stored.update({key: new[key] for key in _MACHINE_KEYS if key in new})
+    stored.update({key: new[key] for key in MACHINE_SETTINGS if key in new})
     return (
         f"{reason}; device, precision, attention kernel and threads are selected again, so the "
         "result will differ by rounding from that of an unmoved run"

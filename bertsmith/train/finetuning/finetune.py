@@ -26,7 +26,7 @@ from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine.data_files import hash_files
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
-from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
+from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
     resolve_run_machine,
@@ -38,6 +38,7 @@ from bertsmith.train.engine.run_device import (
     check_same_settings,
     set_world_size,
 )
+from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
 from bertsmith.train.finetuning.settings import (

@@ -15,8 +15,8 @@ from bertsmith.progress import NullProgress, Progress
 from bertsmith.settings import merge_settings, parse_assignments
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
-from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.engine.finetuning_run import FinetuneResult
+from bertsmith.train.engine.run_directory import MODEL_DIR, SETTINGS_FILE
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.settings import read_overrides
 

@@ -32,6 +32,7 @@ from bertsmith.train.engine.run_device import (
     set_world_size,
 )
 from bertsmith.train.engine.run_directory import (
+    MODEL_DIR,
     SETTINGS_FILE,
     check_run_directory,
     create_and_lock_run,
@@ -61,8 +62,6 @@ from bertsmith.train.pretraining.time_budget import (
     describe_budget,
     get_budget_seconds,
 )
-
-MODEL_DIR = "model"
 
 
 @dataclass(frozen=True)

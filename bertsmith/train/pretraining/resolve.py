@@ -14,13 +14,14 @@ from bertsmith.settings import (
     get_table,
     load_user_settings,
     merge_settings,
+    read_stored_settings,
 )
-from bertsmith.train.engine.duration import get_default_interval
 from bertsmith.train.engine.finetuning_overrides import MUTABLE_MODEL_FIELDS
 from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory
 from bertsmith.train.engine.schedule import LENGTH_SETTINGS
 from bertsmith.train.pretraining import recipes
-from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName, RunSettings
+from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
+from bertsmith.train.pretraining.repeated_run import drop_computed_values
 from bertsmith.train.pretraining.start_model import resolve_start_model
 from bertsmith.train.pretraining.unused_settings import check_unused_settings
 
@@ -42,7 +43,8 @@ class Overrides:
         start_from: Model directory for continued pre-training.
         out: Run directory. If ``start_from`` does not exist, its config is read from the settings
             of this run.
-        cuda: Whether a CUDA device is available, which ``run.device = "auto"`` then selects.
+        cuda: Whether a CUDA device is available, which ``run.device = "auto"`` then selects. True
+            if this is not known, because the checks of the settings for a GPU are weaker.
     """
 
     data: Path
@@ -101,10 +103,10 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     base = recipes.get_recipe_defaults(
         recipe, model, user_values, nsp=nsp, is_continued=start is not None
     )
-    device = str(get_table(user_values, "run").get("device", "auto"))
-    is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
-    if is_cuda and recipe == "fast":
-        base = merge_settings(base, {"data": {"batch_size": recipes.FAST_CUDA_BATCH_SIZE}})
+    if recipe == "fast":
+        device = str(get_table(user_values, "run").get("device", "auto"))
+        batch_size = _get_default_batch_size(overrides, device)
+        base = merge_settings(base, {"data": {"batch_size": batch_size}})
     run_values = {"store_path": str(overrides.data.resolve()), "store_id": compute_store_id(store)}
     if start is not None:
         run_values |= start.run_values
@@ -121,6 +123,20 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         _check_start_config(settings, model, overrides.start_from)
     _check_consistency(settings, store, source)
     return settings
+
+
+def _get_default_batch_size(overrides: Overrides, device: str) -> int:
+    """Return the batch size of `fast` for a device, or that of the run if it exists already.
+
+    A run keeps its batch size on another device.
+    """
+    settings_file = None if overrides.out is None else overrides.out / SETTINGS_FILE
+    if settings_file is not None and settings_file.exists():
+        stored = get_table(read_stored_settings(settings_file), "data").get("batch_size")
+        if type(stored) is int:
+            return stored
+    is_cuda = overrides.cuda if device == "auto" else device.startswith("cuda")
+    return recipes.FAST_CUDA_BATCH_SIZE if is_cuda else recipes.FAST_CPU_BATCH_SIZE
 
 
 def resolve_run_settings(
@@ -188,7 +204,7 @@ def check_pretrain_arguments(
     is_main = read_process_rank().rank == 0
     if out is not None and is_main:
         check_run_directory(out)
-    arguments = Overrides(data=data, out=out, **overrides)
+    arguments = Overrides(data=data, out=out, cuda=True, **overrides)
     resolve_run_settings(arguments, Store.open(data), budget, is_main=is_main)
 
 
@@ -242,11 +258,7 @@ def _adopt_run_settings(
 ) -> tuple[Overrides, dict[str, Any]]:
     """Return arguments and settings for a new run that repeats another run.
 
-    The recipe and the start model become arguments. Values that the other run has computed are
-    removed from the settings: the store, the vocabulary size of another store, the config of a
-    start model (except for the dropout rates), default intervals, the number of processes and their
-    threads, and the number of steps if epochs are set. If the other run had a time budget and is
-    finished, the time budget is removed, and the new run has the same number of steps.
+    The recipe and the start model of the other run become arguments.
 
     Args:
         overrides: Arguments whose ``config`` is the settings.toml of the other run.
@@ -257,96 +269,27 @@ def _adopt_run_settings(
         SettingsError: If the arguments contradict the file.
     """
     run = get_table(settings, "run")
-    schedule = get_table(settings, "schedule")
-    model = get_table(settings, "model")
-    checkpoint = get_table(settings, "checkpoint")
     if overrides.size is not None:
         raise SettingsError(
             f"{overrides.config}: --size has no effect, because these are the settings of a run, "
             "with its model size; leave out --size"
         )
     recipe = run.get("recipe", recipes.DEFAULT_RECIPE)
-    start_from = run.pop("start_from", None)
-    run.pop("start_id", None)
     if overrides.recipe not in (recipe, None):
         raise SettingsError(
             f"{overrides.config}: --recipe {overrides.recipe} has no effect, because these are the "
             f"settings of a run with the recipe {recipe!r}; leave out --recipe"
         )
-    overrides = replace(
-        overrides, recipe=recipe, start_from=overrides.start_from or start_from or None
+    start_from = overrides.start_from or run.get("start_from") or None
+    overrides = replace(overrides, recipe=recipe, start_from=start_from)
+    file_values = drop_computed_values(
+        settings,
+        _load_new_values(overrides),
+        compute_store_id(store),
+        start_from=start_from,
+        has_cuda=overrides.cuda,
     )
-    run.pop("store_path", None)
-    if run.pop("world_size", None) is not None:
-        # A process of torchrun has fewer threads than a single process would have.
-        run.pop("threads", None)
-    if run.pop("store_id") != compute_store_id(store):
-        model.pop("vocab_size", None)
-    # TOML has no None, so a setting that is missing in the file was None, or did not exist yet.
-    data, optim = get_table(settings, "data"), get_table(settings, "optim")
-    run.setdefault("dropout", None)
-    schedule.setdefault("phase2_max_seqlen", None)
-    schedule.setdefault("neighbor_bias_steps", 0)
-    new_data = get_table(_load_new_values(overrides), "data")
-    _drop_replaced_data_settings(data, model, new_data)
-    optim.setdefault("optimizer", "adamw")
-    if overrides.start_from is not None:
-        # The start model has its own config and objective. Its attention is trained, and needs no
-        # bias.
-        if not start_from:
-            data.pop("objective", None)
-            schedule.pop("neighbor_bias_steps", None)
-        model = {name: value for name, value in model.items() if name in MUTABLE_MODEL_FIELDS}
-    steps = schedule.get("steps")
-    _drop_default_intervals(run, checkpoint, steps)
-    num_sequences = run.get("max_eval_sequences")
-    is_reduced = type(num_sequences) is int and num_sequences < RunSettings().max_eval_sequences
-    if schedule.get("minutes") is not None and is_reduced:
-        # Probably for the time budget of that run.
-        del run["max_eval_sequences"]
-    if schedule.get("epochs") is not None:
-        schedule.pop("steps", None)
-    elif steps is not None:
-        schedule.pop("minutes", None)
-    changes = {
-        "run": run, "data": data, "optim": optim, "schedule": schedule, "model": model,
-        "checkpoint": checkpoint,
-    }  # fmt: skip
-    return overrides, {**settings, **changes}
-
-
-def _drop_replaced_data_settings(
-    data: dict[str, Any], model: dict[str, Any], new_data: Mapping[str, Any]
-) -> None:
-    """Remove the data settings of a run that depend on settings with a new value of the user.
-
-    Args:
-        data: Data settings of the run, changed in place.
-        model: Model settings of the run, changed in place: `nsp` is removed, because `data.nsp`
-            determines it.
-        new_data: Data settings of the user for the new run.
-    """
-    nsp = model.pop("nsp", None)
-    if nsp is not None:
-        data.setdefault("nsp", nsp)
-    if "pair_objective" in new_data:
-        data.pop("nsp", None)
-    elif new_data.get("nsp") is False:
-        data.pop("pair_objective", None)
-    if "masking_rate" in new_data:
-        # A masking rate of the user is constant.
-        data.pop("final_masking_rate", None)
-    data.setdefault("final_masking_rate", None)
-
-
-def _drop_default_intervals(run: dict[str, Any], checkpoint: dict[str, Any], steps: object) -> None:
-    """Remove the intervals between evaluations and checkpoints that are those for this length."""
-    if type(steps) is not int:
-        return
-    interval = get_default_interval(steps)
-    for table, name in ((run, "eval_every"), (checkpoint, "steps")):
-        if table.get(name) == interval:
-            del table[name]
+    return overrides, file_values
 
 
 def _load_new_values(overrides: Overrides) -> dict[str, Any]:

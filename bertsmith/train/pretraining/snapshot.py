@@ -9,8 +9,7 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.settings import read_stored_settings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.run_directory import SETTINGS_FILE
-from bertsmith.train.pretraining.pretrain import MODEL_DIR
+from bertsmith.train.engine.run_directory import MODEL_DIR, SETTINGS_FILE
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import compute_store_id

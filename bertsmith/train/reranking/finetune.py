@@ -29,7 +29,7 @@ from bertsmith.train.engine.example_counts import (
     warn_unknown_tokens,
 )
 from bertsmith.train.engine.finetuning_overrides import get_model_overrides
-from bertsmith.train.engine.finetuning_run import MODEL_DIR, FinetuneResult
+from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.finetuning_training import (
     freeze_layers,
     resolve_run_machine,
@@ -37,6 +37,7 @@ from bertsmith.train.engine.finetuning_training import (
 )
 from bertsmith.train.engine.provenance import dump_settings
 from bertsmith.train.engine.run_device import check_norm, check_same_settings, set_world_size
+from bertsmith.train.engine.run_directory import MODEL_DIR
 from bertsmith.train.engine.start_run import start_run
 from bertsmith.train.reranking.objective import RerankingObjective
 from bertsmith.train.reranking.settings import (
