@@ -30,7 +30,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from logged_process import run_logged
 from reporting import describe_machine
 from scipy import stats
 
@@ -96,10 +96,9 @@ def train(
                "--size", options.size, "--out", str(run), *budget_options]  # fmt: skip
     command += [part for setting in settings for part in ("--set", setting)]
     run.parent.mkdir(parents=True, exist_ok=True)
-    with run.with_suffix(".log").open("ab") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
-    if code:
-        sys.exit(f"{variant.name}, seed {seed}: exit status {code}; see {run.with_suffix('.log')}")
+    log_file = run.with_name(f"{run.name}.log")
+    if code := run_logged(command, log_file):
+        sys.exit(f"{variant.name}, seed {seed}: exit status {code}; see {log_file}")
 
 
 def measure_step_seconds(run: Path) -> float:
@@ -405,9 +404,10 @@ def main() -> None:
         results = read_results(options.results)
         print("\n".join(summarize(results, variants)))
         if options.plot:
-            plot_curves(
-                group_results([run for run in results if "curve" in run], variants), options.plot
-            )
+            with_curves = group_results([run for run in results if "curve" in run], variants)
+            if not with_curves:
+                sys.exit(f"{options.results}: no results of these variants with a curve to plot")
+            plot_curves(with_curves, options.plot)
         return
     options.results.mkdir(parents=True, exist_ok=True)
     names = [variant.name for variant in variants]

@@ -18,7 +18,6 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import shlex
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from logged_process import run_logged
 from recipe_search import compute_heldout_loss, sum_training_time
 from reporting import describe_machine
 
@@ -39,7 +39,7 @@ from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_atomic, write_json
 from bertsmith.lab.panel.cells import PanelOptions
-from bertsmith.lab.panel.panel import Panel
+from bertsmith.lab.panel.panel import Panel, PanelOutcome
 from bertsmith.lab.panel.tasks import LEARNING_RATE, PanelTask, select_tasks, split_by_data
 from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.plurals import count_noun, format_minutes
@@ -64,12 +64,8 @@ def run_command(arguments: Sequence[str], log_file: Path, **environment: str) ->
     log(f"$ {format_command(arguments)}")
     with log_file.open("ab") as file:
         file.write(f"$ {format_command(arguments)}\n".encode())
-        file.flush()
-        command = [sys.executable, "-m", "bertsmith", *arguments]
-        variables = {**os.environ, **environment}
-        completed = subprocess.run(command, stdout=file, stderr=file, check=False, env=variables)
-    code = completed.returncode
-    if code:
+    command = [sys.executable, "-m", "bertsmith", *arguments]
+    if code := run_logged(command, log_file, environment):
         last_line = log_file.read_text(encoding="utf-8").strip().rpartition("\n")[2]
         sys.exit(f"{arguments[0]}: exit status {code}; see the end of {log_file}:\n{last_line}")
 
@@ -126,7 +122,9 @@ def find_tasks(options: argparse.Namespace) -> tuple[list[PanelTask], list[str]]
     Raises:
         BertsmithError: If a task of --tasks is unknown, or no task has data.
     """
-    names = ["glue"] if options.tasks is None else options.tasks.split(",")
+    names = ["glue"]
+    if options.tasks is not None:
+        names = [name.strip() for name in options.tasks.split(",")]
     tasks = select_tasks(names, has_text=False, has_minimal_pairs=False)
     if options.tasks is not None:
         return tasks, []
@@ -136,11 +134,11 @@ def find_tasks(options: argparse.Namespace) -> tuple[list[PanelTask], list[str]]
 
 def run_panel(
     models: Sequence[Path], tasks: Sequence[PanelTask], options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+) -> tuple[list[dict[str, Any]], PanelOutcome]:
     """Fine-tune and evaluate the models.
 
     Returns:
-        The results of each model, by task and measure; and the messages of failed evaluations.
+        The results of each model, by task and measure; and the outcome of the panel.
     """
     learning_rate = options.lr
     if learning_rate is None:
@@ -154,10 +152,10 @@ def run_panel(
     try:
         outcome = panel.run()
     except StoppedError as stopped:
-        log(f"{stopped}; run the same command to continue")
+        log(str(stopped))
         sys.exit(128 + stopped.signal)
     results = [outcome.data["results"][model.label] for model in panel.models]
-    return results, outcome.failures
+    return results, outcome
 
 
 def compute_score(results: Mapping[str, Any]) -> float | None:
@@ -282,7 +280,7 @@ def build_record(
     runs: Mapping[int, dict[str, Any]],
     store: Store,
     missing: Sequence[str],
-    failures: Mapping[str, str],
+    outcome: PanelOutcome,
     starts: Sequence[dict[str, Any]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -292,7 +290,7 @@ def build_record(
         runs: The parts of the record about each run, by seed.
         store: The token store.
         missing: The names of tasks without data.
-        failures: The messages of failed evaluations.
+        outcome: The outcome of the panel.
         starts: The environment of each process of the speedrun.
         options: The arguments of the command line.
     """
@@ -318,8 +316,10 @@ def build_record(
         "tokens": summarize([run["tokens"] for run in runs.values()]),
         "panel": average_panels([run["panel"] for run in runs.values()]),
         "finetune_seeds": options.finetune_seeds,
+        "finetune_learning_rate": outcome.data["learning_rate"],
+        "panel_notes": outcome.data["notes"],
         "tasks_without_data": list(missing),
-        "failures": dict(failures),
+        "failures": outcome.failures,
         "runs": {str(seed): run for seed, run in runs.items()},
     }
 
@@ -342,7 +342,7 @@ def list_facts(record: Mapping[str, Any]) -> dict[str, str]:
     accelerator = machine["accelerator"] or "no GPU"
     processor = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     return {
-        "date": f"{record['date']}, {count_noun(len(record['starts']), 'process', 'processes')}",
+        "date": f"{record['date']}, continued {count_noun(len(record['starts']) - 1, 'time')}",
         "hardware": f"{accelerator}; {processor}",
         "commit": ", ".join(commits),
         "versions": f"Bertsmith {versions['bertsmith']}, PyTorch {versions['torch']}",
@@ -372,7 +372,8 @@ def format_record(record: Mapping[str, Any]) -> str:
             f"| {seed} | {run['steps']:,} | {run['tokens']:,} | {seconds} | "
             f"{run['heldout_loss']:.4f} | {score} |"
         )
-    notes = [f"Failed: {name}: {reason}." for name, reason in record["failures"].items()]
+    notes = list(record["panel_notes"])
+    notes += [f"Failed: {name}: {reason}." for name, reason in record["failures"].items()]
     for seed, run in record["runs"].items():
         if incomplete := list_incomplete_measures(run["panel"]):
             notes.append(
@@ -441,11 +442,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
     """Run or continue a speedrun."""
     options = parse_arguments(argv)
-    starts = record_start(options.out)
     try:
         tasks, missing = find_tasks(options)
         store_path = options.store or prepare_store(options.text, options.vocab_size, options.out)
         store = Store.open(store_path)
+        starts = record_start(options.out)
         commands = {}
         for seed in map(int, options.seeds.split(",")):
             arguments = build_pretrain_arguments(store_path, seed, options)
@@ -454,12 +455,12 @@ def main(argv: Sequence[str]) -> None:
             run_command(arguments, run.with_suffix(".log"), **build_compiler_environment(run))
             commands[seed] = format_command(arguments)
         folders = {seed: options.out / "runs" / f"seed-{seed}" for seed in commands}
-        results, failures = run_panel([run / "model" for run in folders.values()], tasks, options)
+        results, outcome = run_panel([run / "model" for run in folders.values()], tasks, options)
         runs = {
             seed: describe_run(folders[seed], commands[seed], store, result, options.eval_sequences)
             for seed, result in zip(folders, results, strict=True)
         }
-        record = build_record(runs, store, missing, failures, starts, options)
+        record = build_record(runs, store, missing, outcome, starts, options)
         folder = write_record(record, options)
     except BertsmithError as error:
         sys.exit(str(error))

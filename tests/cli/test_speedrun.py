@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +61,16 @@ def environments(
         The name and the environment variables of each command.
     """
     environments: list[tuple[str, dict[str, str]]] = []
-    run_process = subprocess.run
 
-    def run(command: list[str], **options: Any) -> Any:
-        if command[1:3] != ["-m", "bertsmith"]:
-            return run_process(command, **options)
-        environments.append((command[3], options["env"]))
+    def run_logged(command: list[str], log_file: Path, environment: dict[str, str]) -> int:
+        assert command[1:3] == ["-m", "bertsmith"]
+        environments.append((command[3], environment))
         completed = run_cli(*command[3:])
-        options["stdout"].write((completed.out + completed.err).encode())
-        return subprocess.CompletedProcess(command, completed.status)
+        with log_file.open("a", encoding="utf-8") as file:
+            file.write(completed.out + completed.err)
+        return completed.status
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(speedrun, "run_logged", run_logged)
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
     return environments
 

@@ -2,7 +2,12 @@
 
 import argparse
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +38,54 @@ def _make_options(results: Path, **changes: Any) -> argparse.Namespace:
     return argparse.Namespace(results=results, **(values | changes))
 
 
+def test_log_has_the_full_name_of_the_variant(tmp_path: Path) -> None:
+    """The logs of variants whose names differ after a dot are different files."""
+    run = tmp_path / "lr1.5e-3-0"
+    options = argparse.Namespace(data=tmp_path / "no-store", size="tiny")
+    with pytest.raises(SystemExit, match=r"exit status \d; see .*lr1\.5e-3-0\.log"):
+        recipe_search.train(Variant("lr1.5e-3", ()), 0, ["--steps", "1"], run, options)
+    assert (tmp_path / "lr1.5e-3-0.log").exists()
+
+
+def test_plot_without_results_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plot needs results of at least one variant."""
+    variants = tmp_path / "variants.toml"
+    variants.write_text("[variants]\na = []\n")
+    arguments = [str(variants), "--results", str(tmp_path), "--report", "--plot", "curves.png"]
+    monkeypatch.setattr(sys, "argv", ["recipe_search.py", *arguments])
+    with pytest.raises(SystemExit, match="no results of these variants with a curve to plot"):
+        recipe_search.main()
+
+
 def test_variants_keep_the_order_of_the_file(tmp_path: Path) -> None:
     """The common settings come before those of each variant."""
     path = tmp_path / "variants.toml"
     path.write_text('common = ["a=1"]\n[variants]\nz = []\nb = ["c=2"]\n')
     variants = recipe_search.read_variants(path)
     assert variants == [Variant("z", ("a=1",)), Variant("b", ("a=1", "c=2"))]
+
+
+def test_interrupted_command_saves_its_state(tmp_path: Path) -> None:
+    """After Ctrl-C, a search waits for its training process, and then ends."""
+    save = "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: save())\n"
+    save += "def save():\n    time.sleep(0.6)\n    print('saved', flush=True)\n    sys.exit(3)\n"
+    training = save + "print('started', flush=True)\nwhile True:\n    time.sleep(9)\n"
+    log_file = tmp_path / "run.log"
+    search = "import sys; from pathlib import Path; from logged_process import run_logged\n"
+    search += f"run_logged([sys.executable, '-c', {training!r}], Path({str(log_file)!r}))"
+    folder = str(Path(recipe_search.__file__).parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", search], env={**os.environ, "PYTHONPATH": folder},
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (log_file.exists() and "started" in log_file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors.decode()
+    assert log_file.read_text().split() == ["started", "saved"]
 
 
 def test_incomplete_line_is_replaced(tmp_path: Path) -> None:
