@@ -95,7 +95,8 @@ def panel(
         Path, typer.Option(help="The folder for the table, the results and runs in progress.")
     ] = Path("panel"),
     plan: Annotated[
-        bool, typer.Option("--plan", help="Only measure the speed and print the minutes.")
+        bool,
+        typer.Option("--plan", help="Compute no results; measure the speed and print the minutes."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

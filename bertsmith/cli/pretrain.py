@@ -4,7 +4,7 @@ import signal
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from bertsmith.cli.model_options import check_positive
 from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET, describe_stop
 from bertsmith.errors import SettingsError
 from bertsmith.plurals import count_noun
+
+if TYPE_CHECKING:
+    from bertsmith.train.pretraining.result import PretrainResult
 
 
 class RecipeName(StrEnum):
@@ -138,7 +141,7 @@ def pretrain(
     if result.model is None:
         log(f"{describe_stop(step, result.steps)}; run the same command to continue")
         raise typer.Exit(SIGNAL_EXIT_OFFSET + (result.outcome.signal or signal.SIGINT))
-    _print_metrics(result.heldout, result.start_heldout, as_json=as_json)
+    _print_metrics(result, as_json=as_json)
     log(f"wrote {result.model}" + (f" and {result.curve}" if result.curve else ""))
     if result.is_masked_lm:
         log(f"next: {format_fill_command(result.model)}")
@@ -151,23 +154,16 @@ def pretrain(
     )
 
 
-def _print_metrics(
-    heldout: dict[str, float], start_heldout: dict[str, float], *, as_json: bool
-) -> None:
-    """Log warnings about the metrics of a run; print the metrics unless ``as_json``.
-
-    Args:
-        heldout: Metrics on held-out text at the end.
-        start_heldout: Metrics of the start model; empty for a run from scratch.
-        as_json: Whether the metrics are printed as JSON elsewhere.
-    """
+def _print_metrics(result: "PretrainResult", *, as_json: bool) -> None:
+    """Log warnings about the metrics of a run; print the metrics unless ``as_json``."""
     from bertsmith.text.unknown import format_unknown_warning
 
+    heldout = result.heldout
     unknown_share = heldout.get("unknown_share")
     warning = format_unknown_warning(unknown_share or 0.0, "the held-out tokens")
     if warning is not None:
         log(f"{warning}; the metrics exclude [UNK]")
-    start_loss = start_heldout.get("mlm_loss")
+    start_loss = result.start_heldout.get("mlm_loss")
     if start_loss is not None and heldout["mlm_loss"] > start_loss:
         log(
             "warning: on the held-out text, this model is worse than the model of --from; use "
@@ -184,8 +180,9 @@ def _print_metrics(
     if "num_sequences" in heldout:
         sequences = f" ({count_noun(heldout['num_sequences'], 'sequence')})"
     start = "" if start_loss is None else f"before training {start_loss:.3f}, "
+    loss_name = "masked-LM loss" if result.is_masked_lm else "left-to-right loss"
     print_line(
-        f"held out{sequences}: masked-LM loss {heldout['mlm_loss']:.3f} "
+        f"held out{sequences}: {loss_name} {heldout['mlm_loss']:.3f} "
         f"({start}unigram entropy {heldout['unigram_entropy']:.3f}), "
         f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['mlm_accuracy']:.1%}"
         f"{unknown}"
@@ -194,12 +191,14 @@ def _print_metrics(
         print_line(
             "at the length of the second phase "
             f"({count_noun(int(heldout['phase2_num_sequences']), 'sequence')}): "
-            f"masked-LM loss {heldout['phase2_mlm_loss']:.3f}, "
+            f"{loss_name} {heldout['phase2_mlm_loss']:.3f}, "
             f"accuracy {heldout['phase2_mlm_accuracy']:.1%}"
         )
     if "nsp_accuracy" in heldout:
+        is_order = result.settings.data.pair_objective == "sop"
         print_line(
-            f"next sentence: accuracy {heldout['nsp_accuracy']:.1%}, 95% confidence "
+            f"{'sentence order' if is_order else 'next sentence'}: "
+            f"accuracy {heldout['nsp_accuracy']:.1%}, 95% confidence "
             f"interval {heldout['nsp_accuracy_low']:.1%} to {heldout['nsp_accuracy_high']:.1%} "
             f"(majority class {heldout['nsp_majority_accuracy']:.1%})"
         )

@@ -100,7 +100,9 @@ def write_release(run: Path, model: Path, out: Path, options: ReleaseOptions) ->
         write_atomic(new / SETTINGS_FILE, tomli_w.dumps(_dump_portable_settings(settings)))
         write_json(new / TRAINING_FILE, training)
         if metrics:
-            write_atomic(new / curve.CURVE_FILE, curve.render(metrics, name))
+            is_masked_lm = settings.data.objective == "masked"
+            image = curve.render(metrics, name, is_masked_lm=is_masked_lm)
+            write_atomic(new / curve.CURVE_FILE, image)
         panel_text = ""
         if panel is not None:
             panel_text = _describe_panel(panel, new, model, options)

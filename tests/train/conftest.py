@@ -18,7 +18,8 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.checkpoint import list_checkpoints
 from bertsmith.train.pretraining import time_budget
-from bertsmith.train.pretraining.pretrain import PretrainResult, pretrain
+from bertsmith.train.pretraining.pretrain import pretrain
+from bertsmith.train.pretraining.result import PretrainResult
 
 #: The words of all texts, such as "ba".
 WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
@@ -114,7 +115,7 @@ TrainFunction = Callable[..., PretrainResult]
 def skip_slow_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the measurement of the peak throughput and the loss curve, to save a second per run."""
     monkeypatch.setattr(device, "measure_peak_macs_per_second", lambda _: 1e9)
-    monkeypatch.setattr(curve, "draw", lambda run, _: run / curve.CURVE_FILE)
+    monkeypatch.setattr(curve, "draw", lambda run, _, **__: run / curve.CURVE_FILE)
     monkeypatch.setattr(time_budget, "_time_curve", lambda: 0.0)
 
 

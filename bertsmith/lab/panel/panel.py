@@ -171,7 +171,8 @@ class Panel:
             # Cells other than fine-tuning do not convert the signal to a StoppedError.
             self.write_table()
             raise StoppedError(signal.SIGINT) from None
-        except StoppedError:
+        except BaseException:
+            # For example StoppedError, or the exception of the command line for SIGTERM.
             self.write_table()
             raise
         return self.write_table()

@@ -31,6 +31,7 @@ from bertsmith.runtime.process_group import ProcessGroup
 from bertsmith.train.engine.averaging import WeightAverage
 from bertsmith.train.engine.optimizer import Optimizer, iter_moment_names
 from bertsmith.train.engine.run_clock import ELAPSED_FILE
+from bertsmith.train.engine.run_directory import MODEL_DIR
 
 CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
@@ -163,14 +164,22 @@ def _to_fields(state: TrainingState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def remove_partial_checkpoints(run: Path) -> None:
-    """Remove checkpoints that a killed process was writing or removing.
+def remove_partial_files(run: Path) -> None:
+    """Remove checkpoints, models and files that a killed process was writing or removing.
 
     The caller must hold the lock of the run.
     """
-    for pattern in (".step-*.tmp", ".step-*.old"):
-        for path in (run / CHECKPOINTS_DIR).glob(pattern):
+    checkpoints = run / CHECKPOINTS_DIR
+    paths = [*checkpoints.glob(".step-*.tmp"), *checkpoints.glob(".step-*.old")]
+    paths += run.glob(".*.tmp")
+    if (run / MODEL_DIR).exists():
+        # Without it, the replaced model would be the only one.
+        paths += run.glob(f".{MODEL_DIR}.*.old")
+    for path in paths:
+        if path.is_dir():
             shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _remove_checkpoint(directory: Path) -> None:
@@ -208,10 +217,12 @@ def remove_optimizer_state(run: Path, progress: Progress) -> None:
         path.unlink()
     for directory in damaged_directories:
         shutil.rmtree(directory)
-    if moments_files or damaged_files:
+    removed = ["the optimizer state"] if moments_files else []
+    removed += ["the damaged checkpoints"] if damaged_files else []
+    if removed:
         progress.log(
-            f"removed the optimizer state of this finished run ({num_bytes / 1e6:,.1f} MB); "
-            "set checkpoint.keep_optimizer=true to keep it"
+            f"removed {' and '.join(removed)} of this finished run ({num_bytes / 1e6:,.1f} MB); "
+            "set checkpoint.keep_optimizer=true to keep everything"
         )
 
 

@@ -15,23 +15,30 @@ _WINDOW = 20
 _CAUSAL_LOSS = "causal_lm_loss"
 
 
-def draw(run: Path, title: str) -> Path:
+def draw(run: Path, title: str, *, is_masked_lm: bool = True) -> Path:
     """Draw RUN/curve.png from RUN/metrics.jsonl.
+
+    Args:
+        run: Run directory.
+        title: Title of the figure.
+        is_masked_lm: Whether the loss is that of masked tokens; otherwise left to right.
 
     Raises:
         MissingExtraError: If matplotlib is not installed.
     """
     path = run / CURVE_FILE
-    write_atomic(path, render(metrics_log.read_metrics(run), title))
+    lines = metrics_log.read_metrics(run)
+    write_atomic(path, render(lines, title, is_masked_lm=is_masked_lm))
     return path
 
 
-def render(lines: list[dict[str, Any]], title: str) -> bytes:
+def render(lines: list[dict[str, Any]], title: str, *, is_masked_lm: bool = True) -> bytes:
     """Return the loss curve as a PNG image.
 
     Args:
         lines: Lines of the metrics log.
         title: Title of the figure.
+        is_masked_lm: Whether the loss is that of masked tokens; otherwise left to right.
 
     Raises:
         MissingExtraError: If matplotlib is not installed.
@@ -53,7 +60,8 @@ def render(lines: list[dict[str, Any]], title: str) -> bytes:
     _draw_training(axes, masked, "mlm_loss", ("#b8c4d6", "#3b6ea8"), "")
     _draw_heldout(axes, heldout)
     axes.set_xlabel("steps")
-    axes.set_ylabel("loss (nats per token)" if causal else "masked LM loss (nats per token)")
+    loss_name = "masked-LM loss" if is_masked_lm else "left-to-right loss"
+    axes.set_ylabel(f"{'loss' if causal else loss_name} (nats per token)")
     # With parse_math=True, a dollar sign in the name of the run would start a formula.
     axes.set_title(
         title.encode("utf-8", "replace").decode(), loc="left", fontsize=11, parse_math=False

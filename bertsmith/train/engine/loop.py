@@ -162,7 +162,7 @@ def train(
     state = TrainingState()
     metrics_log = None
     if processes.is_main:
-        checkpoint.remove_partial_checkpoints(run)
+        checkpoint.remove_partial_files(run)
         state = checkpoint.resume(run, model, optimizer, progress, is_finished, average)
         metrics_log = MetricsLog(run, state.step, use_tensorboard=options.use_tensorboard)
     state = checkpoint.broadcast(state, model, optimizer, average, processes)

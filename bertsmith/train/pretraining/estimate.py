@@ -18,7 +18,7 @@ from bertsmith.train.pretraining.pretrain import (
 )
 from bertsmith.train.pretraining.schedule import count_epochs
 from bertsmith.train.pretraining.session import Session
-from bertsmith.train.pretraining.time_budget import CHECKPOINT_BYTES, get_budget_seconds
+from bertsmith.train.pretraining.time_budget import count_checkpoint_bytes, get_budget_seconds
 
 
 def estimate_run(
@@ -64,6 +64,10 @@ def _estimate(session: Session) -> dict[str, Any]:
         assert eval_every is not None
         num_evaluations = math.ceil(total_steps / eval_every)
         seconds = cost.estimate_seconds(total_steps, eval_every, resolved.run.max_eval_sequences)
+        if settings.run.start_from is not None:
+            # The start model is evaluated, too.
+            num_evaluations += 1
+            seconds += cost.estimate_evaluation_seconds(resolved.run.max_eval_sequences)
     else:
         resolved = recipes.limit_evaluation(settings, cost, budget_seconds)
         seconds = budget_seconds
@@ -91,4 +95,4 @@ def _count_snapshot_bytes(session: Session) -> int:
     device_type = session.machine.device.type
     if device_type != "cpu" or not session.settings.checkpoint.is_asynchronous(device_type):
         return 0
-    return CHECKPOINT_BYTES * count_parameters(session.model)
+    return count_checkpoint_bytes(session)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -50,6 +49,7 @@ from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.provenance import build_checkpoint_provenance, build_provenance
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
+from bertsmith.train.pretraining.result import PretrainResult
 from bertsmith.train.pretraining.schedule import convert_epochs_to_steps
 from bertsmith.train.pretraining.session import (
     THREAD_TIMING_SECONDS,
@@ -62,31 +62,6 @@ from bertsmith.train.pretraining.time_budget import (
     describe_budget,
     get_budget_seconds,
 )
-
-
-@dataclass(frozen=True)
-class PretrainResult:
-    """Result of a pre-training run.
-
-    Attributes:
-        run: Run directory.
-        model: Model directory; None if a signal stopped the run.
-        outcome: How training ended.
-        steps: Total number of steps of the run; None if a signal stopped a run with a time budget.
-        heldout: Metrics of the last evaluation on held-out text.
-        start_heldout: The same metrics of the start model; empty for a run from scratch.
-        curve: Image file of the loss curve; None if matplotlib is not installed.
-        is_masked_lm: Whether the model was trained on masked tokens; otherwise left to right.
-    """
-
-    run: Path
-    model: Path | None
-    outcome: TrainingOutcome
-    steps: int | None
-    heldout: dict[str, float]
-    start_heldout: dict[str, float]
-    curve: Path | None
-    is_masked_lm: bool
 
 
 def pretrain(
@@ -435,12 +410,11 @@ def _save_model(
     return PretrainResult(
         run=run,
         model=model,
+        settings=settings,
         outcome=outcome,
-        steps=settings.schedule.steps,
         heldout=heldout,
         start_heldout=metrics_log.read_heldout_metrics(run, step=0),
         curve=_draw_curve(run, settings, progress, is_finished=model is not None),
-        is_masked_lm=settings.data.objective != "left-to-right",
     )
 
 
@@ -488,10 +462,9 @@ def _draw_curve(
     When the run is finished, log how to install matplotlib.
     """
     config = settings.model
+    title = f"{run.name}: {count_noun(config.layers, 'layer')}, width {config.width}"
     try:
-        return curve.draw(
-            run, f"{run.name}: {count_noun(config.layers, 'layer')}, width {config.width}"
-        )
+        return curve.draw(run, title, is_masked_lm=settings.data.objective == "masked")
     except MissingExtraError as error:
         if is_finished:
             progress.log(str(error))

@@ -48,7 +48,7 @@ class RunSettings(SettingsTable):
     start_from: str | None = None
     #: Hash of the files of `run.start_from`; set by the run.
     start_id: str | None = None
-    #: Initialization of the weights.
+    #: Initialization of the weights; with `run.start_from`, only of those that its model lacks.
     #: "random": as published.
     #: "unigram": output biases from unigram frequencies, and sinusoidal position embeddings.
     #: "separate-positions": "unigram", with dimensions of the embeddings only for positions.
@@ -313,6 +313,8 @@ def estimate_num_steps(settings: PretrainSettings, cost: Cost, seconds: float) -
     else:
         expected_evaluations = seconds / (eval_every * cost.step_seconds + evaluation_seconds)
     num_evaluations = max(1, int(min(expected_evaluations, max_evaluations)))
+    # The start model is evaluated, too.
+    num_evaluations += settings.run.start_from is not None
     training_seconds = seconds - num_evaluations * evaluation_seconds
     steps = max(settings.schedule.min_steps, int(training_seconds / cost.step_seconds))
     return steps, num_evaluations

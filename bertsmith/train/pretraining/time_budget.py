@@ -3,10 +3,10 @@
 from time import perf_counter
 
 from bertsmith.errors import MissingExtraError
-from bertsmith.model.bert import count_parameters
 from bertsmith.plurals import count_noun, format_minutes
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.duration import EVALUATION_SHARE
+from bertsmith.train.engine.optimizer import iter_moment_names
 from bertsmith.train.engine.probe import Cost
 from bertsmith.train.engine.run_clock import RunClock
 from bertsmith.train.engine.time_duration import TimeDuration
@@ -14,12 +14,23 @@ from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.session import Session
 
-#: Size of a checkpoint in bytes per parameter: the weights and Adam's two moments in fp32.
-CHECKPOINT_BYTES = 12
 #: Estimated speed of writing the first checkpoint, in bytes per second.
 _WRITE_SPEED = 1e8
 #: Initial estimate of the step time of a resumed run, until its first checkpoint is read.
 _UNKNOWN_STEP_SECONDS = 1.0
+
+
+def count_checkpoint_bytes(session: Session) -> int:
+    """Return the size of a checkpoint in bytes.
+
+    It has the weights, the moments of the optimizer and, if they are averaged, the averaged
+    weights, all in float32.
+    """
+    has_average = session.settings.optim.average_fraction > 0
+    return sum(
+        4 * (1 + len(moments) + has_average) * parameter.numel()
+        for parameter, moments in iter_moment_names(session.optimizer)
+    )
 
 
 def get_budget_seconds(settings: PretrainSettings) -> float | None:
@@ -55,7 +66,7 @@ def build_time_duration(session: Session, clock: RunClock, cost: Cost | None) ->
         clock,
         step_seconds=step_seconds,
         evaluation_seconds=evaluation_seconds,
-        checkpoint_seconds=CHECKPOINT_BYTES * count_parameters(session.model) / _WRITE_SPEED,
+        checkpoint_seconds=count_checkpoint_bytes(session) / _WRITE_SPEED,
         curve_seconds=_time_curve() if processes.is_main else 0.0,
         min_steps=settings.schedule.min_steps,
         max_checkpoint_seconds=60 * settings.checkpoint.minutes,

@@ -17,7 +17,7 @@ from bertsmith.train.engine.checkpoint import (
     CHECKPOINTS_DIR,
     TrainingState,
     list_checkpoints,
-    remove_partial_checkpoints,
+    remove_partial_files,
     restore,
     resume,
     save,
@@ -151,8 +151,8 @@ def test_failed_save_keeps_older_checkpoints(
     assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
 
 
-def test_partial_checkpoints_are_ignored_and_removed(tmp_path: Path) -> None:
-    """Directories that a killed process was writing or removing are not listed, and are removed."""
+def test_partial_files_are_ignored_and_removed(tmp_path: Path) -> None:
+    """What a killed process was writing or removing is not listed, and is removed."""
     model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
     files = _read_files(tmp_path)
@@ -160,7 +160,17 @@ def test_partial_checkpoints_are_ignored_and_removed(tmp_path: Path) -> None:
         (tmp_path / CHECKPOINTS_DIR / name).mkdir()
         (tmp_path / CHECKPOINTS_DIR / name / "weights.safetensors").write_bytes(b"half")
     assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
-    remove_partial_checkpoints(tmp_path)
+    (tmp_path / ".settings.toml.4711.tmp").write_text("[mod")
+    for name in (".model.4711.tmp", ".model.4711.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    remove_partial_files(tmp_path)
+    # Without a new model, the old one is kept.
+    old_model = tmp_path / ".model.4711.old"
+    assert [path.name for path in tmp_path.glob(".*")] == [old_model.name]
+    (tmp_path / "model").mkdir()
+    remove_partial_files(tmp_path)
+    assert not old_model.exists()
     assert _read_files(tmp_path) == files
 
 

@@ -28,7 +28,7 @@ def test_any_run_name_can_be_the_title(tmp_path: Path, title: str) -> None:
 
 
 def test_left_to_right_losses_are_drawn_separately(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses of the left-to-right part have their own curve; the axis names no objective."""
+    """The losses of the left-to-right part have their own curve; the axis names a single objective."""
     axes_module = pytest.importorskip("matplotlib.axes")
     curves: dict[str, tuple[list[int], list[float]]] = {}
     labels: list[str] = []
@@ -46,9 +46,13 @@ def test_left_to_right_losses_are_drawn_separately(monkeypatch: pytest.MonkeyPat
     ]
     curve.render(lines, "run")
     curve.render(lines[1:], "run")
+    curve.render(lines[1:], "run", is_masked_lm=False)
     assert curves["training batches, left to right"] == ([1], [5.0])
     assert curves["training batches"] == ([2], [2.0])
-    assert labels == ["loss (nats per token)", "masked LM loss (nats per token)"]
+    assert labels == [
+        "loss (nats per token)", "masked-LM loss (nats per token)",
+        "left-to-right loss (nats per token)",
+    ]  # fmt: skip
 
 
 def test_missing_matplotlib_is_logged_when_the_run_is_finished(
@@ -56,7 +60,7 @@ def test_missing_matplotlib_is_logged_when_the_run_is_finished(
 ) -> None:
     """A stopped run does not log how to install matplotlib; a finished run logs it once."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise MissingExtraError("matplotlib", "plot", "drawing the loss curve")
 
     monkeypatch.setattr(curve, "draw", fail)

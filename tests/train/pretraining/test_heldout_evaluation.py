@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from bertsmith import bundle
-from bertsmith.cli.pretrain import _print_metrics
 from bertsmith.data.store import Store
 from bertsmith.train.engine.metrics_log import TIMING_KEYS, read_metrics
 from bertsmith.train.pretraining import evaluation
@@ -108,30 +107,3 @@ def test_estimated_time_includes_the_second_length(
     _, num_sequences = session.time_evaluation()
     assert num_sequences == 8
     assert set(evaluated) == {(False, 8), (True, 5)}
-
-
-def test_command_prints_the_loss_of_the_second_length(
-    train: TrainFunction, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last lines of `pretrain` have the loss at both lengths."""
-    result = train(steps=2, **TWO_PHASES)
-    _print_metrics(result.heldout, result.start_heldout, as_json=False)
-    loss = result.heldout["phase2_mlm_loss"]
-    expected = f"at the length of the second phase (5 sequences): masked-LM loss {loss:.3f}, "
-    assert expected in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("start_loss", "is_worse"), [(3.2, False), (2.8, True)])
-def test_command_warns_of_a_model_that_became_worse(
-    capsys: pytest.CaptureFixture[str], start_loss: float, is_worse: bool
-) -> None:
-    """`pretrain --from` prints the loss before training, and warns if it was lower."""
-    metrics = {
-        "mlm_loss": 3.0, "perplexity": 20.1, "mlm_accuracy": 0.4, "unigram_entropy": 6.5,
-        "num_sequences": 8, "unknown_share": 0.0,
-    }  # fmt: skip
-    _print_metrics(metrics, metrics | {"mlm_loss": start_loss}, as_json=False)
-    captured = capsys.readouterr()
-    expected = f"masked-LM loss 3.000 (before training {start_loss:.3f}, unigram entropy 6.500)"
-    assert expected in captured.out
-    assert ("this model is worse than the model of --from" in captured.err) == is_worse
