@@ -27,14 +27,17 @@ from bertsmith.settings import read_stored_settings
 from bertsmith.train.engine import curve
 from bertsmith.train.engine.metrics_log import METRICS_FILE, read_metrics
 from bertsmith.train.engine.provenance import dump_settings
-from bertsmith.train.engine.run_directory import MACHINE_SETTINGS, MODEL_DIR, SETTINGS_FILE
+from bertsmith.train.engine.run_directory import (
+    FINETUNING_TABLES,
+    MACHINE_SETTINGS,
+    MODEL_DIR,
+    SETTINGS_FILE,
+)
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
 TRAINING_FILE: Final = "training.json"
 #: In a subfolder, because files of results must not change the hash of the model directory.
 PANEL_FILE: Final = "results/panel.json"
-#: Tables in the settings of runs of other kinds.
-_OTHER_RUNS: Final = ("task", "embedding", "reranking", "distill")
 #: Settings of the table ``run`` that a release leaves out.
 _MACHINE_SETTINGS: Final = (*MACHINE_SETTINGS, "world_size")
 #: Keys of a metrics line that the summary of an evaluation leaves out.
@@ -147,7 +150,7 @@ def _dump_portable_settings(settings: PretrainSettings) -> dict[str, Any]:
 
 def _is_other_run(tables: Mapping[str, Any]) -> bool:
     """Return whether settings are those of a run that is not a pre-training run."""
-    return any(name in tables for name in _OTHER_RUNS)
+    return any(name in tables for name in FINETUNING_TABLES)
 
 
 def _read_metrics(run: Path, model: Path) -> list[dict[str, Any]]:

@@ -99,8 +99,8 @@ SCALES: dict[str, Scale] = {
     # The experiments pretraining-tasks, model-size and training-steps together take at most 20
     # core-hours. No attention head is initialized by hand, so that downstream tasks show what is
     # learned; with the bias and Muon, masked LM learns from context within the 4,000 steps also in
-    # narrow models (docs/notebook.md). In so many steps, pre-training improves named entities, and
-    # hardly the other tasks of the experiments.
+    # narrow models (docs/notebook.md). With 4,000 steps, pre-training improves named entity
+    # recognition, but hardly the other tasks of the experiments.
     "medium": Scale(
         name="medium", recipe="fast", max_characters=60_000_000, vocab_size=8000, layers=4,
         width=256, heads=4, max_positions=384, max_length=128, batch_size=16, num_steps=4000,

@@ -14,6 +14,8 @@ from bertsmith.settings import Settings, get_table, read_stored_settings
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
 #: The model directory of a run.
 MODEL_DIR = "model"
+#: Settings tables of fine-tuning and distillation runs, one of which each of them has.
+FINETUNING_TABLES: Final = ("task", "embedding", "reranking", "distill")
 #: Settings that the user may change when a run is resumed, because they do not affect the weights.
 _MUTABLE_KEYS = (
     "checkpoint.steps", "checkpoint.minutes", "checkpoint.asynchronous", "checkpoint.keep",

@@ -46,7 +46,7 @@ class ThreadChoice:
             for number, seconds in self.step_seconds.items()
         )
         return (
-            f"this machine is busy: {times}; training with {self.num_threads} "
+            f"step times on this machine: {times}; training with {self.num_threads} "
             "(set run.threads to change it)"
         )
 

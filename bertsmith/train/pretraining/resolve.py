@@ -17,7 +17,11 @@ from bertsmith.settings import (
     read_stored_settings,
 )
 from bertsmith.train.engine.finetuning_overrides import MUTABLE_MODEL_FIELDS
-from bertsmith.train.engine.run_directory import SETTINGS_FILE, check_run_directory
+from bertsmith.train.engine.run_directory import (
+    FINETUNING_TABLES,
+    SETTINGS_FILE,
+    check_run_directory,
+)
 from bertsmith.train.engine.schedule import LENGTH_SETTINGS
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
@@ -67,10 +71,10 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
         SettingsError: If a setting is unknown or contradicts another one.
     """
     file_values = load_user_settings(overrides.config)
-    if "task" in file_values:
+    if any(name in file_values for name in FINETUNING_TABLES):
         raise SettingsError(
-            f"{overrides.config}: these are the settings of a fine-tuning run; give the settings "
-            "of a pre-training run, or use --set"
+            f"{overrides.config}: these are the settings of a fine-tuning or distillation run; give "
+            "those of a pre-training run, or use --set"
         )
     new_values = _load_new_values(overrides)
     is_run = bool(get_table(file_values, "run").get("store_id"))

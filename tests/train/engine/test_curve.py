@@ -28,7 +28,7 @@ def test_any_run_name_can_be_the_title(tmp_path: Path, title: str) -> None:
 
 
 def test_left_to_right_losses_are_drawn_separately(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses of the left-to-right part have their own curve; the axis names a single objective."""
+    """The losses of the left-to-right part have a curve; the axis names a single objective."""
     axes_module = pytest.importorskip("matplotlib.axes")
     curves: dict[str, tuple[list[int], list[float]]] = {}
     labels: list[str] = []

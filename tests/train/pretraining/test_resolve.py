@@ -253,9 +253,10 @@ def test_settings_of_a_run_are_a_settings_file(
     ):
         with pytest.raises(SettingsError, match=f"{option}.*leave out"):
             resolve_settings(contradicting_overrides, Store.open(store))
-    config.write_text("[task]\nname = 'rte'\n")
-    with pytest.raises(SettingsError, match="the settings of a fine-tuning run; give"):
-        resolve_settings(overrides, Store.open(store))
+    for text in ("[task]\nname = 'rte'\n", "[embedding]\nloss = 'mnrl'\n"):
+        config.write_text(text)
+        with pytest.raises(SettingsError, match="settings of a fine-tuning or distillation run"):
+            resolve_settings(overrides, Store.open(store))
 
 
 def test_recipe_option_must_be_that_of_the_settings_of_a_run(resolve: Any, tmp_path: Path) -> None:
