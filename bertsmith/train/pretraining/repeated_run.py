@@ -43,7 +43,7 @@ def drop_computed_values(
     for name in ("run", "data", "optim", "schedule", "model", "checkpoint"):
         tables.setdefault(name, {})
     run, data, schedule = tables["run"], tables["data"], tables["schedule"]
-    was_continued = bool(run.pop("start_from", None))
+    is_continued = bool(run.pop("start_from", None))
     run.pop("start_id", None)
     run.pop("store_path", None)
     if run.pop("world_size", None) is not None:
@@ -64,7 +64,7 @@ def drop_computed_values(
     if start_from is not None:
         # The start model has its own config and objective. Its attention is trained, and needs no
         # bias.
-        if not was_continued:
+        if not is_continued:
             data.pop("objective", None)
             schedule.pop("neighbor_bias_steps", None)
         tables["model"] = {

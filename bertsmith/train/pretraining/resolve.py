@@ -73,8 +73,8 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     file_values = load_user_settings(overrides.config)
     if any(name in file_values for name in FINETUNING_TABLES):
         raise SettingsError(
-            f"{overrides.config}: these are the settings of a fine-tuning or distillation run; give "
-            "those of a pre-training run, or use --set"
+            f"{overrides.config}: these are the settings of a fine-tuning or distillation run; "
+            "give those of a pre-training run, or use --set"
         )
     new_values = _load_new_values(overrides)
     is_run = bool(get_table(file_values, "run").get("store_id"))
