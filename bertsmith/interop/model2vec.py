@@ -53,8 +53,8 @@ _SCALING_POWER: Final = 0.5
 #: Directions with less than this fraction of the largest variance are left out.
 _MIN_VARIANCE: Final = 1e-6
 _UNUSED_TOKEN: Final = re.compile(r"\[unused[0-9]+\]")
-#: Number of documents whose tokens are counted together.
-_DOCUMENTS_PER_CHUNK: Final = 256
+#: Approximate number of characters whose tokens are counted together, to bound the memory.
+_CHARACTERS_PER_CHUNK: Final = 1 << 20
 
 
 def write_static_model(
@@ -157,11 +157,15 @@ def _count_tokens(tokenizer: Tokenizer, path: str) -> Floats:
         counts.__iadd__(np.bincount(ids, minlength=len(counts)))
 
     chunk: list[str] = []
+    num_characters = 0
     for document in read_documents(find_sources([path])):
-        chunk.append(document.text)
-        if len(chunk) == _DOCUMENTS_PER_CHUNK:
-            add(chunk)
-            chunk = []
+        # No token contains a line break, so lines have the same tokens as the document.
+        for line in document.text.split("\n"):
+            chunk.append(line)
+            num_characters += len(line) + 1
+            if num_characters >= _CHARACTERS_PER_CHUNK:
+                add(chunk)
+                chunk, num_characters = [], 0
     if chunk:
         add(chunk)
     return counts

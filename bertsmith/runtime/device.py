@@ -81,9 +81,12 @@ def resolve_device(device: str, option: str) -> torch.device:
     resolved = torch.device(device)
     num_devices = torch.cuda.device_count()
     if resolved.type == "cuda" and (resolved.index or 0) >= num_devices:
+        advice = "use auto, or install a PyTorch build with CUDA"
+        if num_devices:
+            advice = f"the last one is cuda:{num_devices - 1}"
         raise SettingsError(
-            f"{option} {device}: PyTorch finds {num_devices} CUDA devices here; use auto, or "
-            "install a PyTorch build with CUDA"
+            f"{option} {device}: PyTorch finds {count_noun(num_devices, 'CUDA device')} here; "
+            f"{advice}"
         )
     return resolved
 

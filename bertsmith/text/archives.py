@@ -42,12 +42,21 @@ BUFFER_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1 << 16
 
 
+#: The largest window of zstd (``--long=31``); the default maximum of the library is 128 MiB.
+_MAX_ZSTD_WINDOW_BYTES: Final = 1 << 31
+
+
+def _start_zstd_frame() -> Any:
+    """Return an object that decompresses one zstd frame."""
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj()
+
+
 class _ZstdReader(io.RawIOBase):
     """Decompresses zstd frames. Unlike the reader of ``zstandard``, it detects truncation."""
 
     def __init__(self, compressed: IO[bytes]) -> None:
         self._compressed = compressed
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._frame = _start_zstd_frame()
         self._in_frame = False
         self._unused = b""
         self._decompressed = memoryview(b"")
@@ -77,7 +86,7 @@ class _ZstdReader(io.RawIOBase):
                 raise EOFError("the zstd frame has no end")
             return False
         if self._frame.eof:
-            self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._frame = _start_zstd_frame()
         self._decompressed = memoryview(self._frame.decompress(compressed))
         self._in_frame = not self._frame.eof
         if self._frame.eof:

@@ -110,7 +110,14 @@ def read_wikiextractor(
         if decoded is None:
             continue
         text = decoded.rstrip("\r\n")
-        if body is None and _OPENING_TAG.match(text):
+        if _OPENING_TAG.match(text):
+            if body is not None:
+                errors.report(
+                    "a <doc ...> before the </doc> of the previous document",
+                    lines.location(),
+                    "expected WikiExtractor's complete output",
+                )
+                yield _make_wiki_document(body, title, layout)
             match = _TITLE.search(text)
             body, title = [], html.unescape(match[1]) if match else None
         elif text.strip() == _CLOSING_TAG and body is not None:

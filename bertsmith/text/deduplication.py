@@ -1,4 +1,4 @@
-"""Detects exact repetitions of texts with at most 22 bytes of memory per text."""
+"""Detects exact repetitions of texts with at most 32 bytes of memory per text."""
 
 from array import array
 from hashlib import blake2b
@@ -11,9 +11,11 @@ _INITIAL_SLOTS: Final = 1 << 12
 class SeenTexts:
     """A set of 64-bit text hashes, in a flat array with open addressing.
 
-    The array is at most three quarters full and takes 10.7 to 21.3 bytes per text. The
-    probability that two of n different texts have the same hash is below n² / 2⁶⁵: 1 in 4,000 for
-    a hundred million texts.
+    The array is at most three quarters full and takes 10.7 to 21.3 bytes per text, and up to 32
+    bytes while it grows.
+
+    The probability that two of n different texts have the same hash is below n² / 2⁶⁵: 1 in 4,000
+    for a hundred million texts.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class SeenTexts:
     def _grow(self) -> None:
         """Double the number of slots, and store all hashes again."""
         old_slots = self._slots
-        self._slots = array("Q", bytes(8 * 2 * len(old_slots)))
+        self._slots = array("Q", [0]) * (2 * len(old_slots))
         for value in old_slots:
             if value:
                 self._slots[self._find_slot(value)] = value

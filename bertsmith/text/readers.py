@@ -83,7 +83,7 @@ def _read(
         if problem := _describe_binary(head):
             errors.report(problem, name, "expected UTF-8 text, plain or compressed")
             return
-        if container not in CONTAINER_FORMATS and _has_only_carriage_returns(head):
+        if container != "wikiextractor" and _has_only_carriage_returns(head):
             head = head.replace(b"\r", b"\n")
             carriage_return_reader = CarriageReturnReader(cast("io.BufferedIOBase", reader))
             reader = io.BufferedReader(carriage_return_reader, BUFFER_BYTES)
@@ -186,6 +186,11 @@ def _read_plain_text(lines: LineReader, layout: str) -> Iterator[RawDocument]:
                 yield _make_document(pending, layout)
             pending, size = [], 0
             continue
+        while len(text) > MAX_DOCUMENT_CHARACTERS:
+            # A line without an end, such as a whole file, is cut between two words.
+            end = text.rfind(" ", 0, MAX_DOCUMENT_CHARACTERS) + 1 or MAX_DOCUMENT_CHARACTERS
+            yield _make_document([*pending, text[:end]], layout)
+            pending, size, text = [], 0, text[end:]
         pending.append(text)
         size += len(text) + 1
         # A document that reaches the maximum ends at the next blank line, or at twice the maximum.

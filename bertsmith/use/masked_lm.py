@@ -125,8 +125,10 @@ def _compute_hidden_states(bundle: PretrainedBundle, sequences: Sequence[MaskedS
         for start, sequence in zip(starts, sequences, strict=True)
         for position in sequence.masked_positions
     ]
-    hidden: Tensor = bundle.model.bert(batch)
-    return hidden.index_select(0, torch.tensor(token_indices, device=hidden.device))
+    hidden: Tensor = bundle.model.bert(
+        batch, token_indices=torch.tensor(token_indices, device=batch.ids.device)
+    )
+    return hidden
 
 
 @torch.inference_mode()

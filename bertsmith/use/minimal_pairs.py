@@ -25,6 +25,7 @@ from bertsmith.use.model_setup import ModelOrPath, resolve_model
 from bertsmith.use.pseudo_log_likelihood import (
     PLL_VARIANTS,
     PllVariant,
+    check_variants,
     compute_log_probabilities,
 )
 from bertsmith.use.score import find_problem
@@ -129,7 +130,7 @@ def to_field_name(variant: PllVariant) -> str:
 
 def evaluate_minimal_pairs(
     model: ModelOrPath,
-    files: Sequence[Path | str],
+    files: Sequence[Path | str] | Path | str,
     *,
     variants: Sequence[PllVariant] = PLL_VARIANTS,
     skip_invalid: bool = False,
@@ -145,7 +146,7 @@ def evaluate_minimal_pairs(
     Args:
         model: A loaded model, or the path of a model directory or run directory.
         files: JSON lines or other tables with the columns ``sentence_good`` and ``sentence_bad``,
-            or folders of such files.
+            or folders of such files; or a single one.
         variants: Which tokens are masked when a token is predicted; see ``score``.
         skip_invalid: Whether invalid pairs are skipped and counted, instead of being an error.
         encoding: Text encoding of the files.
@@ -155,9 +156,12 @@ def evaluate_minimal_pairs(
 
     Raises:
         ModelError: The model has no masked-LM head.
-        InputError: There are no pairs, or ``out`` cannot be written.
+        InputError: There are no pairs, a variant is unknown, or ``out`` cannot be written.
         BertsmithError: A file cannot be read, lacks a column, or has an empty or too long sentence.
     """
+    if isinstance(files, str | Path):
+        files = [files]
+    check_variants(variants)
     if out is not None:
         _check_score_file(out, files)
     bundle = resolve_model(model)
@@ -178,8 +182,9 @@ def evaluate_minimal_pairs(
             }
         finally:
             progress.finish()
-    skipped = [location for reader in readers.values() for location in reader.skipped]
-    return MinimalPairResults(results, len(skipped), skipped[0] if skipped else None)
+    num_skipped = sum(reader.num_skipped for reader in readers.values())
+    first_skipped = next(filter(None, (reader.first_skipped for reader in readers.values())), None)
+    return MinimalPairResults(results, num_skipped, first_skipped)
 
 
 def find_pair_files(files: Sequence[Path | str]) -> list[Path]:
@@ -243,7 +248,8 @@ class _PairReader:
 
     Attributes:
         path: The file.
-        skipped: Location and problem of each invalid pair that was skipped in the last reading.
+        num_skipped: Number of invalid pairs that were skipped in the last reading.
+        first_skipped: Location and problem of the first of them; None if there is none.
     """
 
     def __init__(
@@ -256,7 +262,8 @@ class _PairReader:
         max_pairs: int | None,
     ) -> None:
         self.path = path
-        self.skipped: list[str] = []
+        self.num_skipped = 0
+        self.first_skipped: str | None = None
         self._bundle = bundle
         self._encoding = encoding
         self._skip_invalid = skip_invalid
@@ -272,6 +279,10 @@ class _PairReader:
         for chunk in self.iter_chunks():
             num_pairs += len(chunk)
             num_tokens += sum(len(ids) for pair in chunk for ids in pair.ids)
+        if not num_pairs and self.first_skipped is not None:
+            raise InputError(
+                f"{self.path}: no valid minimal pair; the first problem: {self.first_skipped}"
+            )
         if not num_pairs:
             raise InputError(f"{self.path}: no minimal pairs in this file; expected at least one")
         return num_tokens
@@ -282,7 +293,7 @@ class _PairReader:
         Raises:
             InputError: A pair is invalid, and invalid pairs are not skipped.
         """
-        self.skipped.clear()
+        self.num_skipped, self.first_skipped = 0, None
         number = 0
         all_rows = read_rows(self.path, encoding=self._encoding)
         for rows in chunked(islice(all_rows, self._max_pairs), _CHUNK_SIZE):
@@ -334,7 +345,8 @@ class _PairReader:
             raise InputError(
                 f"{row.location}: {problem}; correct it, or skip such pairs with --skip-invalid"
             )
-        self.skipped.append(f"{row.location}: {problem}")
+        self.num_skipped += 1
+        self.first_skipped = self.first_skipped or f"{row.location}: {problem}"
 
 
 def _evaluate_file(

@@ -44,7 +44,16 @@ def set_up_model(bundle: Bundle, *, fast: bool = False) -> Bundle:
 
 
 def resolve_model(model: ModelOrPath, *, fast: bool = False) -> PretrainedBundle:
-    """Set up a loaded model for inference, or load a path on the CPU; see ``set_up_model``."""
+    """Set up a loaded model for inference, or load a path on the CPU; see ``set_up_model``.
+
+    Raises:
+        ModelError: The model cannot be loaded, or is of another kind, such as a fine-tuned model.
+    """
+    if not isinstance(model, PretrainedBundle | Path | str):
+        raise ModelError(
+            f"expected a pre-trained model, found {type(model).__name__}; load it with "
+            "bertsmith.load, or give the path of its directory"
+        )
     bundle = model if isinstance(model, PretrainedBundle) else load(model)
     return set_up_model(bundle, fast=fast)
 

@@ -154,6 +154,16 @@ class _MaskedCopies:
         return batch, torch.from_numpy(mask_starts - starts + boundaries[:-1])
 
 
+def check_variants(variants: Sequence[PllVariant]) -> None:
+    """Raise InputError if a PLL variant is unknown, or there is none."""
+    expected = " or ".join(map(repr, PLL_VARIANTS))
+    if not variants:
+        raise InputError(f"no PLL variant; expected {expected}")
+    for variant in variants:
+        if variant not in PLL_VARIANTS:
+            raise InputError(f"unknown PLL variant: {variant!r}; expected {expected}")
+
+
 def compute_log_probabilities(
     bundle: PretrainedBundle,
     sequences: Sequence[Sequence[int]],
@@ -174,14 +184,10 @@ def compute_log_probabilities(
 
     Raises:
         ModelError: The model has no masked-LM head.
-        InputError: A variant is unknown.
+        InputError: A variant is unknown, or there is none.
     """
     bundle.require_mlm_head()
-    for variant in variants:
-        if variant not in PLL_VARIANTS:
-            raise InputError(
-                f"unknown PLL variant: {variant!r}; expected {' or '.join(map(repr, PLL_VARIANTS))}"
-            )
+    check_variants(variants)
     if not sequences:
         return {variant: [] for variant in variants}
     sequences = [tuple(ids) for ids in sequences]

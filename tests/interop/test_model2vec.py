@@ -139,7 +139,7 @@ def test_frequent_words_have_less_weight(
     start_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words are counted in the documents of a folder; the weight is a / (a + p)."""
-    monkeypatch.setattr(model2vec, "_DOCUMENTS_PER_CHUNK", 2)
+    monkeypatch.setattr(model2vec, "_CHARACTERS_PER_CHUNK", 10)
     (tmp_path / "text").mkdir()
     lines = ["ba ba ba be", "ba zzz", "so", "so so", "ba"]
     (tmp_path / "text" / "a.jsonl").write_text(

@@ -36,7 +36,9 @@ def test_auto_is_cuda_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda count=num_devices: count > 0)
         assert resolve_device("auto", "--device") == torch.device(expected)
     assert resolve_device("cuda:1", "--device") == torch.device("cuda", 1)
-    with pytest.raises(SettingsError, match="--device cuda:2: PyTorch finds 2 CUDA devices here"):
+    with pytest.raises(
+        SettingsError, match="--device cuda:2: PyTorch finds 2 CUDA devices here; the last"
+    ):
         resolve_device("cuda:2", "--device")
 
 

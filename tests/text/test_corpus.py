@@ -112,6 +112,20 @@ def test_long_prose_file_is_divided_between_paragraphs(
     assert [line for text in texts for line in text.split("\n") if line] == [paragraph] * 100
 
 
+def test_line_without_an_end_is_divided_between_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line longer than the limit, such as a whole file, becomes several documents."""
+    monkeypatch.setattr("bertsmith.text.readers.MAX_DOCUMENT_CHARACTERS", 20)
+    words = [f"word{number}" for number in range(20)]
+    texts = read_texts(write_file(tmp_path / "a.txt", " ".join(words)), format="prose")
+    assert max(map(len, texts)) <= 20
+    assert " ".join(texts).split() == words
+    assert read_texts(write_file(tmp_path / "b.txt", "x" * 50), format="prose") == [
+        "x" * 20, "x" * 20, "x" * 10,
+    ]  # fmt: skip
+
+
 def test_markdown_becomes_plain_text(tmp_path: Path) -> None:
     """Markup, code, tables and link targets are removed; each heading or list item is a line."""
     content = (
@@ -208,6 +222,17 @@ def test_zstd_files_may_start_with_a_skippable_frame(tmp_path: Path) -> None:
         assert read_texts(write_file(tmp_path / "a.jsonl.zst", content)) == TEXTS * 2
 
 
+def test_zstd_files_may_have_a_large_window(tmp_path: Path) -> None:
+    """Large public corpora are compressed with --long, which the library rejects by default."""
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=28, chain_log=10, hash_log=10, strategy=zstandard.STRATEGY_FAST
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    content = compressor.compress(JSON_LINES.encode()) + compressor.flush()
+    assert zstandard.get_frame_parameters(content).window_size == 1 << 28
+    assert read_texts(write_file(tmp_path / "a.jsonl.zst", content)) == TEXTS
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -260,6 +285,7 @@ INVALID_FILES: list[tuple[str, bytes, str]] = [
     ("a.jsonl", b'{"text": "\xff"}\n', r"byte 10: not UTF-8"),
     ("wiki_00", b'<doc id="1" title="t">\nt\n\nx.\n', "no </doc>"),
     ("wiki_00", WIKI.encode() + b"loose\n", "outside of <doc"),
+    ("wiki_00", b'<doc id="1" title="t">\nt\n\nx.\n' + WIKI.encode(), "before the </doc> of the"),
     ("a.jsonl.gz", gzip.compress(gzip.compress(b"x", mtime=0), mtime=0), "compressed twice"),
 ]
 

@@ -5,12 +5,13 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bertsmith
 from bertsmith.bundle import PretrainedBundle
-from bertsmith.errors import BertsmithError, InputError
+from bertsmith.errors import BertsmithError, InputError, ModelError
 from bertsmith.use.minimal_pairs import MinimalPairResults, evaluate_minimal_pairs
 from bertsmith.use.pseudo_log_likelihood import PLL_VARIANTS, PllVariant
 from bertsmith.use.score import score
@@ -193,6 +194,9 @@ def test_files_without_pairs_are_errors(
         evaluate_files(empty)
     with pytest.raises(InputError, match=r"nowhere\.jsonl: no such file or folder"):
         evaluate_files(tmp_path / "nowhere.jsonl")
+    empty.write_text('{"sentence_good": "", "sentence_bad": "x"}\n')
+    with pytest.raises(InputError, match=r"no valid minimal pair; the first problem: .* line 1: "):
+        evaluate_files(empty, skip_invalid=True)
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "iron"}\n')
     with pytest.raises(BertsmithError, match="line 1: there is no column 'sentence_good'"):
@@ -204,3 +208,19 @@ def test_path_of_a_model_is_accepted(model_dir: Path, tmp_path: Path) -> None:
     file = write_pairs(tmp_path / "pairs.jsonl", [(SENTENCES[0], SENTENCES[1])])
     accuracy = bertsmith.evaluate_minimal_pairs(model_dir, [file]).overall.accuracy
     assert all(math.isclose(value, 0) or math.isclose(value, 1) for value in accuracy.values())
+    # A single path is a file, not a sequence of characters.
+    assert bertsmith.evaluate_minimal_pairs(model_dir, str(file)).overall.accuracy == accuracy
+
+
+def test_wrong_arguments_are_errors(
+    evaluate_files: Callable[..., MinimalPairResults], tmp_path: Path
+) -> None:
+    """An unknown or missing variant, and a model of another kind, are errors with a reason."""
+    file = write_pairs(tmp_path / "pairs.jsonl", [(SENTENCES[0], SENTENCES[1])])
+    with pytest.raises(InputError, match="no PLL variant; expected 'original' or 'within-word'"):
+        evaluate_files(file, variants=())
+    with pytest.raises(InputError, match="unknown PLL variant: 'other'"):
+        evaluate_files(file, variants=("other",))
+    model: Any = object()
+    with pytest.raises(ModelError, match="expected a pre-trained model, found object"):
+        bertsmith.evaluate_minimal_pairs(model, [file])
