@@ -19,6 +19,7 @@ from bertsmith.cli.finetune import (
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.launcher import check_single_process
 from bertsmith.cli.model_options import SkipInvalid, TableDelimiter, check_positive
+from bertsmith.cli.signals import SIGNAL_EXIT_OFFSET
 
 
 class DistillObjective(StrEnum):
@@ -226,16 +227,18 @@ def distill(
         values=values,
         progress=TerminalProgress(),
     )
-    if compare and result.model is not None:
+    does_compare = compare and result.model is not None
+    if not (does_compare and as_json):
+        report_result(result, as_json=as_json)
+    log(f"wrote {result.model}")
+    if does_compare:
+        if result.late_signal is not None:
+            raise typer.Exit(SIGNAL_EXIT_OFFSET + result.late_signal)
         rows = _compare(result.run)
         if as_json:
             print_json({"run": str(result.run), "metrics": result.metrics, "comparison": rows})
         else:
-            report_result(result, as_json=False)
             _print_comparison(rows)
-    else:
-        report_result(result, as_json=as_json)
-    log(f"wrote {result.model}")
     log(f"next: bertsmith compare {quote_path(teacher)} {quote_path(result.run)}")
 
 
@@ -244,8 +247,13 @@ def _compare(run: Path) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
     from bertsmith.lab.distillation_comparison import compare_distilled
+    from bertsmith.lab.stage_runners import StoppedError
 
-    return [asdict(row) for row in compare_distilled(run, TerminalProgress())]
+    try:
+        return [asdict(row) for row in compare_distilled(run, TerminalProgress())]
+    except StoppedError as stopped:
+        log(str(stopped))
+        raise typer.Exit(SIGNAL_EXIT_OFFSET + stopped.signal) from None
 
 
 def _print_comparison(rows: list[dict[str, Any]]) -> None:

@@ -16,10 +16,11 @@ from bertsmith.bundle import FineTunedBundle, load_fine_tuned, locate_model
 from bertsmith.bundle.directory import WEIGHT_FILES
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.interop.sentence_transformers import read_pooling
+from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.model.bert import BertModel, count_parameters
 from bertsmith.progress import Progress
 from bertsmith.settings import read_stored_settings
-from bertsmith.tasks.beir import is_beir_folder
+from bertsmith.tasks.beir import find_qrels, is_beir_folder
 from bertsmith.tasks.embedding_columns import has_columns, read_first_row, resolve_columns
 from bertsmith.tasks.embedding_settings import EmbeddingSettings, TextColumns
 from bertsmith.tasks.families import get_family, get_task_settings
@@ -37,7 +38,7 @@ from bertsmith.train.distillation.settings import (
 )
 from bertsmith.train.distillation.task_distillation import resolve_task
 from bertsmith.train.embedding.finetune import finetune_embedder
-from bertsmith.train.embedding.training_data import get_text_prompts
+from bertsmith.train.embedding.training_data import HELDOUT_SPLITS, get_text_prompts
 from bertsmith.train.engine.finetuning_run import FinetuneResult
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.use.embed import Embedder
@@ -51,7 +52,8 @@ from bertsmith.use.vector_settings import VectorSettings
 _MAX_TIMED_TEXTS, _NUM_REPETITIONS = 256, 3
 #: Suffixes of the directories of the student without a teacher, and of its initial model.
 BASELINE_SUFFIX: Final = "-without-teacher"
-START_SUFFIX: Final = "-start"
+#: The initial student, in the run directory.
+_INITIAL_STUDENT_DIR: Final = "initial-student"
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def compare_distilled(
         clock: Returns the time in seconds.
 
     Raises:
+        StoppedError: If a signal stopped the training without the teacher.
         BertsmithError: If the run has no score, or a file is invalid.
     """
     path = run / SETTINGS_FILE
@@ -106,10 +109,8 @@ def compare_distilled(
     except TaskError as error:
         progress.log(f"the student without a teacher is left out: {error}")
     else:
-        if result.model is None:
-            raise SettingsError(
-                f"{result.run}: training without a teacher was stopped; repeat the command"
-            )
+        if result.signal is not None:
+            raise StoppedError(result.signal)
         models["student without teacher"] = result.run
     measure = _measure_embedder if is_embedding else _measure_task_model
     has_bf16 = choose_16_bit_dtype(torch.device("cpu")) is not None
@@ -161,7 +162,7 @@ def _train_embedder_without_teacher(
     run: Path, settings: DistillRunSettings, progress: Progress
 ) -> FinetuneResult:
     """Train the initial student on the same data as an embedding model without a teacher."""
-    start = _get_sibling(run, START_SUFFIX)
+    start = run / _INITIAL_STUDENT_DIR
     load_distillation(settings, reads_data=False).save(start, {})
     return finetune_embedder(
         start,
@@ -289,7 +290,8 @@ def _measure_embedder(
     reading = build_embedding_settings(settings.distill)
     validation = reading.model_copy(update={"columns": reading.validation_columns})
     file = Path(next(iter(settings.distill.validation_files.values())))
-    metrics = evaluate_embeddings(embedder, file, settings=validation)
+    split = find_qrels(file, HELDOUT_SPLITS).stem if is_beir_folder(file) else "test"
+    metrics = evaluate_embeddings(embedder, file, settings=validation, split=split)
     (metric, score), *_ = metrics.items()
     text_file = Path(settings.distill.train_files[0]) if is_beir_folder(file) else file
     text_settings = reading if is_beir_folder(file) else validation

@@ -235,7 +235,7 @@ def _read_run_training(run: Path, later_runs: Sequence[Path]) -> dict[str, Any] 
         return None
     settings = PretrainSettings.parse(tables, str(path))
     training = _summarize_training(read_metrics(run))
-    training["settings"] = dump_settings(settings, exclude_none=True)
+    training["settings"] = _dump_portable_settings(settings)
     started_from = _read_start_training(settings, (*later_runs, run))
     return training if started_from is None else {**training, "started_from": started_from}
 

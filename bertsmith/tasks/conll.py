@@ -299,8 +299,12 @@ def _read_conll_sentences(
     get_column_index = conllu.get_column_index if is_conllu else _parse_column_number
     word_column = get_column_index(task.text_column, "text_column", path)
     tag_column = get_column_index(task.label_column, "label_column", path) if labeled else None
-    sample = list(islice(lines, _SAMPLE_LINES))
-    columns = ColumnFormat.detect(sample, line_rules, word_column, tag_column, path)
+    sample: list[str] = []
+    columns: ColumnFormat | None = None
+    # A long comment can precede the first word.
+    while columns is None and (more_lines := list(islice(lines, _SAMPLE_LINES))):
+        sample += more_lines
+        columns = ColumnFormat.detect(sample, line_rules, word_column, tag_column, path)
     is_ignored: Callable[[str], bool]
     if is_conllu:
         is_ignored = conllu.is_non_word_line

@@ -69,7 +69,8 @@ def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
     if num_unlabeled:
         parts.append(f"no label {num_unlabeled:,} ({num_unlabeled / total:.1%})")
     noun = {"entities": "entity type", "tags": "tag"}.get(kind, "label")
-    return f"{count_noun(len(counts), noun)}: {', '.join(parts)}"
+    number = count_noun(len(counts), noun)
+    return f"{number}: {', '.join(parts)}" if parts else number
 
 
 def get_label_warnings(examples: Sequence[Any], task: TaskSettings) -> list[str]:

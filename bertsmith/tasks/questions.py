@@ -78,7 +78,7 @@ def read_examples(
 def _add_missing_ids(rows: Iterator[Row]) -> Iterator[Row]:
     """Yield the rows; a row without an id gets its number, from 1, as its id."""
     for number, row in enumerate(rows, 1):
-        needs_id = not row.error and "id" not in row.cells
+        needs_id = not row.error and row.cells.get("id") is None
         yield replace(row, cells={**row.cells, "id": number}) if needs_id else row
 
 

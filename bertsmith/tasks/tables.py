@@ -187,14 +187,15 @@ def read_unique_id(row: Row, column: str, seen_ids: set[str], *, is_required: bo
 
     Args:
         row: The row.
-        column: The column of the ids.
+        column: The column of the ids; "" for rows without ids.
         seen_ids: The ids of previous rows.
         is_required: Whether each row must have an id; otherwise a missing id is returned as "".
 
     Raises:
         BadExampleError: A previous row has the same id, or a required id is missing.
     """
-    if not is_required and not row.error and row.cells.get(column) in (None, ""):
+    is_missing = not row.error and row.cells.get(column) in (None, "")
+    if not is_required and (is_missing or not column):
         return ""
     row_id = str(get_cell(row, column)).strip()
     if row_id in seen_ids:

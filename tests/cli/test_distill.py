@@ -73,6 +73,9 @@ def test_compare_prints_a_table(
                             table, "--out", teacher, "--set", "run.threads=1")  # fmt: skip
         assert completed.status == 0, completed.err
     run = tmp_path / "run"
+    # A folder of the user next to the run is not replaced.
+    (tmp_path / "run-start").mkdir()
+    (tmp_path / "run-start" / "notes.txt").touch()
     command = ["distill", "--teacher", teacher, "--data", table, "--dev", table, "--layers", "1",
                "--out", run, "--objective", objective, "--epochs", "1", "--batch-size", "8",
                "--set", "run.threads=1", *columns, "--compare"]  # fmt: skip
@@ -95,6 +98,7 @@ def test_compare_prints_a_table(
     assert weights[0] != weights[1]
     completed = run_cli(*command)
     assert "student without teacher\tfp32\t" in completed.out
+    assert [path.name for path in (tmp_path / "run-start").iterdir()] == ["notes.txt"]
     ticks = itertools.count()
     timed = compare_distilled(run, NullProgress(), clock=lambda: float(next(ticks)))
     texts = {row[name] for row in rows for name in ("sentence1", "sentence2")}

@@ -72,6 +72,17 @@ def test_folder_is_read(tmp_path: Path) -> None:
     assert metrics["recall@100"] == 1.0
 
 
+def test_relevant_document_with_the_id_of_its_query_is_found(tmp_path: Path) -> None:
+    """Queries and documents may be numbered in parallel; the document is then not the query."""
+    corpus = [{"_id": str(number), "title": "", "text": f"answer {number}"} for number in range(3)]
+    queries = [{"_id": str(number), "text": f"question {number}"} for number in range(3)]
+    judgments = [(str(number), str(number), 1) for number in range(3)]
+    retrieval = read(write_beir_folder(tmp_path / "data", corpus, queries, judgments))
+    assert retrieval.excluded.tolist() == [-1, -1, -1]
+    vectors = np.concatenate([np.eye(3), np.eye(3)]).astype(np.float32)
+    assert retrieval.compute_metrics(vectors)["recall@1"] == 1.0
+
+
 def test_compressed_files_are_read(tmp_path: Path) -> None:
     """The corpus and the queries may be compressed."""
     folder = write_beir_folder(tmp_path / "data")

@@ -135,6 +135,9 @@ def test_duplicate_id_is_rejected(tmp_path: Path) -> None:
     assert len(examples) == 2
     assert counts.skipped == {"a duplicate id": 1}
     assert len(read_examples(file, TaskSettings(id_column=""))[0]) == 3
+    # pandas writes its row numbers into a column without a name.
+    file.write_text(",text,label\n0,red,1\n0,green,0\n")
+    assert len(read_examples(file, TaskSettings(id_column=""))[0]) == 2
 
 
 def test_equal_scores_are_rejected(tmp_path: Path) -> None:

@@ -126,6 +126,14 @@ def test_conllu_file_is_read(tmp_path: Path) -> None:
     assert [sentence.document for sentence in sentences] == [1, 1, 2]
     assert list(map(get_line_number, sentences)) == ["5", "9", "13"]
     assert counts.as_dict() == {"num_read": 3, "num_used": 3, "num_truncated": 0, "skipped": {}}
+    # Comments of any length precede the first word.
+    path.write_text("# a comment\n" * 600 + CONLLU)
+    assert [sentence.text for sentence in read_examples(path, TAGS)[0]] == [
+        "Do n't go",
+        "#1",
+        "서울에서",
+    ]
+    path.write_text(CONLLU)
     named_columns = TAGS.model_copy(update={"text_column": "lemma", "label_column": "XPOS"})
     sentences, _ = read_examples(path, named_columns)
     assert (sentences[0].text, sentences[2].tags) == ("do not go", ("NNP+JKB",))

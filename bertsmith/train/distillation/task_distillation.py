@@ -135,7 +135,7 @@ class TaskDistillation:
         settings = settings.model_copy(
             update={"distill": distill.model_copy(update={"max_seqlen": max_seqlen})}
         )
-        # Without held-out files and without a loss on labels, the training table needs no labels.
+        # With validation files and without a loss on labels, the training table needs no labels.
         needs_labels = distill.hard_weight > 0 or not task.validation_files
         data = TaskData([], {}, {})
         if reads_data:

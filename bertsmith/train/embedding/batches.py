@@ -71,7 +71,7 @@ class BatchSampler:
     @property
     def num_examples(self) -> int:
         """Number of examples in an epoch."""
-        return sum(round(len(group) * weight) for group, weight in self._files)
+        return sum(_count_draws(group, weight) for group, weight in self._files)
 
     @property
     def num_batches(self) -> int:
@@ -103,13 +103,18 @@ class BatchSampler:
         rng = np.random.default_rng((self._seed, epoch, _ORDER_STREAM))
         parts = []
         for group, weight in self._files:
-            size = round(len(group) * weight)
+            size = _count_draws(group, weight)
             num_copies, num_drawn = divmod(size, len(group)) if len(group) else (0, 0)
             parts += [group] * num_copies
             if num_drawn:
                 parts.append(rng.choice(group, num_drawn, replace=False))
         order: Ints = rng.permutation(np.concatenate(parts))
         return order
+
+
+def _count_draws(group: Ints, weight: float) -> int:
+    """Return how many examples of a file are drawn in an epoch, at least one."""
+    return max(1, round(len(group) * weight)) if len(group) else 0
 
 
 class ClassIndex:
@@ -212,7 +217,9 @@ def build_labeled_batch(
     if settings.loss == "triplet":
         return _build_triplets(anchor_texts, positive_texts, examples.anchors[negatives])
     labels = examples.labels[indices]
-    excluded = _find_excluded_pairs(labels, labels, labels)
+    is_same_class = labels[:, None] == labels[None, :]
+    np.fill_diagonal(is_same_class, val=False)
+    excluded = map(torch.from_numpy, np.nonzero(is_same_class))
     texts, (anchor_rows, candidate_rows) = _number_texts(anchor_texts, positive_texts)
     return EmbeddingBatch(texts, RankingTargets(anchor_rows, candidate_rows, *excluded))
 

@@ -54,8 +54,8 @@ def read_table_overrides(
     if other_tables:
         command = _COMMANDS[table]
         raise SettingsError(
-            f"{config}: these are not the settings of `{command}`: it has no table "
-            f"{min(other_tables)!r}; give the settings of such a run"
+            f"{config}: these are not the settings of `{command}`, which has no table "
+            f"[{min(other_tables)}]; give the settings of such a run"
         )
     user_values = load_user_settings(None, values, assignments)
     if get_table(file_values, table).get("fingerprint"):
@@ -198,7 +198,9 @@ def check_data_files(settings: SettingsTable, files: Sequence[Path]) -> None:
     for file in files:
         if not file.exists():
             raise TaskError(f"{file}: no such file")
-    reject_ignored_settings(settings.table, values, files)
+    # Models and folders in BEIR's format have no settings of how they are read.
+    tables = [file for file in files if file.is_file()]
+    reject_ignored_settings(settings.table, values, tables)
 
 
 def get_model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -329,6 +329,22 @@ def test_file_weights_repeat_and_draw_examples(start_model: Path, write_table: W
     assert again.get_indices(1, 3).tolist() == epochs[1][42:56].tolist()
 
 
+def test_small_file_weight_draws_at_least_one_example(
+    start_model: Path, write_table: WriteTable
+) -> None:
+    """A weight that rounds to no example does not leave an epoch without a batch."""
+    table = write_table("a.jsonl", make_rows("pairs", 20, 0))
+    settings = EmbeddingSettings(
+        train_files=[str(table)], file_weights=[0.01], batch_size=16, loss="mnrl"
+    )
+    model = load_start_model(start_model, settings, {})
+    tokenize = build_tokenize_function(model.encoder.tokenizer, model.pooling)
+    examples, _ = read_examples([table], settings, tokenize, settings.columns)
+    sampler = BatchSampler(examples, settings, seed=0)
+    assert (sampler.num_examples, sampler.num_batches) == (1, 1)
+    assert len(sampler.get_indices(0, 0)) == 1
+
+
 def test_labels_determine_positives_and_negatives() -> None:
     """Drawn positives are other examples of the class, negatives of other classes, all possible."""
     labels = np.array([2, 0, 1, 0, 2, 2, 0, 3, 1])
