@@ -75,7 +75,7 @@ def _explain_os_error(error: OSError) -> str:
         location = f" while writing {filename}" if filename else ""
         return (
             f"{problem}: {reason}{location}; {remedy} and run the same command again: prepare, "
-            "pretrain and finetune continue where they stopped"
+            "pretrain, finetune, distill and embed continue where they stopped"
         )
     if error.errno == errno.EBADF and filename in ("", "standard output"):
         return "standard input or output is closed, but the command needs it; redirect it to a file"

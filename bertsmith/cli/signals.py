@@ -10,7 +10,7 @@ from types import FrameType
 SIGNAL_EXIT_OFFSET = 128
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 #: Commands that continue where they stopped if they are run again.
-_RESUMABLE_COMMANDS = ("demo", "prepare", "pretrain", "finetune", "lab")
+_RESUMABLE_COMMANDS = ("demo", "prepare", "pretrain", "finetune", "distill", "lab")
 #: Commands that write their output atomically when it is complete.
 _ATOMIC_COMMANDS = ("corpus", "vocab", "import", "export")
 

@@ -276,7 +276,8 @@ class Batcher:
             if len(batch) > 1:
                 # Only the calls of the failing sequences get the error.
                 for sequence in batch:
-                    self._compute_batch([sequence])
+                    if not sequence.call.future.done():
+                        self._compute_batch([sequence])
                 return
             with self._condition:
                 batch[0].call.fail(error)

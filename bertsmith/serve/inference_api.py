@@ -1,10 +1,10 @@
 """The endpoint POST /, in the format of Hugging Face's inference API and its InferenceClient."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import Request
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from bertsmith.errors import InputError
@@ -33,7 +33,7 @@ _PARAMETERS: Final[dict[str, frozenset[str]]] = {
     "tag": frozenset({"aggregation_strategy"}),
 }
 _TEXT: Final = TypeAdapter(str)
-_TOP: Final = TypeAdapter(int)
+_TOP: Final = TypeAdapter(Annotated[int, Field(ge=1, le=MAX_TOP)])
 
 
 class InferenceRoutes:

@@ -156,7 +156,8 @@ class BodyReceiver:
         del self._unfinished[body]
         body.is_dropped = True
         self.release(body)
-        if body.timeout is not None:
+        # A timeout that has expired ends the body by itself, and cannot be rescheduled.
+        if body.timeout is not None and not body.timeout.expired():
             body.timeout.reschedule(asyncio.get_running_loop().time())
         return True
 

@@ -37,6 +37,7 @@ from bertsmith.use.pair import (
     iter_pair_predictions,
 )
 from bertsmith.use.predict import Prediction, iter_predictions
+from bertsmith.use.rerank import check_ranking_texts
 from bertsmith.use.tag import TaggedText, iter_tagged_texts
 
 #: Number of characters that ``Service.tokenize`` encodes between two checks of the deadline.
@@ -173,6 +174,7 @@ class Service:
         deadline: Deadline | None = None,
     ) -> list[Prediction]:
         """Return the score of each pair (query, text) by a model with one output."""
+        check_ranking_texts(query, texts)
         pairs = [(query, text) for text in texts]
         bundle, compute_outputs = self.prepare_task(model_name, "rerank", pairs, deadline)
         return list(iter_predictions(bundle, pairs, compute_outputs, self.settings.max_texts))

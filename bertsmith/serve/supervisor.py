@@ -20,6 +20,8 @@ from bertsmith.serve.terminal import has_terminal
 STARTUP_FAILURE: Final = 3
 #: Time between two starts of a process, so that a process that always fails uses little CPU time.
 _RESTART_SECONDS: Final = 1.0
+#: Time until another attempt if a replacement cannot start.
+_RETRY_SECONDS: Final = 30.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Runs a server on a listening socket until a signal stops it.
 RunServer = Callable[[socket.socket], None]
@@ -55,6 +57,10 @@ class Supervisor:
         self._context = multiprocessing.get_context("spawn")
         #: Running processes and the times at which they started, in seconds.
         self._processes: dict[BaseProcess, float] = {}
+        #: Running processes that replace others.
+        self._replacements: set[BaseProcess] = set()
+        #: Times at which replacements start, in seconds.
+        self._restart_times: list[float] = []
         self._is_stopping = False
         self._signals: list[signal.Signals] = []
         self._has_terminal = has_terminal()
@@ -69,7 +75,8 @@ class Supervisor:
         with self._capture_signals():
             while len(self._processes) < self._num_processes:
                 self._start_process()
-            while self._processes:
+            while self._processes or (self._restart_times and not self._is_stopping):
+                self._start_replacements()
                 wait([process.sentinel for process in self._processes], timeout=0.1)
                 while self._signals:
                     self._forward_signal(self._signals.pop(0))
@@ -78,24 +85,49 @@ class Supervisor:
         if has_failed:
             raise RunError("a server process cannot start: its message is above; correct the error")
 
-    def _start_process(self) -> None:
+    def _start_process(self) -> BaseProcess:
         process = self._context.Process(target=_run_process, args=(self._run_server, self._sock))
         process.start()
         self._processes[process] = time.monotonic()
+        return process
+
+    def _start_replacements(self) -> None:
+        """Start the replacements that are due."""
+        if self._is_stopping:
+            return
+        now = time.monotonic()
+        num_due = sum(due <= now for due in self._restart_times)
+        self._restart_times = [due for due in self._restart_times if due > now]
+        self._replacements |= {self._start_process() for _ in range(num_due)}
 
     def _handle_exit(self, process: BaseProcess) -> bool:
-        """Replace a process that has ended; return whether it could not start."""
+        """Schedule the replacement of a process that has ended.
+
+        Returns:
+            Whether the server cannot start. If only a replacement cannot start, for example because
+            a file was changed since, the other processes continue.
+        """
         started_at = self._processes.pop(process)
+        is_replacement = process in self._replacements
+        self._replacements.discard(process)
         self._on_exit(process.pid or 0)
         if self._is_stopping:
             return False
-        if process.exitcode == STARTUP_FAILURE:
-            self._stop(signal.SIGTERM)
-            return True
-        self._log(f"a server process ended with status {process.exitcode}; starting another one")
-        time.sleep(max(started_at + _RESTART_SECONDS - time.monotonic(), 0.0))
-        self._start_process()
-        return False
+        if process.exitcode != STARTUP_FAILURE:
+            self._log(
+                f"a server process ended with status {process.exitcode}; starting another one"
+            )
+            self._restart_times.append(started_at + _RESTART_SECONDS)
+            return False
+        if is_replacement and self._processes:
+            self._log(
+                "a new server process cannot start: its message is above; correct the error; the "
+                f"next attempt is in {_RETRY_SECONDS:g} seconds"
+            )
+            self._restart_times.append(time.monotonic() + _RETRY_SECONDS)
+            return False
+        self._stop(signal.SIGTERM)
+        return True
 
     def _forward_signal(self, number: signal.Signals) -> None:
         """Send a signal to all processes; SIGHUP stops them if the terminal was closed."""

@@ -49,10 +49,15 @@ def resolve_vector_settings(embedder: Embedder, settings: VectorSettings) -> Vec
             concatenated although a Dense module follows.
     """
     try:
-        return embedder.resolve_settings(settings)
+        spec = embedder.resolve_settings(settings)
     except ModelError as error:
         # In requests, a ModelError says that there is no such model (404).
         raise SettingsError(str(error)) from None
+    if spec.pooling == "pooled" and not embedder.has_pooler:
+        raise SettingsError(
+            'pooling: this model has no pooler for "pooled"; use another pooling, such as "first"'
+        )
+    return spec
 
 
 def submit_embeddings(

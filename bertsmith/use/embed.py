@@ -5,7 +5,6 @@ In shapes, n is the number of texts and W the width of a vector.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +61,7 @@ class Embedder:
         encoder: The encoder; an OpenVINO graph if the directory has one and no weights.
         fast: Whether the encoder uses 8-bit or 16-bit arithmetic.
         device: The device of the encoder.
+        has_pooler: Whether the model may have BERT's pooler; see ``preload_pooler``.
         pooling_config: Pooling of a sentence-transformers directory; None for other models.
         prompt_name: The argument of ``with_prompt``; None for the model's default prompt.
         splade_config: Sparse vectors of a sentence-transformers directory, or the defaults.
@@ -97,6 +97,7 @@ class Embedder:
             keep_freed_memory()
         self.pooling_config = read_pooling(bundle.path)
         self.prompt_name: str | None = None
+        self.has_pooler = True
         self.splade_config = read_splade(bundle.path) or SpladeConfig()
         self.text_config = self.pooling_config or self.splade_config.text_config
 
@@ -451,9 +452,11 @@ class Embedder:
             )
 
     def preload_pooler(self) -> None:
-        """Load the pooler now instead of at first use; do nothing if the model has none."""
-        with suppress(ModelError):
+        """Load the pooler now instead of at first use, and set ``has_pooler``."""
+        try:
             _ = self._pooler  # Reading the cached property loads the pooler.
+        except ModelError:
+            self.has_pooler = False
 
     @cached_property
     def _pooler(self) -> Pooler:

@@ -65,15 +65,20 @@ def rerank(
     return rank_documents(bundle, query, documents, raw_scores=raw_scores)[:top]
 
 
-def rank_documents(
-    bundle: FineTunedBundle, query: str, documents: Sequence[str], *, raw_scores: bool = False
-) -> list[RankedDocument]:
-    """Order documents with a loaded model; see ``rerank``."""
+def check_ranking_texts(query: str, documents: Sequence[str]) -> None:
+    """Raise InputError if the query or a document is empty."""
     if not query.strip():
         raise InputError("the query is empty; expected at least one word")
     for number, document in enumerate(documents, 1):
         if not document.strip():
             raise InputError(f"document {number:,} is empty; expected at least one word")
+
+
+def rank_documents(
+    bundle: FineTunedBundle, query: str, documents: Sequence[str], *, raw_scores: bool = False
+) -> list[RankedDocument]:
+    """Order documents with a loaded model; see ``rerank``."""
+    check_ranking_texts(query, documents)
     predictions = list(iter_predictions(bundle, [(query, document) for document in documents]))
     return [
         RankedDocument(index, score, documents[index], predictions[index].is_truncated)

@@ -342,7 +342,7 @@ class ParquetRowWriter:
         """
         table = to_arrow_table(rows, self._layout)
         earlier_schemas = [] if self._schema is None else [self._schema]
-        self._schema = _unify_schemas([*earlier_schemas, table.schema])
+        self._schema = unify_schemas([*earlier_schemas, table.schema])
         self._arrow.parquet.write_table(table, self._get_part_path(self._num_parts))
         self._num_parts += 1
 
@@ -368,7 +368,7 @@ def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
         InputError: The values of a column have no common type.
     """
     pa = import_pyarrow()
-    schema = _unify_schemas([pa.parquet.read_schema(part) for part in parts])
+    schema = unify_schemas([pa.parquet.read_schema(part) for part in parts])
     with pa.parquet.ParquetWriter(path, schema) as writer:
         for part in parts:
             table = pa.parquet.read_table(part)
@@ -381,7 +381,7 @@ def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
             writer.write_table(pa.table(columns, names=schema.names).cast(schema))
 
 
-def _unify_schemas(schemas: Sequence[Any]) -> Any:
+def unify_schemas(schemas: Sequence[Any]) -> Any:
     """Return an Arrow schema with column types that fit all schemas.
 
     Raises:

@@ -24,6 +24,7 @@ from bertsmith.use.table_output import (
     merge_parquet_parts,
     to_arrow_table,
     to_json_line,
+    unify_schemas,
 )
 from bertsmith.use.token_vectors import Floats, TokenVectors
 
@@ -257,6 +258,9 @@ class ParquetWriter:
         self._table_columns = columns
         self._parts_dir = path.with_name(f"{path.name}.parts")
         self._parts_dir.mkdir(exist_ok=True)
+        parts = map(self._get_part_path, range(position))
+        #: Schemas of which a common one must exist: that of all parts so far, or none.
+        self._schemas = [self._arrow.parquet.read_schema(part) for part in parts]
 
     def _get_part_path(self, index: int) -> Path:
         return self._parts_dir / f"{index:06}.parquet"
@@ -264,7 +268,11 @@ class ParquetWriter:
     def append(
         self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
-        """Write a part file."""
+        """Write a part file.
+
+        Raises:
+            InputError: The values of a column have no common type with those of earlier rows.
+        """
         pa = self._arrow
         columns = {"text": pa.array(list(texts), pa.string())}
         names: Mapping[str, str] = {}
@@ -281,7 +289,10 @@ class ParquetWriter:
             added_columns = self._to_token_columns(vectors)
         columns |= {names.get(name, name): column for name, column in added_columns.items()}
         part = self._get_part_path(self._num_parts)
-        pa.parquet.write_table(pa.table(columns), part)
+        part_table = pa.table(columns)
+        # Without this check, ``finish`` would fail after all vectors are computed.
+        self._schemas = [unify_schemas([*self._schemas, part_table.schema])]
+        pa.parquet.write_table(part_table, part)
         sync(part)
         self._num_parts += 1
 

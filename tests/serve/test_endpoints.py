@@ -304,6 +304,7 @@ def test_choose_equals_the_python_api(server: RunningServer, model_dirs: dict[st
         ("/choose", {"inputs": {"prompt": "a", "endings": ["b"]}}, 422, "endings"),
         ("/embed", {"inputs": "a", "layer": 9}, 422, "there is no layer 9"),
         ("/embed", {"inputs": "a", "pooling": "middle"}, 422, "pooling"),
+        ("/embed", {"inputs": "a", "pooling": "pooled", "model": "names"}, 422, "has no pooler"),
         ("/embed", {"inputs": "a", "pooling": "none"}, 422, "/embed_all"),
         ("/embed", {"inputs": "a", "polling": "mean"}, 422, "polling: Extra inputs"),
         ("/embed", {"inputs": []}, 422, "at least 1 item"),

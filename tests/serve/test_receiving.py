@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -49,6 +50,25 @@ def test_oldest_unfinished_body_is_rejected_when_there_are_too_many() -> None:
         for client in clients[1:]:
             await client.send(b" and end", more_body=False)
             assert await client.task == b"part and end"
+
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
+
+
+def test_body_that_times_out_does_not_fail_a_new_one() -> None:
+    """A new body arrives in the moment in which the oldest one, which it displaces, times out."""
+
+    async def scenario() -> None:
+        receiver = BodyReceiver(ServeSettings(max_pending_bodies=1, body_timeout_seconds=0.05))
+        slow = FakeClient(receiver)
+        await slow.send(b"part")
+        # The timer fires in the next iteration of the event loop, together with the new body.
+        time.sleep(0.1)  # noqa: ASYNC251 - blocks the event loop on purpose
+        fast = FakeClient(receiver)
+        await fast.send(b"all", more_body=False)
+        assert await fast.task == b"all"
+        with pytest.raises(BodyError) as caught:
+            await slow.task
+        assert caught.value.status == 408
 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT))
 

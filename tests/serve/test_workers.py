@@ -186,3 +186,32 @@ def test_supervisor_stops_when_a_process_cannot_start(monkeypatch: pytest.Monkey
         system.supervisor.run()
     assert len(system.processes) == 2
     assert system.signals == [(1, 15)]
+
+
+def test_replacement_that_cannot_start_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broken key file that was saved later affects only new processes, which are tried again."""
+    monkeypatch.setattr(supervisor_module, "_RETRY_SECONDS", 0.0)
+    steps = iter(range(4))
+
+    def step(system: FakeSystem) -> None:
+        number = next(steps)
+        if number == 0:
+            system.end(1, -9)
+        elif number == 1:
+            system.end(2, STARTUP_FAILURE)
+        elif number == 2:
+            assert (len(system.processes), system.signals) == (4, [])
+            # Now no other process is running.
+            system.end(0, -9)
+            system.end(3, -9)
+        else:
+            assert len(system.processes) == 6
+            system.end(4, STARTUP_FAILURE)
+            system.end(5, STARTUP_FAILURE)
+
+    system = FakeSystem(monkeypatch, step)
+    with pytest.raises(RunError, match="a server process cannot start"):
+        system.supervisor.run()
+    assert len(system.processes) == 6

@@ -22,7 +22,7 @@ from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines
 from bertsmith.use.table_input import TextRow
 from bertsmith.use.vector_settings import build_vector_settings
-from bertsmith.use.vector_writers import JsonlWriter, TableColumns
+from bertsmith.use.vector_writers import JsonlWriter, ParquetWriter, TableColumns
 from tests.use.conftest import LINES, TEXT_SETTINGS, WIDTH
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -113,6 +113,19 @@ def test_table_rows_keep_their_columns(embedder: Embedder, tmp_path: Path) -> No
         vectors = np.array([row.pop("predicted_vector") for row in rows], np.float32)
         assert np.array_equal(vectors, np.load(npy_path))
         assert rows == [record.cells for record in table]
+
+
+def test_conflicting_types_are_found_in_the_first_part_that_has_them(tmp_path: Path) -> None:
+    """A column with numbers and then texts is an error at once, also after resuming."""
+    columns = TableColumns(["id"], {})
+    vectors = np.ones((1, 2), np.float32)
+    writer = ParquetWriter(tmp_path / "v.parquet", 0, columns)
+    writer.append(["a"], vectors, [{"id": 1}])
+    with pytest.raises(InputError, match=r"must have one type: .*write \.jsonl instead"):
+        writer.append(["b"], vectors, [{"id": "x"}])
+    writer = ParquetWriter(tmp_path / "v.parquet", 1, columns)
+    with pytest.raises(InputError, match="must have one type"):
+        writer.append(["b"], vectors, [{"id": "x"}])
 
 
 def test_existing_files_are_not_overwritten(embedder: Embedder, tmp_path: Path) -> None:
