@@ -180,15 +180,16 @@ def _train(
 ) -> FinetuneResult:
     """Train or resume a run; if no signal stops it, write its model and result."""
     machine = resolve_run_machine(settings.run, settings.model, distillation.batch_tokens, progress)
+    model = distillation.model
+    freeze_layers(model.bert, settings.run.num_frozen_layers)
     if is_new:
         # Written before the teacher's outputs, because a run directory is recognized by this file,
         # and an interrupted computation continues with the same threads.
         settings = record_machine(settings, machine)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     objective = distillation.build_objective(run, machine, progress)
-    model = distillation.model.to(machine.device)
+    model = model.to(machine.device)
     model.bert.kernel = machine.kernel
-    freeze_layers(model.bert, settings.run.num_frozen_layers)
     _log_summary(progress, run, settings, distillation, machine)
 
     def save_model(settings: DistillRunSettings, metrics: dict[str, float]) -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.bundle import EncoderBundle, load_encoder, locate_model
-from bertsmith.errors import RunError
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import name_paths
 from bertsmith.interop.sentence_transformers import (
     Dense,
@@ -46,7 +46,7 @@ from bertsmith.train.distillation.embedding_objective import (
 )
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
-from bertsmith.train.distillation.teacher_cache import cache_outputs
+from bertsmith.train.distillation.teacher_cache import StoredOutputs, cache_outputs
 from bertsmith.train.embedding.evaluation import encode_texts
 from bertsmith.train.embedding.start_model import (
     EmbeddingBundle,
@@ -126,6 +126,7 @@ class EmbeddingDistillation:
         max_seqlen = _resolve_max_seqlen(settings, teacher)
         pooling = replace(teacher.pooling, max_seq_length=max_seqlen)
         student = build_student(replace(teacher, pooling=pooling), settings)
+        _check_projection(teacher, student, distill)
         settings = settings.model_copy(
             update={"distill": distill.model_copy(update={"max_seqlen": max_seqlen})}
         )
@@ -219,9 +220,7 @@ class EmbeddingDistillation:
             seed=self.settings.run.seed,
         )
 
-    def compute_targets(
-        self, run: Path, machine: Machine, progress: Progress
-    ) -> NDArray[np.float16] | NDArray[np.float32]:
+    def compute_targets(self, run: Path, machine: Machine, progress: Progress) -> StoredOutputs:
         """Return the vector that the student learns for each text, [number of texts, W]."""
         teacher = self.teacher.model.to(machine.device)
         teacher.bert.kernel = machine.kernel
@@ -329,7 +328,7 @@ class PrincipalComponents:
     directions: NDArray[np.float32]
     energy: float
 
-    def project(self, vectors: NDArray[np.float16]) -> NDArray[np.float32]:
+    def project(self, vectors: StoredOutputs) -> NDArray[np.float32]:
         """Return the vectors in K dimensions: [n, W] -> float32 [n, K]."""
         return np.concatenate(
             [
@@ -340,7 +339,7 @@ class PrincipalComponents:
 
 
 def compute_principal_components(
-    vectors: NDArray[np.float16], rows: NDArray[np.int64], num_components: int
+    vectors: StoredOutputs, rows: NDArray[np.int64], num_components: int
 ) -> PrincipalComponents:
     """Return the eigenvectors of X^T X with the largest eigenvalues, where X are the vectors.
 
@@ -349,17 +348,9 @@ def compute_principal_components(
     Args:
         vectors: float16 [n, W].
         rows: The rows that are used.
-        num_components: K.
-
-    Raises:
-        RunError: If K exceeds W.
+        num_components: K, at most W.
     """
     width = vectors.shape[1]
-    if num_components > width:
-        raise RunError(
-            f"the student's vectors have {num_components} dimensions and the teacher's {width}, "
-            "so principal components do not suffice; use --projection dense"
-        )
     products = np.zeros((width, width))
     for start in range(0, len(rows), _PCA_CHUNK_ROWS):
         chunk = vectors[rows[start : start + _PCA_CHUNK_ROWS]].astype(np.float64)
@@ -368,6 +359,23 @@ def compute_principal_components(
     directions = eigenvectors[:, ::-1][:, :num_components].astype(np.float32)
     energy = float(eigenvalues[::-1][:num_components].sum() / eigenvalues.sum())
     return PrincipalComponents(np.ascontiguousarray(directions), energy)
+
+
+def _check_projection(
+    teacher: EmbeddingBundle, student: EmbeddingBundle, distill: DistillSettings
+) -> None:
+    """Raise SettingsError if principal components are too few for the student's vectors.
+
+    Otherwise, this would be noticed after the teacher has encoded all texts.
+    """
+    widths = [
+        bundle.pooling.output_width(bundle.encoder.config.width) for bundle in (teacher, student)
+    ]
+    if distill.projection == "pca" and widths[1] > widths[0]:
+        raise SettingsError(
+            f"the student's vectors have {widths[1]} dimensions and the teacher's {widths[0]}, so "
+            "there are too few principal components; use --projection dense"
+        )
 
 
 def build_student(teacher: EmbeddingBundle, settings: DistillRunSettings) -> EmbeddingBundle:

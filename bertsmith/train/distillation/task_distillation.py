@@ -33,7 +33,7 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.distillation.losses import output_losses
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
-from bertsmith.train.distillation.teacher_cache import Halves, cache_outputs
+from bertsmith.train.distillation.teacher_cache import StoredOutputs, cache_outputs
 from bertsmith.train.engine.provenance import remove_directories
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
 from bertsmith.train.finetuning.task_data import TaskData, read_task_data
@@ -239,11 +239,11 @@ class _TeacherOutputs:
     """The teacher's outputs for the training inputs.
 
     Attributes:
-        rows: float16 [number of rows, C], memory-mapped.
+        rows: float16 or float32 [number of rows, C], memory-mapped.
         offsets: int64 [number of units + 1], the first row of each unit.
     """
 
-    rows: Halves
+    rows: StoredOutputs
     offsets: NDArray[np.int64]
 
     @classmethod
@@ -274,8 +274,9 @@ class _TeacherOutputs:
         num_outputs = distillation.teacher.head.num_outputs
         fingerprint = distillation.settings.distill.fingerprint
         rows = cache_outputs(
-            run, int(offsets[-1]), num_outputs, fingerprint, compute_rows, progress
-        )
+            run, int(offsets[-1]), num_outputs, fingerprint, compute_rows, progress,
+            np.float32 if distillation.teacher.head.kind == "regression" else np.float16,
+        )  # fmt: skip
         teacher.cpu()
         return cls(rows, offsets)
 

@@ -1,6 +1,6 @@
 """The teacher's outputs on disk: computed once, in chunks, and memory-mapped by the training loop.
 
-RUN/teacher/outputs.npy    float16 [n, W], the outputs of each text or example
+RUN/teacher/outputs.npy    float16 or float32 [n, W], the outputs of each text or example
 RUN/teacher/state.json     what the outputs belong to, and how many rows are computed
 """
 
@@ -20,10 +20,8 @@ _OUTPUTS_FILE, _STATE_FILE = "outputs.npy", "state.json"
 #: Rows that are computed and written together. After an interruption, at most these are computed
 #: again.
 _CHUNK_ROWS: Final = 4096
-#: Largest value of the type in which outputs are stored.
-_MAX_VALUE: Final = float(np.finfo(np.float16).max)
-
-Halves = NDArray[np.float16]
+#: Outputs of a teacher in the type in which they are stored.
+StoredOutputs = NDArray[np.float16] | NDArray[np.float32]
 
 
 def cache_outputs(
@@ -33,7 +31,8 @@ def cache_outputs(
     fingerprint: str,
     compute_rows: Callable[[int, int], NDArray[np.float32]],
     progress: Progress,
-) -> Halves:
+    dtype: type[np.float16] | type[np.float32] = np.float16,
+) -> StoredOutputs:
     """Return the teacher's outputs, after computing those that are not in the cache yet.
 
     Args:
@@ -43,35 +42,40 @@ def cache_outputs(
         fingerprint: Hash of the teacher and the data. Outputs with another one are replaced.
         compute_rows: Returns the rows from the first index to the second one, float32.
         progress: Receives the size of the cache and progress.
+        dtype: The type in which outputs are stored. Vectors and logits need 16 bits; regression
+            scores, whose range is that of the labels, need 32.
 
     Returns:
-        float16 [n, W], memory-mapped for reading.
+        [n, W], memory-mapped for reading.
 
     Raises:
-        RunError: If an output is too large for 16 bits, or not finite.
+        RunError: If an output is too large for the type, or not finite.
     """
     folder = run / CACHE_DIR
     outputs_file, state_file = folder / _OUTPUTS_FILE, folder / _STATE_FILE
-    identity = {"fingerprint": fingerprint, "shape": [num_rows, width]}
+    identity: dict[str, Any] = {"fingerprint": fingerprint, "shape": [num_rows, width]}
+    if dtype is np.float32:
+        identity["dtype"] = "float32"
+    num_bits = 8 * np.dtype(dtype).itemsize
     num_cached = _count_cached_rows(state_file, outputs_file, identity)
     if num_cached < num_rows:
-        size = f"{2 * num_rows * width / 1e6:,.1f} MB"
+        size = f"{num_bits / 8 * num_rows * width / 1e6:,.1f} MB"
         cached_rows = f", {num_cached:,} of them cached" if num_cached else ""
         progress.log(
-            f"outputs of the teacher: {num_rows:,} x {width:,} in 16 bits, {size} in "
+            f"outputs of the teacher: {num_rows:,} x {width:,} in {num_bits} bits, {size} in "
             f"{folder}{cached_rows}"
         )
         folder.mkdir(parents=True, exist_ok=True)
         mode: Any = "r+" if num_cached else "w+"
-        outputs = np.lib.format.open_memmap(outputs_file, mode, np.float16, shape=(num_rows, width))
+        outputs = np.lib.format.open_memmap(outputs_file, mode, dtype, shape=(num_rows, width))
         progress.start("teacher", num_rows, "rows", num_cached)
         while num_cached < num_rows:
             end = min(num_cached + _CHUNK_ROWS, num_rows)
             rows = compute_rows(num_cached, end)
-            if not np.abs(rows).max(initial=0.0) <= _MAX_VALUE:
+            if not np.abs(rows).max(initial=0.0) <= np.finfo(dtype).max:
                 raise RunError(
                     f"the teacher's outputs for rows {num_cached:,} to {end - 1:,} are not finite "
-                    "numbers of 16 bits; check the teacher with `bertsmith inspect`"
+                    f"numbers of {num_bits} bits; check the teacher with `bertsmith inspect`"
                 )
             outputs[num_cached:end] = rows
             outputs.flush()

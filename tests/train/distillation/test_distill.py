@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer import modules
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from bertsmith import bundle
-from bertsmith.errors import BertsmithError
+from bertsmith.errors import BertsmithError, SettingsError
 from bertsmith.files import write_json
 from bertsmith.interop.sentence_transformers import read_pooling
 from bertsmith.model.bert import BertForPreTraining
@@ -162,8 +162,18 @@ def test_principal_components_keep_the_width_of_the_student(
     assert vectors.shape == (40, 14)
     similarities = [(x @ x.T)[np.triu_indices(40, 1)] for x in (vectors, expected)]
     assert np.corrcoef(similarities)[0, 1] > 0.5
-    with pytest.raises(BertsmithError, match="14 dimensions and the teacher's 8"):
-        compute_principal_components(np.ones((3, 8), np.float16), np.arange(3), 14)
+
+
+def test_mistakes_are_found_before_the_run_is_created(
+    lines: Path, tmp_path: Path, embedder: Path
+) -> None:
+    """Settings that cannot be changed in an existing run are checked before it exists."""
+    wide = {"layers": None, "size": "tiny", "projection": "pca"}
+    with pytest.raises(SettingsError, match=r"128 dimensions .* use --projection dense"):
+        train(embedder, tmp_path / "run", lines, distill=wide)
+    with pytest.raises(SettingsError, match="num_frozen_layers is 9"):
+        train(embedder, tmp_path / "run", lines, run={"num_frozen_layers": 9})
+    assert not (tmp_path / "run" / "settings.toml").exists()
 
 
 def test_student_of_another_width_is_evaluated_in_bf16(
@@ -332,6 +342,12 @@ def test_teacher_outputs_are_computed_once(tmp_path: Path, monkeypatch: pytest.M
             tmp_path / "large", 10, 3, "a", lambda start, end: np.full((end - start, 3), 1e5),
             progress,
         )  # fmt: skip
+    # The scores of a regression can be as large as the labels.
+    cache = teacher_cache.cache_outputs(
+        tmp_path, 10, 3, "b", lambda start, end: np.full((end - start, 3), 1e5 + 1), progress,
+        np.float32,
+    )  # fmt: skip
+    assert (cache.dtype, cache.max()) == (np.float32, 1e5 + 1)
 
 
 def test_layers_are_spread_evenly() -> None:
