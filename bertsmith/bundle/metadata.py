@@ -22,6 +22,17 @@ def read_info(directory: Path) -> dict[str, Any]:
     return upgrade_model_info(read_json(path)) if path.exists() else {}
 
 
+def read_task(directory: Path) -> dict[str, Any] | None:
+    """Return the task settings with which a model was fine-tuned; None if they are not recorded.
+
+    Raises:
+        ModelError: bertsmith.json is damaged.
+    """
+    provenance = read_info(directory).get("provenance")
+    task = provenance.get("task") if isinstance(provenance, dict) else None
+    return task if isinstance(task, dict) else None
+
+
 def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
     """Return the content of bertsmith.json, the model config and the tokenizer.
 

@@ -311,11 +311,7 @@ def _log_next_command(run: Path, model: Path) -> None:
     from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
     task = read_stored_settings(run / SETTINGS_FILE)["task"]
-    num_endings = len(task.get("ending_columns", ())) or 2
-    command = format_predict_command(
-        model, task["kind"], takes_pair="pair_column" in task, num_endings=num_endings
-    )
-    log(f"next: {command}")
+    log(f"next: {format_predict_command(model, task['kind'], task)}")
 
 
 def _exit_stopped(result: "FinetuneResult") -> NoReturn:

@@ -1,7 +1,9 @@
 """Formats suggested next commands, quoted so that they can be pasted into a shell."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def quote_path(path: Path | str) -> str:
@@ -21,22 +23,23 @@ def format_fill_command(model: Path | str) -> str:
 
 
 def format_predict_command(
-    model: Path | str, task_kind: str, *, takes_pair: bool = False, num_endings: int = 2
+    model: Path | str, task_kind: str, task: Mapping[str, Any] | None = None
 ) -> str:
-    """Return a ``predict`` command for a fine-tuned model.
+    """Return a ``predict`` command for a fine-tuned model, with the texts that its task needs.
 
     Args:
         model: The model directory or run directory.
         task_kind: The model's ``bundle.TaskKind``.
-        takes_pair: Whether the model takes two texts.
-        num_endings: Number of endings of a multiple-choice model.
+        task: The settings of its task; None if they are not known.
     """
+    task = task or {}
     argument = '"..."'
     if task_kind == "span":
         argument = quote_tab_separated_texts("QUESTION", "CONTEXT")
     elif task_kind == "choice":
+        num_endings = len(task.get("ending_columns") or ()) or 2
         endings = (f"ENDING {number}" for number in range(1, num_endings + 1))
         argument = quote_tab_separated_texts("PROMPT", *endings)
-    elif takes_pair:
+    elif task.get("pair_column"):
         argument = quote_tab_separated_texts("TEXT", "SECOND TEXT")
     return f"bertsmith predict {quote_path(model)} {argument}"

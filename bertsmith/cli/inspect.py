@@ -90,21 +90,24 @@ def inspect(
         print_line(line)
     next_command = _NEXT_COMMANDS.get(kind)
     if kind == "model":
-        next_command = _choose_model_command(report["heads"])
+        next_command = _choose_model_command(report["heads"], artifact_path)
     if next_command:
         log("next: " + next_command.replace("PATH", quote_path(artifact_path)))
 
 
-def _choose_model_command(heads: list[str]) -> str:
+def _choose_model_command(heads: list[str], path: Path) -> str:
     """Return the suggested command for a model; PATH stands for the model's path.
 
     Args:
         heads: Descriptions of the model's heads, such as "masked LM" or "fine-tuned (single)".
+        path: The model directory.
     """
+    from bertsmith.bundle.metadata import read_task
+
     first_head = heads[0] if heads else ""
     if first_head.startswith("fine-tuned"):
         task_kind = first_head.partition("(")[2].rstrip(")")
-        return format_predict_command("PATH", task_kind)
+        return format_predict_command("PATH", task_kind, read_task(path))
     return _FILL_COMMAND if first_head.startswith("masked LM") else _FINETUNE_COMMAND
 
 

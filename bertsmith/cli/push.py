@@ -66,9 +66,10 @@ def _choose_next_command(directory: Path, name: str) -> str:
     """Return a command that uses the model in this directory under another name."""
     from bertsmith.bundle.any_model import is_bare_encoder
     from bertsmith.bundle.config import is_fine_tuned, require_task_kind
+    from bertsmith.bundle.metadata import read_task
 
     if is_fine_tuned(directory):
-        return format_predict_command(name, require_task_kind(directory))
+        return format_predict_command(name, require_task_kind(directory), read_task(directory))
     if is_bare_encoder(directory):
         return f"bertsmith embed {name} FILE"
     return format_fill_command(name)

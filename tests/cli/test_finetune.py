@@ -63,6 +63,8 @@ def test_choose_uses_a_column_per_ending(run_cli: RunCli, model: Path, tmp_path:
     )  # fmt: skip
     assert completed.status == 0, completed.err
     assert "train: 20 read, 20 used, 0 skipped, 0 truncated" in completed.out
+    inspected = run_cli("inspect", tmp_path / "run" / "model").err
+    assert r"$'PROMPT\tENDING 1\tENDING 2'" in inspected
     prompt = "the anvil\trings\tsleeps"
     prediction = json.loads(run_cli("predict", tmp_path / "run", prompt, "--json").out)
     best, probabilities = prediction["best_index"], prediction["probabilities"]

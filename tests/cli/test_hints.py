@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,22 +28,26 @@ def test_quoted_paths_survive_a_shell(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task_kind", "takes_pair", "texts"),
+    ("task_kind", "task", "texts"),
     [
-        ("single", False, ["..."]),
-        ("single", True, ["TEXT", "SECOND TEXT"]),
-        ("span", True, ["QUESTION", "CONTEXT"]),
-        ("choice", False, ["PROMPT", "ENDING 1", "ENDING 2", "ENDING 3"]),
-        ("tags", False, ["..."]),
+        ("single", None, ["..."]),
+        ("single", {"pair_column": None}, ["..."]),
+        ("single", {"pair_column": "b"}, ["TEXT", "SECOND TEXT"]),
+        ("span", {}, ["QUESTION", "CONTEXT"]),
+        ("choice", {}, ["PROMPT", "ENDING 1", "ENDING 2"]),
+        (
+            "choice",
+            {"ending_columns": ["a", "b", "c"]},
+            ["PROMPT", "ENDING 1", "ENDING 2", "ENDING 3"],
+        ),
+        ("tags", {}, ["..."]),
     ],
 )
 def test_predict_command_has_the_texts_of_the_task(
-    task_kind: str, takes_pair: bool, texts: list[str]
+    task_kind: str, task: dict[str, Any] | None, texts: list[str]
 ) -> None:
     """A pasted ``predict`` command gets the texts that the model needs, separated by tabs."""
-    command = hints.format_predict_command(
-        SPECIAL_CHARACTERS, task_kind, takes_pair=takes_pair, num_endings=3
-    )
+    command = hints.format_predict_command(SPECIAL_CHARACTERS, task_kind, task)
     shell = ["bash", "-c", command.replace("bertsmith predict", "printf '%s\\n'")]
     output = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.splitlines() == [SPECIAL_CHARACTERS, "\t".join(texts)]

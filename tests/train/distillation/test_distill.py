@@ -347,7 +347,8 @@ def test_teacher_outputs_are_computed_once(tmp_path: Path, monkeypatch: pytest.M
         tmp_path, 10, 3, "b", lambda start, end: np.full((end - start, 3), 1e5 + 1), progress,
         np.float32,
     )  # fmt: skip
-    assert (cache.dtype, cache.max()) == (np.float32, 1e5 + 1)
+    assert cache.dtype == np.float32
+    assert cache.max() == 1e5 + 1
 
 
 def test_layers_are_spread_evenly() -> None:
