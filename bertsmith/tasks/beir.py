@@ -135,11 +135,11 @@ def read_retrieval_set(
     collector.flush(counts)
     used_ids = [query_id for query_id in query_ids if grades.get(query_id)]
     # A document with the id of the query is the query itself, unless it is judged relevant.
-    own_rows = [document_rows.get(query_id, -1) for query_id in used_ids]
+    query_rows = [document_rows.get(query_id, -1) for query_id in used_ids]
     excluded = np.array(
         [
             -1 if row in grades[query_id] else row
-            for query_id, row in zip(used_ids, own_rows, strict=True)
+            for query_id, row in zip(used_ids, query_rows, strict=True)
         ],
         np.int64,
     )

@@ -302,8 +302,8 @@ def _read_conll_sentences(
     sample: list[str] = []
     columns: ColumnFormat | None = None
     # A long comment can precede the first word.
-    while columns is None and (more_lines := list(islice(lines, _SAMPLE_LINES))):
-        sample += more_lines
+    while columns is None and (next_lines := list(islice(lines, _SAMPLE_LINES))):
+        sample += next_lines
         columns = ColumnFormat.detect(sample, line_rules, word_column, tag_column, path)
     is_ignored: Callable[[str], bool]
     if is_conllu:

@@ -346,7 +346,7 @@ def compute_principal_components(
     The mean is not subtracted, so that inner products are kept as well as possible.
 
     Args:
-        vectors: float16 [n, W].
+        vectors: float16 or float32 [n, W].
         rows: The rows that are used.
         num_components: K, at most W.
     """

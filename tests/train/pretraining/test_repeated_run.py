@@ -24,8 +24,8 @@ def test_another_width_has_its_own_defaults(resolve: Any, tmp_path: Path) -> Non
     fresh = resolve(assignments=["model.width=768", "model.heads=12"])
     assert repeated == fresh
     assert (repeated.model.feed_forward, repeated.model.init_range) == (3072, 0.02)
-    own = ["model.feed_forward=512", "model.init_range=0.1", "optim.lr=3e-3"]
-    config = write_config(tmp_path, resolve(assignments=own))
+    custom = ["model.feed_forward=512", "model.init_range=0.1", "optim.lr=3e-3"]
+    config = write_config(tmp_path, resolve(assignments=custom))
     repeated = resolve(config=config, assignments=["model.width=768", "model.heads=12"])
     assert (repeated.model.feed_forward, repeated.model.init_range) == (512, 0.1)
     assert repeated.optim.lr == 0.003
