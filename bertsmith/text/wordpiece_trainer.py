@@ -9,6 +9,7 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import IO, Final
 
 from tokenizers import AddedToken, pre_tokenizers
@@ -39,8 +40,8 @@ _MAX_INT32: Final = 2**31 - 1
 #: Maximum number of characters that are searched for punctuation, back from the end of a chunk
 #: without spaces.
 _MAX_LOOKBACK: Final = 1000
-#: Number of texts segmented at a time.
-_SEGMENTER_BATCH: Final = 64
+#: Number of lines segmented at a time.
+_SEGMENTER_BATCH: Final = 1024
 #: Minimum share of the entries that are pieces of two characters or more, not counting special
 #: tokens and ASCII characters.
 _MIN_WORD_SHARE: Final = 0.5
@@ -152,14 +153,14 @@ def _check_ranges(min_frequency: int, coverage: float) -> None:
 
 
 def _segment_in_batches(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
-    """Yield the segmented texts; the segmenter analyzes the texts of a batch in parallel."""
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == _SEGMENTER_BATCH:
-            yield from segment_texts(segmenter, batch)
-            batch = []
-    yield from segment_texts(segmenter, batch)
+    """Yield the segmented lines of the texts.
+
+    The segmenter analyzes the lines of a batch in parallel. It gets lines, because its memory grows
+    with the length of a text, and documents can be books.
+    """
+    lines = (line for text in texts for line in text.split("\n"))
+    while batch := list(islice(lines, _SEGMENTER_BATCH)):
+        yield from segment_texts(segmenter, batch)
 
 
 def _write_texts(texts: Iterable[str], file: IO[str]) -> "_FileLines":

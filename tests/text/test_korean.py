@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +111,30 @@ def test_other_segmenter_or_version_is_rejected(kiwi: KiwiSegmenter) -> None:
         load_segmenter("kiwi", "0.1.0")
     with pytest.raises(TokenizerError, match="no segmenter is named 'mecab'"):
         load_segmenter("mecab")
+
+
+def test_vocabulary_segments_documents_line_by_line() -> None:
+    """A segmenter gets single lines; its memory grows with the length of a text."""
+    lines = ["나는 학교에", "갔다", "세계는 하나다"]
+
+    class HalfSegmenter:
+        """A segmenter that splits each text after its first character."""
+
+        name, version = "kiwi", "1.0"
+
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def find_boundaries(self, texts: Sequence[str]) -> list[list[int]]:
+            """Return the offset 1 for each text."""
+            self.texts += texts
+            return [[1]] * len(texts)
+
+    segmenter = HalfSegmenter()
+    tokenizer = train_wordpiece(["\n".join(lines)] * 3, 200, segmenter=segmenter)
+    assert segmenter.texts == lines * 3
+    assert "나" in tokenizer.vocab
+    assert "갔다" not in tokenizer.vocab
 
 
 def test_threads_load_kiwi_once(monkeypatch: pytest.MonkeyPatch) -> None:
