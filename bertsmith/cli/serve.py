@@ -356,10 +356,10 @@ def _resolve_api_key(api_key: str | None, key_file: Path | None) -> str | None:
     Raises SettingsError for an empty key, because a server without a key would accept everyone; or
     if there is a key file too.
     """
-    if api_key is not None and key_file is not None:
-        raise SettingsError("--api-key and --key-file exclude each other; add the key to the file")
     origin = f"${API_KEY_VARIABLE}" if api_key is None else "--api-key"
     key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
+    if key is not None and key_file is not None:
+        raise SettingsError(f"{origin} and --key-file exclude each other; add the key to the file")
     if key is not None and not key.strip():
         raise SettingsError(f"{origin} is empty; set a key, or unset it to serve without one")
     # A key read from a file ends with a line break, which clients cannot send.

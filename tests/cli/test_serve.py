@@ -72,6 +72,16 @@ def test_empty_key_in_the_environment_is_an_error(
     assert "$BERTSMITH_API_KEY is empty; set a key" in completed.err
 
 
+def test_key_in_the_environment_and_key_file_exclude_each_other(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key in BERTSMITH_API_KEY is not ignored silently when there is a file of keys."""
+    monkeypatch.setenv("BERTSMITH_API_KEY", "secret")
+    completed = run_cli("serve", "nowhere", "--port", "0", "--key-file", "keys.toml")
+    assert completed.status == 2
+    assert "$BERTSMITH_API_KEY and --key-file exclude each other" in completed.err
+
+
 def test_used_port_is_an_error(run_cli: RunCli) -> None:
     """A used port is reported before the models are loaded."""
     with socket.socket() as other:
