@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
+#: Endpoints of health probes, which need no API key, no allowed Host header and no free request.
+HEALTH_PATHS: Final = ("/health", "/ready")
 #: Key of the client's identity in an ASGI scope: its address or the name of its API key.
 CLIENT_KEY: Final = "bertsmith.client"
 #: Key of the client's ``TokenBucket`` in an ASGI scope.

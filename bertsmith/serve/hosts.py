@@ -8,11 +8,9 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.clients import get_path
+from bertsmith.serve.clients import HEALTH_PATHS, get_path
 from bertsmith.serve.errors import create_error_response
 
-#: Health probes use the IP address of a pod or container as the host.
-_HEALTH_PATHS: Final = ("/health", "/ready")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
@@ -51,7 +49,8 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app for an allowed host, and answer requests for other hosts with 400."""
-        if scope["type"] != "http" or get_path(scope) in _HEALTH_PATHS:
+        # Health probes use the IP address of a pod or container as the host.
+        if scope["type"] != "http" or get_path(scope) in HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
         headers = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]

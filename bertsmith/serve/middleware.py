@@ -23,6 +23,7 @@ from bertsmith.serve.clients import (
     ADMISSION_KEY,
     ANSWER_KEY,
     CLIENT_KEY,
+    HEALTH_PATHS,
     TOKEN_BUCKET_KEY,
     TRACE_KEY,
     ConcurrencyLimit,
@@ -52,8 +53,6 @@ from bertsmith.serve.settings import ServeSettings
 if TYPE_CHECKING:
     from bertsmith.serve.tracing import Tracing
 
-#: Health endpoints bypass authentication and the limit of concurrent requests.
-_HEALTH_PATHS = ("/health", "/ready")
 #: Key of the ``_Request`` in an ASGI scope.
 _REQUEST_KEY = "bertsmith.request"
 #: Time to wait for the next part of a rejected body before the connection is closed.
@@ -456,7 +455,7 @@ def _create_retry_headers(status: int) -> dict[str, str]:
 def _is_health_check(scope: MutableMapping[str, Any]) -> bool:
     """Return whether a request is a health probe."""
     # Requests with a body use memory, so they are limited like all others.
-    return get_path(scope) in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
+    return get_path(scope) in HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
 
 
 def _choose_request_id(headers: dict[bytes, bytes]) -> str:

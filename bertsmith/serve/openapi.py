@@ -7,13 +7,12 @@ from typing import Any, Final
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
+from bertsmith.serve.clients import HEALTH_PATHS
 from bertsmith.serve.examples import build_example
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import TRUNCATED_HEADER, UNKNOWN_SHARE_HEADER
 from bertsmith.serve.responses import ErrorResponse
 
-#: Endpoints that need no API key.
-_PUBLIC_PATHS: Final = ("/health", "/ready")
 _EMBEDDING_PATHS: Final = ("/embed", "/embed_sparse", "/v1/embeddings")
 #: Errors of every endpoint.
 _ERRORS: Final = {
@@ -114,7 +113,7 @@ def _complete_operation(
         example = build_example(path, models)
         assert example is not None, path
         operation["requestBody"]["content"]["application/json"]["example"] = example
-    if needs_key and path in _PUBLIC_PATHS:
+    if needs_key and path in HEALTH_PATHS:
         operation["security"] = []
     elif needs_key:
         statuses.append(401)
