@@ -1,4 +1,4 @@
-"""A small model to start from, and functions that write tables of texts of random words."""
+"""A small model to start from, tables of texts of random words, and fast training."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,6 +11,8 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.model.bert import BertForPreTraining
+from bertsmith.train.embedding.finetune import finetune_embedder
+from bertsmith.train.engine.finetuning_run import FinetuneResult
 from tests.model.examples import make_prime_size_config
 from tests.train.conftest import WORDS, make_tokenizer
 
@@ -18,6 +20,13 @@ from tests.train.conftest import WORDS, make_tokenizer
 WIDTH = 32
 #: Words of each topic. Texts of the same topic belong together.
 TOPICS = [WORDS[start : start + 6] for start in range(0, 60, 6)]
+#: Settings with which a small model learns fast.
+FAST_SETTINGS: dict[str, dict[str, Any]] = {
+    "optim": {"lr": 3e-3},
+    "run": {"threads": 1, "precision": "fp32"},
+    "embedding": {"batch_size": 16},
+    "schedule": {"epochs": 3.0},
+}
 WriteTable = Callable[[str, Sequence[dict[str, Any]]], Path]
 
 
@@ -80,3 +89,9 @@ def make_rows(kind: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
         }  # fmt: skip
         rows.append(row[kind])
     return rows
+
+
+def train(start_model: Path, out: Path, *data: Path, **tables: dict[str, Any]) -> FinetuneResult:
+    """Train with fast settings; keywords are tables of settings."""
+    values = {name: FAST_SETTINGS.get(name, {}) | table for name, table in tables.items()}
+    return finetune_embedder(start_model, out, data=data, values=FAST_SETTINGS | values)
