@@ -20,19 +20,16 @@ from bertsmith.bundle import (
     INFO_FILE,
     WEIGHTS_FILE,
     EncoderBundle,
-    load_encoder,
     save_tensors,
 )
 from bertsmith.errors import InputError, ModelError
-from bertsmith.files import atomic_directory, check_new_directory, write_json
+from bertsmith.files import atomic_directory, write_json
 from bertsmith.interop.sentence_transformers import (
     PoolingConfig,
     build_embedding_model,
-    check_is_dense,
-    check_is_expressible,
-    resolve_pooling,
 )
 from bertsmith.interop.sentence_transformers.pooling import MODULES_FILE
+from bertsmith.interop.sentence_transformers.writing import load_for_export
 from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.inference_batches import choose_batch_tokens
 from bertsmith.runtime.thread_pool import map_in_threads
@@ -83,12 +80,8 @@ def write_static_model(
         ModelError: Other libraries cannot tokenize like this model, or ``out`` is not empty.
         InputError: ``dims`` is larger than the width of the vectors, or the text has no word.
     """
-    bundle = load_encoder(model)
     out = Path(out)
-    check_new_directory(out)
-    check_is_expressible(bundle)
-    check_is_dense(bundle.path)
-    pooling = resolve_pooling(bundle.path, None, None)
+    bundle, pooling = load_for_export(model, out, None, None)
     _check_tokenizer(bundle, pooling)
     width = pooling.output_width(bundle.config.width)
     if dims is not None and dims > width:

@@ -320,7 +320,6 @@ def make_heatmap(
     values: Sequence[Sequence[float]],
     row_labels: Sequence[str],
     column_labels: Sequence[str],
-    format_spec: str = ".2f",
 ) -> DrawFunction:
     """Return a function that draws a matrix as colored cells that contain their values."""
 
@@ -335,7 +334,7 @@ def make_heatmap(
             for x, value in enumerate(row):
                 is_finite = math.isfinite(value)
                 color = "white" if is_finite and value < middle else "black"
-                text = format(value, format_spec) if is_finite else EMPTY_CELL
+                text = f"{value:.2f}" if is_finite else EMPTY_CELL
                 axes.text(x, y, text, ha="center", va="center", color=color, size=7)
 
     return draw_heatmap

@@ -29,6 +29,10 @@ from bertsmith.model.bert import count_parameters
 from bertsmith.plurals import count_noun
 from bertsmith.progress import Progress
 from bertsmith.settings import merge_settings
+from bertsmith.tasks import classification
+from bertsmith.tasks.classification import TextExample
+from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.corpus import (
     CorpusOptions,
     CorpusReport,
@@ -285,6 +289,14 @@ def explain_skip_invalid(command: str) -> Iterator[None]:
             raise
         message = f"{error} (an option of {command}; the lab has none)"
         raise type(error)(message) from error
+
+
+def read_public_examples(path: Path, task: str) -> list[TextExample]:
+    """Return the examples of a file of a public task with texts or pairs of texts."""
+    settings = TaskSettings.parse({**PUBLIC_TASKS[task].fixed_settings, "name": task}, "the task")
+    with explain_skip_invalid("finetune"):
+        examples, _ = classification.read_examples(path, settings)
+    return examples
 
 
 def _resume_or_restart(start: Callable[[], FinetuneResult], run: Path) -> FinetuneResult:

@@ -158,12 +158,12 @@ def looks_like_conll(text_start: str, labels: Collection[str]) -> bool:
     return any(set(column) <= set(labels) for column in columns)
 
 
-def read_tagged_sentences(
+def read_examples(
     path: Path,
     task: TaskSettings,
-    labels: Sequence[str] | None,
     *,
-    labeled: bool,
+    labels: Sequence[str] | None = None,
+    labeled: bool = True,
 ) -> tuple[list[TaggedSentence], ExampleCounts]:
     """Read the sentences of a file.
 

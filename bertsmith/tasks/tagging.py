@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.conll import TaggedSentence, read_tagged_sentences
+from bertsmith.tasks.conll import TaggedSentence, read_examples
 from bertsmith.tasks.entities import (
     OUTSIDE_TAG,
     compute_entity_scores,
@@ -26,6 +25,20 @@ from bertsmith.tasks.entities import (
 from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
+
+__all__ = [
+    "DEFAULT_MAX_SEQLEN",
+    "TaggingWindow",
+    "TokenAlignment",
+    "collect_labels",
+    "compute_class_report",
+    "compute_losses",
+    "compute_metrics",
+    "encode_examples",
+    "list_metrics",
+    "read_examples",
+    "to_unit_tags",
+]
 
 DEFAULT_MAX_SEQLEN = 128
 
@@ -64,17 +77,6 @@ class TaggingWindow:
     token_indices: list[int]
     targets: list[int]
     location: str
-
-
-def read_examples(
-    path: Path,
-    task: TaskSettings,
-    *,
-    labels: Sequence[str] | None = None,
-    labeled: bool = True,
-) -> tuple[list[TaggedSentence], ExampleCounts]:
-    """Read tagged sentences; see ``TaskFamily``."""
-    return read_tagged_sentences(path, task, labels, labeled=labeled)
 
 
 def collect_labels(examples: Sequence[TaggedSentence], path: str) -> tuple[str, ...]:

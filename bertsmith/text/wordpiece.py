@@ -205,11 +205,9 @@ class Tokenizer:
         self._count_tokens(sequences.values(), frequencies.values(), allow_special=allow_special)
         return [sequences[text] for text in texts]
 
-    def encode_with_offsets(
-        self, text: str, allow_special: bool = False
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of ``text``, and the character range [start, end) of each id."""
-        return self.encode_batch_with_offsets([text], allow_special)[0]
+        return self.encode_batch_with_offsets([text])[0]
 
     def encode_batch_with_offsets(
         self, texts: Sequence[str], allow_special: bool = False

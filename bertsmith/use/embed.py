@@ -254,7 +254,6 @@ class Embedder:
         batch_tokens: int | None = None,
         compute: Callable[[Sequence[list[int]], VectorSpec, int | None], VectorBatches]
         | None = None,
-        truncation_side: TruncationSide = "right",
     ) -> list[TokenVectors]:
         """Compute one vector per token of each text.
 
@@ -263,10 +262,9 @@ class Embedder:
             spec: A spec whose pooling is "none".
             batch_tokens: Maximum number of tokens per batch.
             compute: Computes the vectors of the sequences; by default ``encode_batches``.
-            truncation_side: Side on which texts are truncated.
         """
         encoded = self.tokenizer.encode_batch_with_offsets(self._preprocess(texts))
-        sequences = [self.build_sequence(ids, truncation_side) for ids, _ in encoded]
+        sequences = [self.build_sequence(ids) for ids, _ in encoded]
         compute = compute or self.encode_batches
         results: list[Any] = [None] * len(texts)
         for indices, batch in compute(sequences, spec, batch_tokens):
@@ -274,8 +272,8 @@ class Embedder:
                 ids, offsets = encoded[index]
                 results[index] = self._build_token_vectors(
                     texts[index],
-                    self._truncate(ids, truncation_side),
-                    self._truncate(offsets, truncation_side),
+                    self._truncate(ids),
+                    self._truncate(offsets),
                     vectors,
                     is_truncated=len(ids) > self._max_text_tokens,
                 )
@@ -399,7 +397,7 @@ class Embedder:
         ids = self._truncate(ids, truncation_side)
         return [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
 
-    def _truncate(self, items: list[Item], truncation_side: TruncationSide) -> list[Item]:
+    def _truncate(self, items: list[Item], truncation_side: TruncationSide = "right") -> list[Item]:
         """Return the ids or offsets of a text's tokens, without those beyond the maximum length."""
         if truncation_side == "left":
             return items[max(len(items) - self._max_text_tokens, 0) :]

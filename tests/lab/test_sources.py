@@ -10,7 +10,6 @@ from bertsmith.errors import CorpusError, StoreError, TaskError
 from bertsmith.lab import stage as stage_module
 from bertsmith.lab import stage_runners
 from bertsmith.lab.experiment_run import ExperimentRun
-from bertsmith.lab.experiments import pooling
 from bertsmith.lab.panel.tasks import TASKS, split_by_data
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, read_squad
@@ -180,27 +179,6 @@ def test_invalid_squad_file_is_rejected(tmp_path: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(TaskError, match=r"train-v1.1.json: not in the SQuAD format"):
         read_squad(file)
-
-
-def test_invalid_tsv_rows_are_rejected(tmp_path: Path) -> None:
-    """The error names the file and the line with a missing cell or an invalid score."""
-    file = tmp_path / "dev.tsv"
-    columns = ("sentence1", "sentence2", "score")
-    for content, message in (
-        ("sentence1\tscore\na\t1\n", "line 1: no column sentence2"),
-        ("sentence1\tsentence2\tscore\na\tb\t1\na\n", "line 3: fewer columns"),
-        ("sentence1\tsentence2\tscore\n", "0 rows after the header"),
-    ):
-        file.write_text(content)
-        with pytest.raises(TaskError, match=f"dev.tsv.*{message}"):
-            pooling._read_tsv(file, columns, 10)
-    for score in ("abc", "nan"):
-        file.write_text(f"sentence1\tsentence2\tscore\na\tb\t1\n\nc\td\t{score}\n")
-        with pytest.raises(TaskError, match=f"line 4: the score is not a number: '{score}'"):
-            pooling._read_pairs(file, 10)
-    file.write_bytes(b"sentence1\tsentence2\tscore\n\xff\tb\t1\n")
-    with pytest.raises(TaskError, match=r"dev.tsv: not UTF-8 text"):
-        pooling._read_pairs(file, 10)
 
 
 def test_advice_to_skip_invalid_rows_names_its_command(

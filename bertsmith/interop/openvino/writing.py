@@ -22,7 +22,11 @@ from bertsmith.files import atomic_directory
 from bertsmith.interop.onnx.writing import MODEL_FILE, save_encoder_graph
 from bertsmith.interop.openvino.encoder import INPUT_NAMES, import_openvino
 from bertsmith.interop.sentence_transformers import PoolingConfig
-from bertsmith.interop.sentence_transformers.writing import load_for_export, write_metadata
+from bertsmith.interop.sentence_transformers.writing import (
+    get_max_seqlen,
+    load_for_export,
+    write_metadata,
+)
 from bertsmith.model.config import PoolingMode
 
 #: Number of texts with which the ranges of activations are measured, as NNCF recommends.
@@ -101,8 +105,7 @@ def _tokenize(
             "calibration: no text that is not blank; expected a few hundred texts like those to be "
             "embedded"
         )
-    max_positions = bundle.config.max_positions
-    max_tokens = min(config.max_seq_length or max_positions, max_positions) - 2
+    max_tokens = get_max_seqlen(config, bundle.config) - 2
     encoded = tokenizer.encode_batch(config.prepare_texts(selected, tokenizer))
     notes = []
     if len(encoded) < NUM_CALIBRATION_TEXTS:

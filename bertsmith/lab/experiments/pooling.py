@@ -1,16 +1,12 @@
 """Compares sentence vectors by layer and pooling on STS-B, and draws 2-D maps of SST-2."""
 
-import csv
-import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.context import SENSES_KIND, create_senses_stage, measure_senses
 from bertsmith.lab.report import (
@@ -24,10 +20,11 @@ from bertsmith.lab.report import (
     make_heatmap,
 )
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import Job
+from bertsmith.lab.stage_runners import Job, read_public_examples
 from bertsmith.lab.stages import StageFactory
 from bertsmith.lab.verdict import MIN_SEEDS, Claim
 from bertsmith.tasks.metrics import spearman_correlation
+from bertsmith.tasks.retrieval import rank_documents
 from bertsmith.use.embed import Embedder
 
 POOLINGS = ("mean", "max", "mean-max", "first", "last")
@@ -53,10 +50,11 @@ def measure_layer_similarity(job: Job) -> dict[str, Any]:
         poolings]; and ``num_pairs``, the number of sentence pairs.
     """
     embedder = Embedder.load(job.model)
-    pairs = _read_pairs(job.stage.files["pairs"], job.stage.settings["max_pairs"])
-    first_texts = [first for first, _, _ in pairs]
-    second_texts = [second for _, second, _ in pairs]
-    human_scores = np.array([score for _, _, score in pairs])
+    pairs = read_public_examples(job.stage.files["pairs"], "sts-b")
+    pairs = pairs[: job.stage.settings["max_pairs"]]
+    first_texts = [pair.texts[0] for pair in pairs]
+    second_texts = [pair.texts[1] for pair in pairs]
+    human_scores = np.array([pair.label for pair in pairs])
     layers = range(embedder.config.layers + 1)
     poolings = job.stage.settings["poolings"]
     job.progress.start("embedding pairs", len(layers) * len(poolings), "layers x poolings")
@@ -84,11 +82,10 @@ def measure_sentence_map(job: Job) -> dict[str, Any]:
         ``nearest_neighbor_accuracy`` by layer.
     """
     embedder = Embedder.load(job.model)
-    rows = _read_tsv(
-        job.stage.files["sentences"], ("sentence", "label"), job.stage.settings["max_sentences"]
-    )
-    sentences = [sentence for sentence, _ in rows]
-    labels = [label for _, label in rows]
+    examples = read_public_examples(job.stage.files["sentences"], "sst-2")
+    examples = examples[: job.stage.settings["max_sentences"]]
+    sentences = [example.texts[0] for example in examples]
+    labels = [str(example.label) for example in examples]
     maps, neighbor_accuracies = [], []
     for layer in range(embedder.config.layers + 1):
         vectors = embedder.encode(sentences, layer=layer, pooling="mean")
@@ -96,70 +93,6 @@ def measure_sentence_map(job: Job) -> dict[str, Any]:
         maps.append([[round(float(x), 3) for x in point] for point in projected])
         neighbor_accuracies.append(_measure_nearest_neighbor_accuracy(vectors, labels))
     return {"labels": labels, "points": maps, "nearest_neighbor_accuracy": neighbor_accuracies}
-
-
-def _read_pairs(path: Path, max_rows: int) -> list[tuple[str, str, float]]:
-    """Return pairs of sentences with their similarity scores from an STS-B file."""
-    columns = ("sentence1", "sentence2", "score")
-    return [
-        (first, second, float(score))
-        for first, second, score in _read_tsv(path, columns, max_rows, "score")
-    ]
-
-
-def _read_tsv(
-    path: Path, columns: tuple[str, ...], max_rows: int, number_column: str | None = None
-) -> list[tuple[str, ...]]:
-    """Return some columns of a TSV file's first rows.
-
-    Args:
-        path: A file with a header line.
-        columns: The columns to return.
-        max_rows: The maximum number of rows.
-        number_column: A column whose cells must be finite numbers.
-
-    Raises:
-        TaskError: The file is not UTF-8, a column or a cell is missing, a cell of the number
-            column is not a finite number, or there are fewer than two rows.
-    """
-    result = []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            for name in columns:
-                if name not in (rows.fieldnames or ()):
-                    raise TaskError(
-                        f"{path}, line 1: no column {name}; expected the columns "
-                        f"{', '.join(columns)}"
-                    )
-            for row in islice(rows, max_rows):
-                cells = tuple(row[name] for name in columns)
-                line = f"{path}, line {rows.line_num}"
-                if None in cells:
-                    raise TaskError(
-                        f"{line}: fewer columns than in the header; add the missing cells"
-                    )
-                if number_column is not None and not _is_number(row[number_column]):
-                    raise TaskError(
-                        f"{line}: the {number_column} is not a number: {row[number_column]!r}; "
-                        "correct or remove the line"
-                    )
-                result.append(cells)
-    except UnicodeDecodeError as error:
-        raise TaskError(
-            f"{path}: not UTF-8 text ({error.reason}); convert the file to UTF-8"
-        ) from None
-    if len(result) <= 1:
-        raise TaskError(f"{path}: {len(result)} rows after the header; expected at least 2")
-    return result
-
-
-def _is_number(cell: str) -> bool:
-    """Return whether a cell is a finite number."""
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
 
 
 def _project_on_principal_components(vectors: Floats) -> Floats:
@@ -177,10 +110,7 @@ def _project_on_principal_components(vectors: Floats) -> Floats:
 
 def _measure_nearest_neighbor_accuracy(vectors: Floats, labels: list[str]) -> float:
     """Return the share of vectors [N, D] whose nearest neighbor by cosine has the same label."""
-    normalized = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-9)
-    similarities = normalized @ normalized.T
-    np.fill_diagonal(similarities, -np.inf)
-    nearest = similarities.argmax(-1)
+    nearest = rank_documents(vectors, vectors, top=1, excluded=np.arange(len(vectors)))[:, 0]
     matches = [labels[index] == label for index, label in zip(nearest, labels, strict=True)]
     return float(np.mean(matches))
 

@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from bertsmith.bundle import load, save
 from bertsmith.errors import MissingExtraError
 from bertsmith.lab.panel.held_out import measure_held_out
-from bertsmith.lab.stage_runners import Job, StageFunction, explain_skip_invalid
+from bertsmith.lab.stage_runners import (
+    Job,
+    StageFunction,
+    explain_skip_invalid,
+    read_public_examples,
+)
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.init.named import apply_initialization
 from bertsmith.runtime.device import resolve_device
-from bertsmith.tasks import classification
-from bertsmith.tasks.public import PUBLIC_TASKS
-from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import Embedder
 from bertsmith.use.minimal_pairs import evaluate_minimal_pairs, to_field_name
@@ -110,8 +112,7 @@ def measure_probe(job: Job) -> dict[str, Any]:
 
 def _read_classification(path: Path, task: str) -> tuple[list[str], NDArray[np.str_]]:
     """Return the texts and labels of a file of a public task with single texts."""
-    settings = TaskSettings.parse({**PUBLIC_TASKS[task].fixed_settings, "name": task}, "the task")
-    examples, _ = classification.read_examples(path, settings)
+    examples = read_public_examples(path, task)
     return [example.texts[0] for example in examples], np.array(
         [str(example.label) for example in examples]
     )

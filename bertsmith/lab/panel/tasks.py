@@ -32,12 +32,10 @@ class Measure:
     Attributes:
         key: The name in the result of a cell.
         label: The name in the table.
-        is_lower_better: Whether lower values are better.
     """
 
     key: str
     label: str
-    is_lower_better: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +76,8 @@ _TASKS = (
         name="held-out",
         evaluation="held-out",
         measures=(
-            Measure("mlm_loss", "held-out masked-LM loss, nats", is_lower_better=True),
-            Measure("bits_per_character", "held-out bits per character", is_lower_better=True),
+            Measure("mlm_loss", "held-out masked-LM loss, nats"),
+            Measure("bits_per_character", "held-out bits per character"),
         ),
     ),
     PanelTask(

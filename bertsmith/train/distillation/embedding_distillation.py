@@ -46,7 +46,7 @@ from bertsmith.train.distillation.embedding_objective import (
 )
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
-from bertsmith.train.distillation.teacher_cache import StoredOutputs, cache_outputs
+from bertsmith.train.distillation.teacher_cache import cache_outputs
 from bertsmith.train.embedding.evaluation import encode_texts
 from bertsmith.train.embedding.start_model import (
     EmbeddingBundle,
@@ -220,7 +220,9 @@ class EmbeddingDistillation:
             seed=self.settings.run.seed,
         )
 
-    def compute_targets(self, run: Path, machine: Machine, progress: Progress) -> StoredOutputs:
+    def compute_targets(
+        self, run: Path, machine: Machine, progress: Progress
+    ) -> NDArray[np.floating[Any]]:
         """Return the vector that the student learns for each text, [number of texts, W]."""
         teacher = self.teacher.model.to(machine.device)
         teacher.bert.kernel = machine.kernel
@@ -328,7 +330,7 @@ class PrincipalComponents:
     directions: NDArray[np.float32]
     energy: float
 
-    def project(self, vectors: StoredOutputs) -> NDArray[np.float32]:
+    def project(self, vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return the vectors in K dimensions: [n, W] -> float32 [n, K]."""
         return np.concatenate(
             [
@@ -339,7 +341,7 @@ class PrincipalComponents:
 
 
 def compute_principal_components(
-    vectors: StoredOutputs, rows: NDArray[np.int64], num_components: int
+    vectors: NDArray[np.floating[Any]], rows: NDArray[np.int64], num_components: int
 ) -> PrincipalComponents:
     """Return the eigenvectors of X^T X with the largest eigenvalues, where X are the vectors.
 

@@ -12,7 +12,7 @@ from bertsmith.bundle.metadata import read_info
 from bertsmith.bundle.mlm_head import check_mlm_head
 from bertsmith.data.store import MANIFEST_FILE
 from bertsmith.errors import ModelError, SettingsError
-from bertsmith.model.config import SIZES, ModelConfig
+from bertsmith.model.config import SIZES, ModelConfig, get_size_preset
 from bertsmith.settings import Settings, SettingsTable, get_table
 from bertsmith.tasks.settings import Column
 from bertsmith.train.engine.finetuning_overrides import (
@@ -220,8 +220,7 @@ def resolve_settings(
     config = read_config(directory, read_info(directory))
     student_layers = _resolve_student_layers(distill, config.layers, start_from)
     if distill.size is not None:
-        layers, width, heads = SIZES[distill.size]
-        sizes = {"layers": layers, "width": width, "heads": heads, "feed_forward": 4 * width}
+        sizes = get_size_preset(distill.size)
         values["run"] = {**values["run"], "start_from": ""}
         lr = overrides.get("optim", {}).get("lr", _RANDOM_LR)
         values["optim"] = {**values["optim"], "lr": lr}

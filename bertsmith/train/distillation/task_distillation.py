@@ -33,7 +33,7 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.distillation.losses import output_losses
 from bertsmith.train.distillation.settings import DistillRunSettings, DistillSettings
 from bertsmith.train.distillation.student import check_same_tokenizer, copy_teacher_weights
-from bertsmith.train.distillation.teacher_cache import StoredOutputs, cache_outputs
+from bertsmith.train.distillation.teacher_cache import cache_outputs
 from bertsmith.train.engine.provenance import remove_directories
 from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
 from bertsmith.train.finetuning.task_data import TaskData, read_task_data
@@ -243,7 +243,7 @@ class _TeacherOutputs:
         offsets: int64 [number of units + 1], the first row of each unit.
     """
 
-    rows: StoredOutputs
+    rows: NDArray[np.floating[Any]]
     offsets: NDArray[np.int64]
 
     @classmethod

@@ -20,8 +20,6 @@ _OUTPUTS_FILE, _STATE_FILE = "outputs.npy", "state.json"
 #: Rows that are computed and written together. After an interruption, at most these are computed
 #: again.
 _CHUNK_ROWS: Final = 4096
-#: Outputs of a teacher in the type in which they are stored.
-StoredOutputs = NDArray[np.float16] | NDArray[np.float32]
 
 
 def cache_outputs(
@@ -31,8 +29,8 @@ def cache_outputs(
     fingerprint: str,
     compute_rows: Callable[[int, int], NDArray[np.float32]],
     progress: Progress,
-    dtype: type[np.float16] | type[np.float32] = np.float16,
-) -> StoredOutputs:
+    dtype: type[np.floating[Any]] = np.float16,
+) -> NDArray[np.floating[Any]]:
     """Return the teacher's outputs, after computing those that are not in the cache yet.
 
     Args:
