@@ -1,9 +1,12 @@
 """Pre-train with Bertsmith and transformers for the same time, and compare validation losses.
 
-Both start from the same weights and train on the same batches in the same order, with the same
-optimizer, learning rate schedule and dropout rates. Each takes as many steps as fit into its time.
-The two libraries take turns of 20 seconds in one process, so that other load on the machine affects
-both libraries. Evaluations do not count as training time.
+Bertsmith trains with its default recipe, and transformers with what it offers: random initial
+weights and AdamW, at Bertsmith's default learning rate for AdamW. With --same-recipe, Bertsmith
+also trains with AdamW, and both start from the same weights. In either case, both have the same
+examples, batch sizes, masking and dropout rates, precision and shape of the learning rate schedule.
+
+Each library takes as many steps as fit into its time. They take turns of 20 seconds in one process,
+so that other load on the machine affects both. Evaluations do not count as training time.
 
     python benchmarks/side_by_side.py --store STORE --size mini --minutes 30 --out RESULTS
 """
@@ -33,7 +36,6 @@ from bertsmith.train.pretraining.evaluation import build_heldout_stream
 from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
-from bertsmith.train.pretraining.schedule import Phase
 from bertsmith.train.pretraining.session import Session
 
 #: Seconds of a turn, after which the other trainer continues.
@@ -43,6 +45,10 @@ PROBE_SECONDS = 20.0
 #: Number of evaluations per run. They do not count as training time.
 NUM_EVALUATIONS = 20
 NUM_EVAL_SEQUENCES = 512
+#: More steps than any run takes.
+MANY_STEPS = 10**9
+#: Settings of Bertsmith's recipe that exist in transformers.
+SHARED_RECIPE = ("optim.optimizer=adamw", "schedule.neighbor_bias_steps=0")
 
 
 class Trainer:
@@ -75,14 +81,12 @@ class Trainer:
         self.num_steps = 0
         self.num_tokens = 0
         self.total_steps = 0
-        self._batches = self._iter_batches()
+        # The number of steps is not known yet.
+        self._batches = self._iter_batches(MANY_STEPS)
 
-    def _iter_batches(self) -> Iterator[list[PretrainingMicroBatch]]:
-        """Return an iterator over training batches that starts at the first one."""
-        # More steps than any run takes: the number of steps is not known yet.
-        steps = 10**9
-        phase = Phase(0, steps, self._session.settings.data.max_seqlen)
-        return self._session.build_objective(StepDuration(steps), phase).iter_batches(0)
+    def _iter_batches(self, num_steps: int) -> Iterator[list[PretrainingMicroBatch]]:
+        """Return an iterator over the batches of a run, which starts at the first one."""
+        return self._session.build_objective(StepDuration(num_steps)).iter_batches(0)
 
     def choose_total_steps(self, minutes: float) -> None:
         """Set ``total_steps`` to the number of steps that fit into ``minutes``.
@@ -98,7 +102,7 @@ class Trainer:
         # The first step is slower than the others.
         self.total_steps = int(minutes * 60 / np.median(times[1:]))
         self._reset()
-        self._batches = self._iter_batches()
+        self._batches = self._iter_batches(self.total_steps)
 
     @property
     def is_finished(self) -> bool:
@@ -178,11 +182,14 @@ def to_padded_inputs(micro_batch: PretrainingMicroBatch) -> dict[str, Tensor]:
 
 
 def make_transformers_trainer(session: Session) -> Trainer:
-    """Return a trainer that uses transformers' BertForPreTraining with the same initial weights."""
+    """Return a trainer that uses transformers' BERT with the initial weights of the session."""
     settings = session.settings
+    model_class = transformers.BertForMaskedLM
+    if settings.data.nsp:
+        model_class = transformers.BertForPreTraining
     with tempfile.TemporaryDirectory() as directory:
         bundle.save(Path(directory) / "m", session.model, session.tokenizer, {})
-        model = transformers.BertForPreTraining.from_pretrained(Path(directory) / "m")
+        model = model_class.from_pretrained(Path(directory) / "m", **_get_dropout_rates(settings))
     initial_weights = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = _build_optimizer(model, settings)
 
@@ -197,7 +204,8 @@ def make_transformers_trainer(session: Session) -> Trainer:
             group["lr"] = lr
         loss = 0.0
         for micro_batch in micro_batches:
-            output = model(**to_padded_inputs(micro_batch))
+            with session.machine.autocast():
+                output = model(**to_padded_inputs(micro_batch))
             (output.loss / len(micro_batches)).backward()
             loss += float(output.loss.detach()) / len(micro_batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optim.max_grad_norm)
@@ -206,6 +214,14 @@ def make_transformers_trainer(session: Session) -> Trainer:
         return loss
 
     return Trainer("transformers", session, step, partial(_evaluate, model, session), reset)
+
+
+def _get_dropout_rates(settings: PretrainSettings) -> dict[str, float]:
+    """Return the dropout rates of transformers' config, if pre-training has a rate of its own."""
+    if settings.run.dropout is None:
+        return {}
+    rate = settings.run.dropout
+    return {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
 
 
 def _build_optimizer(model: nn.Module, settings: PretrainSettings) -> torch.optim.Optimizer:
@@ -245,9 +261,10 @@ def _evaluate(model: Any, session: Session) -> float:
         arguments = {
             name: inputs[name] for name in ("input_ids", "token_type_ids", "attention_mask")
         }
-        hidden = model.bert(**arguments).last_hidden_state[is_masked]
-        logits = model.cls.predictions(hidden)
-        loss += float(F.cross_entropy(logits, inputs["labels"][is_masked], reduction="sum"))
+        with session.machine.autocast():
+            hidden = model.bert(**arguments).last_hidden_state[is_masked]
+            logits = model.cls.predictions(hidden)
+        loss += float(F.cross_entropy(logits.float(), inputs["labels"][is_masked], reduction="sum"))
         num_predictions += int(is_masked.sum())
     return loss / num_predictions
 
@@ -281,6 +298,30 @@ def plot_losses(trainers: list[Trainer], unigram_entropy: float, path: Path) -> 
     figure.savefig(path)
 
 
+def build_sessions(options: argparse.Namespace) -> list[Session]:
+    """Return the sessions for Bertsmith and for transformers."""
+    store = Store.open(options.store)
+    common = [f"run.max_eval_sequences={NUM_EVAL_SEQUENCES}", "run.device=cpu"]
+    if options.same_recipe:
+        recipes = [[*SHARED_RECIPE], [*SHARED_RECIPE]]
+    else:
+        recipes = [[], [*SHARED_RECIPE, "run.initialization=random"]]
+    return [
+        Session(
+            resolve_settings(
+                Overrides(
+                    data=options.store,
+                    size=options.size,
+                    assignments=[*common, *recipe, *options.set],
+                ),
+                store,
+            ),
+            store,
+        )
+        for recipe in recipes
+    ]
+
+
 def main() -> None:
     """Train both models, and write their losses, a plot and a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -288,22 +329,12 @@ def main() -> None:
     parser.add_argument("--size", default="mini")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], help="setting of both libraries")
+    parser.add_argument("--same-recipe", action="store_true", help="train both with AdamW")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    store = Store.open(options.store)
-    # transformers' trainer here has only AdamW.
-    assignments = [
-        f"run.max_eval_sequences={NUM_EVAL_SEQUENCES}",
-        "run.device=cpu",
-        *options.set,
-        "optim.optimizer=adamw",
-    ]
-    settings = resolve_settings(
-        Overrides(data=options.store, size=options.size, assignments=assignments), store
-    )
-    session = Session(settings, store)
-    trainers = [make_bertsmith_trainer(session), make_transformers_trainer(session)]
+    sessions = build_sessions(options)
+    trainers = [make_bertsmith_trainer(sessions[0]), make_transformers_trainer(sessions[1])]
     for trainer in trainers:
         trainer.choose_total_steps(options.minutes)
         print(
@@ -316,7 +347,7 @@ def main() -> None:
     for trainer in trainers:
         text = "".join(json.dumps(record) + "\n" for record in trainer.records)
         (options.out / f"{trainer.name}.jsonl").write_text(text, encoding="utf-8")
-    objective = session.build_objective(StepDuration(1))
+    objective = sessions[0].build_objective(StepDuration(1))
     unigram_entropy = objective.evaluate()["unigram_entropy"]
     plot_losses(trainers, unigram_entropy, options.out / "curves.png")
     report_results(trainers, unigram_entropy, options.out / "result.json")
