@@ -219,8 +219,9 @@ def check_transformers(check: Check) -> None:
     """Alternate steps of Bertsmith and transformers at base and length 128, in one process."""
     size, num_sequences, length = ("tiny", 2, 16) if check.is_dry else ("base", 256, 128)
     machine = device.resolve_machine(
-        str(check.device), "auto", "auto", attention_dropout=0.0, head_dim=64, threads=None
-    )
+        str(check.device), "auto", "auto",
+        attention_dropout=pretrain.make_config(size).attention_dropout, head_dim=64, threads=None,
+    )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     batch = to_device(pretrain.make_batch(num_sequences, length, generator), machine.device)
     for is_compiled in (False,) if check.is_dry else (False, True):

@@ -1,9 +1,13 @@
 """Runs a command whose output goes to a file."""
 
 import os
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 
 def run_logged(
@@ -11,8 +15,9 @@ def run_logged(
 ) -> int:
     """Run a command, append its output to a file, and return its exit status.
 
-    Ctrl-C also reaches the command, which may take a while to save its state. The exception is
-    raised when the command has ended. (`subprocess.run` would kill it after a quarter of a second.)
+    Ctrl-C also reaches the command, and SIGTERM and SIGHUP are sent to it. It may take a while to
+    save its state, so this process ends after it. (`subprocess.run` would kill it after a quarter
+    of a second.)
 
     Args:
         command: The program and its arguments.
@@ -21,14 +26,41 @@ def run_logged(
 
     Raises:
         KeyboardInterrupt: The user pressed Ctrl-C.
+        SystemExit: SIGTERM or SIGHUP.
     """
     variables = {**os.environ, **(environment or {})}
     with (
         log_file.open("ab") as file,
         subprocess.Popen(command, stdout=file, stderr=file, env=variables) as process,
+        _forward_signals(process) as received,
     ):
         try:
-            return process.wait()
+            status = process.wait()
         except KeyboardInterrupt:
             process.wait()
             raise
+    if received:
+        sys.exit(128 + received[0])
+    return status
+
+
+@contextmanager
+def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Send SIGTERM and SIGHUP to a process, and yield a list to which they are appended."""
+    received: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    # `nohup` ignores SIGHUP.
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    forwarded = [number for number in numbers if handlers[number] is not signal.SIG_IGN]
+    for number in forwarded:
+        signal.signal(number, forward)
+    try:
+        yield received
+    finally:
+        for number in forwarded:
+            signal.signal(number, handlers[number])

@@ -47,12 +47,12 @@ from bertsmith import bundle
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
-from bertsmith.errors import StoreError
+from bertsmith.errors import SettingsError, StoreError
 from bertsmith.files import lock_open_file
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
-from bertsmith.train.pretraining.resolve import compute_store_id
+from bertsmith.train.pretraining.resolve import Overrides, compute_store_id, resolve_settings
 
 RESULTS_FILE = "results.jsonl"
 CALIBRATION_FILE = "calibration.json"
@@ -101,6 +101,33 @@ def train(
         sys.exit(f"{variant.name}, seed {seed}: exit status {code}; see {log_file}")
 
 
+def open_store(path: Path) -> Store:
+    """Return a store; exit if it cannot be read."""
+    try:
+        return Store.open(path)
+    except StoreError as error:
+        sys.exit(f"error: {error}")
+
+
+def hash_settings(variant: Variant, store: Store, size: str) -> str:
+    """Return a hash of all settings of a variant, including the defaults of this version.
+
+    Exit if a setting is unknown or contradicts another one.
+    """
+    overrides = Overrides(
+        data=store.path,
+        size=size,
+        assignments=variant.settings,
+        cuda=torch.cuda.is_available(),
+    )
+    try:
+        settings = resolve_settings(overrides, store)
+    except SettingsError as error:
+        sys.exit(f"{variant.name}: {error}")
+    text = settings.model_dump_json(exclude={"run": {"store_path"}})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def measure_step_seconds(run: Path) -> float:
     """Return the mean seconds of a training step of a run, without the warm-up steps."""
     seconds = [line["seconds"] for line in read_metrics(run) if line["kind"] == "train"]
@@ -110,8 +137,10 @@ def measure_step_seconds(run: Path) -> float:
 def calibrate(variants: Sequence[Variant], options: argparse.Namespace) -> None:
     """Measure the seconds per step of all variants in turns, and store the median of each variant.
 
-    A short run has all phases of the schedule in the same proportions as a long run.
+    A short run has the phases of the schedule in the same proportions as a long run, except for the
+    attention bias at the start, which lasts up to half of a short run.
     """
+    store = open_store(options.data)
     shutil.rmtree(options.results / "calibration", ignore_errors=True)
     times: dict[str, list[float]] = {variant.name: [] for variant in variants}
     for number in range(options.rounds):
@@ -126,6 +155,7 @@ def calibrate(variants: Sequence[Variant], options: argparse.Namespace) -> None:
     for variant in variants:
         measurements[variant.name] = {
             "settings": list(variant.settings),
+            "settings_hash": hash_settings(variant, store, options.size),
             "step_seconds": statistics.median(times[variant.name]),
             "all_step_seconds": times[variant.name],
             "machine": describe_machine(),
@@ -135,8 +165,16 @@ def calibrate(variants: Sequence[Variant], options: argparse.Namespace) -> None:
     print(f"wrote {path}")
 
 
-def get_budget(variant: Variant, options: argparse.Namespace) -> tuple[str, list[str]]:
-    """Return the name of the training budget, and the options of `bertsmith pretrain` for it."""
+def get_budget(
+    variant: Variant, settings_hash: str, options: argparse.Namespace
+) -> tuple[str, list[str]]:
+    """Return the name of the training budget, and the options of `bertsmith pretrain` for it.
+
+    Args:
+        variant: The variant.
+        settings_hash: The hash of its settings.
+        options: The arguments of the command line.
+    """
     if options.steps:
         return f"{options.steps:,} steps", ["--steps", str(options.steps)]
     if options.minutes:
@@ -144,7 +182,7 @@ def get_budget(variant: Variant, options: argparse.Namespace) -> tuple[str, list
     path = options.results / CALIBRATION_FILE
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     measurement = content.get(options.size, {}).get(variant.name, {})
-    if measurement.get("settings") != list(variant.settings):
+    if measurement.get("settings_hash") != settings_hash:
         sys.exit(f"{path}: no measurement of {variant.name} with these settings; run --calibrate")
     steps = max(1, round(options.budget_minutes * 60 / measurement["step_seconds"]))
     return f"{options.budget_minutes:g} calibrated minutes", ["--steps", str(steps)]
@@ -243,26 +281,25 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
     """Train a variant with a seed, unless its result on this store exists; return the result.
 
     If the stored result was evaluated on another number of sequences, the model is evaluated again.
+    Results of another version with other defaults are not used, and those of another processor only
+    if the number of steps does not depend on it.
     """
-    budget, budget_options = get_budget(variant, options)
+    store = open_store(options.data)
+    settings_hash = hash_settings(variant, store, options.size)
+    budget, budget_options = get_budget(variant, settings_hash, options)
     key = {
         "variant": variant.name, "seed": seed, "settings": list(variant.settings),
-        "size": options.size, "budget": budget, "length": budget_options,
+        "settings_hash": settings_hash, "size": options.size, "budget": budget,
+        "length": budget_options, "store_id": compute_store_id(store),
     }  # fmt: skip
-    try:
-        store = Store.open(options.data)
-    except StoreError as error:
-        sys.exit(f"error: {error}")
-    data = {"store_id": compute_store_id(store), "eval_sequences": options.eval_sequences}
+    machine = describe_machine()
     for result in read_results(options.results):
-        # Earlier versions did not store the values of `data`.
-        if key.items() <= result.items() and all(
-            result.get(name, value) == value for name, value in data.items()
+        is_same = (key | {"eval_sequences": options.eval_sequences}).items() <= result.items()
+        if is_same and (
+            not options.minutes or result["machine"]["processor"] == machine["processor"]
         ):
             return result
-    # Another evaluation uses the same run, and another store does not.
-    run_key = key | {"store_id": data["store_id"]}
-    digest = hashlib.sha256(json.dumps(run_key).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
     run = options.results / "runs" / f"{variant.name}-{seed}-{digest}"
     train(variant, seed, budget_options, run, options)
     lines = read_metrics(run)
@@ -270,7 +307,7 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
     heldout = [line for line in lines if line["kind"] == "heldout"][-1]
     result = {
         **key,
-        **data,
+        "eval_sequences": options.eval_sequences,
         "heldout_loss": compute_heldout_loss(run / "model", store, options.eval_sequences),
         "run_loss": heldout["mlm_loss"],
         "nsp_accuracy": heldout.get("nsp_accuracy"),
@@ -278,7 +315,7 @@ def run_variant(variant: Variant, seed: int, options: argparse.Namespace) -> dic
         "seconds": round(seconds, 1),
         "tokens": num_tokens,
         "curve": read_curve(lines),
-        "machine": describe_machine(),
+        "machine": machine,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     append_result(options.results, result)
@@ -290,13 +327,16 @@ def group_results(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return comparable results: those of one size, budget and store, by a title.
 
-    Results of a variant whose settings have changed since are left out.
+    If the budget is a time, the number of steps depends on the processor, which is then part of the
+    title. Results of a variant whose settings have changed since are left out.
     """
     settings = {variant.name: list(variant.settings) for variant in variants}
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         if settings.get(result["variant"]) == result["settings"]:
             title = f"{result['size']}, {result['budget']}"
+            if result["length"][0] == "--minutes":
+                title += f", {result['machine']['processor']}"
             # Earlier versions did not store these values.
             if "store_id" in result:
                 title += f", store {result['store_id']}, {result['eval_sequences']:,} sequences"
@@ -319,7 +359,8 @@ def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) 
     """Return a Markdown table with one line per variant.
 
     The difference of a variant from the first one, and the p-value of a paired t-test, are computed
-    over the seeds that both variants have. If a variant has several results for a seed, the last
+    over the seeds that both variants have, whose number is in parentheses. NSP is the accuracy of
+    next-sentence prediction. If a variant has several results for a seed, the last
     one counts.
     """
     runs_by_variant: dict[str, dict[int, dict[str, Any]]] = {
@@ -329,7 +370,7 @@ def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) 
         if result["variant"] in runs_by_variant:
             runs_by_variant[result["variant"]][result["seed"]] = result
     lines = [
-        "| variant | seeds | held-out loss | SD | difference | p | run loss | NSP acc. | steps |",
+        "| variant | seeds | held-out loss | SD | difference (seeds) | p | run loss | NSP | steps |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     reference = runs_by_variant[variants[0].name]
@@ -345,7 +386,8 @@ def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) 
         difference = p_value = ""
         if losses:
             pairs = zip(losses, reference_losses, strict=True)
-            difference = f"{statistics.fmean(loss - other for loss, other in pairs):+.4f}"
+            mean_difference = statistics.fmean(loss - other for loss, other in pairs)
+            difference = f"{mean_difference:+.4f} ({len(losses)})"
         if len(losses) > 1:
             p_value = f"{stats.ttest_rel(losses, reference_losses).pvalue:.3f}"
         run_loss = statistics.fmean(run["run_loss"] for run in runs.values())

@@ -39,6 +39,7 @@ from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_atomic, write_json
 from bertsmith.lab.panel.cells import PanelOptions
+from bertsmith.lab.panel.data import PanelData
 from bertsmith.lab.panel.panel import Panel, PanelOutcome
 from bertsmith.lab.panel.tasks import LEARNING_RATE, PanelTask, select_tasks, split_by_data
 from bertsmith.lab.stage_runners import StoppedError
@@ -120,8 +121,19 @@ def find_tasks(options: argparse.Namespace) -> tuple[list[PanelTask], list[str]]
     """Return the tasks to evaluate, and the names of those without data.
 
     Raises:
-        BertsmithError: If a task of --tasks is unknown, or no task has data.
+        BertsmithError: If a task of --tasks is unknown, a file of a task is missing, or no task has
+            data.
     """
+    tasks, missing = select_tasks_with_data(options)
+    # Otherwise the panel would find this out after all runs.
+    panel_data = PanelData(options.data, None, (), options.out / "panel" / "work" / "splits")
+    for task in tasks:
+        panel_data.find_files(task)
+    return tasks, missing
+
+
+def select_tasks_with_data(options: argparse.Namespace) -> tuple[list[PanelTask], list[str]]:
+    """Return the selected tasks whose folder exists, and the names of the others."""
     names = ["glue"]
     if options.tasks is not None:
         names = [name.strip() for name in options.tasks.split(",")]
@@ -436,7 +448,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE, help="size for --text")
     parser.add_argument("--eval-sequences", type=int, default=1024, help="held-out sequences")
     parser.add_argument("--out", type=Path, default=Path("speedrun"), help="folder for all files")
-    return parser.parse_args(argv, argparse.Namespace(argv=list(argv)))
+    options = parser.parse_args(argv, argparse.Namespace(argv=list(argv)))
+    if options.finetune_seeds < 1:
+        parser.error("--finetune-seeds must be at least 1")
+    if options.lr is not None and options.lr <= 0:
+        parser.error("--lr must be more than 0")
+    return options
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import gpu
 import gpu_checks
+import pretrain
 import pytest
 import torch
+
+from bertsmith.runtime import device
 
 
 def test_dry_checks_write_their_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +69,23 @@ def test_speed_is_measured_without_the_attention_bias(tmp_path: Path) -> None:
     options = argparse.Namespace(store=None, out=tmp_path, data=None, dry=True)
     settings = gpu_checks.Check("stream", options).list_settings()
     assert "schedule.neighbor_bias_steps=0" in settings
+
+
+def test_transformers_is_compared_with_a_kernel_for_its_dropout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of the comparison with transformers supports the dropout of its config."""
+    rates: list[float] = []
+
+    def resolve_machine(*_: str, attention_dropout: float, **__: object) -> device.Machine:
+        rates.append(attention_dropout)
+        return device.Machine(torch.device("cpu"), "fp32", "padded")
+
+    monkeypatch.setattr(device, "resolve_machine", resolve_machine)
+    monkeypatch.setattr(pretrain, "compare", lambda *_, **__: {})
+    options = argparse.Namespace(store=None, out=tmp_path, data=None, dry=True)
+    gpu_checks.check_transformers(gpu_checks.Check("transformers", options))
+    assert rates == [pretrain.make_config("tiny").attention_dropout]
 
 
 def test_unknown_checks_are_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,39 @@ def test_task_without_a_value_of_each_seed_has_no_mean() -> None:
         "cola": {"matthews": {"mean": None, "std": None}},
     }
     assert speedrun.format_summary(panel["cola"]["matthews"], 1, 100.0) == "-"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "dev.tsv"),
+        (("--tasks", "held-out"), "held-out needs a text"),
+        (("--tasks", "mnli"), "mnli"),
+    ],
+)
+def test_missing_files_are_found_before_training(
+    data: Path,
+    tmp_path: Path,
+    environments: list[Any],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    """A task without a file is an error before the first run."""
+    folder = tmp_path / "glue"
+    shutil.copytree(data, folder)
+    (folder / "RTE" / "dev.tsv").unlink()
+    options = ["--text", str(tmp_path), "--data", str(folder), "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=message):
+        speedrun.main([*options, *arguments])
+    assert not environments
+
+
+@pytest.mark.parametrize("arguments", [("--finetune-seeds", "0"), ("--lr", "-1")])
+def test_impossible_numbers_are_errors(arguments: tuple[str, str]) -> None:
+    """At least one fine-tuning seed and a positive learning rate are needed."""
+    with pytest.raises(SystemExit) as error:
+        speedrun.parse_arguments(["--store", "store", "--data", "data", *arguments])
+    assert error.value.code == 2
 
 
 def test_default_tasks_are_those_of_glue(data: Path, tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from recipe_search import (
     append_result,
     build_table,
     get_budget,
+    hash_settings,
     plot_curves,
     read_curve,
     read_results,
     run_variant,
 )
+from reporting import describe_machine
 from scipy import stats
 
 from bertsmith.data.store import Store
@@ -65,9 +67,10 @@ def test_variants_keep_the_order_of_the_file(tmp_path: Path) -> None:
     assert variants == [Variant("z", ("a=1",)), Variant("b", ("a=1", "c=2"))]
 
 
-def test_interrupted_command_saves_its_state(tmp_path: Path) -> None:
-    """After Ctrl-C, a search waits for its training process, and then ends."""
-    save = "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: save())\n"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_command_saves_its_state(tmp_path: Path, number: int) -> None:
+    """After Ctrl-C or a signal, a search waits for its training process, and then ends."""
+    save = f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: save())\n"
     save += "def save():\n    time.sleep(0.6)\n    print('saved', flush=True)\n    sys.exit(3)\n"
     training = save + "print('started', flush=True)\nwhile True:\n    time.sleep(9)\n"
     log_file = tmp_path / "run.log"
@@ -82,9 +85,16 @@ def test_interrupted_command_saves_its_state(tmp_path: Path) -> None:
     while not (log_file.exists() and "started" in log_file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        # A terminal sends it to all processes.
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in errors.decode()
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in errors.decode()
+    else:
+        assert process.returncode == 128 + number
     assert log_file.read_text().split() == ["started", "saved"]
 
 
@@ -125,27 +135,30 @@ def test_stored_result_is_not_trained_again(
         "variant": "fast",
         "seed": 3,
         "settings": ["run.threads=1"],
+        "settings_hash": hash_settings(FAST, opened_store, "mini"),
         "size": "mini",
         "budget": "8 steps",
         "length": ["--steps", "8"],
+        "store_id": compute_store_id(opened_store),
+        "eval_sequences": 64,
     }
     append_result(tmp_path, key | {"heldout_loss": 2.5})
     assert run_variant(FAST, 3, _make_options(tmp_path, data=store, steps=8))["heldout_loss"] == 2.5
-    append_result(tmp_path, key | {"seed": 5, "eval_sequences": 64, "heldout_loss": 2.25})
-    assert (
-        run_variant(FAST, 5, _make_options(tmp_path, data=store, steps=8))["heldout_loss"] == 2.25
-    )
-    store_id = compute_store_id(opened_store)
-    append_result(tmp_path, key | {"seed": 6, "store_id": store_id, "heldout_loss": 2.75})
-    assert run_variant(FAST, 6, _make_options(tmp_path, data=store, steps=8))["seed"] == 6
-    append_result(tmp_path, key | {"seed": 7, "store_id": "another", "heldout_loss": 2.75})
+    time_key = key | {"budget": "9 minutes", "length": ["--minutes", "9"]}
+    append_result(tmp_path, time_key | {"machine": describe_machine()})
+    assert run_variant(FAST, 3, _make_options(tmp_path, data=store, minutes=9))["seed"] == 3
+    append_result(tmp_path, key | {"seed": 5, "settings_hash": "defaults of another version"})
+    append_result(tmp_path, key | {"seed": 7, "store_id": "another"})
+    append_result(tmp_path, time_key | {"seed": 8, "machine": {"processor": "another"}})
     for variant, seed, changes in (
         (FAST, 4, {"steps": 8}),
         (MUON, 3, {"steps": 8}),
         (FAST, 3, {"steps": 9}),
         (FAST, 3, {"steps": 8, "size": "tiny"}),
-        (FAST, 5, {"steps": 8, "eval_sequences": 128}),
+        (FAST, 3, {"steps": 8, "eval_sequences": 128}),
+        (FAST, 5, {"steps": 8}),
         (FAST, 7, {"steps": 8}),
+        (FAST, 8, {"minutes": 9}),
     ):
         with pytest.raises(AssertionError, match="trained"):
             run_variant(variant, seed, _make_options(tmp_path, data=store, **changes))
@@ -155,12 +168,12 @@ def test_budget_is_converted_with_the_calibration(tmp_path: Path) -> None:
     """Half a minute at 0.04 s per step is 750 steps; other settings need a new calibration."""
     options = _make_options(tmp_path, budget_minutes=0.5)
     with pytest.raises(SystemExit, match="run --calibrate"):
-        get_budget(FAST, options)
-    content = {"mini": {"fast": {"settings": ["run.threads=1"], "step_seconds": 0.04}}}
+        get_budget(FAST, "a", options)
+    content = {"mini": {"fast": {"settings_hash": "a", "step_seconds": 0.04}}}
     (tmp_path / recipe_search.CALIBRATION_FILE).write_text(json.dumps(content))
-    assert get_budget(FAST, options) == ("0.5 calibrated minutes", ["--steps", "750"])
+    assert get_budget(FAST, "a", options) == ("0.5 calibrated minutes", ["--steps", "750"])
     with pytest.raises(SystemExit, match="run --calibrate"):
-        get_budget(Variant("fast", ("run.threads=2",)), options)
+        get_budget(FAST, "b", options)
 
 
 def test_table_has_a_paired_test() -> None:
@@ -181,7 +194,7 @@ def test_table_has_a_paired_test() -> None:
     _, _, fast, muon = build_table(results, [FAST, MUON])
     assert fast == "| fast | 4 | 3.1750 | 0.1708 |  |  | 4.1750 |  | 10 |"
     p_value = stats.ttest_rel(losses["muon"], losses["fast"][:3]).pvalue
-    assert muon == f"| muon | 3 | 2.9833 | 0.0764 | -0.1167 | {p_value:.3f} | 3.9833 |  | 10 |"
+    assert muon == f"| muon | 3 | 2.9833 | 0.0764 | -0.1167 (3) | {p_value:.3f} | 3.9833 |  | 10 |"
 
 
 def test_curve_has_the_minutes_of_each_evaluation(tmp_path: Path) -> None:
