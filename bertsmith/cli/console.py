@@ -31,7 +31,7 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def log(text: str) -> None:
     """Print a message on stderr."""
-    stderr.print(text, markup=False)
+    stderr.print(text, markup=False, emoji=False)
 
 
 def print_line(text: str) -> None:
@@ -116,6 +116,9 @@ class TerminalProgress:
             TimeRemainingColumn(),
             console=stderr,
             transient=False,
+            # Otherwise results that are printed while a bar runs would go to stderr, which is wrong
+            # if stdout is a file.
+            redirect_stdout=sys.stdout.isatty(),
         )
         self._task_id = self._bar.add_task(
             description, total=total, completed=int(initial), unit=unit, details=""

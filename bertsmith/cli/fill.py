@@ -1,5 +1,6 @@
 """``bertsmith fill``: predict the words at the [MASK] tokens of a text."""
 
+import sys
 from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from bertsmith.cli.model_options import (
     LinesFormatOption,
     Model,
     check_device,
+    check_unused_options,
     find_model,
     load_model,
     open_texts,
@@ -63,6 +65,8 @@ def fill(
     separates two segments.
     """
     # The model reads texts in batches, ahead of those that are printed.
+    if text != [STDIN]:
+        check_unused_options({"--format": lines_format}, "only valid with -; remove it")
     model_texts, printed_texts = tee(open_texts(text, lines_format))
     unknown = UnknownTokenWarning()
     check_device(device)
@@ -72,7 +76,8 @@ def fill(
     bundle = unknown.with_token_counter(load_model(path, device, fast=fast, needs_mlm_head=True))
     from bertsmith.use.fill import iter_fillings
 
-    all_fillings = iter_fillings(bundle, model_texts, top)
+    settings: dict[str, Any] = {"chunk_size": 1} if text == [STDIN] and sys.stdin.isatty() else {}
+    all_fillings = iter_fillings(bundle, model_texts, top, **settings)
     for masked_text, fillings in zip(printed_texts, all_fillings, strict=True):
         if as_json:
             masks = [_filling_to_json(filling) for filling in fillings]

@@ -147,6 +147,8 @@ def predict(
     in its last column, and lists of tokens get the columns tags and probabilities.
     """
     _check_inputs(input_file, texts, glue, squad, skip_invalid=skip_invalid)
+    if glue is not None and as_json:
+        raise InputError("--json: not valid with --glue, which prints GLUE's format; remove it")
     columns = {
         "text_column": text,
         "pair_column": pair,

@@ -1,5 +1,6 @@
 """``bertsmith score``: compute the pseudo-log-likelihood of lines."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from bertsmith.cli.model_options import (
     LinesFormatOption,
     Model,
     PllOption,
+    check_unused_options,
     load_model,
     open_lines,
 )
@@ -70,12 +72,18 @@ def score(
     """
     if text and file is not None:
         raise InputError("both a file and --text: use one of them")
+    if text:
+        check_unused_options({"--format": lines_format}, "not valid with --text; remove it")
     lines = iter(text) if text else open_lines(file or STDIN, lines_format)
     unknown = UnknownTokenWarning()
     bundle = unknown.with_token_counter(load_model(model, device, fast=fast, needs_mlm_head=True))
     from bertsmith.use.score import iter_scores
 
-    scores = iter_scores(bundle, lines, TerminalProgress(), variant=pll.value)
+    settings: dict[str, Any] = {"variant": pll.value}
+    if not text and file in (None, STDIN) and sys.stdin.isatty():
+        # The user types the lines.
+        settings["chunk_size"] = 1
+    scores = iter_scores(bundle, lines, TerminalProgress(), **settings)
     totals = _Totals()
     for number, line_score in enumerate(scores, 1):
         totals.add(line_score)

@@ -118,18 +118,29 @@ def iter_scores(
     progress: Progress | None = None,
     *,
     variant: PllVariant = "original",
+    chunk_size: int = _CHUNK_SIZE,
 ) -> Iterator[Score]:
     """Yield a ``Score`` for each line, in input order.
 
     The ``Score`` of an empty or too long line has a ``problem`` and no log-probabilities.
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        lines: The lines.
+        progress: Receives the number of tokens.
+        variant: Which tokens are masked together.
+        chunk_size: Number of lines that are read before their scores are computed.
     """
     progress = progress or NullProgress()
     bundle = resolve_model(model)
     bundle.require_mlm_head()
     progress.start("score", None, "tokens")
-    for chunk in chunked(lines, _CHUNK_SIZE):
-        yield from _score_lines(bundle, chunk, variant, progress)
-    progress.finish()
+    try:
+        for chunk in chunked(lines, chunk_size):
+            yield from _score_lines(bundle, chunk, variant, progress)
+    finally:
+        # A progress bar hides the cursor.
+        progress.finish()
 
 
 def _score_lines(

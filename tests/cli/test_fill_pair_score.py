@@ -155,6 +155,8 @@ def test_score_json_with_tokens(run_cli: RunCli, model: Path) -> None:
         (["pair", "MODEL", "a", "-"], "B is '-', but - reads both texts"),
         (["score", "MODEL", "nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
         (["score", "MODEL", "x.txt", "--text", "x"], "use one of them"),
+        (["score", "MODEL", "--text", "x", "--format", "lines"], "--format: not valid with --text"),
+        (["fill", "MODEL", "[MASK]", "--format", "lines"], "--format: only valid with -"),
         (["score", "MODEL", "DAMAGED"], "damaged or truncated archive"),
         (["score", "MODEL", "LATIN"], "line 2: not UTF-8 (byte 0xe9)"),
     ],
