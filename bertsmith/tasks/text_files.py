@@ -27,8 +27,8 @@ _FORMATS_IGNORING_SETTING: dict[str, tuple[Any, frozenset[str | None]]] = {
     "delimiter": ("", frozenset({"jsonl", "json", "parquet"})),
     "encoding": (UTF8, frozenset({"parquet"})),
 }
-#: A line with its end, as ``csv`` and ``open(newline="")`` split text.
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+#: The end of a line, as ``csv`` and ``open(newline="")`` split text.
+_LINE_END = re.compile(r"\r\n?|\n")
 
 
 def get_format_suffix(path: Path) -> str:
@@ -169,19 +169,24 @@ def split_lines(chunks: Iterable[str]) -> Iterator[str]:
     Args:
         chunks: Consecutive parts of the text.
     """
-    pending = ""
-    for chunk in chunks:
-        text = pending + chunk
-        end = 0
-        for match in _LINE.finditer(text):
-            # If the chunk ends within "\r\n", the "\n" is in the next chunk.
-            if match.end() == len(text) and text.endswith("\r"):
+    # The parts of a line that has not ended yet. They are joined once, because a line can be long.
+    parts: list[str] = []
+    for chunk in filter(None, chunks):
+        start = 0
+        if parts and parts[-1].endswith("\r"):
+            # The previous chunk ended with a line, or within "\r\n".
+            start = int(chunk.startswith("\n"))
+            yield "".join([*parts, chunk[:start]])
+            parts = []
+        for match in _LINE_END.finditer(chunk, start):
+            if match[0] == "\r" and match.end() == len(chunk):
                 break
-            yield match[0]
-            end = match.end()
-        pending = text[end:]
-    if pending:
-        yield pending
+            yield "".join([*parts, chunk[start : match.end()]])
+            parts, start = [], match.end()
+        if start < len(chunk):
+            parts.append(chunk[start:])
+    if parts:
+        yield "".join(parts)
 
 
 def _decode_stream(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str]:
@@ -189,7 +194,7 @@ def _decode_stream(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str
     is_utf8 = codecs.lookup(encoding).name == UTF8
     decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
     line_number = 1
-    is_first = True
+    is_first = has_no_text = True
     while True:
         block = stream.read(BUFFER_BYTES)
         if is_first and is_utf8 and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -210,6 +215,15 @@ def _decode_stream(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str
             raise TaskError(
                 f"{path}, line {error_line:,}: not {name}: byte 0x{invalid_byte:02x}; {advice}",
             ) from None
+        except UnicodeError as error:
+            # For example, UTF-16 without a byte order mark.
+            raise TaskError(
+                f"{path}: not {encoding}: {error}; give its encoding with --encoding"
+            ) from None
+        if has_no_text:
+            # utf-16-le and utf-16-be keep the byte order mark.
+            text = text.removeprefix("\ufeff")
+        has_no_text = has_no_text and not text
         line_number += text.count("\n")
         if text:
             yield text

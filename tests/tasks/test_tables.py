@@ -1,9 +1,11 @@
 """Reading tables of all formats, and errors for damaged ones."""
 
+import codecs
 import gzip
 import io
 import json
 import lzma
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import json_rows
 from bertsmith.tasks.json_rows import read_json
 from bertsmith.tasks.tables import Row, TableSource, get_cell, open_table, read_rows
+from bertsmith.tasks.text_files import split_lines
 
 ROWS = [{"text": "a, b", "label": "1"}, {"text": "c; d", "label": "0"}]
 
@@ -253,11 +256,34 @@ def test_encoding_can_be_set(tmp_path: Path) -> None:
         list(read_rows(path))
     rows = [dict(row.cells) for row in read_rows(path, encoding="utf-16")]
     assert rows == [{"글": "좋다"}]
+    path.write_bytes(b"a,b\n1,2\n")
+    with pytest.raises(TaskError, match="not utf-16: UTF-16 stream does not start with BOM; give"):
+        list(read_rows(path, encoding="utf-16"))
+    path.write_bytes(codecs.BOM_UTF16_LE + "글\n좋다\n".encode("utf-16-le"))
+    rows = [dict(row.cells) for row in read_rows(path, encoding="utf-16-le")]
+    assert rows == [{"글": "좋다"}]
     with pytest.raises(TaskError, match=r"line 1: not ascii: byte 0x..; ascii is not its"):
         list(read_rows(path, encoding="ascii"))
     for name in ("utf-88", "base64"):
         with pytest.raises(SettingsError, match=f"encoding: '{name}' is unknown"):
             list(read_rows(path, encoding=name))
+
+
+def test_lines_do_not_depend_on_the_chunks() -> None:
+    """Lines end with a line feed, a carriage return or both, also at the end of a chunk."""
+    text = "a\rb\r\nc\n\n\r\r\nd\r"
+    lines = ["a\r", "b\r\n", "c\n", "\n", "\r", "\r\n", "d\r"]
+    for size in range(1, len(text) + 1):
+        chunks = [text[start : start + size] for start in range(0, len(text), size)]
+        assert list(split_lines(["", *chunks, ""])) == lines
+    assert list(split_lines([text, "e"])) == [*lines, "e"]
+
+
+def test_long_line_is_split_in_linear_time() -> None:
+    """A line of 32 million characters in 32 chunks takes seconds, not hours."""
+    start = time.perf_counter()
+    assert list(split_lines(["x" * 2**20] * 32)) == ["x" * 2**25]
+    assert time.perf_counter() - start < 30
 
 
 def test_table_is_read_from_a_stream() -> None:
