@@ -359,7 +359,7 @@ def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) 
     """Return a Markdown table with one line per variant.
 
     The difference of a variant from the first one, and the p-value of a paired t-test, are computed
-    over the seeds that both variants have, whose number is in parentheses. NSP is the accuracy of
+    over the n seeds that both variants have. NSP is the accuracy of
     next-sentence prediction. If a variant has several results for a seed, the last
     one counts.
     """
@@ -370,7 +370,7 @@ def build_table(results: Sequence[dict[str, Any]], variants: Sequence[Variant]) 
         if result["variant"] in runs_by_variant:
             runs_by_variant[result["variant"]][result["seed"]] = result
     lines = [
-        "| variant | seeds | held-out loss | SD | difference (seeds) | p | run loss | NSP | steps |",
+        "| variant | seeds | held-out loss | SD | difference (n) | p | run loss | NSP | steps |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     reference = runs_by_variant[variants[0].name]

@@ -161,8 +161,13 @@ def _parse_label_set(value: Any, labels: Sequence[str] | None) -> frozenset[str]
         items = [value]
     for item in items:
         _reject_missing_label(item, labels)
-    names = map(to_label_name, items)
-    return frozenset(name for name in names if name)
+    names = [name for name in map(to_label_name, items) if name]
+    if len(names) > len(set(names)):
+        raise BadExampleError(
+            "a label that occurs twice",
+            "; give names of labels instead of a 0 or 1 for each",
+        )
+    return frozenset(names)
 
 
 def parse_score(value: Any) -> float:

@@ -357,7 +357,7 @@ def _add_unit(
             sentence.error = columns.build_error(line, location)
     sentence.units.append(cells[word_column])
     if tag_column is not None:
-        sentence.tags.append(cells[tag_column])
+        sentence.tags.append(cells[tag_column].strip())
 
 
 def _is_document_start(line: str) -> bool:

@@ -140,7 +140,7 @@ class TaskSettings(SettingsTable):
         return self
 
     @model_validator(mode="after")
-    def _check_columns_differ(self) -> Self:
+    def _check_names_differ(self) -> Self:
         columns = {"text": self.text_column, "pair": self.pair_column, "label": self.label_column}
         if self.label_file_suffix:
             # The labels are in a separate file.
@@ -150,6 +150,9 @@ class TaskSettings(SettingsTable):
                 raise ValueError(
                     f"the column {column!r} is both {role} and {other_role}; give different columns"
                 )
+        repeated_labels = sorted({name for name in self.labels if self.labels.count(name) > 1})
+        if repeated_labels:
+            raise ValueError(f"labels has {repeated_labels[0]!r} twice; give each label once")
         for column in self.ending_columns:
             if self.ending_columns.count(column) > 1:
                 raise ValueError(

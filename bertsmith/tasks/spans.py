@@ -214,7 +214,7 @@ def _select_distinct_spans(
     for index in _iterate_by_score(scores, num_best=8 * num_spans):
         start, end = offsets[index].tolist()
         # If a tokenizer strips accents, tokens do not include combining characters at their end.
-        while end < len(context) and unicodedata.combining(context[end]):
+        while end < len(context) and _continues_character(context[end]):
             end += 1
         text = context[start:end]
         if text not in spans:
@@ -222,6 +222,14 @@ def _select_distinct_spans(
             if len(spans) == num_spans:
                 break
     return list(spans.values())
+
+
+def _continues_character(character: str) -> bool:
+    """Return whether a character belongs to the one before it: an accent, a vowel sign, or a jamo.
+
+    Jamo are the vowels and final consonants of Korean syllables in decomposed text.
+    """
+    return unicodedata.category(character) == "Mn" or "\u1160" <= character <= "\u11ff"
 
 
 def _iterate_by_score(scores: Floats, num_best: int) -> Iterator[int]:

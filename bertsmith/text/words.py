@@ -51,7 +51,7 @@ class WordCounts:
         """Count the words of ``text``; if there are too many distinct words, drop the rarest."""
         self.num_characters += len(text)
         if self._segmenter is not None:
-            text = next(segment_texts(self._segmenter, [text]))
+            text = "\n".join(segment_texts(self._segmenter, text.split("\n")))
         for word, _ in self._pre_tokenize(self._normalize(text)):
             if len(word) > self._max_word_length:
                 self.num_too_long += 1

@@ -166,11 +166,12 @@ class _DelimitedWriter:
         self._write = write
         self._columns = layout.columns
         self._dialect = layout.dialect
+        # The writer quotes the characters of the line ending, and readers end lines at both.
         self._csv_writer = csv.writer(
-            _CsvFile(write),
+            _CsvFile(self._write_csv_row),
             delimiter=layout.dialect.delimiter,
             quotechar='"',
-            lineterminator=layout.dialect.newline,
+            lineterminator="\r\n",
             quoting=csv.QUOTE_MINIMAL,
         )
         if layout.header:
@@ -179,6 +180,9 @@ class _DelimitedWriter:
     def append(self, rows: Sequence[Cells]) -> None:
         for row in rows:
             self._write_cells([to_csv_cell(row.get(name)) for name in self._columns])
+
+    def _write_csv_row(self, text: str) -> None:
+        self._write(text.removesuffix("\r\n") + self._dialect.newline)
 
     def _write_cells(self, cells: list[str]) -> None:
         """Write a row, or raise InputError if a cell cannot be written as TSV."""

@@ -167,6 +167,7 @@ def test_equal_scores_are_rejected(tmp_path: Path) -> None:
         ("single", "red", float("nan"), "line 1: a missing label: NaN"),
         ("single", "red", "g \ud83d", "line 1: a lone surrogate .* in column 'label'"),
         ("multi", "red", ["0", "\ud83d"], "line 1: a lone surrogate .* in column 'label'"),
+        ("multi", "red", [0, 1, 0], "line 1: a label that occurs twice; give names of labels"),
         ("multi", "red", [float("inf")], "line 1: a label that is not finite: inf"),
         ("multi", "red", {"a": 1}, "line 1: a label that is neither text nor a number"),
         (

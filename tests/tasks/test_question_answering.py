@@ -280,6 +280,8 @@ def test_best_spans_equal_exhaustive_search(tokenizer: Tokenizer) -> None:
         (False, "나는 학교에 갔다", "학교에"),
         (False, "İstanbul a\u200bb 𝔘 ok", "a\u200bb"),
         (True, "x 𝔘𝔘 y", "𝔘𝔘"),
+        (True, "x กรุงนี้ y", "กรุงนี้"),
+        (True, "x \u1109\u1165\u110b\u116e\u11af y", "\u1109\u1165\u110b\u116e\u11af"),
     ],
 )
 def test_predicted_answer_has_the_original_characters(
@@ -288,7 +290,7 @@ def test_predicted_answer_has_the_original_characters(
     """Lowercasing, accent stripping and decomposition do not change the predicted text."""
     characters = {
         character
-        for word in (text, "cafe나는")
+        for word in (text, "cafe나는서울")
         for character in word.lower()
         if not character.isspace()
     }

@@ -56,6 +56,14 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, *vocabulary)))
 
 
+def test_spaces_after_a_tag_are_ignored(tmp_path: Path) -> None:
+    """A space at the end of a line with tabs does not make another label."""
+    path = tmp_path / "a.tsv"
+    path.write_text("EU\tB-ORG \nhere\tO\n\nEU\tB-ORG\n")
+    sentences, _ = read_examples(path, TWO_COLUMNS)
+    assert collect_labels(sentences, str(path)) == ("O", "B-ORG", "I-ORG")
+
+
 def get_line_number(sentence: TaggedSentence) -> str:
     """Return the line number at the end of a sentence's location."""
     return sentence.location.rsplit(" ", 1)[1]

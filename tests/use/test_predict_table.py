@@ -15,6 +15,7 @@ import pytest
 
 from bertsmith.bundle import FineTunedBundle, HeadConfig, TaskKind, load_fine_tuned
 from bertsmith.errors import BertsmithError, InputError, TaskError
+from bertsmith.tasks.delimited import Dialect
 from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import predict_table as predict_table_module
@@ -293,6 +294,18 @@ def test_conflicting_types_are_an_error_at_once(tmp_path: Path) -> None:
         writer.append([{"x": 1}])
         with pytest.raises(InputError, match=r"must have one type: .*write \.jsonl instead"):
             writer.append([{"x": "a"}])
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_line_breaks_within_a_cell_are_read_back(tmp_path: Path, newline: str) -> None:
+    """CSV has quotes around cells with a line feed, a carriage return or both."""
+    out = tmp_path / "out.csv"
+    texts = ["a\rb", "a\nb", "a\r\nb", "plain"]
+    layout = TableLayout("csv", ["x", "y"], Dialect(",", has_quotes=True, newline=newline))
+    with open_row_writer(out, layout) as writer:
+        writer.append([{"x": text, "y": "1"} for text in texts])
+    assert [row.cells["x"] for row in read_rows(out)] == texts
+    assert out.read_bytes().endswith(f"plain,1{newline}".encode())
 
 
 def test_stream_is_written_to_a_function(bundle: FineTunedBundle) -> None:

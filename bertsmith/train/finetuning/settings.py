@@ -212,6 +212,7 @@ def resolve_settings(
     if not settings.task.train_file:
         raise SettingsError("no training file: give --data FILE, or --set task.train_file=FILE")
     _check_kind(task, settings.task)
+    _check_validation_settings(settings.task)
     return settings
 
 
@@ -251,6 +252,18 @@ def _check_kind(task: str, settings: TaskSettings) -> None:
             f"{' or '.join(map(repr, kinds))}; for {settings.kind!r} use the task {family!r} and "
             "name its columns"
         )
+
+
+def _check_validation_settings(settings: TaskSettings) -> None:
+    """Raise SettingsError for settings of a held-out part next to validation files."""
+    if not settings.validation_files:
+        return
+    for name in ("validation_fraction", "validation_fold"):
+        if getattr(settings, name) != TaskSettings.model_fields[name].default:
+            raise SettingsError(
+                f"task.{name} has no effect, because there are validation files: "
+                f"{', '.join(settings.validation_files.values())}; remove one of them"
+            )
 
 
 def check_files_exist(settings: TaskSettings) -> None:

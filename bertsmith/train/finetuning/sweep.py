@@ -12,7 +12,7 @@ from typing import Any
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import atomic_directory, write_json
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.settings import merge_settings, parse_assignments
+from bertsmith.settings import get_table, merge_settings, parse_assignments
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.finetuning_run import FinetuneResult
@@ -118,7 +118,8 @@ def run_sweep(
         run = out / _format_run_name(point.hyperparameters, seed)
         result = finetune(task, model, run, data=data, values=run_values, progress=progress)
         if result.signal is None:
-            shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
+            if not get_table(overrides, "checkpoint").get("keep_optimizer"):
+                shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
             point.runs.append(result)
         # A signal in the last step of this run stops the sweep before the next run.
         is_last = index == len(planned_runs) - 1

@@ -35,6 +35,15 @@ def test_sweep_keeps_the_best_seed(start_model: Path, tmp_path: Path) -> None:
     assert len({run.metrics["loss"] for run in point.runs}) == 3
     repeated = run_sweep("classify", start_model, out, seeds=3, data=data, values=values)
     assert repeated.points == result.points
+    assert not list(out.glob("*/checkpoints"))
+
+
+def test_sweep_keeps_the_optimizer_if_told_to(start_model: Path, tmp_path: Path) -> None:
+    """With checkpoint.keep_optimizer, each run keeps its last checkpoint."""
+    data = write_table(tmp_path / "train.jsonl", "single", 20)
+    values = {**FAST_SETTINGS, "schedule": {"steps": 1}, "checkpoint": {"keep_optimizer": True}}
+    run_sweep("classify", start_model, tmp_path / "sweep", seeds=2, data=data, values=values)
+    assert len(list((tmp_path / "sweep").glob("*/checkpoints/step-*"))) == 2
 
 
 def test_interrupted_sweep_with_a_damaged_checkpoint_ends_the_same(

@@ -418,6 +418,23 @@ def test_folds_partition_the_training_file(start_model: Path, tmp_path: Path) ->
         read_task_data(task.model_copy(update={"validation_fold": 5}))
 
 
+@pytest.mark.parametrize("name", ["validation_fold", "validation_fraction"])
+def test_fold_next_to_validation_files_is_an_error(
+    start_model: Path, tmp_path: Path, name: str
+) -> None:
+    """With validation files, nothing is held out, so a fold or a fraction has no effect."""
+    data = write_table(tmp_path / "train.jsonl", "single", 20)
+    with pytest.raises(SettingsError, match=rf"task\.{name} has no effect, because there are"):
+        finetune_table(
+            start_model,
+            tmp_path / "run",
+            data,
+            "single",
+            schedule={"steps": 1},
+            task={"validation_files": {"dev": str(data)}, name: 1 if "fold" in name else 0.2},
+        )
+
+
 def test_numeric_labels_are_classes_only_on_request(start_model: Path, tmp_path: Path) -> None:
     """Many different numbers as labels are an error, unless the user sets the kind "single"."""
     data = tmp_path / "scores.csv"
