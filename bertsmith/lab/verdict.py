@@ -3,16 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any, Literal, TypeGuard
+
+from scipy.stats import t
 
 #: The outcome of a claim. "open" means that the results neither confirm nor contradict it.
 Outcome = Literal["holds", "contradicted", "open"]
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "exploratory"]
 
-#: Minimum number of seeds for an outcome other than "open". All seeds agree by chance with
-#: probability 1/4 at three seeds.
+#: Minimum number of seeds for an outcome other than "open".
 MIN_SEEDS = 3
+#: Maximum p-value of the paired t-test (two-sided) for an outcome other than "open".
+_MAX_P_VALUE = 0.05
 #: Minimum mean difference of scores (half a point) and of losses in nats. Smaller differences count
 #: as none.
 MIN_SCORE_DIFFERENCE, MIN_LOSS_DIFFERENCE = 0.005, 0.01
@@ -33,7 +36,8 @@ class Claim:
             seed. Without a benefit, it cannot tell pre-trained models apart, and the claim is open.
             None for claims that need no benefit.
         no_benefit: The explanation of a missing benefit.
-        is_equality: Whether the claim is that there is no difference.
+        is_equality: Whether the claim is that there is no difference. It holds if each seed has a
+            difference below ``min_difference``.
         min_seeds: Minimum number of seeds; 1 for measurements that do not depend on a seed.
     """
 
@@ -52,7 +56,7 @@ class Claim:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether all seeds agree with the claim, or all contradict it, by enough."""
+        """Whether all seeds agree with the claim, or all contradict it, by enough, and p < 0.05."""
         if not self.has_benefit:
             return "open"
         outcome = self._compare(self.differences)
@@ -61,7 +65,8 @@ class Claim:
         if outcome != "open":
             return "contradicted"
         values = self._select_values(self.differences)
-        return "holds" if values and abs(mean(values)) < self.min_difference else "open"
+        is_equal = bool(values) and max(map(abs, values)) < self.min_difference
+        return "holds" if is_equal else "open"
 
     def to_markdown(self) -> str:
         """Return the claim and its outcome as one line."""
@@ -79,10 +84,11 @@ class Claim:
     def _compare(self, differences: Sequence[float | None]) -> Outcome:
         """Return whether all differences are positive ("holds") or all negative ("contradicted").
 
-        "open" if seeds disagree, the mean is too small, a value is missing, or seeds are too few.
+        "open" if seeds disagree, the mean is too small or not significant, a value is missing, or
+        seeds are too few.
         """
         values = self._select_values(differences)
-        if not values or abs(mean(values)) < self.min_difference:
+        if not values or abs(mean(values)) < self.min_difference or not _is_significant(values):
             return "open"
         if min(values) > 0:
             return "holds"
@@ -127,6 +133,18 @@ def verdict_to_json(claims: Sequence[Claim]) -> dict[str, Any]:
             for claim in claims
         ],
     }
+
+
+def _is_significant(differences: Sequence[float]) -> bool:
+    """Return whether paired differences have a mean other than 0, by a t-test.
+
+    A single measurement, which does not depend on a seed, needs no test.
+    """
+    if len(differences) == 1:
+        return True
+    standard_error = stdev(differences) / math.sqrt(len(differences))
+    critical_value = float(t.ppf(1 - _MAX_P_VALUE / 2, len(differences) - 1))
+    return abs(mean(differences)) > critical_value * standard_error
 
 
 def is_finite(value: float | None) -> TypeGuard[float]:

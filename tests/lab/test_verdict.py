@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import (
@@ -13,6 +14,7 @@ from bertsmith.lab.experiments import (
     features,
     masking,
     model_size,
+    positions,
     pretraining_tasks,
 )
 from bertsmith.lab.scale import SCALES
@@ -25,8 +27,11 @@ from tests.lab.helpers import TWO_DOCUMENTS
 @pytest.mark.parametrize(
     ("differences", "outcome"),
     [
-        ([0.01, 0.02, 0.03], "holds"),
-        ([-0.01, -0.02, -0.03], "contradicted"),
+        ([0.01, 0.015, 0.02], "holds"),
+        ([-0.01, -0.015, -0.02], "contradicted"),
+        # All seeds agree, but p = 0.11 and 0.07.
+        ([-0.001, -0.036, -0.015], "open"),
+        ([0.01, 0.02, 0.03], "open"),
         ([0.01, 0.02, -0.001], "open"),
         # The mean is below half a point.
         ([0.001, 0.002, 0.003], "open"),
@@ -38,8 +43,21 @@ from tests.lab.helpers import TWO_DOCUMENTS
     ],
 )
 def test_outcome_needs_all_seeds(differences: list[float | None], outcome: Outcome) -> None:
-    """A claim holds or is contradicted only if at least three seeds agree by enough."""
+    """A claim holds or is contradicted if at least three seeds agree by enough, with p < 0.05."""
     assert Claim("a is better", differences).outcome == outcome
+
+
+@pytest.mark.parametrize("differences", [[0.01, 0.015, 0.02], [0.1, 0.11, 0.3], [0.2, 0.5, 0.3, 1]])
+def test_significance_is_that_of_a_paired_t_test(differences: list[float]) -> None:
+    """A claim with equal signs holds if SciPy's p-value is below 0.05."""
+    p_value = stats.ttest_1samp(differences, 0.0).pvalue
+    assert (Claim("a is better", differences).outcome == "holds") == (p_value < 0.05)
+
+
+def test_differences_that_cancel_are_no_equality() -> None:
+    """Two values are equal if they are for each seed, not only on average."""
+    assert Claim("equal", [0.3, -0.3, 0.006], 0.01, is_equality=True).outcome == "open"
+    assert Claim("equal", [0.003, -0.003, 0.006], 0.01, is_equality=True).outcome == "holds"
 
 
 def test_claim_is_open_without_benefit_of_pretraining() -> None:
@@ -47,7 +65,7 @@ def test_claim_is_open_without_benefit_of_pretraining() -> None:
     claim = Claim("a is better", [0.1, 0.1, 0.1], benefits=[0.1, 0.1, -0.1])
     assert claim.outcome == "open"
     assert "pre-training does not improve this task" in claim.to_markdown()
-    assert Claim("a is better", [0.1, 0.1, 0.1], benefits=[0.1, 0.1, 0.2]).outcome == "holds"
+    assert Claim("a is better", [0.1, 0.1, 0.1], benefits=[0.1, 0.1, 0.12]).outcome == "holds"
 
 
 def test_too_few_seeds_are_no_lack_of_benefit() -> None:
@@ -259,6 +277,24 @@ def test_external_model_needs_one_measurement(tmp_path: Path) -> None:
     assert decide_verdict(claims) == "reproduced"
     claims = EXPERIMENTS["pooling"].build_report(_make_factory("small", tmp_path), results).claims
     assert decide_verdict(claims) == "inconclusive"
+
+
+def test_learned_context_is_needed(tmp_path: Path) -> None:
+    """Layers that are no better than the embeddings decide no claim about layers."""
+    correlations = [[0.6] * 5, [0.5] * 5, [0.4] * 5]
+    results: dict[Any, Any] = {("similarity", 0): {"spearman": correlations}, ("map", 0): None}
+    external = StageFactory(SCALES["small"], Sources(model="a"), tmp_path)
+    claims = EXPERIMENTS["pooling"].build_report(external, results).claims
+    assert decide_verdict(claims) == "inconclusive"
+    assert "no clear gain over the embeddings" in claims[0].to_markdown()
+
+
+def test_rows_of_positions_are_different_models(tmp_path: Path) -> None:
+    """The four models of the experiment differ at each scale."""
+    for scale in SCALES:
+        stages = EXPERIMENTS["positions"].build_stages(_make_factory(scale, tmp_path))
+        names = [stages[name, 0].name for name in positions.MODELS]
+        assert len(set(names)) == 4, scale
 
 
 def test_report_file_has_the_verdict(tmp_path: Path) -> None:

@@ -199,6 +199,13 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
                 "closer, with an AUC of at least 0.6",
                 differences,
                 _MIN_AUC_GAIN,
+                benefits=[
+                    None
+                    if result is None
+                    else result["layers"][-1]["auc"] - result["layers"][0]["auc"]
+                    for result in language_results
+                ],
+                no_benefit="no clear gain over the embeddings, which have no context",
                 min_seeds=1 if factory.sources.model else MIN_SEEDS,
             )
         )

@@ -6,7 +6,7 @@ from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.features import build_bilstm_settings
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_dot_plot
 from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
-from bertsmith.lab.verdict import MIN_SMALL_SCORE_DIFFERENCE, Claim, is_finite, subtract
+from bertsmith.lab.verdict import Claim, subtract
 
 #: Percentages of [MASK], unchanged token and random token, with the paper's results: accuracy on
 #: MNLI, and F1 on named entities with fine-tuning and with a BiLSTM on features.
@@ -76,24 +76,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
 
 
 def _build_claims(data: dict[str, Any]) -> list[Claim]:
-    """Return the claims that the mixture matters most for features, where 100 % [MASK] is worse."""
+    """Return the claim that features from 100 % [MASK] are worse.
+
+    The other claim of the paper, that fine-tuning depends less on the mixture, is not tested: the
+    range over six mixtures mostly measures the noise of the scores.
+    """
     features = "ner-features"
     differences = subtract(data["80/10/10"][features], data["100/0/0"][features])
-    ranges = {
-        evaluation: [
-            max(scores) - min(scores) if all(map(is_finite, scores)) else None
-            for scores in zip(*(values[evaluation] for values in data.values()), strict=True)
-        ]
-        for evaluation in ("ner", features)
-    }
-    return [
-        Claim("NER, features: 80/10/10 is better than 100 % [MASK]", differences),
-        Claim(
-            "NER: scores of different mixtures differ more with features than with fine-tuning",
-            subtract(ranges[features], ranges["ner"]),
-            MIN_SMALL_SCORE_DIFFERENCE,
-        ),
-    ]
+    return [Claim("NER, features: 80/10/10 is better than 100 % [MASK]", differences)]
 
 
 def _build_panels(data: dict[str, Any]) -> list[Panel]:

@@ -183,8 +183,12 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     differences = [
         None if run is None else float(run[-2, mean_column] - run[-1, mean_column]) for run in runs
     ]
+    benefits = [
+        None if run is None else float(run[-2, mean_column] - run[0, mean_column]) for run in runs
+    ]
     claim = Claim(
         "STS-B, mean pooling: the second-to-last layer is better than the last", differences,
+        benefits=benefits, no_benefit="no clear gain over the embeddings, which have no context",
         min_seeds=1 if factory.sources.model else MIN_SEEDS,
     )  # fmt: skip
     return Report(tables, panels, data, [claim])

@@ -77,8 +77,8 @@ def _build_stages(factory: StageFactory) -> Stages:
     if factory.sources.model:
         return {("map", Path(factory.sources.model).name): _create_map_stage(factory, None)}
     baseline_overrides: dict[str, Any] = {}
-    if factory.scale.recipe != "fast":
-        # Only the recipe "fast" has this initialization by default.
+    if factory.scale.recipe != "fast" or factory.scale.initialization is not None:
+        # Other scales have another initialization than the recipe "fast".
         baseline_overrides = {"run": {"initialization": "cross-segment-heads"}}
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
