@@ -107,8 +107,7 @@ def init_cross_segment_heads(
     """
     layers = _attention_layers(model)
     config = model.config
-    is_large_enough = len(layers) > 1 and config.heads > 1 and config.segments > 1
-    if not is_large_enough or config.head_dim < _MIN_HEAD_DIM:
+    if not _has_room_for_match_heads(config):
         if neighbor_heads:
             init_neighbor_heads(model)
         return
@@ -143,6 +142,22 @@ def init_cross_segment_heads(
         model.nsp.classifier.weight.zero_()
 
 
+def _has_room_for_match_heads(config: ModelConfig) -> bool:
+    """Return whether a model is large enough for heads that match tokens across segments."""
+    has_several = config.layers > 1 and config.heads > 1 and config.segments > 1
+    return has_several and config.head_dim >= _MIN_HEAD_DIM
+
+
+def _count_position_pairs(config: ModelConfig) -> int:
+    """Return the number of pairs of separate position dimensions; 0 if there is no room for them.
+
+    Fixed positions cannot be separated.
+    """
+    if config.positions == "sinusoidal":
+        return 0
+    return min(config.head_dim, config.width // 4) // 2
+
+
 def count_layers_with_neighbor_heads(initialization: str, config: ModelConfig) -> int:
     """Return in how many layers, from the first one, an initialization sets neighbor heads.
 
@@ -150,9 +165,11 @@ def count_layers_with_neighbor_heads(initialization: str, config: ModelConfig) -
         initialization: Value of the setting `run.initialization`.
         config: Config of the model.
     """
-    if initialization not in ("neighbor-heads", "cross-segment-heads"):
+    sets_neighbor_heads = initialization in ("neighbor-heads", "cross-segment-heads")
+    if not sets_neighbor_heads or not _count_position_pairs(config):
         return 0
-    return 2 if initialization == "cross-segment-heads" and config.heads == 2 else 1
+    sets_match_heads = initialization == "cross-segment-heads" and _has_room_for_match_heads(config)
+    return 2 if sets_match_heads and config.heads == 2 else 1
 
 
 def _neighbor_shifts(model: BertForPreTraining) -> tuple[int, int]:
@@ -248,8 +265,8 @@ class _Subspaces:
             they have too few dimensions or fixed positions.
         """
         embeddings, config = model.bert.embeddings, model.config
-        num_pairs = min(config.head_dim, config.width // 4) // 2
-        if not num_pairs or embeddings.has_fixed_positions:
+        num_pairs = _count_position_pairs(config)
+        if not num_pairs:
             return None
         words, positions = embeddings.words.weight, embeddings.positions.weight
         num_positions, width = positions.shape

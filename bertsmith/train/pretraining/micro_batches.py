@@ -104,6 +104,14 @@ class PretrainingMicroBatch:
         )
 
 
+def add_neighbor_bias(micro_batches: list[PretrainingMicroBatch]) -> list[PretrainingMicroBatch]:
+    """Return micro-batches whose attention has the full bias towards neighboring tokens."""
+    return [
+        replace(batch, neighbor_bias=torch.ones((), device=batch.masked_positions.device))
+        for batch in micro_batches
+    ]
+
+
 def to_device(batch: ExampleBatch, device: torch.device) -> PretrainingMicroBatch:
     """Copy a NumPy batch to the device."""
     return PretrainingMicroBatch.build(batch, pin_memory=device.type == "cuda").to(device)

@@ -41,7 +41,7 @@ from bertsmith.train.pretraining.device_settings import (
     select_for_device,
 )
 from bertsmith.train.pretraining.evaluation import HeldoutEvaluator
-from bertsmith.train.pretraining.micro_batches import to_device
+from bertsmith.train.pretraining.micro_batches import add_neighbor_bias, to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
 from bertsmith.train.pretraining.recipes import PretrainSettings, find_max_seqlen
 from bertsmith.train.pretraining.schedule import Phase, build_phases
@@ -218,11 +218,10 @@ class Session:
                     "initial_batch_size": None,
                 }
             )
-            causal_fraction = 1.0 if phase.is_causal else 0.0
             single_phase = settings.schedule.model_copy(
                 update={
                     "phase2_max_seqlen": None,
-                    "causal_fraction": causal_fraction,
+                    "causal_fraction": float(phase.is_causal),
                     "neighbor_bias_steps": 0,
                 }
             )
@@ -310,6 +309,9 @@ class Session:
                 return [step_seconds], [batch], True
         take_step = partial(self._take_step, objective)
         batches = map(self._select_assigned, objective.iter_batches(0))
+        if self.has_static_shapes and self.settings.schedule.neighbor_bias_steps:
+            # Compiles the graph of the first steps, which would otherwise delay the schedule.
+            take_step(0, add_neighbor_bias(next(batches)))
         return (*probe.measure_steps(batches, take_step, seconds), False)
 
     def _measure_slow_step(self, phase: Phase, seconds: float) -> tuple[float | None, list[Any]]:

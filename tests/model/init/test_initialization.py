@@ -12,6 +12,7 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.embeddings import sinusoidal_positions
 from bertsmith.model.init.structured import (
+    count_layers_with_neighbor_heads,
     init_cross_segment_heads,
     init_neighbor_heads,
     init_separate_positions,
@@ -138,6 +139,15 @@ def test_model_without_room_for_position_dimensions_is_not_changed() -> None:
         init_neighbor_heads(model)
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[name])
+        for initialization in ("neighbor-heads", "cross-segment-heads"):
+            assert count_layers_with_neighbor_heads(initialization, model.config) == 0
+
+
+def test_second_layer_has_a_neighbor_head_only_next_to_match_heads() -> None:
+    """With two heads and a single segment, both neighbor heads are in the first layer."""
+    for segments, expected in ((2, 2), (1, 1)):
+        config = CONFIG.model_copy(update={"layers": 2, "segments": segments})
+        assert count_layers_with_neighbor_heads("cross-segment-heads", config) == expected
 
 
 def test_fixed_positions_are_not_changed() -> None:

@@ -67,6 +67,7 @@ def test_bias_takes_at_most_half_of_the_run(train: TrainFunction, strengths: lis
         ("cross-segment-heads", 4, 1),
         ("neighbor-heads", 2, 1),
         ("cross-segment-heads", 2, 2),
+        ("cross-segment-heads", 256, 0),
     ],
 )
 def test_layers_with_neighbor_heads_have_no_bias(
@@ -94,6 +95,28 @@ def test_left_to_right_training_with_bias_is_rejected(
     with pytest.raises(SettingsError, match=r"schedule\.neighbor_bias_steps is 4, but .*; set "):
         train(**ARGUMENTS, **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("num_steps", [0, 4])
+def test_graph_with_the_bias_is_compiled_before_training(
+    resolve: Any, store: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    """If a compiled model has static shapes (on a GPU), the measurement takes a biased step."""
+    steps_have_bias: list[bool] = []
+
+    def record(_session: Session, _objective: Any, _step: int, batches: list[Any]) -> None:
+        steps_have_bias.append(batches[0].neighbor_bias is not None)
+
+    monkeypatch.setattr(Session, "_take_step", record)
+    assignments = [f"schedule.neighbor_bias_steps={num_steps}", "run.max_eval_sequences=8"]
+    assignments += ["model.layers=1", "model.width=16", "model.heads=2", "model.feed_forward=32"]
+    settings = resolve_steps(resolve(assignments=assignments), 8)
+    session = Session(settings, Store.open(store))
+    session.measure_cost(0.2)
+    assert not any(steps_have_bias)
+    session.has_static_shapes = True
+    session.measure_cost(0.2)
+    assert any(steps_have_bias) == (num_steps > 0)
 
 
 def test_resumed_run_has_the_same_bytes(train: TrainFunction, tmp_path: Path) -> None:
