@@ -88,7 +88,8 @@ def panel(
         bool,
         typer.Option(
             "--untrained/--no-untrained",
-            help="Add a randomly initialized model of each architecture as a baseline.",
+            help="Add an untrained model of each architecture as a baseline, with the "
+            "initialization of the model's run if Bertsmith trained it from scratch.",
         ),
     ] = True,
     out: Annotated[

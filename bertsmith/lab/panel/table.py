@@ -135,7 +135,10 @@ def build_notes(
     notes += _note_held_out(results, models, options)
     notes += _note_minimal_pairs(results)
     if any(model.is_untrained for model in models):
-        notes.append("Untrained models are randomly initialized, with another seed in each run.")
+        notes.append(
+            "Untrained models have the initialization in their name, otherwise random weights, with "
+            "another seed in each run. Their output bias does not know the frequencies of tokens."
+        )
     notes += [f"{model.label}: no masked-LM head." for model in models if not model.has_mlm_head]
     return notes
 
