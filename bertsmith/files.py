@@ -123,20 +123,25 @@ def add_error_filename(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path. If the block writes a file to it, the file replaces ``path``."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file atomically: write a temporary file, fsync it, and rename it to ``path``."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with add_error_filename(path), temporary_path.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary_path.replace(path)
-    finally:
-        temporary_path.unlink(missing_ok=True)
-    sync(path.parent)
+    with add_error_filename(path), atomic_file(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def parse_json(text: str | bytes) -> Any:

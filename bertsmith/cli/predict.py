@@ -146,9 +146,7 @@ def predict(
     and endings) and these columns. CoNLL gets an additional last column, CoNLL-U gets Predicted=TAG
     in its last column, and lists of tokens get the columns tags and probabilities.
     """
-    _check_inputs(input_file, texts, glue, squad, skip_invalid=skip_invalid)
-    if glue is not None and as_json:
-        raise InputError("--json: not valid with --glue, which prints GLUE's format; remove it")
+    _check_inputs(input_file, texts, glue, squad, skip_invalid=skip_invalid, as_json=as_json)
     columns = {
         "text_column": text,
         "pair_column": pair,
@@ -217,8 +215,9 @@ def _check_inputs(
     squad: Path | None,
     *,
     skip_invalid: bool,
+    as_json: bool,
 ) -> None:
-    """Raise InputError unless there is exactly one input, which is readable."""
+    """Raise InputError unless there is exactly one readable input, with options that suit it."""
     num_inputs = sum(value is not None for value in (input_file, texts or None, glue, squad))
     if num_inputs != 1:
         raise InputError(
@@ -230,6 +229,8 @@ def _check_inputs(
             "--skip-invalid: not valid with --glue or --squad, which need a prediction for each "
             "row; remove it"
         )
+    if glue is not None and as_json:
+        raise InputError("--json: not valid with --glue, which prints GLUE's format; remove it")
     for file in (input_file, glue, squad):
         check_readable(file)
 
@@ -290,7 +291,8 @@ def _detect_format(
     from bertsmith.tasks.conll import ROW_FORMATS, has_token_lists, looks_like_conll
     from bertsmith.tasks.families import get_task_settings
     from bertsmith.tasks.settings import is_column_number
-    from bertsmith.tasks.text_files import detect_table_format, get_format_suffix, is_txt_table
+    from bertsmith.tasks.text_files import detect_table_format, is_txt_table
+    from bertsmith.text.archives import get_format_suffix
 
     is_tagger = bundle.head.kind in ("entities", "tags")
     if input_format == "lines":

@@ -158,7 +158,7 @@ def estimate_characters(file: Path) -> int:
 
 def is_compressed(file: Path) -> bool:
     """Return whether a file is compressed. Parquet files count as compressed."""
-    return detect_kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
+    return detect_kind_from_name(file) == "parquet" or file.suffix.lower() in COMPRESSION_SUFFIXES
 
 
 def _reads_folder(path: Path, folder: Path) -> bool:

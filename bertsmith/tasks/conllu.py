@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bertsmith.errors import SettingsError
 from bertsmith.tasks.settings import is_column_number
-from bertsmith.tasks.text_files import get_format_suffix
+from bertsmith.text.archives import get_format_suffix
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 #: ``TaskSettings`` field -> the default column of CoNLL-U.

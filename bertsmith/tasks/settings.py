@@ -168,10 +168,8 @@ class TaskSettings(SettingsTable):
         """
         if not self.label_file_suffix:
             return None
-        name, end = path.name, ""
-        while Path(name).suffix.lower() in COMPRESSION_SUFFIXES:
-            name, end = Path(name).stem, Path(name).suffix + end
-        table = Path(name)
+        end = path.suffix if path.suffix.lower() in COMPRESSION_SUFFIXES else ""
+        table = Path(path.name.removesuffix(end))
         return path.with_name(f"{table.stem}{self.label_file_suffix}{table.suffix}{end}")
 
     def list_files(self) -> list[Path]:

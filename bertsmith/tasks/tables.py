@@ -18,12 +18,16 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.text_files import (
     UTF8,
     detect_table_format,
-    get_format_suffix,
     open_text,
     split_lines,
 )
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.archives import COMPRESSION_SUFFIXES, DECOMPRESSION_ERRORS, decompress
+from bertsmith.text.archives import (
+    COMPRESSION_SUFFIXES,
+    DECOMPRESSION_ERRORS,
+    decompress,
+    get_format_suffix,
+)
 
 _UNBALANCED_QUOTES = (
     "a quotation mark that does not end its cell; marks inside a quoted cell must be doubled"

@@ -10,9 +10,9 @@ from typing import IO, Any
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.text.archives import (
     BUFFER_BYTES,
-    COMPRESSION_SUFFIXES,
     DECOMPRESSION_ERRORS,
     decompress,
+    get_format_suffix,
 )
 
 UTF8 = "utf-8"
@@ -29,14 +29,6 @@ _FORMATS_IGNORING_SETTING: dict[str, tuple[Any, frozenset[str | None]]] = {
 }
 #: The end of a line, as ``csv`` and ``open(newline="")`` split text.
 _LINE_END = re.compile(r"\r\n?|\n")
-
-
-def get_format_suffix(path: Path) -> str:
-    """Return the last suffix in lowercase, without suffixes of compressed files; "" if none."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
 
 
 def detect_table_format(path: Path) -> str | None:

@@ -5,7 +5,9 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import zstandard
@@ -49,6 +51,42 @@ _MAX_ZSTD_WINDOW_BYTES: Final = 1 << 31
 def _start_zstd_frame() -> Any:
     """Return an object that decompresses one zstd frame."""
     return zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj()
+
+
+#: For each compression, the function that opens a compressed stream over a binary file. Without
+#: name and time, the same content gives the same bytes.
+_COMPRESSORS: Final[dict[str, Callable[[IO[bytes]], Any]]] = {
+    "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0),
+    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115 - `compress` closes it
+    "bzip2": lambda file: bz2.BZ2File(file, "wb"),
+    "zstd": lambda file: zstandard.ZstdCompressor().stream_writer(file, closefd=False),
+}
+
+
+def get_format_suffix(path: Path) -> str:
+    """Return the last suffix of a file name before a compression suffix, in lowercase; or ""."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+@contextmanager
+def compress(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    """Yield a stream that compresses into a file, or the file if its name has no such suffix.
+
+    Args:
+        file: A file opened for writing. It stays open.
+        path: The name whose suffix determines the compression.
+    """
+    compression = COMPRESSION_SUFFIXES.get(path.suffix.lower())
+    if compression is None:
+        yield file
+        return
+    compressed = _COMPRESSORS[compression](file)
+    yield compressed
+    # This writes the end of the archive. After an error, the file is not used.
+    compressed.close()
 
 
 class _ZstdReader(io.RawIOBase):

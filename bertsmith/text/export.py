@@ -1,35 +1,20 @@
 """Writes documents as JSON Lines, or as text with one sentence per line."""
 
-import bz2
-import gzip
 import io
 import json
-import lzma
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
-import zstandard
-
 from bertsmith.errors import CorpusError
-from bertsmith.files import add_error_filename, sync
-from bertsmith.text.archives import COMPRESSION_SUFFIXES
+from bertsmith.files import add_error_filename, atomic_file
+from bertsmith.text.archives import COMPRESSION_SUFFIXES, compress, get_format_suffix
 from bertsmith.text.docstrings import ModuleProse
 from bertsmith.text.sources import KIND_BY_SUFFIX
 
 #: Output format by the kind of file, which the suffix of its name implies.
 _OUTPUT_FORMATS: Final = {"jsonl": "jsonl", "plain": "sentences"}
-
-_COMPRESSORS: Final[dict[str, Callable[[Any], Any]]] = {
-    # mtime=0 leaves the timestamp out, so that the same text gives the same bytes.
-    "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
-    "xz": partial(lzma.LZMAFile, mode="wb"),
-    "bzip2": partial(bz2.BZ2File, mode="wb"),
-    "zstd": lambda file: zstandard.ZstdCompressor().stream_writer(file, closefd=False),
-}
 
 
 def choose_output_format(path: Path) -> str:
@@ -38,10 +23,7 @@ def choose_output_format(path: Path) -> str:
     Raises:
         CorpusError: The suffix of the name is unknown.
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
-        suffixes.pop()
-    output_format = _OUTPUT_FORMATS.get(KIND_BY_SUFFIX.get(suffixes[-1] if suffixes else "", ""))
+    output_format = _OUTPUT_FORMATS.get(KIND_BY_SUFFIX.get(get_format_suffix(path), ""))
     if output_format is None:
         raise CorpusError(
             f"{path}: the suffix of this name is no known output format; choose a name that ends "
@@ -58,22 +40,15 @@ def open_atomic(path: Path) -> Iterator[IO[str]]:
     The file has a temporary name until the ``with`` block ends without an error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    compressor = _COMPRESSORS.get(COMPRESSION_SUFFIXES.get(path.suffix.lower(), ""))
-    try:
-        with add_error_filename(path), temporary.open("wb") as file:
-            compressed = compressor(file) if compressor else None
-            text = io.TextIOWrapper(compressed or file, encoding="utf-8", newline="\n")
-            yield text
-            text.flush()
-            if compressed is not None:
-                text.close()
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        add_error_filename(path),
+        atomic_file(path) as temporary,
+        temporary.open("wb") as file,
+        compress(file, path) as compressed,
+    ):
+        text = io.TextIOWrapper(compressed, encoding="utf-8", newline="\n")
+        yield text
+        text.flush()
 
 
 def write_sentences(file: IO[str], documents: Iterable[Iterable[str]]) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from bertsmith.errors import CorpusError
 from bertsmith.files import compute_file_sha256
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.archives import COMPRESSION_SUFFIXES
+from bertsmith.text.archives import COMPRESSION_SUFFIXES, get_format_suffix
 
 #: Kind of file for each suffix. The kind of files with other suffixes is detected from the content.
 KIND_BY_SUFFIX: Final = {
@@ -76,7 +76,7 @@ class Source:
 
 def detect_kind_from_name(path: Path) -> str:
     """Return the kind of a file according to its name, ignoring a compression suffix."""
-    if kind := KIND_BY_SUFFIX.get(_get_format_suffix(path)):
+    if kind := KIND_BY_SUFFIX.get(get_format_suffix(path)):
         return kind
     # WikiExtractor writes AA/wiki_00, AA/wiki_01, ...
     return "wikiextractor" if path.name.startswith("wiki_") else "unknown"
@@ -84,15 +84,7 @@ def detect_kind_from_name(path: Path) -> str:
 
 def detect_unsupported_format(path: Path) -> str | None:
     """Return the format of a file whose name indicates that it is not plain text, or None."""
-    return _UNSUPPORTED_FORMATS.get(_get_format_suffix(path))
-
-
-def _get_format_suffix(path: Path) -> str:
-    """Return the last suffix of a file name before a compression suffix, in lowercase; or ""."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
+    return _UNSUPPORTED_FORMATS.get(get_format_suffix(path))
 
 
 def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> list[Source]:

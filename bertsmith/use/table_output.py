@@ -1,39 +1,26 @@
 """Write tables row by row as CSV, TSV, JSON or Parquet. Files are written atomically."""
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import IO, Any, Protocol
-
-import zstandard
+from typing import Any, Protocol
 
 from bertsmith.errors import InputError, MissingExtraError
-from bertsmith.files import dump_json, sync
+from bertsmith.files import atomic_file, dump_json
 from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.text_files import UTF8, detect_table_format
-from bertsmith.text.archives import COMPRESSION_SUFFIXES
+from bertsmith.text.archives import COMPRESSION_SUFFIXES, compress
 
 #: The cells of a row by column name.
 Cells = Mapping[str, Any]
 CSV, TSV = Dialect(",", has_quotes=True), Dialect(TAB, has_quotes=False)
-#: For each compression, the function that opens a compressed stream over a binary file.
-_COMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
-    "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0),
-    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115 - open_text_output closes it
-    "bzip2": lambda file: bz2.BZ2File(file, "wb"),
-    "zstd": lambda file: zstandard.ZstdCompressor().stream_writer(file, closefd=False),
-}
 
 
 @dataclass(frozen=True)
@@ -91,25 +78,14 @@ def get_output_format(out: Path) -> str:
 
 
 @contextmanager
-def open_atomic_file(out: Path) -> Iterator[Path]:
-    """Yield a temporary path. If the block succeeds, the file is renamed to ``out``."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(out)
-        sync(out.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
 def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
     """Yield a function that writes text to a new file; the suffix determines its compression."""
-    compression = COMPRESSION_SUFFIXES.get(out.suffix.lower())
-    with open_atomic_file(out) as temporary, temporary.open("wb") as raw:
-        file = _COMPRESSORS[compression](raw) if compression else raw
-        text_file = io.TextIOWrapper(file, encoding=encoding, newline="")
+    with (
+        atomic_file(out) as temporary,
+        temporary.open("wb") as file,
+        compress(file, out) as compressed,
+    ):
+        text_file = io.TextIOWrapper(compressed, encoding=encoding, newline="")
 
         def write(text: str) -> None:
             try:
@@ -122,16 +98,13 @@ def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str]
 
         yield write
         text_file.flush()
-        if compression:
-            # This writes the end of the archive; the underlying file remains open.
-            file.close()
 
 
 @contextmanager
 def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Iterator[RowWriter]:
     """Yield a writer for a new file. The file is created only if the block succeeds."""
     if layout.format == "parquet":
-        with open_atomic_file(out) as temporary:
+        with atomic_file(out) as temporary:
             writer = ParquetRowWriter(temporary, layout)
             try:
                 yield writer

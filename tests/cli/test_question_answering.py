@@ -112,3 +112,6 @@ def test_invalid_input_is_an_error(
     completed = run_cli("predict", squad_run, "--glue", tmp_path / "x.json")
     assert completed.status == 2
     assert "no test file for the GLUE server" in completed.err
+    completed = run_cli("predict", squad_run, "--glue", tmp_path / "x.json", "--json")
+    assert completed.status == 2
+    assert "--json: not valid with --glue" in completed.err

@@ -136,7 +136,7 @@ def build_notes(
     notes += _note_minimal_pairs(results)
     if any(model.is_untrained for model in models):
         notes.append(
-            "Untrained models have the initialization in their name, otherwise random weights, with "
+            "Untrained models have the initialization in their name, or random weights, with "
             "another seed in each run. Their output bias does not know the frequencies of tokens."
         )
     notes += [f"{model.label}: no masked-LM head." for model in models if not model.has_mlm_head]
