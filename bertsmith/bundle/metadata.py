@@ -1,5 +1,6 @@
 """Reading of bertsmith.json, the config and the tokenizer of a model directory, without torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from bertsmith.bundle.config import read_config, read_json
 from bertsmith.compatibility import upgrade_model_info
 from bertsmith.errors import ModelError
 from bertsmith.model.config import ModelConfig
+from bertsmith.settings import get_table
 from bertsmith.text.wordpiece import Tokenizer
 
 INFO_FILE = "bertsmith.json"
@@ -22,15 +24,13 @@ def read_info(directory: Path) -> dict[str, Any]:
     return upgrade_model_info(read_json(path)) if path.exists() else {}
 
 
-def read_task(directory: Path) -> dict[str, Any] | None:
-    """Return the task settings with which a model was fine-tuned; None if they are not recorded.
+def get_recorded_task(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task settings with which a model was fine-tuned; empty if not recorded.
 
-    Raises:
-        ModelError: bertsmith.json is damaged.
+    Args:
+        info: The content of bertsmith.json.
     """
-    provenance = read_info(directory).get("provenance")
-    task = provenance.get("task") if isinstance(provenance, dict) else None
-    return task if isinstance(task, dict) else None
+    return get_table(get_table(info, "provenance"), "task")
 
 
 def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:

@@ -102,12 +102,12 @@ def _choose_model_command(heads: list[str], path: Path) -> str:
         heads: Descriptions of the model's heads, such as "masked LM" or "fine-tuned (single)".
         path: The model directory.
     """
-    from bertsmith.bundle.metadata import read_task
+    from bertsmith.bundle.metadata import get_recorded_task, read_info
 
     first_head = heads[0] if heads else ""
     if first_head.startswith("fine-tuned"):
         task_kind = first_head.partition("(")[2].rstrip(")")
-        return format_predict_command("PATH", task_kind, read_task(path))
+        return format_predict_command("PATH", task_kind, get_recorded_task(read_info(path)))
     return _FILL_COMMAND if first_head.startswith("masked LM") else _FINETUNE_COMMAND
 
 

@@ -277,8 +277,9 @@ def _has_header(bundle: "FineTunedBundle", header: bool | None) -> bool:
     """Return ``header``; if it is None, whether the training table had a header."""
     if header is not None:
         return header
-    task = bundle.info.get("provenance", {}).get("task", {})
-    return bool(task.get("header", True))
+    from bertsmith.bundle.metadata import get_recorded_task
+
+    return bool(get_recorded_task(bundle.info).get("header", True))
 
 
 def _detect_format(

@@ -66,10 +66,11 @@ def _choose_next_command(directory: Path, name: str) -> str:
     """Return a command that uses the model in this directory under another name."""
     from bertsmith.bundle.any_model import is_bare_encoder
     from bertsmith.bundle.config import is_fine_tuned, require_task_kind
-    from bertsmith.bundle.metadata import read_task
+    from bertsmith.bundle.metadata import get_recorded_task, read_info
 
     if is_fine_tuned(directory):
-        return format_predict_command(name, require_task_kind(directory), read_task(directory))
+        task = get_recorded_task(read_info(directory))
+        return format_predict_command(name, require_task_kind(directory), task)
     if is_bare_encoder(directory):
         return f"bertsmith embed {name} FILE"
     return format_fill_command(name)

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle, TaskKind
+from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.plurals import count_noun
+from bertsmith.settings import get_table
 from bertsmith.tasks import classification, multiple_choice, question_answering, tagging
 from bertsmith.tasks.entities import find_non_entity_tags
 from bertsmith.tasks.inputs import TaskFamily
@@ -149,10 +151,9 @@ def get_task_settings(
     """
     _require_entity_tags(bundle)
     overrides = upgrade_settings(overrides or {}, "task")
-    provenance = bundle.info.get("provenance", {})
-    recorded_settings = provenance.get("task", {})
+    recorded_settings = get_recorded_task(bundle.info)
     values = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {}).copy()
-    reranking = provenance.get("reranking", {})
+    reranking = get_table(get_table(bundle.info, "provenance"), "reranking")
     values["max_seqlen"] = reranking.get("max_seqlen") or bundle.config.max_positions
     if bundle.head.kind == "span" and not recorded_settings:
         # Models trained with other tools get the default windows of transformers.

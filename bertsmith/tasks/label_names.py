@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from bertsmith.bundle.metadata import get_recorded_task
+
 #: Names of the labels "0" and "1", by the name of the data set in the path of the training file.
 _BINARY_NAMES: Final = {
     "cola": ("unacceptable", "acceptable"),
@@ -57,8 +59,8 @@ def get_training_file(info: Mapping[str, Any]) -> str | None:
 
     None if it names no file. The folder tells the data set of a public task.
     """
-    task = info.get("provenance", {}).get("task")
-    path = task.get("train_file") if isinstance(task, Mapping) else None
+    task = get_recorded_task(info)
+    path = task.get("train_file")
     return f"{task.get('name', '')}/{path}" if isinstance(path, str) else None
 
 

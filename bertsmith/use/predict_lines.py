@@ -6,6 +6,7 @@ from itertools import chain, tee
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle
+from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.errors import InputError
 from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.settings import is_column_number
@@ -101,9 +102,9 @@ def _parse_text_or_pair(bundle: FineTunedBundle, line: str, location: str) -> st
     A model fine-tuned on pairs needs pairs, and a model fine-tuned on single texts reads a tab as a
     space. If the model does not record its fine-tuning data, a line with a tab is a pair.
     """
-    task = bundle.info.get("provenance", {}).get("task")
+    task = get_recorded_task(bundle.info)
     first, tab, second = line.partition("\t")
-    is_pair = bool(tab) if task is None else bool(task.get("pair_column"))
+    is_pair = bool(task.get("pair_column")) if task else bool(tab)
     if is_pair and not tab:
         raise InputError(
             f"{location}: there is no tab, but this model was fine-tuned on pairs of texts; "

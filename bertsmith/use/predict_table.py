@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle
+from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.errors import InputError, TaskError
 from bertsmith.files import check_new_file
 from bertsmith.progress import NullProgress, Progress
@@ -232,8 +233,8 @@ def predict_lines_to_table(
 
 def _is_trained_on_single_texts(bundle: FineTunedBundle) -> bool:
     """Return whether the model records that its training examples were single texts."""
-    task = bundle.info.get("provenance", {}).get("task")
-    return task is not None and not task.get("pair_column")
+    task = get_recorded_task(bundle.info)
+    return bool(task) and not task.get("pair_column")
 
 
 def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
@@ -271,7 +272,7 @@ def _check_columns_exist(
     bundle: FineTunedBundle, task: TaskSettings, row: Row, source: TableSource
 ) -> None:
     """Raise TaskError if the table lacks a column that the model reads."""
-    recorded = bundle.info.get("provenance", {}).get("task", {})
+    recorded = get_recorded_task(bundle.info)
     recorded_columns = {
         recorded.get("text_column"), recorded.get("pair_column"),
         *recorded.get("ending_columns", []),

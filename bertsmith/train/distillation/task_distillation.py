@@ -18,6 +18,7 @@ from bertsmith.bundle import (
     locate_model,
     save_fine_tuned,
 )
+from bertsmith.bundle.metadata import get_recorded_task
 from bertsmith.errors import SettingsError
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
@@ -58,7 +59,7 @@ def resolve_task(distill: DistillSettings, teacher: FineTunedBundle) -> TaskSett
             f"--data was given {len(distill.train_files)} times, but the objective task takes one "
             "file; join the files"
         )
-    recorded_name = teacher.info.get("provenance", {}).get("task", {}).get("name")
+    recorded_name = get_recorded_task(teacher.info).get("name")
     name = recorded_name or get_family_name(teacher.head.kind)
     data = Path(distill.train_files[0])
     files: dict[str, Any] = {
