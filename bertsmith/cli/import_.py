@@ -65,7 +65,7 @@ def import_(
         )
     from bertsmith.bundle import save_model
     from bertsmith.interop.huggingface import is_model_directory, write_huggingface
-    from bertsmith.interop.tensorflow import read_tensorflow
+    from bertsmith.interop.tensorflow.reading import read_tensorflow
 
     if is_model_directory(source):
         if uncased is not None or files_from is not None:

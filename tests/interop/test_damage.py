@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.errors import ModelError
-from bertsmith.interop.tensorflow import read_tensorflow
 from bertsmith.interop.tensorflow.checkpoint_v1 import CheckpointV1
 from bertsmith.interop.tensorflow.checkpoint_v2 import CheckpointV2
 from bertsmith.interop.tensorflow.crc32c import crc32c, mask_crc
@@ -25,6 +24,7 @@ from bertsmith.interop.tensorflow.protobuf import (
     encode_varint_field,
     read_varint,
 )
+from bertsmith.interop.tensorflow.reading import read_tensorflow
 from bertsmith.interop.tensorflow.sstable import _append_block, encode_table, read_entries
 from bertsmith.interop.tensorflow.writing import write_checkpoint
 from tests.interop.conftest import DATA, write_config_and_vocab

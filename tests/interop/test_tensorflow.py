@@ -15,12 +15,15 @@ from transformers import BertForPreTraining as HFBertForPreTraining
 from bertsmith import bundle
 from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle
 from bertsmith.errors import ModelError
-from bertsmith.interop.tensorflow import read_tensorflow, write_tensorflow
 from bertsmith.interop.tensorflow.checkpoint_v2 import CheckpointV2
 from bertsmith.interop.tensorflow.names import is_training_state, to_official_name
-from bertsmith.interop.tensorflow.reading import _map_to_stored_names, _match_weights
+from bertsmith.interop.tensorflow.reading import (
+    _map_to_stored_names,
+    _match_weights,
+    read_tensorflow,
+)
 from bertsmith.interop.tensorflow.release import read_config
-from bertsmith.interop.tensorflow.writing import write_checkpoint
+from bertsmith.interop.tensorflow.writing import write_checkpoint, write_tensorflow
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.packed import pack_sequences
 from bertsmith.text.tokenizer_spec import TokenizerSpec

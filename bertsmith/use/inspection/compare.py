@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
@@ -103,15 +103,6 @@ class VocabularyComparison:
     num_different_ids: int
     examples: list[tuple[int, str | None, str | None]]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the differences as a JSON value."""
-        return {
-            "sizes": self.sizes,
-            "settings": self.settings,
-            "num_different_ids": self.num_different_ids,
-            "examples": self.examples,
-        }
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -164,7 +155,7 @@ class Comparison:
             "paths": self.paths,
             "tolerance": self.tolerance,
             "config": self.config,
-            "vocabulary": self.vocabulary.to_json(),
+            "vocabulary": asdict(self.vocabulary),
             "tensors": {name: tensor.to_json() for name, tensor in self.tensors.items()},
             "outputs": {name: output.to_json() for name, output in self.outputs.items()},
             "num_texts": self.num_texts,

@@ -1,7 +1,7 @@
 """Describe models, runs, checkpoints and settings, as lines of text and as JSON values."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,6 @@ class TensorSummary:
     std: float
     num_nonfinite: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the statistics as a JSON value."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": self.shape,
-            "mean": self.mean,
-            "std": self.std,
-            "num_nonfinite": self.num_nonfinite,
-        }
-
 
 def summarize_tensors(path: Path) -> list[TensorSummary]:
     """Summarize every tensor of a safetensors file, loading one at a time.
@@ -87,7 +76,7 @@ def _summarize_tensor(name: str, tensor: torch.Tensor) -> TensorSummary:
 def describe_tensors(path: Path) -> Description:
     """Describe a safetensors file."""
     summaries = summarize_tensors(path)
-    facts = {"path": str(path), "tensors": _summaries_to_json(summaries)}
+    facts = {"path": str(path), "tensors": [asdict(summary) for summary in summaries]}
     return Description(facts, [f"tensors: {len(summaries)}", *_format_table(summaries)])
 
 
@@ -119,7 +108,7 @@ def describe_model(path: Path) -> Description:
         "config": config.model_dump(),
         "metadata": info,
         "vocabulary": vocabulary.to_json(),
-        "tensors": _summaries_to_json(summaries),
+        "tensors": [asdict(summary) for summary in summaries],
     }
     return Description(facts, lines)
 
@@ -199,8 +188,8 @@ def describe_checkpoint(path: Path) -> Description:
     facts = {
         "path": str(path),
         "state": state,
-        "weights": _summaries_to_json(weights),
-        "moments": _summaries_to_json(moments),
+        "weights": [asdict(summary) for summary in weights],
+        "moments": [asdict(summary) for summary in moments],
     }
     return Description(facts, lines)
 
@@ -234,10 +223,6 @@ def _without_long_sections(info: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in info.items()
         if key not in _LONG_SECTIONS
     }
-
-
-def _summaries_to_json(summaries: Iterable[TensorSummary]) -> list[dict[str, Any]]:
-    return [summary.to_json() for summary in summaries]
 
 
 def _format_table(summaries: list[TensorSummary]) -> list[str]:
