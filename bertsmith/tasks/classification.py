@@ -27,7 +27,7 @@ from bertsmith.tasks.tables import (
     read_unique_id,
     reject_lone_surrogates,
 )
-from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
+from bertsmith.tasks.text_pairs import add_special_tokens, iter_encoded_texts, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The default of run_classifier.py in the original BERT code.
@@ -283,11 +283,8 @@ def encode_examples(
     """Encode each example as [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; see ``TaskFamily``."""
     assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
-    texts = [text for example in examples for text in example.texts]
-    encoded_texts = iter(tokenizer.encode_batch(texts))
     sequences, is_truncated = [], []
-    for example in examples:
-        example_texts = [next(encoded_texts) for _ in example.texts]
+    for example_texts in iter_encoded_texts(tokenizer, (example.texts for example in examples)):
         num_special_tokens = 1 + len(example_texts)  # [CLS], and [SEP] after each text
         truncated_texts = truncate_texts(example_texts, task.max_seqlen - num_special_tokens)
         is_truncated.append(sum(map(len, truncated_texts)) < sum(map(len, example_texts)))

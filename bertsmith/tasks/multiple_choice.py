@@ -33,7 +33,7 @@ from bertsmith.tasks.tables import (
     read_unique_id,
     require_text,
 )
-from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
+from bertsmith.tasks.text_pairs import add_special_tokens, iter_encoded_texts, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The default of run_classifier.py in the original BERT code.
@@ -196,13 +196,11 @@ def encode_examples(
     """Encode each ending as [CLS] prompt [SEP] ending [SEP]; see ``TaskFamily``."""
     assert task.max_seqlen is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
-    texts = [text for example in examples for text in (example.prompt, *example.endings)]
-    encoded_texts = iter(tokenizer.encode_batch(texts))
+    texts = ((example.prompt, *example.endings) for example in examples)
     max_pair_tokens = task.max_seqlen - 3  # [CLS] and two [SEP] tokens
     sequences, is_truncated = [], []
-    for example in examples:
-        prompt_ids = next(encoded_texts)
-        pairs = [(prompt_ids, next(encoded_texts)) for _ in example.endings]
+    for prompt_ids, *ending_ids in iter_encoded_texts(tokenizer, texts):
+        pairs = [(prompt_ids, ids) for ids in ending_ids]
         truncated_pairs = [truncate_texts(pair, max_pair_tokens) for pair in pairs]
         sequences.append([add_special_tokens(pair, tokenizer) for pair in truncated_pairs])
         is_truncated.append(any(len(a) + len(b) > max_pair_tokens for a, b in pairs))

@@ -1,9 +1,42 @@
 """Encoding one or two texts as [CLS] A [SEP] or [CLS] A [SEP] B [SEP]."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.text.wordpiece import Tokenizer
+
+#: Characters of the texts that are encoded together. Token ids take about 17 bytes per character
+#: until the text is truncated.
+_CHUNK_CHARACTERS: Final = 2**22
+
+
+def iter_encoded_texts(
+    tokenizer: Tokenizer, examples: Iterable[Sequence[str]]
+) -> Iterator[list[list[int]]]:
+    """Yield the token ids of the texts of each example.
+
+    Texts are encoded in chunks, so that the memory for long texts does not depend on their number
+    if the caller truncates them.
+    """
+    chunk: list[Sequence[str]] = []
+    num_characters = 0
+    for texts in examples:
+        chunk.append(texts)
+        num_characters += sum(map(len, texts))
+        if num_characters >= _CHUNK_CHARACTERS:
+            yield from _encode_chunk(tokenizer, chunk)
+            chunk, num_characters = [], 0
+    if chunk:
+        yield from _encode_chunk(tokenizer, chunk)
+
+
+def _encode_chunk(
+    tokenizer: Tokenizer, examples: Sequence[Sequence[str]]
+) -> Iterator[list[list[int]]]:
+    encoded = iter(tokenizer.encode_batch([text for texts in examples for text in texts]))
+    for texts in examples:
+        yield [next(encoded) for _ in texts]
 
 
 def add_special_tokens(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> TokenSequence:

@@ -1,6 +1,7 @@
 """Reading, encoding and scoring labeled texts and text pairs."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sklearn import metrics as sklearn_metrics
 
 from bertsmith.bundle import HeadConfig, TaskKind
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.tasks import text_pairs
 from bertsmith.tasks.classification import (
     TextExample,
     collect_labels,
@@ -326,6 +328,28 @@ def test_truncation_equals_transformers(
         task = TaskSettings(max_seqlen=max_length)
         inputs = encode_examples([example], tokenizer, HeadConfig("single"), task, ExampleCounts())
         assert inputs.sequences == [[(expected["input_ids"], expected["token_type_ids"])]]
+
+
+def test_long_texts_are_encoded_in_parts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few long texts are encoded together, and the inputs are the same."""
+    examples = [TextExample(("red " * length, "blue"), None, "") for length in (1, 30, 20, 2, 40)]
+    task = TaskSettings(max_seqlen=8)
+    encode = partial(encode_examples, examples, tokenizer, HeadConfig("single"), task)
+    expected = encode(ExampleCounts())
+    sizes: list[int] = []
+    encode_batch = Tokenizer.encode_batch
+
+    def record(self: Tokenizer, texts: list[str]) -> list[list[int]]:
+        sizes.append(sum(map(len, texts)))
+        return encode_batch(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", record)
+    monkeypatch.setattr(text_pairs, "_CHUNK_CHARACTERS", 100)
+    inputs = encode(ExampleCounts())
+    assert (inputs.sequences, inputs.is_truncated) == (expected.sequences, expected.is_truncated)
+    assert sizes == [8 + 124, 84 + 12 + 164]
 
 
 def compute_logit_metrics(
