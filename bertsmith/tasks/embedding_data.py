@@ -279,7 +279,8 @@ class _ExampleCollector:
         numbers = self.texts.add_row(texts, columns.kind, counts)
         if label_name:
             label = self._number_label(numbers[0], label_name)
-        key = hash((*numbers, score))
+        # Not the score itself, because -1.0 and -2.0 have the same hash.
+        key = hash((*numbers, str(score)))
         is_kept = self.keep_duplicate_scores and columns.kind == "scored_pairs"
         if key in self.seen and not is_kept:
             counts.skipped["a duplicate of an earlier example"] += 1

@@ -3,6 +3,8 @@
 In shapes, n is the number of vectors and W their width.
 """
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,21 @@ def build_graph(folder: Path, progress: Progress) -> None:
         graph.add(np.arange(start, start + len(chunk)), chunk / _compute_norms(chunk)[:, None])
         progress.advance(len(chunk))
     progress.finish()
-    graph.save(str(folder / GRAPH_FILE))
+    _save_graph(graph, folder / GRAPH_FILE)
+
+
+def _save_graph(graph: Any, path: Path) -> None:
+    """Write a graph; raise OSError if it is not completely written.
+
+    usearch raises RuntimeError if the disk is full, or does not notice it in its last buffer.
+    """
+    problem = ""
+    try:
+        graph.save(str(path))
+    except RuntimeError as error:
+        problem = str(error)
+    if problem or path.stat().st_size < graph.serialized_length:
+        raise OSError(errno.ENOSPC, problem or os.strerror(errno.ENOSPC), str(path))
 
 
 class VectorIndex:

@@ -286,12 +286,33 @@ def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
             column_type = layout.schema.field(name).type
         values = [row.get(name) for row in rows]
         try:
-            columns[name] = pa.array(values, column_type)
+            columns[name] = _remove_empty_struct(pa.array(values, column_type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise InputError(
                 f"Parquet cannot hold the column {name!r}: {error}; write .jsonl instead"
             ) from None
     return pa.table(columns)
+
+
+def _remove_empty_struct(column: Any) -> Any:
+    """Return a column of nulls if all objects of a column are empty, which Parquet cannot hold."""
+    pa = import_pyarrow()
+    if pa.types.is_struct(column.type) and not column.type.num_fields:
+        return pa.nulls(len(column))
+    return column
+
+
+def write_part(table: Any, path: Path) -> None:
+    """Write a Parquet file.
+
+    Raises:
+        InputError: Parquet cannot hold a type of the table.
+    """
+    pa = import_pyarrow()
+    try:
+        pa.parquet.write_table(table, path)
+    except pa.ArrowNotImplementedError as error:
+        raise InputError(f"Parquet cannot hold the table: {error}; write .jsonl instead") from None
 
 
 class ParquetRowWriter:
@@ -307,7 +328,6 @@ class ParquetRowWriter:
         self._num_parts = 0
         #: Column types that fit all parts.
         self._schema: Any = None
-        self._arrow = import_pyarrow()
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir()
 
@@ -320,7 +340,7 @@ class ParquetRowWriter:
         table = to_arrow_table(rows, self._layout)
         earlier_schemas = [] if self._schema is None else [self._schema]
         self._schema = unify_schemas([*earlier_schemas, table.schema])
-        self._arrow.parquet.write_table(table, self._get_part_path(self._num_parts))
+        write_part(table, self._get_part_path(self._num_parts))
         self._num_parts += 1
 
     def _get_part_path(self, index: int) -> Path:
@@ -355,7 +375,14 @@ def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
                     columns.append(table[name])
                 else:
                     columns.append(pa.nulls(len(table), schema.field(name).type))
-            writer.write_table(pa.table(columns, names=schema.names).cast(schema))
+            table = pa.table(columns, names=schema.names)
+            try:
+                writer.write_table(table.cast(schema))
+            except pa.ArrowInvalid as error:
+                # For example, an integer of 64 bits in a column that also has decimal numbers.
+                raise InputError(
+                    f"Parquet cannot hold a column: {error}; write .jsonl instead"
+                ) from None
 
 
 def unify_schemas(schemas: Sequence[Any]) -> Any:

@@ -25,6 +25,7 @@ from bertsmith.use.table_output import (
     to_arrow_table,
     to_json_line,
     unify_schemas,
+    write_part,
 )
 from bertsmith.use.token_vectors import Floats, TokenVectors
 
@@ -292,7 +293,7 @@ class ParquetWriter:
         part_table = pa.table(columns)
         # Without this check, ``finish`` would fail after all vectors are computed.
         self._schemas = [unify_schemas([*self._schemas, part_table.schema])]
-        pa.parquet.write_table(part_table, part)
+        write_part(part_table, part)
         sync(part)
         self._num_parts += 1
 

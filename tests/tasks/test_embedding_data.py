@@ -109,6 +109,12 @@ def test_duplicates_of_scored_pairs_can_be_kept(tmp_path: Path) -> None:
         assert len(others) == len(PAIRS)
 
 
+def test_pairs_with_different_scores_are_no_duplicates(tmp_path: Path) -> None:
+    """The scores -1 and -2 have the same hash in Python."""
+    rows = [{"sentence1": "a", "sentence2": "b", "score": score} for score in (-1, -2, -1)]
+    assert read(write_json_lines(tmp_path / "scored.jsonl", rows)).scores.tolist() == [-1, -2]
+
+
 def test_texts_are_tokenized_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each distinct text is tokenized once, at most a batch of texts at a time."""
     sizes: list[int] = []

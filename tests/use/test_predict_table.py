@@ -308,6 +308,33 @@ def test_line_breaks_within_a_cell_are_read_back(tmp_path: Path, newline: str) -
     assert out.read_bytes().endswith(f"plain,1{newline}".encode())
 
 
+def test_empty_objects_are_null_in_parquet(tmp_path: Path) -> None:
+    """Parquet has no type for objects without keys; nested ones are an error at once."""
+    out = tmp_path / "out.parquet"
+    layout = TableLayout("parquet", ["x"])
+    with open_row_writer(out, layout) as writer:
+        for value in ({}, {"a": 1}):
+            writer.append([{"x": value}])
+    assert pq.read_table(out).to_pylist() == [{"x": None}, {"x": {"a": 1}}]
+    with open_row_writer(tmp_path / "b.parquet", layout) as writer:
+        writer.append([{"x": None}])
+        with pytest.raises(InputError, match=r"cannot hold the table: .*; write \.jsonl instead"):
+            writer.append([{"x": [{}]}])
+
+
+def test_large_integers_are_not_rounded(tmp_path: Path) -> None:
+    """A column of 64-bit ids and decimal numbers has no Parquet type."""
+
+    def write() -> None:
+        layout = TableLayout("parquet", ["x"])
+        with open_row_writer(tmp_path / "out.parquet", layout) as writer:
+            writer.append([{"x": 2**60 + 1}])
+            writer.append([{"x": 1.5}])
+
+    with pytest.raises(InputError, match=r"not in range.*; write \.jsonl instead"):
+        write()
+
+
 def test_stream_is_written_to_a_function(bundle: FineTunedBundle) -> None:
     """A compressed stream can be read; a new key after 1,024 rows is an error."""
     output: list[str] = []

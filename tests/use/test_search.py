@@ -1,6 +1,7 @@
 """Search in embedded lines: exact and approximate results; changed and damaged files."""
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from bertsmith.errors import InputError, ModelError, SettingsError
 from bertsmith.progress import NullProgress
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
-from bertsmith.use.nearest_neighbors import VECTORS_FILE, VectorIndex, build_graph
+from bertsmith.use.nearest_neighbors import (
+    GRAPH_FILE,
+    VECTORS_FILE,
+    VectorIndex,
+    build_graph,
+)
 from bertsmith.use.search import Searcher, search
 from bertsmith.use.vector_settings import build_vector_settings
 from tests.use.conftest import SENTENCES
@@ -87,6 +93,25 @@ def test_graph_recall_is_at_least_95_percent(tmp_path: Path) -> None:
         )
         num_hits += len({row for row, _ in vector_index.search(query, 10)} & set(nearest))
     assert num_hits >= 0.95 * 10 * num_queries
+
+
+@pytest.mark.parametrize("num_missing_bytes", [100, 20_000])
+def test_graph_that_is_not_completely_written_is_an_error(
+    tmp_path: Path, num_missing_bytes: int
+) -> None:
+    """A limit within the last buffer of the graph, which usearch does not report, is noticed."""
+    vectors = np.random.default_rng(0).standard_normal((600, 16)).astype(np.float32)
+    np.save(tmp_path / VECTORS_FILE, vectors)
+    build_graph(tmp_path, NullProgress())
+    size = (tmp_path / GRAPH_FILE).stat().st_size
+    (tmp_path / GRAPH_FILE).unlink()
+    previous_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - num_missing_bytes, previous_limit[1]))
+    try:
+        with pytest.raises(OSError, match=GRAPH_FILE):
+            build_graph(tmp_path, NullProgress())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous_limit)
 
 
 def test_search_is_exact_if_all_vectors_are_candidates(tmp_path: Path) -> None:

@@ -38,17 +38,26 @@ class DocumentGroup:
 
 
 class NegativeSampler:
-    """Draws documents that are not judged for a query."""
+    """Draws documents that are not judged for a query, and are not its text."""
 
     def __init__(self, documents: Ints) -> None:
         """Create the sampler from the documents that can be drawn; duplicates count once."""
         self._pool = np.unique(documents)
 
-    def draw(self, judged: Ints, count: int, rng: np.random.Generator) -> Ints:
-        """Draw at most ``count`` distinct documents that are not in ``judged``."""
-        size = min(len(self._pool), count + len(judged))
+    def draw(self, query: int, judged: Ints, count: int, rng: np.random.Generator) -> Ints:
+        """Draw at most ``count`` distinct documents other than the query and ``judged``.
+
+        Args:
+            query: The number of the query's text. In pairs of similar texts, it may also be a
+                document, which would be a wrong negative.
+            judged: The numbers of the documents that are judged for the query.
+            count: Maximum number of documents.
+            rng: Random generator.
+        """
+        excluded = np.append(judged, query)
+        size = min(len(self._pool), count + len(excluded))
         drawn = self._pool[rng.choice(len(self._pool), size, replace=False)]
-        documents: Ints = drawn[~np.isin(drawn, judged)][:count]
+        documents: Ints = drawn[~np.isin(drawn, excluded)][:count]
         return documents
 
 
@@ -107,7 +116,7 @@ class BatchSampler:
         count = settings.random_negatives or 0
         if not count or not (group.scores > settings.relevance_threshold).any():
             return group
-        negatives = self._negatives.draw(examples.documents[judged], count, rng)
+        negatives = self._negatives.draw(group.query, examples.documents[judged], count, rng)
         return _add_negatives(group, negatives)
 
 
@@ -158,7 +167,8 @@ def find_usable_queries(examples: RerankingExamples, settings: RerankingSettings
         highest = np.maximum.reduceat(examples.scores, examples.offsets[:-1])
         has_contrast = highest > np.minimum.reduceat(examples.scores, examples.offsets[:-1])
     if settings.random_negatives:
-        has_contrast |= has_relevant
+        # If all documents are judged for a query, no other one can be drawn.
+        has_contrast |= has_relevant & (examples.counts < len(np.unique(examples.documents)))
     return np.flatnonzero(has_contrast)
 
 
@@ -178,7 +188,7 @@ def add_heldout_negatives(examples: RerankingExamples, documents: Ints) -> Reran
     for index, query in enumerate(examples.queries.tolist()):
         pairs = slice(examples.offsets[index], examples.offsets[index + 1])
         group = DocumentGroup(query, examples.documents[pairs], examples.scores[pairs])
-        negatives = sampler.draw(group.documents, _NUM_HELDOUT_DOCUMENTS, rng)
+        negatives = sampler.draw(query, group.documents, _NUM_HELDOUT_DOCUMENTS, rng)
         groups.append(_add_negatives(group, negatives))
     counts = [len(group.documents) for group in groups]
     return RerankingExamples(

@@ -111,6 +111,33 @@ def test_random_negatives_are_not_judged_for_the_query(write_table: WriteTable, 
     assert len(drawn) > 15
 
 
+@pytest.mark.parametrize("loss", ["bce", "mnrl"])
+def test_a_query_is_not_its_own_negative(write_table: WriteTable, loss: str) -> None:
+    """In pairs of similar texts, each of which is a query and a document, its text is not drawn."""
+    words = ["ba", "be", "bi", "bo", "bu", "da"]
+    pairs = [(words[i], words[i ^ 1]) for i in range(6)]
+    rows = [{"query": query, "document": document} for query, document in pairs]
+    examples, settings = read(
+        write_table("t.jsonl", rows), loss=loss, batch_size=6, random_negatives=4
+    )
+    groups = BatchSampler(examples, settings, seed=0).draw_batch(0, 0)
+    assert len(groups) == 6
+    for group in groups:
+        assert group.query not in group.documents
+        assert len(group.documents) == 5
+    heldout = add_heldout_negatives(examples, examples.documents)
+    for query, documents in get_judged(heldout).items():
+        assert query not in documents
+        assert len(documents) == 5
+
+
+def test_query_with_all_documents_needs_different_scores(write_table: WriteTable) -> None:
+    """No random negative can be drawn for queries that all have the only document."""
+    rows = [{"query": query, "document": "d"} for query in ("ba", "be", "bi", "bo")]
+    examples, settings = read(write_table("t.jsonl", rows), loss="ranknet", random_negatives=4)
+    assert not len(find_usable_queries(examples, settings))
+
+
 def test_best_and_worst_document_are_drawn() -> None:
     """A subset of a query's documents has one with the highest score and one with the lowest."""
     scores = np.array([9, 0.5, 1, 0, 0.5, 0.5, 0, 1, 7], np.float32)
